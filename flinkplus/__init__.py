@@ -1,0 +1,1 @@
+"""FlinkPlus: fast failover for stateful streaming, in Python, on Spark."""

@@ -1,0 +1,76 @@
+"""Every error a user can meet, typed.
+
+Rules: each message names the thing (operator, channel, file, setting) and says what to do; nothing raises a bare
+``Exception``; every class derives from ``FlinkPlusError``, so one ``except`` catches what the project says on purpose.
+"""
+
+from __future__ import annotations
+
+
+class FlinkPlusError(Exception):
+    """Base of every error that FlinkPlus raises on purpose."""
+
+
+class ConfigurationError(FlinkPlusError):
+    """A setting, option or graph that cannot work."""
+
+
+class InputError(FlinkPlusError):
+    """Input that is missing, unreadable, changed, or not valid."""
+
+
+class OutputDirectoryError(FlinkPlusError):
+    """An output directory that cannot take the job's results."""
+
+
+class CheckpointDirectoryError(FlinkPlusError):
+    """A checkpoint directory that is not writable, holds checkpoints already, or belongs to another job."""
+
+
+class CorruptCheckpoint(FlinkPlusError):
+    """A manifest that is truncated, altered, or of an unknown format."""
+
+
+class CorruptState(FlinkPlusError):
+    """A state file that does not match its recorded checksum, size or format."""
+
+
+class UserFunctionError(FlinkPlusError):
+    """A user's function raised, or returned what its schema does not allow.
+
+    Attributes: ``operator`` name, ``subtask`` as text (``count[1]``), ``row`` as text (cut at 1,000 characters).
+    """
+
+    def __init__(self, operator: str, subtask: str, row: str, cause: str) -> None:
+        super().__init__(operator, subtask, row, cause)
+        self.operator = operator
+        self.subtask = subtask
+        self.row = row
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"operator {self.operator!r}, subtask {self.subtask}: {self.cause}; input row: {self.row}"
+
+
+class JobFailed(FlinkPlusError):
+    """The job ended with an error; the message and ``__cause__`` say which."""
+
+
+class JobCancelled(FlinkPlusError):
+    """The job was cancelled before it finished."""
+
+
+class InsufficientSlots(FlinkPlusError):
+    """Spark cannot run all slots of the job at once."""
+
+
+class JavaError(FlinkPlusError):
+    """Java is absent, too old, or cannot be started."""
+
+
+class PeerProtocolError(FlinkPlusError):
+    """A peer sent what the protocol does not allow; nothing was changed by it."""
+
+
+class InvariantViolation(FlinkPlusError):
+    """A broken invariant of our own: the subtask stops and is recovered."""
