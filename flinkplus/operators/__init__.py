@@ -1,0 +1,1 @@
+"""Operators: columnar from end to end; row functions are a convenience on top."""

@@ -1,0 +1,146 @@
+"""What an operator is: a picklable descriptor in the graph and, per subtask, an instance turning batches into batches.
+
+Rules:
+
+- A descriptor (``Operator``) holds settings and user functions only. It travels to the slots by cloudpickle;
+  ``create`` makes the instance there. A descriptor is never changed after the graph is built.
+- An instance belongs to one subtask and is called from one thread at a time. Everything it emits comes out of
+  ``process`` and ``end`` as an iterable of record batches, lazily where a batch can explode, so that the caller may
+  wait for room in its output logs between two of them. **The caller must exhaust the iterable** before it takes the
+  next input or a snapshot.
+- Schemas are *logical*: ``output_schema`` names plain types, but a string or binary column of a batch may travel
+  dictionary-encoded (``pa.DictionaryArray``). Built-in operators take both; ``flinkplus.operators.columns.plain``
+  decodes.
+- No output batch is empty, and none is larger than about ``MAX_OUTPUT_ROWS`` rows unless its input was.
+- An instance is deterministic: the same state and the same input batches give the same output batches.
+- Keyed state goes through ``OperatorContext.state`` and is snapshotted by its owner, not by the operator.
+  ``snapshot`` is for the small rest (JSON), and is taken between two ``process`` calls.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+"""What may stand in a snapshot, a source position or a staged file's description."""
+
+MAX_OUTPUT_ROWS = 65_536
+"""Rows after which built-in operators cut their output into a further batch."""
+
+
+class NumberStateLike(Protocol):
+    """Keyed numbers (``flinkplus.state.memtable.NumberState``): a key has a row, rows are gathered and scattered as
+    arrays.
+    """
+
+    def indices(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
+        """The row of each key; an absent key gets a row with the value 0. Valid until the next call of ``indices``."""
+
+    def gather(self, idx: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
+        """The values of the rows, as a new array."""
+
+    def scatter(self, idx: npt.NDArray[np.int64], values: npt.NDArray[np.generic]) -> None:
+        """Set the values of distinct rows and mark them dirty."""
+
+
+class ObjectStateLike(Protocol):
+    """Keyed objects (``flinkplus.state.memtable.ObjectState``); a stored object is never changed in place."""
+
+    def get_many(self, keys: list[bytes]) -> list[object | None]:
+        """The value of each key, ``None`` where absent."""
+
+    def put_many(self, keys: list[bytes], values: list[object]) -> None:
+        """Set the value of each key."""
+
+    def delete_many(self, keys: list[bytes]) -> None:
+        """Remove the keys; absent ones are no error."""
+
+
+class KeyedState(Protocol):
+    """What a keyed operator asks of its subtask's state (``flinkplus.state.backend.SubtaskState``)."""
+
+    def number_state(self, name: str, dtype: str) -> NumberStateLike:
+        """The numbers kept under ``name``; ``dtype`` is ``'int64'`` or ``'float64'``."""
+
+    def object_state(self, name: str) -> ObjectStateLike:
+        """The objects kept under ``name``."""
+
+
+@dataclass(slots=True)
+class OperatorContext:
+    """What an instance knows of its place in the job.
+
+    ``subtask`` is the text used in errors (``count[1]``); ``input_schema`` is the logical schema of the batches that
+    ``process`` gets; ``state`` is ``None`` for a subtask without keyed state; ``metrics`` are running totals, read by
+    the slot at any time.
+    """
+
+    operator: str
+    subtask: str
+    index: int
+    parallelism: int
+    input_schema: pa.Schema
+    state: KeyedState | None = None
+    metrics: dict[str, int] = field(default_factory=dict)
+
+    def add(self, metric: str, amount: int) -> None:
+        """Add ``amount`` to a running total."""
+        self.metrics[metric] = self.metrics.get(metric, 0) + amount
+
+
+class OperatorInstance(ABC):
+    """One operator at work in one subtask."""
+
+    @abstractmethod
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """Take one input batch; the returned iterable, exhausted, has done the work and given all its output."""
+
+    def end(self) -> Iterable[pa.RecordBatch]:
+        """All inputs have ended: give what is left."""
+        return ()
+
+    def snapshot(self, checkpoint: int) -> JsonValue:
+        """What must be kept besides keyed state; ``None`` when there is nothing."""
+        return None
+
+    def restore(self, state: JsonValue) -> None:
+        """Take back what ``snapshot`` gave; called once, before the first ``process``."""
+        return None
+
+    def checkpoint_complete(self, checkpoint: int) -> None:
+        """The checkpoint is complete, for the whole job."""
+        return None
+
+    def close(self) -> None:
+        """Give back what is held; called once, also after a failure."""
+        return None
+
+
+class Operator(ABC):
+    """A node of the logical graph: ``name`` (unique in the job), and how to make its instances."""
+
+    name: str
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns whose equal values must meet in one subtask, ``()`` when any partitioning will do."""
+        return ()
+
+    @abstractmethod
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The logical schema of the output for an input of ``schema``.
+
+        Raises ``ConfigurationError`` when the operator cannot work on such an input; called in the driver, before
+        anything runs.
+        """
+
+    @abstractmethod
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        """The instance for one subtask."""

@@ -1,0 +1,1 @@
+"""Sources: bounded or unbounded inputs that can be read again from a recorded position."""

@@ -1,0 +1,74 @@
+"""What a source is: a picklable descriptor and, per subtask, a reader that can begin at any position it ever reported.
+
+Rules:
+
+- The driver calls ``planned()`` once; what it returns (files, sizes, row counts written down) is what goes to the
+  slots, so that every deployment of a job sees the same splits. A reader finding something else than was written down
+  raises ``InputError``.
+- ``reader(index, parallelism)`` is a pure function of descriptor and arguments: the readers of all indexes together
+  give every row exactly once, whatever slot they run on.
+- Replay: after ``open(position)`` a reader gives exactly the rows that followed when ``position()`` returned that
+  value, in the same order. (Where ``read`` cuts them into batches depends on the sequence of ``max_rows`` and is not
+  promised to be the same.)
+- ``read`` never returns more than ``max_rows`` rows and holds bounded memory, except for a single row larger than that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import pyarrow as pa
+
+from flinkplus.operators.base import JsonValue
+
+
+class SourceReader(ABC):
+    """The reader of one subtask. Used by one thread.
+
+    ``rate`` is the number of rows a second this reader should be asked for, ``None`` for as fast as possible; the
+    caller paces. ``metrics`` are running totals (``rows``, and ``invalid_lines`` where text can be bad). They belong
+    to the position: a reader that begins at a position also takes up the totals that belong to it, so replayed rows
+    are not counted twice.
+    """
+
+    def __init__(self, rate: float | None = None) -> None:
+        self.rate = rate
+        self.metrics: dict[str, int] = {"rows": 0}
+
+    @abstractmethod
+    def open(self, position: JsonValue) -> None:
+        """Begin at ``position``, or at the start when it is ``None``. Called once, before the first ``read``.
+
+        Raises ``InputError`` when the position does not fit the source.
+        """
+
+    @abstractmethod
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        """The next 1 to ``max_rows`` rows; an empty batch when there is nothing just now; ``None`` when exhausted for
+        good.
+        """
+
+    @abstractmethod
+    def position(self) -> JsonValue:
+        """Where the next ``read`` begins."""
+
+    def close(self) -> None:
+        """Give back what is held; called once, also after a failure."""
+        return None
+
+
+class Source(ABC):
+    """A source in the logical graph: ``name`` (unique in the job) and ``schema`` (logical, plain types)."""
+
+    name: str
+    schema: pa.Schema
+
+    def planned(self) -> Source:
+        """The descriptor with everything written down that readers must agree on; called in the driver, raises
+        ``InputError``.
+        """
+        return self
+
+    @abstractmethod
+    def reader(self, index: int, parallelism: int) -> SourceReader:
+        """The reader for subtask ``index`` of ``parallelism``; ``open`` must be called before the first ``read``."""
