@@ -105,7 +105,7 @@ class OutputLog(Generic[M]):
         """
         if not self.has_room:
             raise LogFull(
-                f"output log of {self.channel}: {self.unsent_messages} messages, {self._unsent_bytes} bytes are unsent; "
+                f"output log of {self.channel}: {self.unsent_messages} messages, {self._unsent_bytes} bytes unsent; "
                 f"the limits are {self.max_unsent_messages} and {self.max_unsent_bytes}"
             )
         if size_bytes < 0:
