@@ -1,0 +1,76 @@
+"""The limits of the machines, checked when they are given.
+
+Rules: every wait, retry and queue of the core has its limit here, by name; times are whole milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from flinkplus.errors import ConfigurationError
+
+
+def _check_at_least(config: object, names: tuple[str, ...], least: int) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise ConfigurationError(f"{name} is {value!r}; give a whole number of at least {least}")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """When checkpoints begin, and how long and how often anything about them is tried."""
+
+    interval_ms: int | None = 1_000
+    """From one periodic trigger to the next; None: none but requested ones and the last one."""
+    timeout_ms: int = 60_000
+    """From the trigger until every subtask has acknowledged."""
+    min_pause_ms: int = 0
+    """From the end of one checkpoint to the next periodic trigger, and to the next attempt at a last one."""
+    max_concurrent: int = 1
+    """Pending checkpoints beyond which no other is triggered (but the last one)."""
+    retained: int = 3
+    """Complete checkpoints that are kept."""
+    max_uncommitted: int = 8
+    """Complete checkpoints with uncommitted output beyond which no other is triggered (but the last one)."""
+    commit_attempts: int = 5
+    commit_retry_ms: int = 200
+    """From a failed commit to its next attempt."""
+    storage_timeout_ms: int = 120_000
+    """For one manifest, and for one attempt at a commit, to be answered; else both are given up for good."""
+    final_attempts: int = 10
+    """Last checkpoints that may fail, one after the other, in one generation."""
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, tuple(field.name for field in fields(self)), 0)
+        counts = ("max_concurrent", "retained", "max_uncommitted", "commit_attempts", "final_attempts")
+        _check_at_least(self, ("interval_ms", "timeout_ms", "storage_timeout_ms", *counts), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryConfig:
+    """How often, how soon and how long recovery is tried before the job fails."""
+
+    max_restarts: int = 3
+    """Failures of user code (and of last checkpoints), in total; one more ends the job."""
+    max_slot_losses: int = 10
+    """Slots lost or evicted without a complete checkpoint in between; one more ends the job."""
+    slot_timeout_ms: int = 60_000
+    """For all slots to register at the start."""
+    restart_slot_timeout_ms: int = 60_000
+    """For all slots to be registered again in a recovery."""
+    deploy_timeout_ms: int = 120_000
+    """For all slots to restore; those that have not are evicted."""
+    backoff_first_ms: int = 500
+    """Delay of the second recovery in a row without a complete checkpoint in between (the first has none)."""
+    backoff_max_ms: int = 30_000
+    """The delay doubles up to this."""
+    drain_timeout_ms: int = 300_000
+    """For manifests and commits in flight to end after an interruption, and for output to be retracted."""
+    stop_timeout_ms: int = 10_000
+    """For slots to stop at the end."""
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, tuple(field.name for field in fields(self)), 0)
+        times = ("slot_timeout_ms", "restart_slot_timeout_ms", "deploy_timeout_ms", "drain_timeout_ms")
+        _check_at_least(self, (*times, "stop_timeout_ms"), 1)

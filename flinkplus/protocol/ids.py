@@ -1,0 +1,54 @@
+"""Names and numbers that every machine shares, and the check of our own invariants.
+
+Rules: numbers that must not be mixed up have a type of their own; identities are frozen and ordered, so that whatever
+is derived from them comes out in the same order on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from flinkplus.errors import InvariantViolation
+
+CheckpointId = NewType("CheckpointId", int)
+"""Number of a checkpoint: 1, 2, ...; never used twice in a job, not even after a rollback or a resume."""
+
+Generation = NewType("Generation", int)
+"""Number of a deployment: 1, 2, ...; raised at each deployment, carried by every message; lower ones are refused."""
+
+Seq = NewType("Seq", int)
+"""Position of a message on its channel: 0, 1, 2, ... without gaps."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SubtaskId:
+    """One parallel instance of a vertex, written ``count+out[1]``."""
+
+    vertex: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.vertex}[{self.index}]"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChannelId:
+    """The ordered link from one subtask to another: ``edge`` of the job graph, and the two subtasks' indexes."""
+
+    edge: int
+    producer: int
+    consumer: int
+
+    def __str__(self) -> str:
+        return f"{self.edge}:{self.producer}->{self.consumer}"
+
+
+def invariant(condition: bool, message: str, **context: object) -> None:
+    """Raise ``InvariantViolation`` with ``message`` and ``context`` unless ``condition`` holds.
+
+    A plain ``assert`` would be dropped by ``python -O``; these checks are always on.
+    """
+    if not condition:
+        details = ", ".join(f"{name}={value}" for name, value in context.items())
+        raise InvariantViolation(f"{message} ({details})" if details else message)
