@@ -1,0 +1,37 @@
+# `make` alone says what there is. Every target sets up what it needs by itself.
+.DEFAULT_GOAL := help
+.PHONY: help setup test check demo bench format clean
+
+BIN := .venv/bin
+# Setup notes here which Java to use when the one on the PATH would not do.
+JAVA := . scripts/java_env.sh;
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Virtual environment with pinned dependencies in .venv, and Java 17+ (quick when nothing changed)
+	@bash scripts/setup.sh
+
+demo: setup ## WordCount over real text, one slot killed in the middle, result compared with Spark SQL
+	@$(JAVA) $(BIN)/flinkplus demo
+
+test: setup ## Format, lint, types, import rule and all tests: what CI runs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	@$(JAVA) set -x; $(BIN)/python -m pytest
+
+check: test ## The same as test
+
+bench: setup ## Throughput, checkpoint cost and memory; printed and written to results/bench.json
+	@mkdir -p results
+	@$(JAVA) $(BIN)/python -m experiments.bench --json results/bench.json
+
+format: setup ## Format the code and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove what setup, tests and runs have made (not the results)
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse metastore_db
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Workloads, fault injection, measurement, baselines and report. May import every other package."""

@@ -1,0 +1,64 @@
+"""What holds for every test: a local environment for Spark, and nothing left running afterwards.
+
+A test that leaves a non-daemon thread or a child process behind fails, by itself, at once. What was there before the
+test (fixtures of a wider scope: a SparkSession, a ZooKeeper) is not its leak.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import hypothesis
+import psutil
+import pytest
+
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+# Machines of very different speed run these tests: a slow example is not a wrong one.
+hypothesis.settings.register_profile("flinkplus", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("flinkplus")
+
+GRACE_S = 3.0
+"""How long what a test has told to stop may take to be gone."""
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def _children() -> set[psutil.Process]:
+    """Direct child processes, without the helper that multiprocessing keeps for the life of this process."""
+    children = set()
+    for child in psutil.Process().children():
+        try:
+            command_line = " ".join(child.cmdline())
+        except psutil.NoSuchProcess:
+            continue
+        if "multiprocessing.resource_tracker" not in command_line and child.status() != psutil.STATUS_ZOMBIE:
+            children.add(child)
+    return children
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running() -> Iterator[None]:
+    threads_before, children_before = _threads(), _children()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        threads, children = _threads() - threads_before, _children() - children_before
+        if not threads and not children:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    for child in children:
+        child.kill()
+    names = sorted(thread.name for thread in threads)
+    commands = sorted(f"{child.pid} {child.name()}" for child in children if child.is_running())
+    pytest.fail(f"left running by this test: threads {names}, child processes {commands}")
