@@ -97,8 +97,9 @@ other_java_home() {
 }
 
 setup_java() {
+    local found=no_java major=0 before
+    before=$(cat "$JAVA_NOTE" 2>/dev/null || true)
     rm -f "$JAVA_NOTE"
-    local found=no_java major=0
     if [ -n "${JAVA_HOME:-}" ]; then found=$JAVA_HOME/bin/java; else found=$(command -v java || echo no_java); fi
     [ "$found" = no_java ] || major=$(java_major "$found")
     if [ "$major" -ge "$MIN_JAVA" ]; then return; fi
@@ -107,10 +108,10 @@ setup_java() {
         other_java_home >"$JAVA_NOTE" || {
             rm -f "$JAVA_NOTE"
             [ "$found" = no_java ] && found="there is none" || found="$found is version $major"
-            fail "Spark needs Java $MIN_JAVA or newer, $found; run: sudo apt-get install openjdk-17-jre-headless"
+            fail "Spark needs Java $MIN_JAVA or newer, $found; run: sudo apt-get install openjdk-17-jre-headless (or openjdk-21-jre-headless)"
         }
     fi
-    echo "setup: using Java of $(cat "$JAVA_NOTE")" >&2
+    [ "$before" = "$(cat "$JAVA_NOTE")" ] || echo "setup: using Java of $(cat "$JAVA_NOTE")" >&2
 }
 
 setup_python
