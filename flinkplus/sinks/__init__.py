@@ -1,0 +1,1 @@
+"""Sinks: output that becomes visible when the checkpoint that covers it is complete, all at once, and only once."""

@@ -1,0 +1,186 @@
+"""What a sink is: a picklable descriptor, per subtask a writer, and in the driver one committer. Two phases.
+
+1. *Stage.* A writer takes batches; at a snapshot it closes what it has and describes it (``stage``). The descriptions
+   travel with the snapshot into the checkpoint's manifest. What is staged is invisible to readers.
+2. *Commit.* When the checkpoint is complete (its manifest is stored) the committer makes everything it describes
+   visible, atomically.
+
+Rules:
+
+- A writer describes at every snapshot *all* it has staged that it does not know to be part of a complete checkpoint.
+  So what a declined or aborted checkpoint had staged is carried by the next one, and nothing is lost by it.
+- A description carries the checkpoint at whose snapshot it was made. Commits come in ascending order of checkpoints,
+  one at a time; checkpoint ids are never reused. Hence a file described for a checkpoint up to the last committed one
+  is committed already, and every later one is not: all that a committer has to remember is that one number.
+- ``commit`` may be repeated, also by another process after a crash at any point of it, and then finishes what is left.
+- Before a subtask is deployed anew, every complete checkpoint is committed: a writer begins with nothing staged.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+from typing_extensions import Self
+
+from flinkplus.errors import ConfigurationError, InvariantViolation
+
+StagedFile: TypeAlias = dict[str, Any]
+"""JSON: ``name`` (unique in the job), ``rows``, ``bytes``, ``checkpoint``, and what else the sink's committer needs."""
+
+
+class SinkContext(Protocol):
+    """What a writer needs to know of its place in the job; ``OperatorContext`` is one."""
+
+    @property
+    def operator(self) -> str: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def parallelism(self) -> int: ...
+
+
+class SinkWriter(ABC):
+    """The sink in one subtask; used by one thread. After an exception it can only be closed: the subtask failed."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take the rows of ``batch``, whose columns may be dictionary-encoded."""
+
+    @abstractmethod
+    def stage(self, checkpoint: int) -> list[StagedFile]:
+        """Close what is open for this checkpoint; describe all that is staged and not known to be complete."""
+
+    @abstractmethod
+    def checkpoint_complete(self, checkpoint: int) -> None:
+        """What was staged up to this checkpoint need not be described again."""
+
+    def close(self) -> None:
+        """Remove what is open; what is staged stays. Called once, also after a failure."""
+        return None
+
+
+class SinkCommitter(ABC):
+    """The sink in the driver; used by one thread at a time.
+
+    All methods may be repeated after a failure. They raise ``OSError`` when the file system does (trying again may
+    help), and ``OutputDirectoryError`` when the directory cannot be used or a staged file has gone (it will not).
+    """
+
+    def __init__(self) -> None:
+        self._tally = RowTally()
+
+    @property
+    def rows(self) -> int:
+        """Rows committed through this object and not retracted."""
+        return self._tally.total
+
+    def prepare(self, resume: bool) -> None:
+        """Make the output ready before the first deployment.
+
+        Raises ``OutputDirectoryError`` when there is data already and not ``resume``, or when there is not this job's
+        output although ``resume``.
+        """
+        return None
+
+    @abstractmethod
+    def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
+        """Make visible what ``files``, the descriptions of all subtasks, hold beyond the last commit."""
+
+    @abstractmethod
+    def retract_after(self, checkpoint: int | None) -> None:
+        """Take back all that was staged after ``checkpoint`` (``None``: everything), committed or not."""
+
+    def finish(self) -> None:
+        """The last commit is done and no writer lives: remove what only the running job needs."""
+        return None
+
+    def discard(self) -> None:
+        """The job ended otherwise: remove what is staged; what is committed stays, and the job can be resumed.
+
+        Only after every complete checkpoint is committed.
+        """
+        return None
+
+
+class Sink(ABC):
+    """The descriptor. ``name`` is the operator's, unique in the job.
+
+    A sink becomes usable by ``bind``, when the job knows its schema and its own identity.
+    """
+
+    name: str
+    schema: pa.Schema | None = None
+    job_id: str = ""
+
+    def bind(self, schema: pa.Schema, job_id: str) -> Self:
+        """A copy for one job. ``schema`` is the logical one of its input; ``job_id`` is unique and survives a resume.
+
+        Raises ``ConfigurationError`` when the sink cannot store such columns.
+        """
+        if not job_id or not all(c.isalnum() or c in "-_." for c in job_id) or job_id.startswith("."):
+            raise ConfigurationError(f"job id {job_id!r} must be letters, digits, '-', '_' or '.'")
+        self.check_schema(schema)
+        bound = copy.copy(self)
+        bound.schema = schema
+        bound.job_id = job_id
+        return bound
+
+    @property
+    def bound_schema(self) -> pa.Schema:
+        """The schema given to ``bind``."""
+        if self.schema is None:
+            raise InvariantViolation(f"sink {self.name!r} is used before it was bound to a job")
+        return self.schema
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """Raises ``ConfigurationError`` when rows of ``schema`` cannot be stored."""
+        return None
+
+    @abstractmethod
+    def writer(self, context: SinkContext, generation: int) -> SinkWriter:
+        """The writer of one subtask, in one deployment of it."""
+
+    @abstractmethod
+    def committer(self) -> SinkCommitter:
+        """The committer, in the driver."""
+
+
+class RowTally:
+    """Rows by checkpoint, so that what is retracted can be subtracted. Old checkpoints are merged into one sum."""
+
+    def __init__(self, max_checkpoints: int = 4096) -> None:
+        self.total = 0
+        self._recent: deque[tuple[int, int]] = deque()
+        self._max_checkpoints = max_checkpoints
+        self._merged_through = 0
+
+    def add(self, checkpoint: int, rows: int) -> None:
+        self.total += rows
+        self._recent.append((checkpoint, rows))
+        if len(self._recent) > self._max_checkpoints:
+            self._merged_through = self._recent.popleft()[0]
+
+    def retract_after(self, checkpoint: int | None) -> None:
+        """Forget the rows added for checkpoints after ``checkpoint``, or all of them."""
+        if checkpoint is None:
+            self.total = self._merged_through = 0
+            self._recent.clear()
+            return
+        if checkpoint < self._merged_through:
+            raise InvariantViolation(
+                f"checkpoint {checkpoint} is too old to fall back to: rows are no longer told apart"
+            )
+        while self._recent and self._recent[-1][0] > checkpoint:
+            self.total -= self._recent.pop()[1]
+
+
+def not_yet_committed(files: Iterable[StagedFile], committed_through: int) -> list[StagedFile]:
+    """The files that no commit up to ``committed_through`` has made visible, ordered by name (see the rules above)."""
+    return sorted((f for f in files if f["checkpoint"] > committed_through), key=lambda f: f["name"])
