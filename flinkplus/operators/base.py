@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +43,10 @@ class NumberStateLike(Protocol):
     def indices(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
         """The row of each key; an absent key gets a row with the value 0. Valid until the next call of ``indices``."""
 
-    def gather(self, idx: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
+    def gather(self, idx: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """The values of the rows, as a new array."""
 
-    def scatter(self, idx: npt.NDArray[np.int64], values: npt.NDArray[np.generic]) -> None:
+    def scatter(self, idx: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
         """Set the values of distinct rows and mark them dirty."""
 
 

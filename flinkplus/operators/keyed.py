@@ -1,0 +1,256 @@
+"""Built-in keyed operators, columnar from end to end: running counts and sums.
+
+Rules:
+
+- Every input row gives one output row, in the same order: its columns, and the running value of its key up to and
+  with it.
+- The state holds one number for each key. It is read and written once for each distinct key of a batch; within the
+  batch the running values come from a stable sort by key.
+- The result does not depend on how the rows are cut into batches. For floating-point sums this means adding one by
+  one, since the difference of two running totals over the batch would round differently.
+- A single string or binary key column leaves dictionary-encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.errors import ConfigurationError, InvariantViolation, UserFunctionError
+from flinkplus.operators.base import NumberStateLike, Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.columns import cut, plain_array
+from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys, small_unsigned
+
+_INT64_LIMIT = float(1 << 62)
+
+
+class KeyRows:
+    """Finds the state rows of a batch's keys, one for each distinct key."""
+
+    def __init__(self, state: NumberStateLike) -> None:
+        self._state = state
+        self._seen_as = np.zeros(0, dtype=np.int64)
+
+    def find(self, key: KeyCodes) -> tuple[KeyCodes, npt.NDArray[np.int64]]:
+        """``key``, made distinct if it was not, and the state row of each of its codes."""
+        idx = self._state.indices(key.keys)
+        if not key.distinct and not self._all_differ(idx):
+            key = key.made_distinct()
+            idx = self._state.indices(key.keys)
+        return key, idx
+
+    def _all_differ(self, idx: npt.NDArray[np.int64]) -> bool:
+        """Whether no row stands twice in ``idx``: each leaves its mark, and finds it again unless another overwrote
+        it.
+        """
+        if not len(idx):
+            return True
+        top = int(idx.max()) + 1
+        if top > len(self._seen_as):
+            self._seen_as = np.zeros(2 * top, dtype=np.int64)
+        marks = np.arange(len(idx))
+        self._seen_as[idx] = marks
+        return bool((self._seen_as[idx] == marks).all())
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The rows of a batch sorted by key, stably: ``order`` of the rows, code of each, and first position and size per
+    code.
+    """
+
+    order: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.unsignedinteger]
+    starts: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+
+def _group(codes: npt.NDArray[np.int32], keys: int) -> _Groups:
+    small = codes.astype(small_unsigned(keys))
+    order = np.argsort(small, kind="stable")
+    counts = np.bincount(codes, minlength=keys)
+    return _Groups(order, small[order], np.cumsum(counts) - counts, counts)
+
+
+def running_counts(codes: npt.NDArray[np.int32], bases: npt.NDArray[np.int64]) -> tuple[np.ndarray, np.ndarray]:
+    """The running count of each row's code, counting on from ``bases[code]``, and the counts of all codes after."""
+    groups = _group(codes, len(bases))
+    running = np.empty(len(codes), dtype=np.int64)
+    running[groups.order] = np.arange(1, len(codes) + 1) + (bases - groups.starts)[groups.codes]
+    return running, bases + groups.counts
+
+
+def running_integer_sums(
+    codes: npt.NDArray[np.int32], values: npt.NDArray[np.int64], bases: npt.NDArray[np.int64]
+) -> tuple[np.ndarray, np.ndarray]:
+    """As ``running_counts``, adding ``values``. Raises ``OverflowError`` beyond 64 bits."""
+    if not len(codes):
+        return values, bases
+    if np.abs(values.astype(np.float64)).sum() + np.abs(bases.astype(np.float64)).max() > _INT64_LIMIT:
+        return _running_sums_one_by_one(codes, values, bases, np.int64)
+    groups = _group(codes, len(bases))
+    sorted_values = values[groups.order]
+    totals = np.cumsum(sorted_values)
+    before = totals[groups.starts] - sorted_values[groups.starts]
+    running = np.empty(len(codes), dtype=np.int64)
+    running[groups.order] = totals + (bases - before)[groups.codes]
+    ends = groups.starts + groups.counts - 1
+    return running, totals[ends] + bases - before
+
+
+def running_float_sums(
+    codes: npt.NDArray[np.int32], values: npt.NDArray[np.float64], bases: npt.NDArray[np.float64]
+) -> tuple[np.ndarray, np.ndarray]:
+    """As ``running_counts``, adding ``values`` one after the other, so that rounding is that of the row order alone."""
+    return _running_sums_one_by_one(codes, values, bases, np.float64)
+
+
+def _running_sums_one_by_one(
+    codes: npt.NDArray[np.int32], values: np.ndarray, bases: np.ndarray, dtype: type[np.generic]
+) -> tuple[np.ndarray, np.ndarray]:
+    totals = bases.tolist()
+    running = []
+    for code, value in zip(codes.tolist(), values.tolist(), strict=True):
+        totals[code] = total = totals[code] + value
+        running.append(total)
+    return np.array(running, dtype=dtype), np.array(totals, dtype=dtype)
+
+
+def with_keys_encoded(batch: pa.RecordBatch, columns: tuple[str, ...], key: KeyCodes) -> list[pa.Array]:
+    """The columns of ``batch``, a single string or binary key column dictionary-encoded by ``key``."""
+    arrays = batch.columns
+    if len(columns) == 1 and key.is_text:
+        codes = pa.array(key.codes)
+        arrays[batch.schema.get_field_index(columns[0])] = pa.DictionaryArray.from_arrays(
+            codes, key.uniques, safe=False
+        )
+    return arrays
+
+
+def _with_column(operator: str, schema: pa.Schema, output: str, dtype: pa.DataType) -> pa.Schema:
+    if output in schema.names:
+        raise ConfigurationError(
+            f"operator {operator!r}: the input has a column {output!r} already; name the output otherwise"
+        )
+    return schema.append(pa.field(output, dtype))
+
+
+def number_state(ctx: OperatorContext, dtype: str) -> NumberStateLike:
+    """The operator's numbers, kept under its name."""
+    if ctx.state is None:
+        raise InvariantViolation(f"operator {ctx.operator!r}, subtask {ctx.subtask}: created without keyed state")
+    return ctx.state.number_state(ctx.operator, dtype)
+
+
+@dataclass(frozen=True)
+class Count(Operator):
+    """Adds ``output`` (int64): how many rows with this row's key have been seen, this one included."""
+
+    name: str
+    keys: tuple[str, ...]
+    output: str = "count"
+
+    @property
+    @override
+    def key_columns(self) -> tuple[str, ...]:
+        return self.keys
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        check_key_columns(schema, self.keys)
+        return _with_column(self.name, schema, self.output, pa.int64())
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _CountInstance(self, ctx)
+
+
+class _CountInstance(OperatorInstance):
+    def __init__(self, descriptor: Count, ctx: OperatorContext) -> None:
+        self._keys = descriptor.keys
+        self._output = descriptor.output
+        self._state = number_state(ctx, "int64")
+        self._rows = KeyRows(self._state)
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if not batch.num_rows:
+            return
+        key, idx = self._rows.find(encode_keys(batch, self._keys))
+        running, totals = running_counts(key.codes, self._state.gather(idx))
+        self._state.scatter(idx, totals)
+        arrays = [*with_keys_encoded(batch, self._keys, key), pa.array(running)]
+        yield from cut(pa.RecordBatch.from_arrays(arrays, names=[*batch.schema.names, self._output]))
+
+
+@dataclass(frozen=True)
+class Sum(Operator):
+    """Adds ``output``: the running sum of ``column`` for this row's key; int64 for integers, float64 for floating
+    point.
+
+    A null adds nothing. An integer sum beyond 64 bits is an error.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    column: str
+    output: str = "sum"
+
+    @property
+    @override
+    def key_columns(self) -> tuple[str, ...]:
+        return self.keys
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        check_key_columns(schema, self.keys)
+        return _with_column(self.name, schema, self.output, self._sum_type(schema))
+
+    def _sum_type(self, schema: pa.Schema) -> pa.DataType:
+        if schema.names.count(self.column) != 1:
+            raise ConfigurationError(f"operator {self.name!r}: no column {self.column!r} among {schema.names}")
+        dtype = schema.field(self.column).type
+        if pa.types.is_integer(dtype):
+            return pa.int64()
+        if pa.types.is_floating(dtype):
+            return pa.float64()
+        raise ConfigurationError(
+            f"operator {self.name!r}: column {self.column!r} is {dtype}; only numbers can be summed"
+        )
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _SumInstance(self, ctx, self._sum_type(ctx.input_schema))
+
+
+class _SumInstance(OperatorInstance):
+    def __init__(self, descriptor: Sum, ctx: OperatorContext, dtype: pa.DataType) -> None:
+        self._descriptor = descriptor
+        self._ctx = ctx
+        self._dtype = dtype
+        self._state = number_state(ctx, "int64" if pa.types.is_integer(dtype) else "float64")
+        self._rows = KeyRows(self._state)
+        self._running_sums = running_integer_sums if pa.types.is_integer(dtype) else running_float_sums
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if not batch.num_rows:
+            return
+        key, idx = self._rows.find(encode_keys(batch, self._descriptor.keys))
+        column = batch.column(self._descriptor.column)
+        try:
+            values = plain_array(column, self._dtype).fill_null(0).to_numpy(zero_copy_only=False)
+            running, totals = self._running_sums(key.codes, values, self._state.gather(idx))
+        except (OverflowError, pa.ArrowInvalid) as error:
+            row = f"one of {batch.num_rows} rows, column {self._descriptor.column!r}"
+            raise UserFunctionError(
+                self._descriptor.name, self._ctx.subtask, row, f"the sum goes beyond 64 bits ({error})"
+            ) from error
+        self._state.scatter(idx, totals)
+        arrays = [*with_keys_encoded(batch, self._descriptor.keys, key), pa.array(running)]
+        yield from cut(pa.RecordBatch.from_arrays(arrays, names=[*batch.schema.names, self._descriptor.output]))

@@ -1,0 +1,292 @@
+"""Keys of record batches: what a key is in bytes, how it is hashed, and how a batch is split by it.
+
+Rules:
+
+- A batch's rows are coded: ``codes[row]`` is the number of the row's key among the distinct keys of the batch. The
+  costly work (bytes, hash, state look-up) is done once for each distinct key; everything for each row is an array
+  operation.
+- The bytes of a key are part of the state's format on disk, so they never change: one string column: its UTF-8, null
+  is ``FF`` (never valid UTF-8); one binary column: itself, with one more ``FF`` in front where it begins with ``FF``,
+  null is ``FF``; a boolean, number, date or time: 8 bytes, big endian, in the values' order, null is empty; several
+  columns: for each ``00`` when null, else ``01``, four bytes of length, and the bytes above. As keys ``-0.0 == 0.0``
+  and ``NaN == NaN``. A null is a key of its own.
+- The hash depends on nothing but the key's bytes: no seed, the same on every machine and in every version, for
+  routing must agree between all slots and over a restore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.operators.columns import compact, dictionary_codes
+
+_NULL_TEXT = b"\xff"
+_SIGN = np.uint64(1 << 63)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_FINALISER = np.uint64(0xFF51AFD7ED558CCD)
+_LONG_KEY = 4096
+_POWERS = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER, dtype=np.uint64))
+_MAX_TARGETS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCodes:
+    """The keys of one batch.
+
+    ``codes``: int32 per row. ``encoded``: binary array, the bytes of key ``code`` at position ``code``; each is used
+    by some row. ``uniques``: for a single column the values at the same positions, else ``None``. ``distinct``:
+    whether it is known that no two codes have the same key (a dictionary that came from elsewhere is not searched for
+    repetitions; see ``made_distinct``).
+    """
+
+    codes: npt.NDArray[np.int32]
+    encoded: pa.BinaryArray
+    uniques: pa.Array | None
+    distinct: bool
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The bytes of each key."""
+        offsets, data = _offsets_and_data(self.encoded)
+        text = data.tobytes()
+        return [text[start:end] for start, end in pairwise(offsets.tolist())]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether this is a single string or binary column."""
+        return self.uniques is not None and _is_text(self.uniques.type)
+
+    def made_distinct(self) -> KeyCodes:
+        """The same rows with equal keys under one code."""
+        if self.distinct:
+            return self
+        again = self.encoded.dictionary_encode()
+        merged = again.indices.to_numpy()
+        first = _first_positions(merged, len(again.dictionary))
+        uniques = None if self.uniques is None else self.uniques.take(pa.array(first))
+        return KeyCodes(merged[self.codes].astype(np.int32), again.dictionary, uniques, True)
+
+    def first_rows(self) -> npt.NDArray[np.int64]:
+        """For each code the first row that has it."""
+        return _first_positions(self.codes, len(self.encoded))
+
+
+def _first_positions(codes: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int64]:
+    first = np.empty(count, dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return first
+
+
+def check_key_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Raises ``ConfigurationError`` when a column is missing, twice, or of a type that cannot be a key."""
+    if not columns:
+        raise ConfigurationError("a key needs at least one column")
+    if len(set(columns)) != len(columns):
+        raise ConfigurationError(f"key columns {list(columns)} name a column twice")
+    for column in columns:
+        if schema.names.count(column) != 1:
+            raise ConfigurationError(f"key column {column!r} is not among the columns {schema.names}")
+        dtype = schema.field(column).type
+        if not (_is_text(dtype) or _is_fixed(dtype)):
+            raise ConfigurationError(f"key column {column!r} has the type {dtype}, which cannot be a key")
+
+
+def _is_text(dtype: pa.DataType) -> bool:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(is_kind(dtype) for is_kind in kinds)
+
+
+def _is_fixed(dtype: pa.DataType) -> bool:
+    kinds = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_temporal)
+    return any(is_kind(dtype) for is_kind in kinds) and not pa.types.is_interval(dtype)
+
+
+def encode_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> KeyCodes:
+    """The keys of a batch. A dictionary-encoded key column is taken as it is, without encoding it again.
+
+    Raises ``ConfigurationError`` as ``check_key_columns`` does for a type that cannot be a key.
+    """
+    if len(columns) == 1:
+        return _encode_column(batch.column(columns[0]))
+    parts = [_encode_column(batch.column(column)).made_distinct() for column in columns]
+    combined = parts[0].codes.astype(np.int64)
+    for part in parts[1:]:  # coded anew each time: a product of all dictionary sizes could overflow, that of two cannot
+        coded = pa.array(combined * len(part.encoded) + part.codes).dictionary_encode()
+        combined = coded.indices.to_numpy().astype(np.int64)
+    codes = combined.astype(np.int32)
+    first = _first_positions(codes, int(codes.max()) + 1 if len(codes) else 0)
+    pieces = []
+    for part in parts:
+        assert part.uniques is not None
+        nulls = part.uniques.is_null().to_pylist()
+        tagged = [
+            b"\x00" if null else b"\x01" + struct.pack(">I", len(key)) + key
+            for key, null in zip(part.keys, nulls, strict=True)
+        ]
+        pieces.append([tagged[code] for code in part.codes[first].tolist()])
+    encoded = pa.array([b"".join(key) for key in zip(*pieces, strict=True)], type=pa.binary())
+    return KeyCodes(codes, encoded, None, True)
+
+
+def _encode_column(array: pa.Array) -> KeyCodes:
+    distinct = not isinstance(array, pa.DictionaryArray)
+    if distinct:
+        if pa.types.is_floating(array.type):
+            array = pc.add(array.cast(pa.float64()), 0.0)  # -0.0 becomes 0.0
+        array = array.dictionary_encode(null_encoding="encode")
+        codes, uniques = array.indices.to_numpy(), array.dictionary
+    else:
+        codes, uniques = dictionary_codes(array)
+    return KeyCodes(codes, encode_values(uniques), uniques, distinct)
+
+
+def encode_values(values: pa.Array) -> pa.BinaryArray:
+    """The bytes of single-column keys, one for each value; see the module's rules."""
+    dtype = values.type
+    if _is_text(dtype):
+        return _encode_text(values)
+    if not _is_fixed(dtype):
+        raise ConfigurationError(f"a column of type {dtype} cannot be a key")
+    nulls = values.is_null().to_numpy(zero_copy_only=False)
+    ordered = _ordered_numbers(values).astype(">u8")
+    lengths = np.where(nulls, 0, 8)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(ordered[~nulls].tobytes())]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+
+
+def _encode_text(values: pa.Array) -> pa.BinaryArray:
+    binary = values.cast(pa.binary())
+    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        offsets, data = _offsets_and_data(binary.fill_null(b"") if binary.null_count else binary)
+        filled = np.flatnonzero(np.diff(offsets))
+        if (data[offsets[filled]] == _NULL_TEXT[0]).any():
+            escaped = [_NULL_TEXT + v if v is not None and v[:1] == _NULL_TEXT else v for v in binary.to_pylist()]
+            binary = pa.array(escaped, type=pa.binary())
+    return binary.fill_null(_NULL_TEXT) if binary.null_count else binary
+
+
+def _ordered_numbers(values: pa.Array) -> npt.NDArray[np.uint64]:
+    """Unsigned 64-bit numbers in the order of the values; anything for a null."""
+    dtype = values.type
+    if pa.types.is_floating(dtype):
+        numbers = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+        numbers = np.where(np.isnan(numbers), np.nan, numbers)
+        bits = np.ascontiguousarray(numbers).view(np.uint64)
+        return np.where(bits & _SIGN, ~bits, bits | _SIGN)
+    if pa.types.is_temporal(dtype):
+        values = values.view(pa.int32() if dtype.bit_width == 32 else pa.int64())
+    if pa.types.is_uint64(dtype):
+        return np.asarray(values.fill_null(0).to_numpy(zero_copy_only=False), dtype=np.uint64)
+    signed = values.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return np.asarray(signed.view(np.uint64) ^ _SIGN, dtype=np.uint64)
+
+
+def _offsets_and_data(array: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Offsets from 0 and exactly the bytes they point into."""
+    if not len(array):
+        return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+    _, offset_buffer, data_buffer = array.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1].astype(
+        np.int64
+    )
+    data = np.frombuffer(data_buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], data
+
+
+def hash_keys(encoded: pa.BinaryArray) -> npt.NDArray[np.uint64]:
+    """A stable 64-bit hash of each key: a polynomial over its bytes, then mixed so that every bit depends on all.
+
+    Keys longer than 4,096 bytes are replaced by their BLAKE2b digest first. Not meant to withstand keys made to
+    collide.
+    """
+    offsets, data = _offsets_and_data(encoded)
+    lengths = np.diff(offsets)
+    if len(lengths) and lengths.max() > _LONG_KEY:
+        keys = [key if len(key) <= _LONG_KEY else hashlib.blake2b(key).digest() for key in encoded.to_pylist()]
+        return hash_keys(pa.array(keys, type=pa.binary()))
+    position = np.arange(len(data)) - np.repeat(offsets[:-1], lengths)
+    sums = np.zeros(len(data) + 1, dtype=np.uint64)
+    np.cumsum((data.astype(np.uint64) + np.uint64(1)) * _POWERS[position], out=sums[1:])  # modulo 2**64
+    hashes = sums[offsets[1:]] - sums[offsets[:-1]]
+    hashes ^= hashes >> np.uint64(33)
+    hashes *= _FINALISER
+    hashes ^= hashes >> np.uint64(33)
+    return hashes
+
+
+class HashPartitioner:
+    """Splits batches by key among ``targets`` consumers: equal keys always go to the same one.
+
+    Raises ``ConfigurationError`` for fewer than 1 or more than 65,536 targets.
+    """
+
+    def __init__(self, columns: Sequence[str], targets: int) -> None:
+        if not 1 <= targets <= _MAX_TARGETS:
+            raise ConfigurationError(
+                f"cannot split by key among {targets} subtasks; between 1 and {_MAX_TARGETS} can be"
+            )
+        self.columns = tuple(columns)
+        self.targets = targets
+
+    def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        """``(target, rows)`` for every target that gets rows, ascending; rows keep their order.
+
+        A single string or binary key column leaves dictionary-encoded, each part with only the keys it holds.
+        """
+        if self.targets == 1 or not batch.num_rows:
+            return [(0, batch)] if batch.num_rows else []
+        key = encode_keys(batch, self.columns)
+        target_of_key = (hash_keys(key.encoded) % np.uint64(self.targets)).astype(small_unsigned(self.targets))
+        target_of_row = target_of_key[key.codes]
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(target_of_row, minlength=self.targets))]).tolist()
+        order = np.argsort(target_of_row, kind="stable")
+        one_text = len(self.columns) == 1 and key.is_text
+        key_position = batch.schema.get_field_index(self.columns[0]) if one_text else -1
+        text = _SplitDictionary(key, target_of_key, self.targets, order) if one_text else None
+        columns = [None if i == key_position else batch.column(i).take(order) for i in range(batch.num_columns)]
+        parts = []
+        for target, (start, end) in enumerate(pairwise(bounds)):
+            if start == end:
+                continue
+            part = [None if column is None else compact(column.slice(start, end - start)) for column in columns]
+            if text is not None:
+                part[key_position] = text.part(target, start, end)
+            parts.append((target, pa.RecordBatch.from_arrays(part, names=batch.schema.names)))
+        return parts
+
+
+class _SplitDictionary:
+    """A key column sorted by target: codes and dictionary of each target are slices of two shared arrays."""
+
+    def __init__(
+        self, key: KeyCodes, target_of_key: npt.NDArray[np.unsignedinteger], targets: int, order: npt.NDArray[np.int64]
+    ) -> None:
+        sorted_keys = np.argsort(target_of_key, kind="stable")
+        self._bounds = np.concatenate([[0], np.cumsum(np.bincount(target_of_key, minlength=targets))]).tolist()
+        starts = np.asarray(self._bounds[:-1], dtype=np.int64)
+        new_code = np.empty(len(sorted_keys), dtype=np.int32)
+        new_code[sorted_keys] = np.arange(len(sorted_keys)) - starts[target_of_key[sorted_keys]]
+        assert key.uniques is not None
+        self._dictionary = key.uniques.take(pa.array(sorted_keys))
+        self._codes = pa.array(new_code[key.codes[order]])
+
+    def part(self, target: int, start: int, end: int) -> pa.DictionaryArray:
+        first, last = self._bounds[target], self._bounds[target + 1]
+        codes = self._codes.slice(start, end - start)
+        return pa.DictionaryArray.from_arrays(codes, self._dictionary.slice(first, last - first), safe=False)
+
+
+def small_unsigned(count: int) -> type[np.unsignedinteger]:
+    """The smallest type for numbers below ``count``: sorting 8 and 16 bits is linear."""
+    return np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.uint32
