@@ -74,3 +74,7 @@ class PeerProtocolError(FlinkPlusError):
 
 class InvariantViolation(FlinkPlusError):
     """A broken invariant of our own: the subtask stops and is recovered."""
+
+
+class StateError(FlinkPlusError):
+    """The local state store, or the storage behind it, cannot be read or written, or was closed."""

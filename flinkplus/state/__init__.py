@@ -1,0 +1,19 @@
+"""Keyed state on RocksDB, its snapshots, and durable checkpoint storage."""
+
+from flinkplus.state.backend import SubtaskState
+from flinkplus.state.delta import StateFile
+from flinkplus.state.memtable import NumberState
+from flinkplus.state.objects import ObjectState
+from flinkplus.state.storage import CheckpointStorage, manifest_files
+from flinkplus.state.versions import BasePolicy, PendingSnapshot
+
+__all__ = [
+    "BasePolicy",
+    "CheckpointStorage",
+    "NumberState",
+    "ObjectState",
+    "PendingSnapshot",
+    "StateFile",
+    "SubtaskState",
+    "manifest_files",
+]

@@ -1,0 +1,299 @@
+"""The keyed state of one subtask: named states over one RocksDB, snapshots of them, and restoring.
+
+Rules:
+- the subtask's thread alone uses states and calls ``number_state``, ``object_state``, ``freeze``, ``spill_if_needed``,
+  ``restore``; any one other thread calls ``persist`` meanwhile; ``checkpoint_complete``, ``state_bytes`` and
+  ``state_keys`` may come from any thread; ``close`` from any thread, once the subtask's thread has stopped using the
+  state;
+- a snapshot that could not be persisted loses nothing: the next one carries its changes;
+- a handle is JSON and says all that a fresh process needs, together with the storage; restoring takes a local file
+  when it is there and matches its checksum, and the stored one otherwise.
+
+Layout of ``work_dir``: ``<subtask>/files/`` (local copies, kept over generations), ``<subtask>/db-<generation>-<n>/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from flinkplus.errors import ConfigurationError, CorruptState
+from flinkplus.state.delta import StateFile
+from flinkplus.state.files import file_chunks, link_or_copy
+from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
+from flinkplus.state.objects import ObjectState
+from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.store import SubtaskStore
+from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
+
+HANDLE_FORMAT = 1
+MAX_FOLDER_CHARACTERS = 120
+
+State = NumberState | ObjectState
+
+
+def folder_name(subtask: str) -> str:
+    """A name for ``subtask`` (``count+out[1]``) that every file system takes, different for different subtasks."""
+    name = quote(subtask, safe="+[],= ")
+    if len(name) <= MAX_FOLDER_CHARACTERS and not name.startswith("."):
+        return name
+    digest = hashlib.blake2b(subtask.encode(), digest_size=8).hexdigest()
+    return f"{name.lstrip('.')[: MAX_FOLDER_CHARACTERS - 17]}-{digest}"
+
+
+class SubtaskState:
+    """All keyed state of one subtask in one generation.
+
+    ``work_dir``: a scratch directory of the slot, shared by its subtasks. ``max_entries``: bound of each state in
+    memory.
+    """
+
+    def __init__(
+        self,
+        work_dir: Path,
+        storage: CheckpointStorage,
+        subtask: str,
+        generation: int,
+        *,
+        max_entries: int = DEFAULT_MAX_ENTRIES,
+        policy: BasePolicy | None = None,
+    ) -> None:
+        self.subtask = subtask
+        self.generation = generation
+        self._storage = storage
+        self._max_entries = max_entries
+        self._policy = policy or BasePolicy()
+        self._folder = work_dir / folder_name(subtask)
+        self._files_folder = self._folder / "files"
+        self._files_folder.mkdir(parents=True, exist_ok=True)
+        self._states: dict[str, State] = {}
+        self._restored: dict[str, dict[str, Any]] = {}
+        self._last_checkpoint = 0
+        self._opened = 0
+        self._store = self._open_store()
+        self._versions = self._open_versions(())
+
+    def _open_store(self) -> SubtaskStore:
+        while True:
+            self._opened += 1
+            directory = self._folder / f"db-{self.generation}-{self._opened}"
+            if not directory.exists():  # a dead process may have left one
+                return SubtaskStore(directory)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _open_versions(self, files: Sequence[StateFile]) -> StateVersions:
+        prefix = self._folder.name
+        return StateVersions(
+            self._store, files, self._files_folder, self._storage, prefix, self.generation, self._policy
+        )
+
+    # -- states ---------------------------------------------------------------------------------------------------
+
+    def number_state(self, name: str, dtype: Dtype = "int64") -> NumberState:
+        """The number state ``name``, made when it is not there; the same object for the same name."""
+        state = self._states.get(name)
+        if state is None:
+            state = NumberState(self._store, state_prefix(name), dtype, self._max_entries)
+            self._adopt(name, state)
+        if not isinstance(state, NumberState) or state.dtype != dtype:
+            raise ConfigurationError(
+                f"{self.subtask} asks for number state {name!r} of {dtype}, but has a {_describe(state)} of that name; "
+                "give the states of fused operators different names"
+            )
+        return state
+
+    def object_state(self, name: str) -> ObjectState:
+        """The object state ``name``, made when it is not there; the same object for the same name."""
+        state = self._states.get(name)
+        if state is None:
+            state = ObjectState(self._store, state_prefix(name), self._max_entries)
+            self._adopt(name, state)
+        if not isinstance(state, ObjectState):
+            raise ConfigurationError(
+                f"{self.subtask} asks for object state {name!r}, but has a {_describe(state)} of that name; "
+                "give the states of fused operators different names"
+            )
+        return state
+
+    def _adopt(self, name: str, state: State) -> None:
+        """Begin with what was restored under this name, if anything was."""
+        restored = self._restored.get(name)
+        if restored is not None:
+            wanted = _state_meta(state)
+            if (restored["kind"], restored.get("dtype")) != (wanted["kind"], wanted.get("dtype")):
+                raise ConfigurationError(
+                    f"{self.subtask} asks for state {name!r} as {_describe(state)}, but the checkpoint holds it as "
+                    f"{restored['kind']} {restored.get('dtype', '')}; give the changed state a new name"
+                )
+            state.rebind(self._store, restored["keys"])
+            del self._restored[name]
+        self._states[name] = state
+
+    def state_keys(self) -> int:
+        """Keys of all states."""
+        return sum(state.live_keys for state in list(self._states.values())) + sum(
+            restored["keys"] for restored in list(self._restored.values())
+        )
+
+    def state_bytes(self) -> int:
+        """Bytes of the files of the newest version (changes since then are in memory only)."""
+        return self._versions.total_bytes()
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    def freeze(self, checkpoint: int, operator_state: dict[str, Any]) -> PendingSnapshot:
+        """The synchronous part: everything as it is now, on its way to disk. ``operator_state`` must be JSON-able."""
+        begun = time.perf_counter()
+        encoded = json.dumps(operator_state)
+        self._thaw_failed()
+        self._last_checkpoint = max(self._last_checkpoint, checkpoint)
+        full = self._worth_a_base()
+        pending = PendingSnapshot(
+            checkpoint,
+            self._freeze_states(full),
+            full=full,
+            keys=self.state_keys(),
+            states={**self._restored, **{name: _state_meta(state) for name, state in self._states.items()}},
+            operator_state=encoded,
+        )
+        self._versions.enqueue(pending)
+        pending.sync_ms = (time.perf_counter() - begun) * 1e3
+        return pending
+
+    def _freeze_states(self, full: bool = False) -> list[FrozenPart]:
+        parts = (state.freeze(full) for state in self._states.values())
+        return [part for part in parts if part is not None]
+
+    def _worth_a_base(self) -> bool:
+        """All live keys are in memory and half of them are dirty: a whole base costs little more than a delta."""
+        if self._restored or not all(state.covers_all for state in self._states.values()):
+            return False
+        dirty = sum(state.dirty_entries for state in self._states.values())
+        return dirty > 0 and 2 * dirty >= self.state_keys()
+
+    def _thaw_failed(self) -> None:
+        failed = self._versions.take_failed()
+        parts = [part for pending in failed for part in pending.parts]
+        for state in self._states.values():
+            mine = [part for part in parts if part.prefix == state.prefix]
+            if mine:
+                state.thaw(mine)
+
+    def spill_if_needed(self) -> bool:
+        """Write changed entries to RocksDB when memory holds too many of them; True when that was done.
+
+        Synchronous: some 50 ms for 100,000 entries. Raises ``StateError`` when the local disk fails; nothing is lost
+        then.
+        """
+        if not any(state.needs_spill for state in self._states.values()):
+            return False
+        self._thaw_failed()
+        pending = PendingSnapshot(self._last_checkpoint + 1, self._freeze_states(), spill=True)
+        self._versions.enqueue(pending)
+        self._versions.write_through(pending)
+        return True
+
+    def persist(self, pending: PendingSnapshot) -> dict[str, Any]:
+        """The asynchronous part: file, RocksDB, storage; the handle. Raises on failure, and then nothing is lost."""
+        done = self._versions.persist(pending)
+        return {
+            "format": HANDLE_FORMAT,
+            "subtask": self.subtask,
+            "generation": self.generation,
+            "checkpoint": pending.checkpoint,
+            "files": [file.to_json() for file in done.files],
+            "states": pending.states,
+            "operator_state": json.loads(pending.operator_state),
+            "bytes_new": done.bytes_new,
+            "bytes_total": sum(file.bytes for file in done.files),
+            "keys": pending.keys,
+            "sync_ms": round(pending.sync_ms, 3),
+            "async_ms": round(done.async_ms, 3),
+        }
+
+    def checkpoint_complete(self, checkpoint: int) -> None:
+        """The checkpoint is complete: what only older ones need locally is removed (a few unlinks)."""
+        self._versions.complete(checkpoint)
+
+    # -- restoring ------------------------------------------------------------------------------------------------
+
+    def restore(self, handle: dict[str, Any]) -> dict[str, Any]:
+        """Become what ``handle`` says, forgetting everything else; returns its ``operator_state``.
+
+        Raises ``CorruptState`` when a file is missing or damaged in storage, ``StateError`` when storage or disk fails.
+        """
+        files = _handle_files(handle)
+        self._keep_only(files)
+        paths = [self._local_copy(file) for file in files]
+        self._versions.close()
+        self._store.destroy()
+        self._store = self._open_store()
+        links = [path.with_suffix(".ingest") for path in paths]
+        try:
+            for path, link in zip(paths, links, strict=True):
+                link_or_copy(path, link)
+            self._store.ingest(links)
+        finally:
+            for link in links:
+                link.unlink(missing_ok=True)
+        self._store.check_format()
+        self._versions = self._open_versions(files)
+        self._last_checkpoint = handle["checkpoint"]
+        self._restored = {name: dict(meta) for name, meta in handle.get("states", {}).items()}
+        states, self._states = self._states, {}
+        for name, state in states.items():
+            state.rebind(self._store, 0)
+            self._adopt(name, state)
+        operator_state: dict[str, Any] = handle["operator_state"]
+        return operator_state
+
+    def _keep_only(self, files: Sequence[StateFile]) -> None:
+        """Remove local files of older generations that this version does not need."""
+        needed = {file.name.rpartition("/")[2] for file in files}
+        for path in self._files_folder.iterdir():
+            generation = path.name.partition("-")[0]
+            if path.name not in needed and generation.isdigit() and int(generation) < self.generation:
+                path.unlink(missing_ok=True)
+
+    def _local_copy(self, file: StateFile) -> Path:
+        path = self._versions.local(file.name)
+        with contextlib.suppress(FileNotFoundError, CorruptState):
+            file.check(file_chunks(path), str(path))
+            return path
+        fetched = path.with_suffix(".fetch")
+        try:
+            self._storage.download(file.name, fetched)
+            file.check(file_chunks(fetched), file.name)
+            fetched.replace(path)
+        finally:
+            fetched.unlink(missing_ok=True)
+        return path
+
+    def close(self) -> None:
+        """Stop and remove the RocksDB; local files stay for the next generation. A persist under way fails soon."""
+        self._versions.close()
+        self._store.destroy()
+
+
+def _describe(state: State) -> str:
+    return f"number state of {state.dtype}" if isinstance(state, NumberState) else "object state"
+
+
+def _state_meta(state: State) -> dict[str, Any]:
+    meta: dict[str, Any] = {"kind": state.kind, "keys": state.live_keys}
+    if isinstance(state, NumberState):
+        meta["dtype"] = state.dtype
+    return meta
+
+
+def _handle_files(handle: dict[str, Any]) -> list[StateFile]:
+    if handle.get("format") != HANDLE_FORMAT:
+        raise CorruptState(f"a state handle has format {handle.get('format')!r}, known is {HANDLE_FORMAT}")
+    return [StateFile.from_json(entry) for entry in handle["files"]]

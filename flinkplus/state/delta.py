@@ -1,0 +1,143 @@
+"""State files: one sorted SST of RocksDB per delta or base, with its identity card.
+
+Rules:
+- an SST holds one reserved entry (``FORMAT_KEY``) with the format version, then entries in strictly ascending order
+  of key; a deleted key is a RocksDB tombstone, so ingesting the file also deletes;
+- a file is written under a temporary name and renamed when it is whole; it never changes afterwards (ingestion was
+  seen to leave its bytes alone, so hard links of it are safe);
+- the writer holds the interpreter lock for at most ``WRITE_CHUNK_ENTRIES`` entries (about 0.3 ms) and then sleeps a
+  moment, so that the thread of the stream can go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rocksdict import SstFileWriter
+
+from flinkplus.errors import CorruptState, StateError
+from flinkplus.state.files import file_chunks
+from flinkplus.state.store import FORMAT_KEY, FORMAT_VALUE, sst_options
+
+CHECKSUM_BYTES = 20
+WRITE_CHUNK_ENTRIES = 1024
+YIELD_S = 50e-6
+
+Bytes = bytes  # ``StateFile.bytes`` hides the builtin inside that class
+Kind = Literal["base", "delta"]
+Chunk = tuple[list[bytes], list[bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """Name, size and checksum of one immutable state file. ``entries`` counts tombstones, not the format entry."""
+
+    name: str
+    kind: Kind
+    entries: int
+    bytes: int
+    checksum: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> StateFile:
+        """The inverse of ``to_json``; ``CorruptState`` when a field is missing or of a wrong kind."""
+        try:
+            file = cls(**{field: document[field] for field in ("name", "kind", "entries", "bytes", "checksum")})
+        except (KeyError, TypeError) as error:
+            raise CorruptState(f"a state file is described by {document!r}, which describes none") from error
+        if file.kind not in ("base", "delta"):
+            raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r}")
+        return file
+
+    def check(self, chunks: Iterable[Bytes], where: str) -> None:
+        """Raise ``CorruptState`` unless ``chunks`` are the bytes of this file."""
+        size, checksum = digest_of(chunks)
+        if size != self.bytes:
+            raise CorruptState(f"state file {where} has {size} bytes instead of {self.bytes}")
+        if checksum != self.checksum:
+            raise CorruptState(f"state file {where} does not match its checksum: it was altered or damaged")
+
+
+def digest_of(chunks: Iterable[bytes]) -> tuple[int, str]:
+    """Bytes and blake2b checksum of a file given in pieces (hashlib lets other threads run meanwhile)."""
+    digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
+    size = 0
+    for chunk in chunks:
+        digest.update(chunk)
+        size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def give_way() -> None:
+    """Let the stream's thread have the interpreter: a plain release could be taken back before it wakes."""
+    time.sleep(YIELD_S)
+
+
+def write_sst(chunks: Iterable[Chunk], path: Path) -> int:
+    """Write sorted entries as an SST at ``path`` and return how many there were.
+
+    ``chunks``: lists of keys with lists of values (None: tombstone), ascending over all chunks. Nothing is left
+    behind when it fails: ``StateError`` for a disk or a key order that RocksDB refuses.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    writer = SstFileWriter(sst_options())
+    entries = 0
+    try:
+        writer.open(str(temporary))
+        writer[FORMAT_KEY] = FORMAT_VALUE
+        for keys, values in chunks:
+            _write_chunk(writer, keys, values)
+            entries += len(keys)
+            give_way()
+        writer.finish()
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        if type(error) is not Exception:  # rocksdict reports what RocksDB refuses as a bare Exception
+            raise
+        raise StateError(f"state file {path} cannot be written: {error}") from error
+    return entries
+
+
+def _write_chunk(writer: SstFileWriter, keys: list[bytes], values: list[bytes | None]) -> None:
+    if None not in values:
+        deque(map(writer.__setitem__, keys, values), maxlen=0)
+        return
+    for key, value in zip(keys, values, strict=True):
+        if value is None:
+            del writer[key]
+        else:
+            writer[key] = value
+
+
+def describe(path: Path, name: str, kind: Kind, entries: int) -> StateFile:
+    """The identity card of the file at ``path``."""
+    size, checksum = digest_of(file_chunks(path))
+    return StateFile(name, kind, entries, size, checksum)
+
+
+def chunked(entries: Iterator[tuple[bytes, bytes]], size: int = WRITE_CHUNK_ENTRIES) -> Iterator[Chunk]:
+    """Entries, one by one, as chunks for ``write_sst``."""
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    for key, value in entries:
+        keys.append(key)
+        values.append(value)
+        if len(keys) == size:
+            yield keys, values
+            keys, values = [], []
+    if keys:
+        yield keys, values

@@ -1,0 +1,210 @@
+"""Files of a checkpoint directory, on local disks and on anything pyarrow.fs reaches.
+
+Rules:
+- names are relative, with ``/`` between parts; a name is written whole or not at all as far as the file system
+  allows it (local: temporary file, fsync, rename; object stores: a write is visible when it is closed);
+- a missing file is ``FileNotFoundError``, any other failure an ``OSError``: callers say what it means;
+- no state is kept here, so any thread may call anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from pyarrow import fs
+
+COPY_CHUNK_BYTES = 1 << 20
+TEMPORARY_SUFFIX = ".tmp"
+
+
+class Files(Protocol):
+    """What checkpoint storage needs of a file system."""
+
+    def describe(self, name: str) -> str: ...
+    def make_root(self) -> None: ...
+    def read(self, name: str) -> bytes: ...
+    def write(self, name: str, data: bytes) -> None: ...
+    def put(self, local: Path, name: str) -> None: ...
+    def fetch(self, name: str, local: Path) -> None: ...
+    def size(self, name: str) -> int: ...
+    def chunks(self, name: str) -> Iterator[bytes]: ...
+    def names(self, folder: str) -> list[str]: ...
+    def delete(self, name: str) -> None: ...
+
+
+def file_chunks(path: Path) -> Iterator[bytes]:
+    """The bytes of a local file, a chunk at a time."""
+    with path.open("rb") as source:
+        while chunk := source.read(COPY_CHUNK_BYTES):
+            yield chunk
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in ``folder`` survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A second name for a local file, or a copy where the file system has no hard links."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+class LocalDirectory:
+    """A directory on a local (or mounted) disk."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def _path(self, name: str) -> Path:
+        return self._root / name
+
+    def describe(self, name: str) -> str:
+        return str(self._path(name))
+
+    def make_root(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def read(self, name: str) -> bytes:
+        return self._path(name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        temporary = self._temporary(name)
+        try:
+            with temporary.open("wb") as target:
+                target.write(data)
+                target.flush()
+                os.fsync(target.fileno())
+            self._publish(temporary, name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def put(self, local: Path, name: str) -> None:
+        temporary = self._temporary(name)
+        try:
+            with local.open("rb") as source, temporary.open("wb") as target:
+                shutil.copyfileobj(source, target, COPY_CHUNK_BYTES)
+                target.flush()
+                os.fsync(target.fileno())
+            self._publish(temporary, name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _temporary(self, name: str) -> Path:
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.with_name(path.name + TEMPORARY_SUFFIX)
+
+    def _publish(self, temporary: Path, name: str) -> None:
+        path = self._path(name)
+        temporary.replace(path)
+        sync_folder(path.parent)
+
+    def fetch(self, name: str, local: Path) -> None:
+        shutil.copyfile(self._path(name), local)
+
+    def size(self, name: str) -> int:
+        return self._path(name).stat().st_size
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        return file_chunks(self._path(name))
+
+    def names(self, folder: str) -> list[str]:
+        top = self._path(folder)
+        found = (Path(base, file) for base, _, files in os.walk(top) for file in files)
+        return sorted(path.relative_to(self._root).as_posix() for path in found)
+
+    def delete(self, name: str) -> None:
+        self._path(name).unlink(missing_ok=True)
+
+
+class ArrowDirectory:
+    """A directory of any pyarrow file system: S3, GCS, HDFS."""
+
+    def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if self._root and name else self._root or name
+
+    def describe(self, name: str) -> str:
+        return f"{self._fs.type_name}:{self._path(name)}"
+
+    def make_root(self) -> None:
+        if self._root:
+            self._fs.create_dir(self._root, recursive=True)
+
+    def read(self, name: str) -> bytes:
+        with self._fs.open_input_stream(self._path(name)) as source:
+            return bytes(source.read())
+
+    def write(self, name: str, data: bytes) -> None:
+        self._make_parent(name)
+        with self._fs.open_output_stream(self._path(name)) as target:
+            target.write(data)
+
+    def put(self, local: Path, name: str) -> None:
+        self._make_parent(name)
+        with self._fs.open_output_stream(self._path(name)) as target:
+            for chunk in file_chunks(local):
+                target.write(chunk)
+
+    def _make_parent(self, name: str) -> None:
+        parent = PurePosixPath(self._path(name)).parent.as_posix()
+        if parent not in ("", "."):
+            self._fs.create_dir(parent, recursive=True)
+
+    def fetch(self, name: str, local: Path) -> None:
+        with local.open("wb") as target:
+            for chunk in self.chunks(name):
+                target.write(chunk)
+
+    def size(self, name: str) -> int:
+        info = self._fs.get_file_info(self._path(name))
+        if info.type != fs.FileType.File:
+            raise FileNotFoundError(self.describe(name))
+        return int(info.size)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        with self._fs.open_input_stream(self._path(name)) as source:
+            while chunk := source.read(COPY_CHUNK_BYTES):
+                yield bytes(chunk)
+
+    def names(self, folder: str) -> list[str]:
+        selector = fs.FileSelector(self._path(folder), allow_not_found=True, recursive=True)
+        skip = len(self._root) + 1 if self._root else 0
+        return sorted(info.path[skip:] for info in self._fs.get_file_info(selector) if info.type == fs.FileType.File)
+
+    def delete(self, name: str) -> None:
+        if self._fs.get_file_info(self._path(name)).type == fs.FileType.File:
+            self._fs.delete_file(self._path(name))
+
+
+def open_directory(uri_or_path: str | Path, filesystem: fs.FileSystem | None = None) -> Files:
+    """The directory named by a local path or by a URI (``file:``, ``s3:``, ``gs:``, ``hdfs:``).
+
+    Raises ``OSError`` or ``ValueError`` (pyarrow's ``ArrowInvalid``) for a URI that names no file system.
+    """
+    if filesystem is not None:
+        return ArrowDirectory(filesystem, str(uri_or_path))
+    text = str(uri_or_path)
+    if isinstance(uri_or_path, Path) or ("://" not in text and not text.startswith("file:")):
+        return LocalDirectory(Path(text).expanduser().absolute())
+    filesystem, path = fs.FileSystem.from_uri(text)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return LocalDirectory(Path(path))
+    return ArrowDirectory(filesystem, path)

@@ -1,0 +1,254 @@
+"""Keyed numbers in memory over RocksDB (objects: ``objects``), and what both kinds of table have in common.
+
+Rules:
+- a table belongs to one thread, the subtask's; only ``FrozenPart.sorted_chunks`` and ``release`` may run in another;
+- an entry is *dirty* (changed since the last freeze), *frozen* (in a part that is not yet in RocksDB) or *clean*
+  (RocksDB has it); only clean entries are evicted, so what memory does not have, RocksDB has;
+- freezing copies what the part needs without a Python loop over keys; what is frozen never changes;
+- parts are released in the order they were frozen, or thawed together: their entries are dirty again, with the
+  newest value.
+
+Invariants: ``NumberState`` counts a key from its first look-up on (its value is then 0 and dirty); ``live_keys`` is
+the number of keys that exist, in memory or only in RocksDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkplus.errors import ConfigurationError, CorruptState
+from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, give_way
+from flinkplus.state.store import SubtaskStore
+
+Dtype = Literal["int64", "float64"]
+Rows = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
+
+VALUE_BYTES = 8
+ZERO_VALUE = bytes(VALUE_BYTES)
+CONVERT_CHUNK_ENTRIES = 8192
+FIRST_CAPACITY = 1024
+DEFAULT_MAX_ENTRIES = 500_000
+
+
+def state_prefix(name: str) -> bytes:
+    """The key prefix of a state: its length-prefixed name, so that no prefix begins another and none begins with 0."""
+    encoded = name.encode()
+    if not 0 < len(encoded) < 256:
+        raise ConfigurationError(f"a state's name must have 1 to 255 bytes in UTF-8, not {len(encoded)}: {name!r}")
+    return bytes([len(encoded)]) + encoded
+
+
+class FrozenPart(Protocol):
+    """What one state contributes to a snapshot. ``prefix`` orders parts; ``number`` counts a state's parts, from 1."""
+
+    prefix: bytes
+    number: int
+    entries: int
+
+    def sorted_chunks(self) -> Iterator[Chunk]:
+        """Keys with their prefix, ascending, with values (None: deleted). Runs off the subtask's thread."""
+
+    def release(self) -> None:
+        """The part is in RocksDB now. Runs off the subtask's thread."""
+
+
+def key_array(keys: Sequence[bytes]) -> pa.LargeBinaryArray:
+    """``keys`` as an Arrow array, converted in pieces: the conversion holds the interpreter lock."""
+    pieces = []
+    for start in range(0, len(keys), CONVERT_CHUNK_ENTRIES):
+        pieces.append(pa.array(keys[start : start + CONVERT_CHUNK_ENTRIES], pa.large_binary()))
+        give_way()
+    return cast(pa.LargeBinaryArray, pa.concat_arrays(pieces) if pieces else pa.array([], pa.large_binary()))
+
+
+def prefixed_and_sorted(prefix: bytes, keys: pa.LargeBinaryArray) -> tuple[pa.Array, Rows]:
+    """Sorted keys with their prefix, and the order (both without the interpreter lock)."""
+    order = pc.array_sort_indices(keys)
+    none, first = pa.scalar(b"", pa.large_binary()), pa.scalar(prefix, pa.large_binary())
+    return pc.binary_join_element_wise(first, keys.take(order), none), order.to_numpy().astype(np.int64)
+
+
+class NumberPart:
+    """A frozen part of a ``NumberState``: rows into the key array as it was, and a copy of their values."""
+
+    def __init__(self, state: NumberState, number: int, keys: npt.NDArray[np.object_], rows: Rows, values: Numbers):
+        self.prefix = state.prefix
+        self.number = number
+        self.entries = len(rows)
+        self._state = state
+        self._keys, self._rows, self._values = keys, rows, values
+
+    def sorted_chunks(self) -> Iterator[Chunk]:
+        keys, order = prefixed_and_sorted(self.prefix, key_array(cast("Sequence[bytes]", self._keys[self._rows])))
+        packed = self._values[order].astype(self._values.dtype.newbyteorder("<"), copy=False).view(f"V{VALUE_BYTES}")
+        for start in range(0, self.entries, WRITE_CHUNK_ENTRIES):
+            stop = start + WRITE_CHUNK_ENTRIES
+            yield keys[start:stop].to_pylist(), packed[start:stop].tolist()
+
+    def release(self) -> None:
+        self._state.note_released(self.number)
+
+
+class NumberState:
+    """A number for each key: dict of key -> row, and columns by row.
+
+    ``max_entries`` bounds what is kept in memory (soft by what one batch brings in). Row numbers are valid until the
+    next call of ``indices``.
+    """
+
+    kind = "number"
+
+    def __init__(
+        self, store: SubtaskStore, prefix: bytes, dtype: Dtype, max_entries: int = DEFAULT_MAX_ENTRIES
+    ) -> None:
+        if dtype not in ("int64", "float64"):
+            raise ConfigurationError(f"a number state holds int64 or float64, not {dtype!r}")
+        self.prefix = prefix
+        self.dtype: Dtype = dtype
+        self.max_entries = max_entries
+        self._parts = 0
+        self._released = 0
+        self.rebind(store, 0)
+
+    def rebind(self, store: SubtaskStore, live_keys: int) -> None:
+        """Forget everything in memory and read from ``store``, which has ``live_keys`` keys of this state."""
+        self._store = store
+        self.live_keys = live_keys
+        self._rows: dict[bytes, int] = {}
+        self._keys: npt.NDArray[np.object_] = np.empty(FIRST_CAPACITY, np.object_)
+        self._values: Numbers = np.zeros(FIRST_CAPACITY, self.dtype)
+        self._dirty = np.zeros(FIRST_CAPACITY, np.bool_)
+        self._used = np.zeros(FIRST_CAPACITY, np.int64)
+        self._part = np.zeros(FIRST_CAPACITY, np.int64)  # the last part that froze the row
+        self._tick = 0
+        self._released = self._parts
+        self._futile_at = -1  # parts released when eviction last freed too little: no use before the next one
+
+    # -- the hot path ---------------------------------------------------------------------------------------------
+
+    def indices(self, keys: list[bytes]) -> Rows:
+        """Row of each key (shape ``len(keys)``); keys that nobody has seen begin at 0. About 0.1 us a key in memory."""
+        if len(self._rows) > self.max_entries:
+            self._evict()
+        rows = np.fromiter(map(self._rows.get, keys, repeat(-1)), np.int64, len(keys))
+        if len(rows) and rows.min() < 0:
+            self._load(keys, rows)
+        self._tick += 1
+        self._used[rows] = self._tick
+        return rows
+
+    def gather(self, rows: Rows) -> Numbers:
+        """The values at ``rows`` (a copy)."""
+        return self._values[rows]
+
+    def scatter(self, rows: Rows, values: npt.ArrayLike) -> None:
+        """Set the values at ``rows``; they are part of the next snapshot."""
+        self._values[rows] = values
+        self._dirty[rows] = True
+
+    def _load(self, keys: list[bytes], rows: Rows) -> None:
+        """Give a row to each key that has none (``rows`` < 0), with its value from RocksDB."""
+        positions = np.flatnonzero(rows < 0)
+        wanted = [keys[position] for position in positions.tolist()]
+        fresh = list(dict.fromkeys(wanted))
+        first = len(self._rows)
+        stop = first + len(fresh)
+        self._reserve(stop)
+        self._keys[first:stop] = fresh
+        if first == self.live_keys:  # memory has every key there is: no need to ask
+            self._values[first:stop] = 0
+            self._dirty[first:stop] = True
+            self.live_keys = stop
+        else:
+            found = self._store.get_many([self.prefix + key for key in fresh])
+            absent = np.fromiter((value is None for value in found), np.bool_, len(found))
+            packed = b"".join([ZERO_VALUE if value is None else value for value in found])
+            if len(packed) != VALUE_BYTES * len(found):
+                raise CorruptState(f"state {self.prefix[1:]!r} holds values that are no {self.dtype} numbers")
+            self._values[first:stop] = np.frombuffer(packed, np.dtype(self.dtype).newbyteorder("<"))
+            self._dirty[first:stop] = absent
+            self.live_keys += int(absent.sum())
+        self._part[first:stop] = 0
+        self._rows.update(zip(fresh, range(first, stop), strict=True))
+        rows[positions] = np.fromiter(map(self._rows.__getitem__, wanted), np.int64, len(wanted))
+
+    def _reserve(self, count: int) -> None:
+        """Make the columns hold ``count`` rows. New arrays, always: frozen parts still refer to the old key array."""
+        capacity = len(self._keys)
+        if count <= capacity:
+            return
+        more = max(count, 2 * capacity) - capacity
+        self._keys = np.concatenate([self._keys, np.empty(more, np.object_)])
+        self._values = np.concatenate([self._values, np.zeros(more, self.dtype)])
+        self._dirty = np.concatenate([self._dirty, np.zeros(more, np.bool_)])
+        self._used = np.concatenate([self._used, np.zeros(more, np.int64)])
+        self._part = np.concatenate([self._part, np.zeros(more, np.int64)])
+
+    # -- eviction -------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_spill(self) -> bool:
+        """More entries than allowed, and too few of them clean: an extra part must go to RocksDB first."""
+        return len(self._rows) > self.max_entries and self._futile_at == self._released
+
+    def _evict(self) -> None:
+        """Down to half of ``max_entries``: clean rows go, those not used for longest first."""
+        released = self._released
+        if self._futile_at == released:
+            return
+        count = len(self._rows)
+        clean = np.flatnonzero(~self._dirty[:count] & (self._part[:count] <= released))
+        excess = count - self.max_entries // 2
+        if len(clean) > excess:
+            clean = clean[np.argpartition(self._used[clean], excess)[:excess]]
+        if count - len(clean) > self.max_entries * 3 // 4:
+            self._futile_at = released
+        if len(clean) == 0:
+            return
+        keep = np.ones(count, np.bool_)
+        keep[clean] = False
+        self._keys = self._keys[:count][keep]
+        self._values, self._dirty = self._values[:count][keep], self._dirty[:count][keep]
+        self._used, self._part = self._used[:count][keep], self._part[:count][keep]
+        self._rows = dict(zip(self._keys.tolist(), range(len(self._keys)), strict=True))
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    @property
+    def dirty_entries(self) -> int:
+        return int(np.count_nonzero(self._dirty[: len(self._rows)]))
+
+    @property
+    def covers_all(self) -> bool:
+        """Memory holds every key there is."""
+        return len(self._rows) == self.live_keys
+
+    def freeze(self, full: bool = False) -> NumberPart | None:
+        """A part of all dirty entries (``full``: of all entries), which are clean from now on; None when there are
+        none."""
+        count = len(self._rows)
+        rows = np.arange(count) if full else np.flatnonzero(self._dirty[:count])
+        if len(rows) == 0:
+            return None
+        self._parts += 1
+        self._dirty[:count] = False
+        self._part[rows] = self._parts
+        return NumberPart(self, self._parts, self._keys, rows, self._values[rows])
+
+    def note_released(self, number: int) -> None:
+        """Part ``number`` is in RocksDB (any thread)."""
+        self._released = max(self._released, number)
+
+    def thaw(self, parts: Sequence[FrozenPart]) -> None:
+        """Parts that could not be written: their entries are dirty again."""
+        count = len(self._rows)
+        self._dirty[:count] |= np.isin(self._part[:count], [part.number for part in parts])
+        self._released = self._parts

@@ -1,0 +1,228 @@
+"""Keyed state of any picklable objects, in memory over RocksDB.
+
+Rules (besides those of ``memtable``):
+- what the user's code holds is never what a snapshot holds: values of immutable types are kept as they are, others
+  as their pickle, made when they are put, so that changing an object without putting it changes nothing;
+- ``None`` means absent, so putting ``None`` deletes;
+- a stored value is one format byte and a pickle of protocol 5.
+
+The newest value of a key is the first found in: dirty, frozen parts (newest first), young cache, old cache, RocksDB.
+The two caches are generations: when the young one is full it becomes the old one, and what was in the old one is
+only in RocksDB.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flinkplus.errors import CorruptState
+from flinkplus.state.delta import Chunk
+from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, FrozenPart, key_array, prefixed_and_sorted
+from flinkplus.state.store import SubtaskStore
+
+PICKLE_PROTOCOL = 5
+PICKLE_FORMAT = b"\x01"
+PICKLE_CHUNK_ENTRIES = 256
+_ATOMS = frozenset(
+    {int, float, complex, str, bytes, bool, decimal.Decimal, datetime.date, datetime.timedelta, type(None)}
+)
+
+
+class _Absent:
+    """The value of a key that does not exist."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+class _Packed(bytes):
+    """The pickle of a value that could be changed by whoever holds it."""
+
+
+ABSENT = _Absent()
+_UNKNOWN = object()
+
+
+def _pack(value: object) -> object:
+    kind = type(value)
+    if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value))):  # type: ignore[call-overload]
+        return value
+    return _Packed(pickle.dumps(value, PICKLE_PROTOCOL))
+
+
+def _unpack(kept: object) -> object | None:
+    if kept is ABSENT:
+        return None
+    return pickle.loads(kept) if type(kept) is _Packed else kept
+
+
+def _encode(kept: object) -> bytes | None:
+    if kept is ABSENT:
+        return None
+    return PICKLE_FORMAT + (kept if type(kept) is _Packed else pickle.dumps(kept, PICKLE_PROTOCOL))
+
+
+def _decode(stored: bytes | None) -> object:
+    if stored is None:
+        return ABSENT
+    if stored[:1] != PICKLE_FORMAT:
+        raise CorruptState(f"a stored object has format {stored[:1]!r}, known is {PICKLE_FORMAT!r}")
+    value = pickle.loads(stored[1:])
+    packed = _pack(value)
+    return packed if packed is value else _Packed(stored[1:])
+
+
+class ObjectPart:
+    """A frozen part of an ``ObjectState``."""
+
+    def __init__(self, prefix: bytes, number: int, kept: dict[bytes, object]) -> None:
+        self.prefix = prefix
+        self.number = number
+        self.entries = len(kept)
+        self.kept = kept
+        self.released = False
+
+    def sorted_chunks(self) -> Iterator[Chunk]:
+        values = list(self.kept.values())
+        keys, order = prefixed_and_sorted(self.prefix, key_array(list(self.kept)))
+        for start in range(0, self.entries, PICKLE_CHUNK_ENTRIES):
+            stop = start + PICKLE_CHUNK_ENTRIES
+            yield keys[start:stop].to_pylist(), [_encode(values[row]) for row in order[start:stop].tolist()]
+
+    def release(self) -> None:
+        self.released = True
+
+
+class ObjectState:
+    """An object for each key. ``max_entries`` bounds what is kept in memory (soft by what one batch brings in)."""
+
+    kind = "object"
+
+    def __init__(self, store: SubtaskStore, prefix: bytes, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
+        self.prefix = prefix
+        self.max_entries = max_entries
+        self._parts = 0
+        self.rebind(store, 0)
+
+    def rebind(self, store: SubtaskStore, live_keys: int) -> None:
+        """Forget everything in memory and read from ``store``, which has ``live_keys`` keys of this state."""
+        self._store = store
+        self.live_keys = live_keys
+        self._dirty: dict[bytes, object] = {}
+        self._dirty_has_absent = False
+        self._frozen: list[ObjectPart] = []
+        self._young: dict[bytes, object] = {}
+        self._old: dict[bytes, object] = {}
+
+    def get_many(self, keys: Sequence[bytes]) -> list[Any]:
+        """The object of each key, or None. Objects that can be changed are fresh copies: put them back to change the
+        state."""
+        return [_unpack(kept) for kept in self._find(keys)]
+
+    def put_many(self, keys: Sequence[bytes], values: Sequence[object]) -> None:
+        """Set the object of each key (None deletes it). Raises what pickle raises, and then changes nothing."""
+        packed = [ABSENT if value is None else _pack(value) for value in values]
+        self._set(keys, packed)
+
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Remove keys; those that do not exist are ignored."""
+        self._set(keys, [ABSENT] * len(keys))
+
+    def _set(self, keys: Sequence[bytes], packed: list[object]) -> None:
+        before = dict(zip(keys, self._find(keys), strict=True))
+        after = dict(zip(keys, packed, strict=True))
+        for key, kept in after.items():
+            existed, exists = before[key] is not ABSENT, kept is not ABSENT
+            self.live_keys += exists - existed
+            if exists or existed:
+                self._dirty[key] = kept
+                self._dirty_has_absent |= not exists
+
+    def _find(self, keys: Sequence[bytes]) -> list[object]:
+        """What is kept for each key, in memory or, then cached, in RocksDB."""
+        self._settle()
+        dirty, young, old = self._dirty, self._young, self._old
+        frozen = [part.kept for part in reversed(self._frozen)]
+        found: list[object] = []
+        missing: dict[bytes, list[int]] = {}
+        for key in keys:
+            kept = dirty.get(key, _UNKNOWN)
+            if kept is _UNKNOWN:
+                for table in frozen:
+                    kept = table.get(key, _UNKNOWN)
+                    if kept is not _UNKNOWN:
+                        break
+                else:
+                    kept = young.get(key, _UNKNOWN)
+                    if kept is _UNKNOWN:
+                        kept = old.get(key, _UNKNOWN)
+                        if kept is _UNKNOWN:
+                            missing.setdefault(key, []).append(len(found))
+                        else:
+                            young[key] = kept
+            found.append(kept)
+        if missing:
+            self._load(missing, found)
+        if len(young) > self.max_entries // 2:
+            self._young, self._old = {}, young
+        return found
+
+    def _load(self, missing: dict[bytes, list[int]], found: list[object]) -> None:
+        stored = self._store.get_many([self.prefix + key for key in missing])
+        for (key, positions), value in zip(missing.items(), stored, strict=True):
+            kept = self._young[key] = _decode(value)
+            for position in positions:
+                found[position] = kept
+
+    def _settle(self) -> None:
+        """Frozen parts that RocksDB has by now become clean."""
+        while self._frozen and self._frozen[0].released:
+            self._young.update(self._frozen.pop(0).kept)
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_spill(self) -> bool:
+        """More changed entries than allowed: an extra part must go to RocksDB first."""
+        waiting = sum(part.entries for part in self._frozen if not part.released)
+        return len(self._dirty) + waiting > self.max_entries
+
+    @property
+    def dirty_entries(self) -> int:
+        return len(self._dirty)
+
+    @property
+    def covers_all(self) -> bool:
+        """The dirty entries are every key there is."""
+        return not self._dirty_has_absent and len(self._dirty) == self.live_keys
+
+    def freeze(self, full: bool = False) -> ObjectPart | None:
+        """A part of all dirty entries, which are clean from now on; None when there are none.
+
+        ``full`` is allowed only when ``covers_all``, and then changes nothing.
+        """
+        if not self._dirty:
+            return None
+        self._parts += 1
+        part = ObjectPart(self.prefix, self._parts, self._dirty)
+        self._frozen.append(part)
+        self._dirty = {}
+        self._dirty_has_absent = False
+        return part
+
+    def thaw(self, parts: Sequence[FrozenPart]) -> None:
+        """Parts that could not be written: their entries are dirty again."""
+        self._settle()
+        numbers = {part.number for part in parts}
+        merged: dict[bytes, object] = {}
+        for part in self._frozen:
+            if part.number in numbers:
+                merged.update(part.kept)
+        self._frozen = [part for part in self._frozen if part.number not in numbers]
+        merged.update(self._dirty)
+        self._dirty = merged
+        self._dirty_has_absent = any(kept is ABSENT for kept in merged.values())

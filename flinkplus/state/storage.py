@@ -1,0 +1,313 @@
+"""Durable checkpoints of one job: a directory of state files and manifests.
+
+Layout::
+
+    JOB.json                                   whose directory this is
+    blobs/<name>                               what a fresh job needs to resume (the pickled plan)
+    state/<subtask>/<generation>-<checkpoint>-<n>.sst   written once, named by manifests
+    checkpoints/<checkpoint, 8 digits>.json    one line of header with format and checksum, then JSON; written last
+
+Rules:
+- a checkpoint exists when its manifest does; the manifest is written after every file it names;
+- what no manifest names is garbage, except files of the running generation that are newer than the last complete
+  checkpoint: a snapshot still under way may name those;
+- a manifest that is short, altered or of another format is ``CorruptCheckpoint``, never half-believed;
+- a manifest is the runtime's: storage reads only ``checkpoint``, ``generation`` and ``subtasks[*].files`` of it.
+
+Any thread may call anything here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, CorruptState, StateError
+from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
+from flinkplus.state.files import open_directory
+
+JOB_FORMAT = 1
+MANIFEST_FORMAT = 1
+MANIFEST_MAGIC = b"flinkplus-manifest"
+JOB_FILE = "JOB.json"
+PROBE_FILE = "WRITABLE.probe"
+_STATE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst(\.tmp)?$")
+_MANIFEST_NAME = re.compile(r"^checkpoints/(\d{8,})\.json$")
+
+Manifest = dict[str, Any]
+
+
+def manifest_files(manifest: Manifest) -> list[StateFile]:
+    """Every state file a manifest names, without repeats, in the order of subtasks."""
+    files: dict[str, StateFile] = {}
+    for handle in manifest.get("subtasks", {}).values():
+        for entry in handle.get("files", ()) if isinstance(handle, dict) else ():
+            file = StateFile.from_json(entry)
+            files[file.name] = file
+    return list(files.values())
+
+
+class CheckpointStorage:
+    """The checkpoint directory of one job.
+
+    ``uri_or_path``: a local path, or a URI that pyarrow.fs understands. ``filesystem``: a pyarrow file system to use
+    instead of what the URI says.
+    """
+
+    def __init__(self, uri_or_path: str | Path, filesystem: fs.FileSystem | None = None) -> None:
+        self.uri = str(uri_or_path)
+        try:
+            self._files = open_directory(uri_or_path, filesystem)
+        except (OSError, ValueError) as error:
+            raise CheckpointDirectoryError(
+                f"checkpoint directory {self.uri!r} cannot be opened: {error}; give a local path or a URI such as s3://bucket/path"
+            ) from error
+        self._lock = threading.Lock()
+        self._named: dict[int, frozenset[str]] = {}
+
+    # -- the directory --------------------------------------------------------------------------------------------
+
+    def prepare(self, job: dict[str, Any], resume: bool) -> None:
+        """Claim the directory for ``job`` (a JSON-able dict with ``name`` and ``fingerprint``).
+
+        ``resume=False`` makes a new checkpoint history, ``resume=True`` continues the one that is there. Raises
+        ``CheckpointDirectoryError`` when the directory cannot be written, belongs to another job, holds something
+        else, or holds (or lacks) checkpoints against what ``resume`` says.
+        """
+        try:
+            self._files.make_root()
+            self._files.write(PROBE_FILE, b"")
+            self._files.delete(PROBE_FILE)
+            present = self._job()
+            self._check_owner(job, present, resume)
+            if not resume:
+                for name in self._files.names("state"):
+                    self._files.delete(name)
+            self._files.write(JOB_FILE, json.dumps({"format": JOB_FORMAT, "job": job}, sort_keys=True).encode())
+        except OSError as error:
+            raise CheckpointDirectoryError(
+                f"checkpoint directory {self.uri!r} cannot be written: {error}; choose one that this user may write"
+            ) from error
+
+    def _job(self) -> dict[str, Any] | None:
+        try:
+            document = json.loads(self._files.read(JOB_FILE))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise CheckpointDirectoryError(
+                f"{self._files.describe(JOB_FILE)} is damaged ({error}); choose another checkpoint directory"
+            ) from error
+        if not isinstance(document, dict) or document.get("format") != JOB_FORMAT:
+            raise CheckpointDirectoryError(
+                f"{self._files.describe(JOB_FILE)} has a format this version does not know (expected {JOB_FORMAT}); "
+                "use the version that wrote it, or choose another checkpoint directory"
+            )
+        found: dict[str, Any] = document["job"]
+        return found
+
+    def _check_owner(self, job: dict[str, Any], present: dict[str, Any] | None, resume: bool) -> None:
+        where = f"checkpoint directory {self.uri!r}"
+        if present is None:
+            others = [name for name in self._files.names("") if not name.startswith(".")]
+            if others:
+                raise CheckpointDirectoryError(
+                    f"{where} holds other data ({others[0]!r}) and is not a checkpoint directory; choose an empty one"
+                )
+            if resume:
+                raise CheckpointDirectoryError(f"{where} holds no job to resume; start the job without resume")
+            return
+        for key in ("name", "fingerprint"):
+            if present.get(key) != job.get(key):
+                raise CheckpointDirectoryError(
+                    f"{where} belongs to another job ({key} {present.get(key)!r}, this job has {job.get(key)!r}); "
+                    "choose another checkpoint directory, or delete this one if its job is not needed any more"
+                )
+        if not resume and self.checkpoints():
+            raise CheckpointDirectoryError(
+                f"{where} already has checkpoints of this job; resume it, or choose or clear another directory"
+            )
+
+    def job(self) -> dict[str, Any]:
+        """The job this directory belongs to, as given to ``prepare``."""
+        job = self._job()
+        if job is None:
+            raise CheckpointDirectoryError(f"checkpoint directory {self.uri!r} holds no job; check the path")
+        return job
+
+    # -- blobs and state files ------------------------------------------------------------------------------------
+
+    def put_blob(self, name: str, data: bytes) -> None:
+        """Store ``data`` under ``name`` with its checksum, replacing what was there."""
+        self._files.write(f"blobs/{name}", _seal(b"flinkplus-blob", data))
+
+    def get_blob(self, name: str) -> bytes:
+        """What was stored under ``name``; ``CorruptCheckpoint`` when it is damaged or not there."""
+        full = f"blobs/{name}"
+        try:
+            return _unseal(b"flinkplus-blob", self._files.read(full), self._files.describe(full))
+        except FileNotFoundError as error:
+            raise CorruptCheckpoint(f"{self._files.describe(full)} is missing; the job cannot be resumed") from error
+
+    def upload(self, local: Path, name: str) -> None:
+        """Copy a local state file into the store under ``name`` (``<subtask>/<generation>-<checkpoint>-<n>.sst``)."""
+        try:
+            self._files.put(local, f"state/{name}")
+        except OSError as error:
+            raise StateError(f"state file {name} cannot be stored in {self.uri!r}: {error}") from error
+
+    def download(self, name: str, local: Path) -> None:
+        """Copy a state file to ``local``; ``CorruptState`` when the store does not have it."""
+        full = f"state/{name}"
+        try:
+            self._files.fetch(full, local)
+        except FileNotFoundError as error:
+            raise CorruptState(
+                f"state file {self._files.describe(full)} is missing; use an older checkpoint"
+            ) from error
+        except OSError as error:
+            raise StateError(f"state file {name} cannot be read from {self.uri!r}: {error}") from error
+
+    # -- manifests ------------------------------------------------------------------------------------------------
+
+    def write_manifest(self, checkpoint: int, manifest: Manifest) -> None:
+        """Make ``checkpoint`` exist. Every state file it names must have been uploaded before."""
+        names = frozenset(file.name for file in manifest_files(manifest))
+        body = json.dumps(manifest, sort_keys=True).encode()
+        try:
+            self._files.write(_manifest_name(checkpoint), _seal(MANIFEST_MAGIC, body))
+        except OSError as error:
+            raise StateError(f"manifest {checkpoint} cannot be stored in {self.uri!r}: {error}") from error
+        with self._lock:
+            self._named[checkpoint] = names
+
+    def read_manifest(self, checkpoint: int) -> Manifest:
+        """The manifest as it was written; ``CorruptCheckpoint`` when it is not there, short, altered or of another
+        format."""
+        name = _manifest_name(checkpoint)
+        where = self._files.describe(name)
+        try:
+            body = _unseal(MANIFEST_MAGIC, self._files.read(name), where)
+        except FileNotFoundError as error:
+            raise CorruptCheckpoint(f"manifest {where} is missing") from error
+        manifest: Manifest = json.loads(body)
+        if manifest.get("format", MANIFEST_FORMAT) != MANIFEST_FORMAT:
+            raise CorruptCheckpoint(f"manifest {where} has format {manifest.get('format')!r}, not {MANIFEST_FORMAT}")
+        if manifest.get("checkpoint", checkpoint) != checkpoint:
+            raise CorruptCheckpoint(f"manifest {where} says it is of checkpoint {manifest.get('checkpoint')}")
+        return manifest
+
+    def checkpoints(self) -> list[int]:
+        """The checkpoints that exist, ascending."""
+        matches = (_MANIFEST_NAME.match(name) for name in self._files.names("checkpoints"))
+        return sorted(int(match.group(1)) for match in matches if match)
+
+    def latest_valid(self, verify_files: bool = True) -> tuple[int, Manifest, list[str]] | None:
+        """The newest checkpoint that can be restored: (checkpoint, manifest, why newer ones were skipped).
+
+        ``verify_files`` reads every state file and checks it; without it only presence and size are checked. None when
+        there is no checkpoint at all; ``CorruptCheckpoint`` when there are some and none is whole.
+        """
+        skipped: list[str] = []
+        for checkpoint in reversed(self.checkpoints()):
+            try:
+                manifest = self.read_manifest(checkpoint)
+                for file in manifest_files(manifest):
+                    self._verify(file, verify_files)
+            except (CorruptCheckpoint, CorruptState) as error:
+                skipped.append(f"checkpoint {checkpoint}: {error}")
+            else:
+                return checkpoint, manifest, skipped
+        if skipped:
+            raise CorruptCheckpoint(f"no checkpoint in {self.uri!r} is whole: " + "; ".join(skipped))
+        return None
+
+    def _verify(self, file: StateFile, content: bool) -> None:
+        full = f"state/{file.name}"
+        where = self._files.describe(full)
+        try:
+            size = self._files.size(full)
+            if size != file.bytes:
+                raise CorruptState(f"state file {where} has {size} bytes instead of {file.bytes}")
+            if content:
+                file.check(self._files.chunks(full), where)
+        except FileNotFoundError as error:
+            raise CorruptState(f"state file {where} is missing") from error
+
+    # -- removal --------------------------------------------------------------------------------------------------
+
+    def drop(self, checkpoint: int) -> list[str]:
+        """Remove a checkpoint and the state files that only it names; returns the names of those files.
+
+        The checkpoint must be older than the newest complete one: a running snapshot builds only on what that one
+        names.
+        """
+        mine = self._names_of(checkpoint)
+        self._files.delete(_manifest_name(checkpoint))
+        with self._lock:
+            self._named.pop(checkpoint, None)
+        alone = sorted(mine.difference(*(self._names_of(other) for other in self.checkpoints())))
+        for name in alone:
+            self._files.delete(f"state/{name}")
+        return alone
+
+    def collect_garbage(self, keep_generation_from: int, complete: int = 0, live: Iterable[str] = ()) -> list[str]:
+        """Remove state files that no manifest names; returns their names.
+
+        Kept besides those named: ``live`` names; files of generations after ``keep_generation_from`` (the running one);
+        files of the running generation that belong to checkpoints after ``complete`` (its newest complete checkpoint).
+        """
+        keep = set(live).union(*(self._names_of(checkpoint) for checkpoint in self.checkpoints()))
+        removed = []
+        for full in self._files.names("state"):
+            name = full.removeprefix("state/")
+            match = _STATE_NAME.match(name.rpartition("/")[2])
+            age = (int(match["generation"]), int(match["checkpoint"])) if match else (0, 0)
+            if match and name not in keep and age <= (keep_generation_from, complete):
+                self._files.delete(full)
+                removed.append(name)
+        return removed
+
+    def _names_of(self, checkpoint: int) -> frozenset[str]:
+        with self._lock:
+            known = self._named.get(checkpoint)
+        if known is not None:
+            return known
+        try:
+            names = frozenset(file.name for file in manifest_files(self.read_manifest(checkpoint)))
+        except CorruptCheckpoint:
+            return frozenset()
+        with self._lock:
+            self._named[checkpoint] = names
+        return names
+
+
+def _manifest_name(checkpoint: int) -> str:
+    return f"checkpoints/{checkpoint:08d}.json"
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).hexdigest().encode()
+
+
+def _seal(magic: bytes, body: bytes) -> bytes:
+    return b"%s %d %d %s\n%s" % (magic, MANIFEST_FORMAT, len(body), _digest(body), body)
+
+
+def _unseal(magic: bytes, data: bytes, where: str) -> bytes:
+    header, _, body = data.partition(b"\n")
+    fields = header.split(b" ")
+    if len(fields) != 4 or fields[0] != magic:
+        raise CorruptCheckpoint(f"{where} is truncated or is not a FlinkPlus file")
+    if fields[1] != b"%d" % MANIFEST_FORMAT:
+        raise CorruptCheckpoint(f"{where} has format {fields[1].decode(errors='replace')}, known is {MANIFEST_FORMAT}")
+    if fields[2] != b"%d" % len(body) or fields[3] != _digest(body):
+        raise CorruptCheckpoint(f"{where} does not match its checksum: it is truncated or was altered")
+    return body

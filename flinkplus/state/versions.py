@@ -1,0 +1,282 @@
+"""The versions of one subtask's state as files: written, ingested, uploaded, in the order they were frozen.
+
+Rules:
+- every frozen snapshot (or spill) is queued; writing one first writes all that were frozen before it, so a version is
+  always the files of the versions before it and its own; what could not be written stays queued, and whoever comes next
+  tries again, or the subtask's thread thaws it into the next snapshot;
+- a version's file list is fixed when it is written: later spills and newer bases never change an older handle;
+- a file is listed once RocksDB has it, and uploaded at the latest by the first handle that names it;
+- a new base is what RocksDB holds right after an ingest; it replaces the files up to that one in versions to come;
+- file names carry generation and checkpoint, and are never used twice; a file that a later checkpoint is the first
+  to name carries that later number, so that garbage collection may go by it;
+- local copies (hard links; RocksDB has its own) stay while the newest complete checkpoint, or anything newer, names
+  them.
+
+Locks, taken in this order: ``_persist_lock`` (one persist at a time), ``_base_lock`` (an iterator is open),
+``_write_lock`` (one write and ingest at a time; a write may last), ``_lock`` (the queue and the lists; never held
+for long, so it is the only one that the synchronous part of a snapshot takes).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from flinkplus.errors import StateError
+from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, Kind, StateFile, describe, write_sst
+from flinkplus.state.files import link_or_copy
+from flinkplus.state.memtable import FrozenPart
+from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.store import SubtaskStore
+
+
+@dataclass(frozen=True, slots=True)
+class BasePolicy:
+    """When a new base is due: deltas outweigh the base ``ratio`` times (and ``min_bytes``), or are too many."""
+
+    ratio: float = 2.0
+    min_bytes: int = 4 << 20
+    max_deltas: int = 32
+
+    def due(self, files: Sequence[StateFile]) -> bool:
+        base = sum(file.bytes for file in files if file.kind == "base")
+        deltas = [file.bytes for file in files if file.kind == "delta"]
+        return len(deltas) > self.max_deltas or sum(deltas) > max(self.min_bytes, self.ratio * base)
+
+
+@dataclass(slots=True, eq=False)
+class PendingSnapshot:
+    """A frozen version on its way to disk. ``checkpoint`` is that of its file names; a spill never has a handle.
+
+    ``full``: the parts hold every key there is. ``files`` is set when it is written.
+    """
+
+    checkpoint: int
+    parts: list[FrozenPart]
+    full: bool = False
+    spill: bool = False
+    keys: int = 0
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    operator_state: str = "{}"
+    sync_ms: float = 0.0
+    written: bool = False
+    failed: bool = False
+    files: tuple[StateFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """What a persist did: the version's files, bytes uploaded by it, and how long it took."""
+
+    files: tuple[StateFile, ...]
+    bytes_new: int
+    async_ms: float
+
+
+class StateVersions:
+    """Queue, files and uploads of one subtask in one generation.
+
+    ``store`` holds exactly ``files``, all of them in storage already. ``folder``: local files, kept over generations.
+    ``prefix``: what file names begin with in storage.
+    """
+
+    def __init__(
+        self,
+        store: SubtaskStore,
+        files: Sequence[StateFile],
+        folder: Path,
+        storage: CheckpointStorage,
+        prefix: str,
+        generation: int,
+        policy: BasePolicy,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._storage = storage
+        self._prefix = prefix
+        self._generation = generation
+        self._policy = policy
+        self._persist_lock = threading.Lock()
+        self._base_lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._counter = 0
+        self._queue: deque[PendingSnapshot] = deque()
+        self._unfinished: list[PendingSnapshot] = []
+        self._files = tuple(files)
+        self._uploaded = {file.name for file in files}
+        self._local_names = {file.name for file in files}
+        self._handles: dict[int, tuple[StateFile, ...]] = {}
+
+    def close(self) -> None:
+        """Stop: a persist under way fails soon with ``StateError``, and from now on nothing here uses the store."""
+        self._closed.set()
+        with self._base_lock, self._write_lock, self._lock:
+            self._queue.clear()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise StateError(f"state of {self._prefix}, generation {self._generation}, was closed: snapshot abandoned")
+
+    # -- the subtask's thread -------------------------------------------------------------------------------------
+
+    def enqueue(self, pending: PendingSnapshot) -> None:
+        """A version was frozen."""
+        with self._lock:
+            self._queue.append(pending)
+            if not pending.spill:
+                self._unfinished.append(pending)
+
+    def take_failed(self) -> list[PendingSnapshot]:
+        """Versions to thaw: the whole queue when every one in it failed; else none (a persist to come writes them)."""
+        with self._lock:
+            if not all(pending.failed for pending in self._queue):
+                return []
+            failed = list(self._queue)
+            self._queue.clear()
+            return failed
+
+    def write_through(self, pending: PendingSnapshot) -> None:
+        """Write and ingest everything frozen up to and including ``pending``."""
+        with self._lock:
+            if not pending.written and pending not in self._queue:
+                raise StateError(
+                    f"snapshot {pending.checkpoint} of {self._prefix} failed before; a newer one has its changes"
+                )
+            pending.failed = False
+        with self._write_lock:
+            while not pending.written:
+                self._check_open()
+                head = self._queue[0]
+                try:
+                    self._write(head)
+                except BaseException:
+                    head.failed = pending.failed = True
+                    raise
+                with self._lock:
+                    self._queue.popleft()
+
+    def complete(self, checkpoint: int) -> None:
+        """``checkpoint`` is complete: local copies that only older ones name go."""
+        with self._lock:
+            self._handles = {number: files for number, files in self._handles.items() if number >= checkpoint}
+            self._unfinished = [pending for pending in self._unfinished if pending.checkpoint >= checkpoint]
+            lists = [self._files, *self._handles.values(), *(pending.files for pending in self._unfinished)]
+            needed = {file.name for files in lists for file in files}
+            gone = self._local_names - needed
+            self._local_names &= needed
+            self._uploaded &= needed
+        for name in sorted(gone):
+            self.local(name).unlink(missing_ok=True)
+
+    def total_bytes(self) -> int:
+        """Bytes of the files that make up the newest written version."""
+        return sum(file.bytes for file in self._files)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def _write(self, pending: PendingSnapshot) -> None:
+        files = self._files
+        if pending.parts:
+            kind: Kind = "base" if pending.full or not files else "delta"
+            file = self._new_file(self._part_chunks(pending.parts), pending.checkpoint, kind)
+            link = self.local(file.name).with_suffix(".ingest")
+            link_or_copy(self.local(file.name), link)
+            try:
+                self._store.ingest([link])
+            finally:
+                link.unlink(missing_ok=True)
+            for part in pending.parts:
+                part.release()
+            files = (file,) if kind == "base" else (*files, file)
+        with self._lock:
+            self._files = pending.files = files
+            self._local_names.update(file.name for file in files)
+            pending.parts = []
+            pending.written = True
+            pending.failed = False
+
+    def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind) -> StateFile:
+        with self._lock:
+            self._counter += 1
+            name = f"{self._prefix}/{self._generation}-{checkpoint}-{self._counter}.sst"
+        path = self.local(name)
+        try:
+            entries = write_sst(chunks, path)
+            return describe(path, name, kind, entries)
+        except OSError as error:
+            raise StateError(f"state file {path} cannot be written: {error}") from error
+
+    def local(self, name: str) -> Path:
+        """Where the local copy of a state file is."""
+        return self._folder / name.rpartition("/")[2]
+
+    def _part_chunks(self, parts: Iterable[FrozenPart]) -> Iterator[Chunk]:
+        for part in sorted(parts, key=lambda part: part.prefix):
+            for chunk in part.sorted_chunks():
+                self._check_open()
+                yield chunk
+
+    # -- persisting -----------------------------------------------------------------------------------------------
+
+    def persist(self, pending: PendingSnapshot) -> Persisted:
+        """Write, ingest, upload. On failure the changes stay queued, or listed, for the next snapshot."""
+        begun = time.perf_counter()
+        try:
+            with self._persist_lock:
+                self._check_open()
+                self.write_through(pending)
+                if self._policy.due(pending.files):
+                    self._rebase(pending)
+                sent = self._upload(pending.files)
+        finally:
+            with self._lock:
+                if pending in self._unfinished:
+                    self._unfinished.remove(pending)
+                if pending.written:
+                    self._handles[pending.checkpoint] = pending.files
+        self._check_open()
+        return Persisted(pending.files, sent, (time.perf_counter() - begun) * 1e3)
+
+    def _rebase(self, pending: PendingSnapshot) -> None:
+        """Write what RocksDB holds now as a base, for ``pending`` if it is that version, and for those to come."""
+        with self._base_lock:
+            with self._write_lock:
+                self._check_open()
+                replaced = self._files
+                entries = self._store.items()
+            own = replaced == pending.files
+            try:
+                checkpoint = pending.checkpoint if own else pending.checkpoint + 1
+                file = self._new_file(self._base_chunks(entries), checkpoint, "base")
+            finally:
+                del entries
+        with self._lock:
+            if self._files[: len(replaced)] == replaced:
+                self._files = (file, *self._files[len(replaced) :])
+            if own:
+                pending.files = (file,)
+            self._local_names.add(file.name)
+
+    def _base_chunks(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[Chunk]:
+        while batch := list(islice(entries, WRITE_CHUNK_ENTRIES)):
+            self._check_open()
+            yield [key for key, _ in batch], [value for _, value in batch]
+
+    def _upload(self, files: Sequence[StateFile]) -> int:
+        sent = 0
+        for file in files:
+            if file.name not in self._uploaded:
+                self._check_open()
+                self._storage.upload(self.local(file.name), file.name)
+                with self._lock:
+                    self._uploaded.add(file.name)
+                sent += file.bytes
+        return sent
