@@ -18,10 +18,9 @@ Rules:
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -73,14 +72,6 @@ class SinkCommitter(ABC):
     help), and ``OutputDirectoryError`` when the directory cannot be used or a staged file has gone (it will not).
     """
 
-    def __init__(self) -> None:
-        self._tally = RowTally()
-
-    @property
-    def rows(self) -> int:
-        """Rows committed through this object and not retracted."""
-        return self._tally.total
-
     def prepare(self, resume: bool) -> None:
         """Make the output ready before the first deployment.
 
@@ -91,7 +82,10 @@ class SinkCommitter(ABC):
 
     @abstractmethod
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
-        """Make visible what ``files``, the descriptions of all subtasks, hold beyond the last commit."""
+        """Make visible what ``files``, the descriptions of all subtasks, hold beyond the last commit.
+
+        Descriptions of what earlier commits made visible may be among them, or be left out.
+        """
 
     @abstractmethod
     def retract_after(self, checkpoint: int | None) -> None:
@@ -109,6 +103,7 @@ class SinkCommitter(ABC):
         return None
 
 
+@dataclass(frozen=True)
 class Sink(ABC):
     """The descriptor. ``name`` is the operator's, unique in the job.
 
@@ -116,8 +111,8 @@ class Sink(ABC):
     """
 
     name: str
-    schema: pa.Schema | None = None
-    job_id: str = ""
+    schema: pa.Schema | None = field(default=None, kw_only=True)
+    job_id: str = field(default="", kw_only=True)
 
     def bind(self, schema: pa.Schema, job_id: str) -> Self:
         """A copy for one job. ``schema`` is the logical one of its input; ``job_id`` is unique and survives a resume.
@@ -127,10 +122,7 @@ class Sink(ABC):
         if not job_id or not all(c.isalnum() or c in "-_." for c in job_id) or job_id.startswith("."):
             raise ConfigurationError(f"job id {job_id!r} must be letters, digits, '-', '_' or '.'")
         self.check_schema(schema)
-        bound = copy.copy(self)
-        bound.schema = schema
-        bound.job_id = job_id
-        return bound
+        return replace(self, schema=schema, job_id=job_id)
 
     @property
     def bound_schema(self) -> pa.Schema:
@@ -150,35 +142,6 @@ class Sink(ABC):
     @abstractmethod
     def committer(self) -> SinkCommitter:
         """The committer, in the driver."""
-
-
-class RowTally:
-    """Rows by checkpoint, so that what is retracted can be subtracted. Old checkpoints are merged into one sum."""
-
-    def __init__(self, max_checkpoints: int = 4096) -> None:
-        self.total = 0
-        self._recent: deque[tuple[int, int]] = deque()
-        self._max_checkpoints = max_checkpoints
-        self._merged_through = 0
-
-    def add(self, checkpoint: int, rows: int) -> None:
-        self.total += rows
-        self._recent.append((checkpoint, rows))
-        if len(self._recent) > self._max_checkpoints:
-            self._merged_through = self._recent.popleft()[0]
-
-    def retract_after(self, checkpoint: int | None) -> None:
-        """Forget the rows added for checkpoints after ``checkpoint``, or all of them."""
-        if checkpoint is None:
-            self.total = self._merged_through = 0
-            self._recent.clear()
-            return
-        if checkpoint < self._merged_through:
-            raise InvariantViolation(
-                f"checkpoint {checkpoint} is too old to fall back to: rows are no longer told apart"
-            )
-        while self._recent and self._recent[-1][0] > checkpoint:
-            self.total -= self._recent.pop()[1]
 
 
 def not_yet_committed(files: Iterable[StagedFile], committed_through: int) -> list[StagedFile]:

@@ -1,0 +1,211 @@
+"""The driver's side of the file sinks: staged files are moved into the output directory, then listed, all at once.
+
+The output directory::
+
+    part-c00000007-s1-g2-0.parquet    committed (or about to be: visible only once it is listed)
+    _spark_metadata/                  the list of committed files (spark_log.py)
+    _staging/<job id>/                what the running job has staged or is writing
+    _flinkplus.json                   which job and which sink of it write here
+
+Invariants: a listed file exists, whole, from before it is listed until it is no longer listed. A file is moved only
+when the checkpoint that covers it is complete. The highest checkpoint in the names of listed files tells what is
+committed; no other record exists that could disagree. Files that are neither listed nor needed any more (of generations
+that were rolled back) are removed in passing, at the latest by ``finish``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from flinkplus.errors import OutputDirectoryError
+from flinkplus.sinks.base import SinkCommitter, StagedFile, not_yet_committed
+from flinkplus.sinks.file_names import OWNER_FILE, STAGING_DIRECTORY, OpenName, PartName, staging_directory
+from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
+from flinkplus.sinks.spark_log import LOG_DIRECTORY, LoggedFile, SparkFileLog, logged
+
+OWNER_FORMAT = 1
+
+
+class FileCommitter(SinkCommitter):
+    """Commits the files of one sink. ``empty_file`` is the content of a file without rows."""
+
+    def __init__(self, files: OutputFiles, job_id: str, sink: str, suffix: str, empty_file: bytes) -> None:
+        self._files = files
+        self._owner = {"format": OWNER_FORMAT, "job": job_id, "sink": sink}
+        self._staging = staging_directory(job_id)
+        self._suffix = suffix
+        self._empty_file = empty_file
+        self._log = SparkFileLog(files)
+        self._committed_through: int | None = None  # None: not read from the log yet
+        self._generations: dict[int, int] = {}  # the newest one seen of each subtask
+
+    # --- before the first deployment ----------------------------------------------------------------------------------
+
+    def prepare(self, resume: bool) -> None:
+        try:
+            self._prepare_resumed() if resume else self._prepare_new()
+            self._files.make_dir(self._staging)
+        except OSError as error:
+            raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
+        with self._loaded():
+            return
+
+    def _prepare_new(self) -> None:
+        self._files.make_dir()
+        blocking = self._what_is_in_the_way()
+        if blocking is not None:
+            raise OutputDirectoryError(
+                f"output directory {self._files.location} is not empty (it holds {blocking}): "
+                "choose another one, remove it, or resume the job that wrote it"
+            )
+        self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+        self._log.create()
+
+    def _prepare_resumed(self) -> None:
+        if self._read_owner() != self._owner:
+            raise OutputDirectoryError(
+                f"output directory {self._files.location} does not hold the output of the job to be resumed: "
+                "give the directory it wrote to, unchanged, or start a new job"
+            )
+
+    def _what_is_in_the_way(self) -> str | None:
+        """The name of an entry that a new job must not mix with; ``None`` when the directory is as good as empty.
+
+        As good as empty: what this very job began to prepare, and what a job left that ended before its first commit.
+        """
+        ignored = {f".{OWNER_FILE}{TEMPORARY_SUFFIX}", OWNER_FILE}
+        is_mine = self._read_owner() == self._owner
+        for entry in self._files.entries():
+            if entry.name in ignored:
+                continue
+            if entry.name == STAGING_DIRECTORY and is_mine:
+                continue
+            if entry.name == LOG_DIRECTORY and not self._files.entries(LOG_DIRECTORY):
+                continue
+            return entry.name
+        return None
+
+    def _read_owner(self) -> object:
+        try:
+            return json.loads(self._files.read(OWNER_FILE))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise OutputDirectoryError(
+                f"output directory {self._files.location}: {OWNER_FILE} is damaged ({error}); choose another directory"
+            ) from error
+
+    # --- while the job runs -------------------------------------------------------------------------------------------
+
+    def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
+        with self._loaded() as committed_through:
+            new = not_yet_committed(files, committed_through)
+            names = {file["name"] for file in new}
+            for file in files:
+                if file["name"] not in names and self._files.info(file["name"]) is None:
+                    raise self._lost(file)
+            entries = [logged(self._files, self._placed(file)) for file in new]
+            if entries:
+                self._log.append(entries)
+                self._committed_through = max(file["checkpoint"] for file in new)
+            if self._is_new_generation(new):
+                self._sweep(checkpoint, {file["name"] for file in files})
+
+    def retract_after(self, checkpoint: int | None) -> None:
+        def is_later(part: PartName | None) -> bool:
+            return part is not None and (checkpoint is None or part.checkpoint > checkpoint)
+
+        with self._loaded():
+            self._log.retain(lambda entry: not is_later(PartName.parse(entry.name)))
+            for directory in ("", self._staging):
+                for entry in self._files.entries(directory):
+                    if is_later(PartName.parse(entry.name)):
+                        self._files.delete(_join(directory, entry.name))
+            self._committed_through = _highest_checkpoint(self._log.last_batch())
+
+    def _placed(self, file: StagedFile) -> FileEntry:
+        """The file in its final place, moved there unless it is there already."""
+        name = file["name"]
+        entry = self._files.info(name)
+        if entry is None:
+            staged = self._files.info(_join(self._staging, name))
+            if staged is None or staged.size != file["bytes"]:
+                raise self._lost(file)
+            self._files.move(_join(self._staging, name), name)
+            entry = self._files.info(name)
+        if entry is None or entry.size != file["bytes"]:
+            raise self._lost(file)
+        return entry
+
+    def _lost(self, file: StagedFile) -> OutputDirectoryError:
+        return OutputDirectoryError(
+            f"output directory {self._files.location}: file {file['name']} of checkpoint {file['checkpoint']} is "
+            f"missing or has not the {file['bytes']} bytes that were written; something else changed the directory"
+        )
+
+    def _is_new_generation(self, files: Sequence[StagedFile]) -> bool:
+        """Note the generations of ``files``; true when one of them is newer than what was seen of its subtask."""
+        is_new = False
+        for file in files:
+            part = PartName.parse(file["name"])
+            if part is not None and part.generation > self._generations.get(part.subtask, -1):
+                self._generations[part.subtask] = part.generation
+                is_new = True
+        return is_new
+
+    def _sweep(self, checkpoint: int, described: set[str]) -> None:
+        """Remove what older generations left: nothing will describe it any more."""
+        for entry in self._files.entries(self._staging):
+            part, unfinished = PartName.parse(entry.name), OpenName.parse(entry.name)
+            if part is not None:
+                is_orphan = part.checkpoint <= checkpoint and entry.name not in described
+            elif unfinished is not None:
+                is_orphan = unfinished.generation < self._generations.get(unfinished.subtask, -1)
+            else:
+                is_orphan = False
+            if is_orphan:
+                self._files.delete(_join(self._staging, entry.name))
+
+    # --- at the end ---------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        with self._loaded():
+            if self._log.latest < 0:
+                name = PartName(0, 0, 0, 0).text(self._suffix)
+                self._files.write(name, self._empty_file)
+                entry = self._files.info(name)
+                self._log.append([logged(self._files, entry)] if entry is not None else [])
+            visible = {entry.name for entry in self._log.all_files()}
+            for entry in self._files.entries():
+                is_part = PartName.parse(entry.name) is not None
+                if (is_part and entry.name not in visible) or entry.name.endswith(TEMPORARY_SUFFIX):
+                    self._files.delete(entry.name)
+        self.discard()
+
+    def discard(self) -> None:
+        self._files.delete_dir(self._staging)
+        if not self._files.entries(STAGING_DIRECTORY):
+            self._files.delete_dir(STAGING_DIRECTORY)
+
+    @contextmanager
+    def _loaded(self) -> Iterator[int]:
+        """The highest committed checkpoint, as the log says; it is read again after any failure."""
+        if self._committed_through is None:
+            self._log.load()
+            self._committed_through = _highest_checkpoint(self._log.last_batch())
+        try:
+            yield self._committed_through
+        except BaseException:
+            self._committed_through = None
+            raise
+
+
+def _highest_checkpoint(files: Sequence[LoggedFile]) -> int:
+    parts = (PartName.parse(file.name) for file in files)
+    return max((part.checkpoint for part in parts if part is not None), default=0)
+
+
+def _join(directory: str, name: str) -> str:
+    return f"{directory}/{name}" if directory else name

@@ -1,0 +1,58 @@
+"""Names of output files; what is known of a file is in its name, so that a listing tells the whole story.
+
+``part-c<checkpoint>-s<subtask>-g<generation>-<n>.<suffix>``: staged for a checkpoint; the name it keeps when committed.
+``open-s<subtask>-g<generation>-<n>.<suffix>``: being written.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+STAGING_DIRECTORY = "_staging"
+OWNER_FILE = "_flinkplus.json"
+
+_PART = re.compile(r"part-c(\d{8,})-s(\d+)-g(\d+)-(\d+)\.\w+")
+_OPEN = re.compile(r"open-s(\d+)-g(\d+)-(\d+)\.\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """A staged or committed file."""
+
+    checkpoint: int
+    subtask: int
+    generation: int
+    number: int
+
+    def text(self, suffix: str) -> str:
+        return f"part-c{self.checkpoint:08d}-s{self.subtask}-g{self.generation}-{self.number}.{suffix}"
+
+    @staticmethod
+    def parse(name: str) -> PartName | None:
+        """``None`` when ``name`` is not of that form."""
+        match = _PART.fullmatch(name)
+        return PartName(*map(int, match.groups())) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenName:
+    """A file that a writer has not finished."""
+
+    subtask: int
+    generation: int
+    number: int
+
+    def text(self, suffix: str) -> str:
+        return f"open-s{self.subtask}-g{self.generation}-{self.number}.{suffix}"
+
+    @staticmethod
+    def parse(name: str) -> OpenName | None:
+        """``None`` when ``name`` is not of that form."""
+        match = _OPEN.fullmatch(name)
+        return OpenName(*map(int, match.groups())) if match else None
+
+
+def staging_directory(job_id: str) -> str:
+    """Where a job keeps what is not committed, below its output directory."""
+    return f"{STAGING_DIRECTORY}/{job_id}"

@@ -1,0 +1,105 @@
+"""The output directory of a job: every file operation of the file sinks, on a local path or a ``pyarrow.fs`` URI.
+
+Rules: names are relative to the directory. ``write`` is atomic (a hidden temporary file, then a move); ``move``
+replaces. Removing what is not there is no error, so that every operation can be repeated. Locally a path is made
+absolute but links are not followed, because Spark compares the logged paths with the one that the reader was given.
+
+Survives the death of any process. Whether a write survives a power failure is left to the file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from pyarrow import fs
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One entry of a directory; ``size`` in bytes, ``modified_ms`` since 1970."""
+
+    name: str
+    is_dir: bool
+    size: int
+    modified_ms: int
+
+
+class OutputFiles:
+    """The directory ``location``: a local path, or a URI that ``pyarrow.fs.FileSystem.from_uri`` knows."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        if "://" in location:
+            self._fs, self._base = fs.FileSystem.from_uri(location)
+            scheme = location.split("://", 1)[0]
+            authority = "" if scheme in ("file", "s3", "gs", "gcs", "abfs", "abfss") else location.split("/")[2]
+            # What Hadoop calls the scheme that Arrow calls s3 and gcs; their buckets are part of the path.
+            self._uri_prefix = {"s3": "s3a", "gcs": "gs"}.get(scheme, scheme) + "://" + authority
+        else:
+            self._fs, self._base = fs.LocalFileSystem(), os.path.abspath(location)
+            self._uri_prefix = "file://"
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._base, name) if name else self._base
+
+    def uri(self, name: str) -> str:
+        """The address of a file as Spark writes it: percent-encoded."""
+        return self._uri_prefix + quote(self._path(name))
+
+    def info(self, name: str) -> FileEntry | None:
+        """The entry called ``name``; ``None`` when there is none."""
+        info = self._fs.get_file_info(self._path(name))
+        return None if info.type == fs.FileType.NotFound else _entry(info)
+
+    def entries(self, directory: str = "") -> list[FileEntry]:
+        """The entries of a directory in order of their names; none when it does not exist."""
+        selector = fs.FileSelector(self._path(directory), allow_not_found=True)
+        return sorted((_entry(info) for info in self._fs.get_file_info(selector)), key=lambda entry: entry.name)
+
+    def read(self, name: str) -> bytes:
+        """The whole content. Raises ``FileNotFoundError``."""
+        with self._fs.open_input_stream(self._path(name)) as stream:
+            content: bytes = stream.read()
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, whole or not at all; an existing one is replaced."""
+        directory, last = posixpath.split(name)
+        temporary = posixpath.join(directory, f".{last}{TEMPORARY_SUFFIX}")
+        with self._fs.open_output_stream(self._path(temporary)) as stream:
+            stream.write(content)
+        self.move(temporary, name)
+
+    def open_output(self, name: str) -> Any:
+        """A new file, as a ``pyarrow.NativeFile`` to write to."""
+        return self._fs.open_output_stream(self._path(name))
+
+    def move(self, source: str, target: str) -> None:
+        """Rename; atomic on a local file system and on HDFS."""
+        self._fs.move(self._path(source), self._path(target))
+
+    def delete(self, name: str) -> None:
+        """Remove a file."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(self._path(name))
+
+    def make_dir(self, name: str = "") -> None:
+        """Make a directory, and those above it."""
+        self._fs.create_dir(self._path(name), recursive=True)
+
+    def delete_dir(self, name: str) -> None:
+        """Remove a directory with all it holds."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_dir(self._path(name))
+
+
+def _entry(info: Any) -> FileEntry:
+    is_dir = info.type == fs.FileType.Directory
+    return FileEntry(info.base_name, is_dir, info.size or 0, (info.mtime_ns or 0) // 1_000_000)

@@ -1,0 +1,115 @@
+"""Parquet files that ``spark.read.parquet`` and ``spark.readStream`` read exactly once, also while the job runs.
+
+Files are written with plain types (no dictionary-encoded columns in the schema): Spark, pandas and others see the
+logical schema of the stream. Timestamps are stored in microseconds, as Spark wants them; finer ones are truncated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.sinks.base import Sink, SinkContext
+from flinkplus.sinks.file_committer import FileCommitter
+from flinkplus.sinks.file_writer import Encoder, FileSinkWriter
+from flinkplus.sinks.files import OutputFiles
+
+SUFFIX = "parquet"
+COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
+
+ROW_GROUP_ROWS = 131_072
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ParquetSink(Sink):
+    """Writes to the directory ``path`` (local, or a ``pyarrow.fs`` URI); ``compression`` is one of ``COMPRESSIONS``."""
+
+    path: str
+    compression: str = "snappy"
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        if self.compression not in COMPRESSIONS:
+            raise ConfigurationError(f"sink {self.name!r}: compression {self.compression!r} is none of {COMPRESSIONS}")
+        if len(schema) == 0 or len(set(schema.names)) < len(schema):
+            raise ConfigurationError(
+                f"sink {self.name!r}: Parquet needs columns with different names, not {schema.names}"
+            )
+        for field in schema:
+            if not _spark_reads(field.type):
+                raise ConfigurationError(
+                    f"sink {self.name!r}: Spark cannot read column {field.name!r} of type {field.type} from Parquet; "
+                    "cast it before"
+                )
+
+    def writer(self, context: SinkContext, generation: int) -> FileSinkWriter:
+        schema = self.bound_schema
+
+        def new_encoder(stream: Any) -> Encoder:
+            return _ParquetEncoder(stream, schema, self.compression)
+
+        return FileSinkWriter(OutputFiles(self.path), self.job_id, context, generation, schema, SUFFIX, new_encoder)
+
+    def committer(self) -> FileCommitter:
+        empty = pa.BufferOutputStream()
+        _ParquetEncoder(empty, self.bound_schema, self.compression).finish()
+        return FileCommitter(OutputFiles(self.path), self.job_id, self.name, SUFFIX, empty.getvalue().to_pybytes())
+
+
+class _ParquetEncoder(Encoder):
+    """One Parquet file; small batches are gathered into row groups."""
+
+    def __init__(self, stream: Any, schema: pa.Schema, compression: str) -> None:
+        textual = [field.name for field in schema if _is_textual(field.type)]
+        self._schema = schema
+        self._writer = pq.ParquetWriter(
+            stream,
+            schema,
+            compression=compression,
+            use_dictionary=textual,
+            write_statistics=[field.name for field in schema if not _is_textual(field.type)],
+            store_schema=False,
+            coerce_timestamps="us",
+            allow_truncated_timestamps=True,
+        )
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def finish(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._batches:
+            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema), row_group_size=self._rows)
+        self._batches = []
+        self._rows = self._bytes = 0
+
+
+def _is_textual(dtype: pa.DataType) -> bool:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(is_kind(dtype) for is_kind in kinds)
+
+
+def _spark_reads(dtype: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_list(dtype) or types.is_large_list(dtype):
+        return _spark_reads(dtype.value_type)
+    if types.is_struct(dtype):
+        return all(_spark_reads(field.type) for field in dtype)
+    if types.is_map(dtype):
+        return _spark_reads(dtype.key_type) and _spark_reads(dtype.item_type)
+    numbers = (types.is_boolean, types.is_integer, types.is_float32, types.is_float64, types.is_decimal128)
+    return any(is_kind(dtype) for is_kind in (*numbers, types.is_date, types.is_timestamp, _is_textual))
