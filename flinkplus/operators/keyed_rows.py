@@ -1,0 +1,257 @@
+"""Users' functions over keyed state, one row at a time: ``Reduce`` and ``Process``.
+
+Rules:
+
+- Rows come in the order of the stream; all rows of a key come to the same subtask.
+- State is read once for each distinct key of a batch, and written back once, at the end of the batch: a function that
+  raises has written nothing of its batch.
+- A value got from state is the caller's own: changing it without putting it back changes nothing, and changing it after
+  having put it changes nothing either. (So results do not depend on where batches are cut.)
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.errors import InvariantViolation
+from flinkplus.operators.base import KeyedState, ObjectStateLike, Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.columns import cut
+from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys
+from flinkplus.operators.row import Row, RowConverter, make_row, row_type, rows_of, user_error
+from flinkplus.operators.rows import Collector
+from flinkplus.operators.schema import parse_schema
+
+_ATOMS = (int, float, str, bytes, bool, type(None))
+
+
+class _Pickled(bytes):
+    """A value that could be changed by whoever holds it, as its pickle."""
+
+    __slots__ = ()
+
+
+def _kept(value: Any) -> Any:
+    kind = type(value)
+    if kind in _ATOMS or (kind is tuple and all(type(item) in _ATOMS for item in value)):
+        return value
+    return _Pickled(pickle.dumps(value, protocol=5))
+
+
+def _given(kept: Any) -> Any:
+    return pickle.loads(kept) if type(kept) is _Pickled else kept
+
+
+def _keyed_state(ctx: OperatorContext) -> KeyedState:
+    if ctx.state is None:
+        raise InvariantViolation(f"operator {ctx.operator!r}, subtask {ctx.subtask}: created without keyed state")
+    return ctx.state
+
+
+@dataclass(frozen=True)
+class Reduce(Operator):
+    """Combines the rows of each key: gives, for every row, ``fn(so far, row)``, and for a key's first row that row
+    itself.
+
+    Both arguments and the result are rows of the input's schema; the result's key columns are the function's business.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    fn: Callable[[Row, Row], Any]
+
+    @property
+    @override
+    def key_columns(self) -> tuple[str, ...]:
+        return self.keys
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        check_key_columns(schema, self.keys)
+        return schema
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _ReduceInstance(self, ctx)
+
+
+class _ReduceInstance(OperatorInstance):
+    def __init__(self, descriptor: Reduce, ctx: OperatorContext) -> None:
+        self._fn = descriptor.fn
+        self._keys = descriptor.keys
+        self._ctx = ctx
+        self._state = _keyed_state(ctx).object_state(ctx.operator)
+        self._converter = RowConverter(ctx.operator, ctx.subtask, ctx.input_schema)
+        self._kind = row_type(tuple(ctx.input_schema.names))
+        self._changeable = any(pa.types.is_nested(field.type) for field in ctx.input_schema)
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if not batch.num_rows:
+            return
+        key = encode_keys(batch, self._keys).made_distinct()
+        keys = key.keys
+        so_far: list[Any] = self._state.get_many(keys)
+        rows = rows_of(batch, self._ctx.input_schema)
+        results: list[tuple[Any, ...]] = []
+        try:
+            for row, code in zip(rows, key.codes.tolist(), strict=True):
+                before = so_far[code]
+                values = tuple(row) if before is None else self._combined(before, row)
+                so_far[code] = values
+                results.append(values)
+        except Exception as error:
+            raise user_error(self._ctx.operator, self._ctx.subtask, rows[len(results)], error) from error
+        output = self._converter.batch(results, rows.__getitem__)
+        self._state.put_many(keys, so_far)
+        yield from cut(output)
+
+    def _combined(self, before: Any, row: Row) -> tuple[Any, ...]:
+        if self._changeable:  # lists in rows: what was given out or kept must not change with what the function does
+            before, row = pickle.loads(pickle.dumps((before, row)))
+        values = self._converter.values(self._fn(make_row(self._kind, before), row))
+        return pickle.loads(pickle.dumps(values)) if self._changeable else values
+
+
+class ValueState:
+    """One named value of the current key."""
+
+    def __init__(self, context: ProcessContext, state: ObjectStateLike) -> None:
+        self._context = context
+        self._state = state
+        self._batch: KeyCodes | None = None
+        self._keys: list[bytes] = []
+        self._values: list[Any] = []
+        self._changed: set[int] = set()
+
+    def get(self, default: Any = None) -> Any:
+        """The value, a fresh copy; ``default`` when there is none."""
+        value = _given(self._loaded()[self._context.code])
+        return default if value is None else value
+
+    def put(self, value: Any) -> None:
+        """Keep ``value`` for the key, as it is now; ``None`` deletes. Raises what pickle raises for what cannot be
+        kept.
+        """
+        kept = _kept(value)
+        self._loaded()[self._context.code] = kept
+        self._changed.add(self._context.code)
+
+    def delete(self) -> None:
+        """There is no value any more."""
+        self.put(None)
+
+    def _loaded(self) -> list[Any]:
+        batch = self._context.batch
+        if self._batch is not batch:
+            assert batch is not None
+            self._keys = batch.keys
+            self._values = [_kept(value) for value in self._state.get_many(self._keys)]
+            self._changed = set()
+            self._batch = batch
+        return self._values
+
+    def write_back(self) -> None:
+        """Called at the end of each batch."""
+        changed = sorted(self._changed)
+        present = [code for code in changed if self._values[code] is not None]
+        absent = [code for code in changed if self._values[code] is None]
+        if present:
+            keys = [self._keys[code] for code in present]
+            self._state.put_many(keys, [_given(self._values[code]) for code in present])
+        if absent:
+            self._state.delete_many([self._keys[code] for code in absent])
+        self._changed = set()
+        self._batch = None
+
+
+class ProcessContext:
+    """What a ``Process`` function may use: ``key``, ``state(name)``, and where it runs (``operator``, ``subtask``).
+
+    ``batch`` and ``code`` say which key is the current one; they are the operator's.
+    """
+
+    def __init__(self, ctx: OperatorContext) -> None:
+        self.operator = ctx.operator
+        self.subtask = ctx.subtask
+        self.key: Any = None
+        self.batch: KeyCodes | None = None
+        self.code = 0
+        self._state = _keyed_state(ctx)
+        self._values: dict[str, ValueState] = {}
+
+    def state(self, name: str) -> ValueState:
+        """The value kept under ``name`` for the current key."""
+        value = self._values.get(name)
+        if value is None:
+            value = self._values[name] = ValueState(self, self._state.object_state(f"{self.operator}/{name}"))
+        return value
+
+    def write_back(self) -> None:
+        """Hand what the batch changed to the state."""
+        for value in self._values.values():
+            value.write_back()
+        self.batch = None
+
+
+@dataclass(frozen=True)
+class Process(Operator):
+    """``fn(key, row, ctx)`` for every row, with keyed state from ``ctx``; gives an iterable of rows of ``schema``, or
+    ``None``.
+
+    ``key`` is the value of the key column, or the tuple of values when there are several.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    fn: Callable[[Any, Row, ProcessContext], Any]
+    schema: str | pa.Schema
+
+    @property
+    @override
+    def key_columns(self) -> tuple[str, ...]:
+        return self.keys
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        check_key_columns(schema, self.keys)
+        return parse_schema(self.schema)
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _ProcessInstance(self, ctx)
+
+
+class _ProcessInstance(OperatorInstance):
+    def __init__(self, descriptor: Process, ctx: OperatorContext) -> None:
+        self._fn = descriptor.fn
+        self._keys = descriptor.keys
+        self._ctx = ctx
+        self._context = ProcessContext(ctx)
+        self._collector = Collector(ctx, RowConverter(ctx.operator, ctx.subtask, parse_schema(descriptor.schema)))
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if not batch.num_rows:
+            return
+        fn, context, collector = self._fn, self._context, self._collector
+        key = encode_keys(batch, self._keys).made_distinct()
+        rows = rows_of(batch, self._ctx.input_schema)
+        positions = [self._ctx.input_schema.get_field_index(column) for column in self._keys]
+        context.batch = key
+        for row, code in zip(rows, key.codes.tolist(), strict=True):
+            context.code = code
+            context.key = row[positions[0]] if len(positions) == 1 else tuple(row[p] for p in positions)
+            try:
+                result = fn(context.key, row, context)
+            except Exception as error:
+                raise user_error(self._ctx.operator, self._ctx.subtask, row, error) from error
+            if result is not None:
+                yield from collector.collect(row, result)
+        context.write_back()
+        yield from collector.flush()

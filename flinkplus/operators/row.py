@@ -1,0 +1,223 @@
+"""Rows as users' functions see them, and the way back: from what such a function returns to record batches.
+
+Rules:
+
+- A ``Row`` is a tuple that also knows its columns: ``row.word``, ``row["word"]``, ``row[0]``.
+- A function may return for a row: a tuple or list (by position), a ``Row`` or another named tuple (by name when its
+  names are the schema's, else by position), a dict (by name; a missing name is null), and, for a schema of one
+  column, the bare value.
+- Nothing is converted silently: a float is no integer, a number is no text. Integers may stand for floating point.
+- Whatever goes wrong is a ``UserFunctionError`` with the operator, the subtask and the *input* row.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import numbers
+import traceback
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flinkplus.errors import UserFunctionError
+from flinkplus.operators.columns import plain
+
+MAX_REPR_CHARACTERS = 1000
+_CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+class Row(tuple):
+    """A row; its concrete class, made by ``row_type``, knows the columns. Pickles and compares as a tuple of its
+    values.
+    """
+
+    __slots__ = ()
+    __columns__: tuple[str, ...] = ()
+    __positions__: Mapping[str, int] = {}
+
+    def __getitem__(self, item: Any) -> Any:
+        if type(item) is str:
+            try:
+                return tuple.__getitem__(self, self.__positions__[item])
+            except KeyError:
+                raise KeyError(f"no column {item!r} among {list(self.__columns__)}") from None
+        return tuple.__getitem__(self, item)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__positions__:
+            return tuple.__getitem__(self, self.__positions__[name])
+        raise AttributeError(f"no column {name!r} among {list(self.__columns__)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as a dict of column to value."""
+        return dict(zip(self.__columns__, self, strict=True))
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{name}={value!r}' for name, value in zip(self.__columns__, self, strict=True))})"
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (self.__columns__, tuple(self))
+
+
+def _unpickled(names: tuple[str, ...], values: tuple[Any, ...]) -> Row:
+    return make_row(row_type(names), values)
+
+
+@lru_cache(maxsize=256)
+def row_type(names: tuple[str, ...]) -> type[Row]:
+    """The class of rows with these columns. A column hides a tuple's method of the same name, such as ``count``."""
+    fields = namedtuple("Fields", names, rename=True)  # type: ignore[misc]  # only for its fast accessors
+    accessors = {name: fields.__dict__[name] for name in names if name in fields._fields and not name.startswith("__")}
+    positions = {name: position for position, name in enumerate(names)}
+    return type("Row", (Row,), {"__slots__": (), "__columns__": names, "__positions__": positions, **accessors})
+
+
+def make_row(kind: type[Row], values: Iterable[Any]) -> Row:
+    """A row of ``kind``; ``values`` in the order of its columns."""
+    return tuple.__new__(kind, values)
+
+
+def rows_of(batch: pa.RecordBatch, schema: pa.Schema) -> list[Row]:
+    """The rows of a batch, its columns decoded to the plain types of ``schema``."""
+    kind = row_type(tuple(schema.names))
+    new = tuple.__new__
+    columns = [column.to_pylist() for column in plain(batch, schema).columns]
+    return [new(kind, values) for values in zip(*columns, strict=True)]
+
+
+def short_repr(value: object) -> str:
+    """``repr`` cut at 1,000 characters, of whatever there is, even when its ``repr`` raises."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a user's class: its failure to show itself must not hide the real one
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    return text if len(text) <= MAX_REPR_CHARACTERS else text[:MAX_REPR_CHARACTERS] + "..."
+
+
+def user_error(operator: str, subtask: str, row: object, cause: BaseException | str) -> UserFunctionError:
+    """The error for an input row on which the user's function failed; says where in their code when that is known."""
+    if isinstance(cause, BaseException):
+        where = traceback.extract_tb(cause.__traceback__)[-1:]
+        place = "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in where)
+        cause = f"{type(cause).__name__}: {cause}{place}"
+    return UserFunctionError(operator, subtask, short_repr(row), cause)
+
+
+class RowConverter:
+    """Makes record batches of ``schema`` from what a user's function returned."""
+
+    def __init__(self, operator: str, subtask: str, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._operator = operator
+        self._subtask = subtask
+        self._names = tuple(schema.names)
+        self._checks = [_type_check(field.type) for field in schema]
+
+    def values(self, result: Any) -> tuple[Any, ...]:
+        """One returned row as a tuple in the schema's order. Raises ``TypeError`` when it cannot be one."""
+        width = len(self._names)
+        if isinstance(result, tuple):
+            fields = getattr(result, "__columns__", None) or getattr(result, "_fields", None)
+            fields = fields or getattr(result, "__fields__", None)  # pyspark's Row
+            if fields and tuple(fields) != self._names and set(fields) == set(self._names):
+                return tuple(result[fields.index(name)] for name in self._names)
+        elif isinstance(result, dict):
+            unknown = [name for name in result if name not in self._names]
+            if unknown:
+                raise TypeError(f"returned the columns {unknown}, which are not in the schema {list(self._names)}")
+            return tuple(result.get(name) for name in self._names)
+        elif width == 1:
+            return (result,)
+        elif not isinstance(result, list):
+            raise TypeError(f"returned {type(result).__name__} for a row of the columns {list(self._names)}")
+        if len(result) != width:
+            raise TypeError(f"returned {len(result)} values for the columns {list(self._names)}")
+        return tuple(result)
+
+    def batch(self, results: Sequence[Any], input_row: Callable[[int], object]) -> pa.RecordBatch:
+        """The results as one batch. ``input_row(i)`` gives the input row that result ``i`` came from, for errors."""
+        if len(self._names) == 1 and not any(issubclass(kind, (tuple, dict)) for kind in set(map(type, results))):
+            columns: list[Sequence[Any]] = [results]
+        else:
+            rows = []
+            for i, result in enumerate(results):
+                try:
+                    rows.append(self.values(result))
+                except TypeError as error:
+                    raise user_error(self._operator, self._subtask, input_row(i), str(error)) from error
+            columns = list(zip(*rows, strict=True)) if rows else [[] for _ in self._names]
+        arrays = [self._array(position, column, input_row) for position, column in enumerate(columns)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _array(self, position: int, values: Sequence[Any], input_row: Callable[[int], object]) -> pa.Array:
+        try:
+            return self._converted(position, values)
+        except _CONVERSION_ERRORS:
+            for i, value in enumerate(values):  # slow, but only once: to say which row it was
+                try:
+                    self._converted(position, [value])
+                except _CONVERSION_ERRORS as error:
+                    field = self.schema.field(position)
+                    cause = f"column {field.name!r} of type {field.type} cannot hold {short_repr(value)}: {error}"
+                    raise user_error(self._operator, self._subtask, input_row(i), cause) from error
+            raise
+
+    def _converted(self, position: int, values: Sequence[Any]) -> pa.Array:
+        field = self.schema.field(position)
+        self._checks[position](values)
+        array = pa.array(values, type=field.type)
+        if array.null_count and not field.nullable:
+            raise TypeError("null in a column declared NOT NULL")
+        return array
+
+
+_NONE = type(None)
+
+
+def _type_check(dtype: pa.DataType) -> Callable[[Sequence[Any]], None]:
+    """A check that all values are of Python types that mean ``dtype``: Arrow itself would make ``1`` of ``1.5``."""
+    allowed, forbidden = _python_types(dtype)
+
+    def check(values: Sequence[Any]) -> None:
+        for kind in set(map(type, values)):
+            if kind is not _NONE and (not issubclass(kind, allowed) or issubclass(kind, forbidden)):
+                raise TypeError(f"{kind.__name__} is not {dtype}")
+
+    if not pa.types.is_list(dtype):
+        return check
+    check_elements = _type_check(dtype.value_type)
+
+    def check_list(values: Sequence[Any]) -> None:
+        check(values)
+        check_elements(list(chain.from_iterable(value for value in values if value is not None)))
+
+    return check_list
+
+
+def _python_types(dtype: pa.DataType) -> tuple[tuple[type, ...], tuple[type, ...]]:
+    """Types whose values may stand in a column, and those among their subclasses that may not."""
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
+        return (str,), ()
+    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype):
+        return (bytes, bytearray, memoryview), ()
+    if pa.types.is_boolean(dtype):
+        return (bool, np.bool_), ()
+    if pa.types.is_integer(dtype):
+        return (numbers.Integral,), (bool,)
+    if pa.types.is_floating(dtype):
+        return (numbers.Real,), (bool,)
+    if pa.types.is_date(dtype):
+        return (datetime.date,), (datetime.datetime,)
+    if pa.types.is_timestamp(dtype):
+        return (datetime.datetime, np.datetime64), ()
+    if pa.types.is_decimal(dtype):
+        return (decimal.Decimal, int), (bool,)
+    if pa.types.is_list(dtype):
+        return (list, tuple, np.ndarray), ()
+    return (object,), ()
