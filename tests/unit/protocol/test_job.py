@@ -1,0 +1,559 @@
+"""The life of a job and its recovery by rollback, told as histories: events in, the whole list of effects compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from flinkplus.errors import ConfigurationError, InvariantViolation, PeerProtocolError
+from flinkplus.protocol.config import RecoveryConfig
+from flinkplus.protocol.effects import (
+    Deploy,
+    DrainCommits,
+    EvictSlot,
+    FailureKind,
+    HaltSubtasks,
+    InterruptCheckpoints,
+    JobEffect,
+    JobEnded,
+    JobState,
+    Phase,
+    RecoveryPhase,
+    RetractOutputAfter,
+    StartSubtasks,
+    StopSlots,
+)
+from flinkplus.protocol.events import (
+    CancelRequested,
+    CheckpointCompleted,
+    CheckpointDropped,
+    CommitAbandoned,
+    FinalAbandoned,
+    FinalCommitted,
+    JobEvent,
+    OutputDrained,
+    OutputRetracted,
+    RestoreFailed,
+    RetractionFailed,
+    SlotDeployed,
+    SlotLost,
+    SlotRegistered,
+    SlotStopped,
+    SubtaskFailed,
+    TimeAdvanced,
+)
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.job import MAX_FALLBACKS, JobProtocol
+
+L0, L1, C0, C1 = SubtaskId("lines", 0), SubtaskId("lines", 1), SubtaskId("count", 0), SubtaskId("count", 1)
+SUBTASKS = (L0, L1, C0, C1)
+ASSIGNMENT = ((C0, 0), (C1, 1), (L0, 0), (L1, 1))
+ON_SLOT_1 = (C1, L1)
+G1, G2, G3, G4 = (Generation(n) for n in range(1, 5))
+ONE, TWO, THREE = (CheckpointId(n) for n in range(1, 4))
+
+
+class History:
+    """Feeds events at rising times and collects effects."""
+
+    def __init__(
+        self, restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: int
+    ) -> None:
+        defaults = {
+            "max_restarts": 3,
+            "max_slot_losses": 3,
+            "slot_timeout_ms": 10_000,
+            "restart_slot_timeout_ms": 5_000,
+            "deploy_timeout_ms": 2_000,
+            "backoff_first_ms": 100,
+            "backoff_max_ms": 300,
+            "drain_timeout_ms": 20_000,
+            "stop_timeout_ms": 1_000,
+        }
+        config = RecoveryConfig(**{**defaults, **options})
+        self.machine = JobProtocol(SUBTASKS, 2, config, started_ms=0, restore_from=restore_from, available=available)
+
+    def at(self, now_ms: int, *events: JobEvent) -> list[JobEffect]:
+        effects = [effect for event in events for effect in self.machine.step(now_ms, event)]
+        deadline = self.machine.next_deadline_ms()
+        assert deadline is None or deadline > now_ms, "a driver would spin"
+        return effects
+
+    def time(self, now_ms: int) -> list[JobEffect]:
+        return self.at(now_ms, TimeAdvanced())
+
+    @property
+    def state(self) -> JobState:
+        return self.machine.state
+
+
+BOTH = (SlotRegistered(0, 1), SlotRegistered(1, 1))
+
+
+def deployed(generation: Generation) -> tuple[JobEvent, ...]:
+    return SlotDeployed(generation, 0), SlotDeployed(generation, 1)
+
+
+def deploying(
+    restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: int
+) -> History:
+    history = History(restore_from, available, **options)
+    assert history.at(10, *BOTH) == [Deploy(G1, restore_from, ASSIGNMENT)]
+    return history
+
+
+def running(**options: int) -> History:
+    history = deploying(None, (), **options)
+    assert history.at(20, *deployed(G1)) == [StartSubtasks(G1)]
+    assert history.state is JobState.RUNNING
+    return history
+
+
+def failed(generation: Generation, reason: str = "boom") -> SubtaskFailed:
+    return SubtaskFailed(generation, C1, reason, "the error")
+
+
+def phase(
+    recovery: int, name: Phase, failure: FailureKind, subtasks: tuple[SubtaskId, ...], reason: str
+) -> RecoveryPhase:
+    return RecoveryPhase(recovery, name, failure, subtasks, reason)
+
+
+def boom(recovery: int, name: Phase) -> RecoveryPhase:
+    return phase(recovery, name, "exception", (C1,), "count[1]: boom")
+
+
+def without_phases(effects: list[JobEffect]) -> list[JobEffect]:
+    return [effect for effect in effects if not isinstance(effect, RecoveryPhase)]
+
+
+INTERRUPTED = [InterruptCheckpoints(), DrainCommits()]
+
+# ---------------------------------------------------------------------------------------------- start and finish
+
+
+def test_a_job_without_failures() -> None:
+    history = History()
+    assert history.at(1, SlotRegistered(0, 1)) == []
+    assert history.at(2, SlotRegistered(1, 1)) == [Deploy(G1, None, ASSIGNMENT)]
+    assert history.at(3, SlotDeployed(G1, 1)) == []
+    assert history.at(4, SlotDeployed(G1, 0)) == [StartSubtasks(G1)]
+    assert history.machine.next_deadline_ms() is None
+    assert history.at(5, CheckpointCompleted(ONE), CheckpointCompleted(TWO)) == []
+    assert history.at(6, FinalCommitted()) == [StopSlots()]
+    assert history.at(7, SlotStopped(0)) == []
+    assert history.at(8, SlotStopped(1)) == [JobEnded(JobState.FINISHED, None, "", "")]
+    assert history.state is JobState.FINISHED
+    assert history.at(9, CancelRequested(), FinalCommitted(), failed(G1), SlotLost(0, 1, "x")) == []
+
+
+def test_slots_that_never_come() -> None:
+    history = History()
+    history.at(1, SlotRegistered(1, 1))
+    assert history.machine.next_deadline_ms() == 10_000
+    assert history.time(10_000) == [StopSlots()]
+    reason = "1 of 2 slots did not register within 10000 ms: 0"
+    assert history.at(10_001, SlotStopped(1)) == [JobEnded(JobState.FAILED, None, reason, "slots")]
+
+
+def test_a_slot_lost_before_the_first_deployment_costs_only_time() -> None:
+    history = History(max_slot_losses=0)
+    assert history.at(1, SlotRegistered(1, 1), SlotLost(1, 1, "died"), SlotRegistered(0, 1)) == []
+    assert history.at(2, SlotRegistered(1, 2)) == [Deploy(G1, None, ASSIGNMENT)]
+
+
+def test_subtasks_are_spread_by_index_over_the_slots() -> None:
+    subtasks = tuple(SubtaskId(vertex, index) for vertex in "ab" for index in range(3))
+    machine = JobProtocol(subtasks, 2, RecoveryConfig(), started_ms=0)
+    (deploy,) = [effect for event in BOTH for effect in machine.step(0, event)]
+    assert isinstance(deploy, Deploy)
+    assert [(str(subtask), slot) for subtask, slot in deploy.assignment] == [
+        ("a[0]", 0),
+        ("a[1]", 1),
+        ("a[2]", 0),
+        ("b[0]", 0),
+        ("b[1]", 1),
+        ("b[2]", 0),
+    ]
+
+
+def test_generations_go_on_where_an_earlier_run_stopped() -> None:
+    machine = JobProtocol((L0,), 1, RecoveryConfig(), started_ms=0, first_generation=Generation(7))
+    assert machine.step(0, SlotRegistered(0, 1)) == [Deploy(Generation(7), None, ((L0, 0),))]
+
+
+def test_a_job_that_restores_begins_with_its_checkpoint() -> None:
+    deploying(restore_from=TWO, available=(ONE, TWO))
+
+
+def test_slots_that_do_not_stop_are_not_waited_for_forever() -> None:
+    history = running()
+    history.at(30, FinalCommitted(), SlotStopped(0))
+    assert history.machine.next_deadline_ms() == 1_030
+    assert history.time(1_030) == [JobEnded(JobState.FINISHED, None, "", "")]
+
+
+def test_a_slot_lost_after_the_final_commit_does_not_matter_and_its_successor_is_stopped_too() -> None:
+    history = running()
+    history.at(30, FinalCommitted())
+    assert history.at(40, SlotLost(0, 1, "died"), SlotRegistered(0, 2)) == [StopSlots()]
+    assert history.at(50, SlotStopped(1), SlotStopped(0)) == [JobEnded(JobState.FINISHED, None, "", "")]
+    assert history.at(60, SlotRegistered(1, 2)) == [StopSlots()]
+
+
+# -------------------------------------------------------------------------------------------------------- rollback
+
+
+def test_a_subtask_that_fails_takes_the_job_back_to_the_newest_complete_checkpoint() -> None:
+    history = running()
+    history.at(30, CheckpointCompleted(ONE), CheckpointCompleted(TWO))
+    assert history.at(40, failed(G1)) == [boom(1, "detect"), HaltSubtasks(G1), *INTERRUPTED]
+    assert history.at(50, OutputDrained()) == [
+        boom(1, "fence"),
+        boom(1, "restore"),
+        Deploy(G2, TWO, ASSIGNMENT),
+    ]
+    assert history.at(60, *deployed(G2)) == [StartSubtasks(G2), boom(1, "replay")]
+    assert history.state is JobState.RUNNING
+
+
+def test_a_checkpoint_that_becomes_complete_while_draining_is_the_one_restored() -> None:
+    history = running()
+    history.at(40, CheckpointCompleted(ONE), failed(G1), CheckpointCompleted(TWO))
+    assert Deploy(G2, TWO, ASSIGNMENT) in history.at(50, OutputDrained())
+
+
+def test_a_lost_slot_is_waited_for() -> None:
+    history = running()
+    lost: tuple[FailureKind, tuple[SubtaskId, ...], str] = ("slot", ON_SLOT_1, "slot 1 was lost: SIGKILL")
+    assert history.at(40, SlotLost(1, 1, "SIGKILL")) == [phase(1, "detect", *lost), HaltSubtasks(G1), *INTERRUPTED]
+    assert history.at(50, OutputDrained()) == [phase(1, "fence", *lost)]
+    assert history.machine.next_deadline_ms() == 5_040
+    assert history.at(400, SlotRegistered(1, 2)) == [phase(1, "restore", *lost), Deploy(G2, None, ASSIGNMENT)]
+
+
+def test_registration_before_draining_ends_waits_for_it() -> None:
+    history = running()
+    history.at(40, SlotLost(1, 1, "SIGKILL"))
+    assert history.at(50, SlotRegistered(1, 2)) == []
+    assert Deploy(G2, None, ASSIGNMENT) in history.at(60, OutputDrained())
+
+
+def test_a_lost_slot_that_does_not_come_back_ends_the_job() -> None:
+    history = running()
+    history.at(40, SlotLost(1, 1, "SIGKILL"), OutputDrained())
+    assert history.time(5_039) == []
+    assert history.time(5_040) == [StopSlots()]
+    reason = "1 of 2 slots did not register within 5000 ms: 1"
+    assert history.at(5_050, SlotStopped(0)) == [JobEnded(JobState.FAILED, None, reason, "slots")]
+
+
+def test_a_new_incarnation_says_that_the_old_one_is_gone_and_late_news_of_it_is_ignored() -> None:
+    history = running()
+    effects = history.at(40, SlotRegistered(1, 2))
+    assert without_phases(effects) == [HaltSubtasks(G1), *INTERRUPTED]
+    assert without_phases(history.at(50, OutputDrained(), SlotLost(1, 1, "late"))) == [Deploy(G2, None, ASSIGNMENT)]
+    assert history.at(60, SlotLost(1, 1, "late"), SlotRegistered(1, 1), SlotRegistered(1, 2)) == []
+    assert history.at(70, *deployed(G2))[0] == StartSubtasks(G2)
+
+
+def test_a_slot_that_stops_by_itself_is_lost() -> None:
+    history = running()
+    assert history.at(40, SlotStopped(1), SlotLost(1, 1, "late"))[1:] == [HaltSubtasks(G1), *INTERRUPTED]
+
+
+def test_slots_lost_together_are_one_failure() -> None:
+    history = running(max_slot_losses=1)
+    history.at(40, SlotLost(0, 1, "host"), SlotLost(1, 1, "host"), OutputDrained())
+    assert without_phases(history.at(50, SlotRegistered(0, 2), SlotRegistered(1, 2))) == [Deploy(G2, None, ASSIGNMENT)]
+
+
+def test_what_is_said_of_a_dead_generation_has_no_effect() -> None:
+    history = running(max_restarts=1)
+    history.at(40, failed(G1), failed(G1), FinalAbandoned(G1, "x"))
+    history.at(50, OutputDrained())
+    assert history.at(60, *deployed(G1), failed(G1), RestoreFailed(G1, ONE, "x"), OutputDrained()) == []
+    assert history.at(70, *deployed(G2), *deployed(G2)) == [StartSubtasks(G2), boom(1, "replay")]
+
+
+def test_a_failure_while_deploying_starts_over_without_draining_again() -> None:
+    history = deploying()
+    assert history.at(20, SlotDeployed(G1, 0), failed(G1)) == [
+        boom(1, "detect"),
+        HaltSubtasks(G1),
+        boom(1, "fence"),
+        boom(1, "restore"),
+        Deploy(G2, None, ASSIGNMENT),
+    ]
+    assert history.at(30, SlotDeployed(G2, 1)) == []
+    assert history.at(40, SlotDeployed(G2, 0)) == [StartSubtasks(G2), boom(1, "replay")]
+
+
+def test_a_slot_lost_while_deploying() -> None:
+    history = deploying()
+    history.at(20, SlotDeployed(G1, 1), SlotLost(1, 1, "died"))
+    assert history.state is JobState.INTERRUPTED
+    assert without_phases(history.at(30, SlotRegistered(1, 2))) == [Deploy(G2, None, ASSIGNMENT)]
+
+
+def test_slots_that_do_not_deploy_in_time_are_evicted() -> None:
+    history = deploying()
+    history.at(20, SlotDeployed(G1, 0))
+    assert history.machine.next_deadline_ms() == 2_010
+    reason = "not deployed within 2000 ms"
+    assert history.time(2_010) == [
+        EvictSlot(1, 1, reason),
+        phase(1, "detect", "deploy", ON_SLOT_1, f"slots 1: {reason}"),
+        HaltSubtasks(G1),
+        phase(1, "fence", "deploy", ON_SLOT_1, f"slots 1: {reason}"),
+    ]
+    assert history.at(2_020, SlotLost(1, 1, "evicted")) == []
+    assert without_phases(history.at(2_500, SlotRegistered(1, 2))) == [Deploy(G2, None, ASSIGNMENT)]
+
+
+def test_commits_that_never_end_do_not_hold_up_the_job_forever() -> None:
+    history = running()
+    history.at(40, failed(G1))
+    assert history.machine.next_deadline_ms() == 20_040
+    assert history.time(20_040) == [StopSlots()]
+    (ended,) = history.at(20_050, SlotStopped(0), SlotStopped(1)) or history.time(40_050)
+    assert isinstance(ended, JobEnded)
+    assert (ended.state, ended.failure) == (JobState.FAILED, "drain")
+
+
+def test_no_last_checkpoint_is_a_failure_like_another() -> None:
+    history = running()
+    effects = history.at(40, FinalAbandoned(G1, "declined"))
+    assert without_phases(effects) == [HaltSubtasks(G1), *INTERRUPTED]
+    assert effects[0] == phase(1, "detect", "checkpoint", (), "no last checkpoint comes about: declined")
+
+
+# ----------------------------------------------------------------------------------------------- limits and backoff
+
+
+def test_so_many_failures_of_user_code_and_no_more() -> None:
+    history = running(max_restarts=1)
+    history.at(40, failed(G1), OutputDrained())
+    history.at(50, *deployed(G2))
+    history.at(60, CheckpointCompleted(ONE))
+    assert history.at(70, failed(G2, "again")) == [*INTERRUPTED, StopSlots()]
+    assert history.at(80, SlotStopped(0), SlotStopped(1)) == []
+    reason = "count[1]: again (failure 2, and max_restarts is 1)"
+    assert history.at(90, OutputDrained()) == [JobEnded(JobState.FAILED, "the error", reason, "exception")]
+
+
+def test_slot_losses_are_forgiven_by_a_complete_checkpoint() -> None:
+    history = running(max_slot_losses=1)
+    now_ms, incarnation = 100, 1
+    for number in range(1, 4):
+        history.at(now_ms, SlotLost(1, incarnation, "died"), OutputDrained())
+        incarnation += 1
+        history.at(now_ms + 10, SlotRegistered(1, incarnation))
+        history.at(now_ms + 20, *deployed(Generation(number + 1)), CheckpointCompleted(CheckpointId(number)))
+        assert history.state is JobState.RUNNING
+        now_ms += 100
+    history.at(now_ms, SlotLost(1, incarnation, "died"), OutputDrained(), SlotRegistered(1, incarnation + 1))
+    assert history.at(now_ms + 10, SlotLost(1, incarnation + 1, "died")) == [StopSlots()]
+    (ended,) = history.at(now_ms + 20, SlotStopped(0))
+    assert isinstance(ended, JobEnded)
+    assert "max_slot_losses is 1" in ended.reason
+
+
+def test_the_first_recovery_is_at_once_and_the_following_ones_back_off() -> None:
+    history = deploying(max_restarts=9)
+    now_ms, delays = 1_000, []
+    for number in range(1, 6):
+        effects = history.at(now_ms, failed(Generation(number)))
+        until_ms = now_ms
+        while not any(isinstance(effect, Deploy) for effect in effects):
+            deadline = history.machine.next_deadline_ms()
+            assert deadline is not None
+            until_ms = deadline
+            effects = history.time(until_ms)
+        delays.append(until_ms - now_ms)
+        now_ms = until_ms + 10
+    assert delays == [0, 100, 200, 300, 300]
+
+
+def test_a_complete_checkpoint_ends_the_backoff() -> None:
+    history = running()
+    history.at(100, failed(G1), OutputDrained())
+    history.at(110, *deployed(G2), CheckpointCompleted(ONE))
+    history.at(120, failed(G2))
+    assert Deploy(G3, ONE, ASSIGNMENT) in history.at(120, OutputDrained())
+
+
+# --------------------------------------------------------------------------------------------- corrupt checkpoints
+
+
+def test_a_corrupt_checkpoint_is_left_for_the_one_before_and_its_output_retracted() -> None:
+    history = deploying(restore_from=TWO, available=(ONE, TWO), max_restarts=0)
+    why = "checkpoint 2 cannot be restored: checksum"
+    assert history.at(20, RestoreFailed(G1, TWO, "checksum")) == [
+        phase(1, "detect", "restore", (), why),
+        HaltSubtasks(G1),
+        phase(1, "fence", "restore", (), why),
+        RetractOutputAfter(ONE, why),
+    ]
+    assert history.at(30, RestoreFailed(G1, TWO, "checksum"), OutputRetracted(TWO), CheckpointDropped(TWO)) == []
+    assert history.at(40, OutputRetracted(ONE)) == [
+        phase(1, "restore", "restore", (), why),
+        Deploy(G2, ONE, ASSIGNMENT),
+    ]
+    assert RetractOutputAfter(None, "checkpoint 1 cannot be restored: gone") in history.at(
+        50, RestoreFailed(G2, ONE, "gone")
+    )
+    assert Deploy(G3, None, ASSIGNMENT) in history.at(60, OutputRetracted(None))
+    assert history.at(70, *deployed(G3))[0] == StartSubtasks(G3)
+
+
+def test_numbers_of_abandoned_checkpoints_do_not_confuse_later_ones() -> None:
+    history = deploying(restore_from=TWO, available=(ONE, TWO))
+    history.at(20, RestoreFailed(G1, TWO, "checksum"), OutputRetracted(ONE))
+    history.at(30, *deployed(G2))
+    assert history.at(40, CheckpointCompleted(TWO)) == []
+    assert history.machine.restore_from == ONE
+    history.at(50, CheckpointCompleted(THREE))
+    assert history.machine.restore_from == THREE
+
+
+def test_starting_with_an_older_checkpoint_retracts_what_came_after_it() -> None:
+    history = History(restore_from=ONE, available=(ONE, TWO))
+    assert history.at(10, BOTH[0]) == [RetractOutputAfter(ONE, "the job begins with checkpoint 1")]
+    assert history.at(20, BOTH[1]) == []
+    assert history.at(30, OutputRetracted(ONE)) == [Deploy(G1, ONE, ASSIGNMENT)]
+
+
+def test_output_that_cannot_be_retracted_ends_the_job() -> None:
+    history = deploying(restore_from=ONE, available=(ONE,))
+    history.at(20, RestoreFailed(G1, ONE, "checksum"))
+    assert history.at(30, RetractionFailed(None, "read-only")) == [StopSlots()]
+    (ended,) = history.at(40, SlotStopped(0), SlotStopped(1))
+    assert ended == JobEnded(
+        JobState.FAILED, None, "the output committed after the start could not be retracted: read-only", "commit"
+    )
+
+
+def test_a_retraction_that_is_never_answered_ends_the_job() -> None:
+    history = deploying(restore_from=ONE, available=(ONE,))
+    history.at(20, RestoreFailed(G1, ONE, "checksum"))
+    assert history.machine.next_deadline_ms() == 20_020
+    assert history.time(20_020) == [StopSlots()]
+
+
+def test_dropped_checkpoints_are_no_fallback_and_fallbacks_are_bounded() -> None:
+    history = running()
+    history.at(30, *(CheckpointCompleted(CheckpointId(n)) for n in range(1, 4)), CheckpointDropped(TWO))
+    history.at(40, failed(G1), OutputDrained())
+    assert RetractOutputAfter(ONE, "checkpoint 3 cannot be restored: x") in history.at(
+        50, RestoreFailed(G2, THREE, "x")
+    )
+    other = running()
+    other.at(30, *(CheckpointCompleted(CheckpointId(n)) for n in range(1, MAX_FALLBACKS + 50)))
+    assert other.at(31, *(CheckpointDropped(CheckpointId(n)) for n in range(1, 49))) == []
+
+
+# ------------------------------------------------------------------------------------------------ commits and cancel
+
+
+def test_the_final_commit_finishes_the_job_even_when_it_was_interrupted_or_had_failed() -> None:
+    interrupted = running()
+    interrupted.at(30, SlotLost(1, 1, "died"), CheckpointCompleted(ONE))
+    assert interrupted.at(40, FinalCommitted(), OutputDrained()) == [StopSlots()]
+    assert interrupted.at(50, SlotStopped(0)) == [JobEnded(JobState.FINISHED, None, "", "")]
+    had_failed = running(max_restarts=0)
+    assert had_failed.at(30, failed(G1)) == [*INTERRUPTED, StopSlots()]
+    had_failed.at(40, SlotStopped(0), SlotStopped(1))
+    assert had_failed.at(50, FinalCommitted()) == [JobEnded(JobState.FINISHED, None, "", "")]
+
+
+def test_an_abandoned_commit_ends_the_job() -> None:
+    history = running()
+    assert history.at(30, CommitAbandoned("403")) == [*INTERRUPTED, StopSlots()]
+    assert history.at(40, SlotStopped(0), SlotStopped(1), OutputDrained()) == [
+        JobEnded(JobState.FAILED, None, "output not committed: 403", "commit")
+    ]
+
+
+def test_a_commit_abandoned_while_draining_ends_the_job() -> None:
+    history = running()
+    history.at(30, failed(G1))
+    assert history.at(40, CommitAbandoned("403"), OutputDrained()) == [StopSlots()]
+
+
+def test_cancel_before_any_slot_is_there() -> None:
+    assert History().at(1, CancelRequested()) == [JobEnded(JobState.CANCELLED, None, "cancelled", "")]
+
+
+def test_cancel_waits_for_slots_and_for_commits_in_flight() -> None:
+    history = running()
+    assert history.at(30, CancelRequested(), CancelRequested()) == [*INTERRUPTED, StopSlots()]
+    assert history.at(40, SlotStopped(0), SlotStopped(1), SlotLost(1, 1, "gone"), failed(G1)) == []
+    assert history.at(50, OutputDrained()) == [JobEnded(JobState.CANCELLED, None, "cancelled", "")]
+
+
+def test_cancel_says_when_output_of_a_complete_checkpoint_stays_uncommitted() -> None:
+    history = running()
+    history.at(30, CancelRequested(), CommitAbandoned("403"), SlotStopped(0))
+    assert history.at(40, SlotStopped(1)) == [
+        JobEnded(JobState.CANCELLED, None, "cancelled; output not committed: 403", "commit")
+    ]
+
+
+def test_cancel_while_deploying_and_while_interrupted() -> None:
+    history = deploying()
+    assert history.at(20, CancelRequested(), *deployed(G1)) == [StopSlots()]
+    other = running()
+    other.at(30, SlotLost(0, 1, "died"))
+    assert other.at(40, CancelRequested(), SlotRegistered(0, 2)) == [StopSlots(), StopSlots()]
+    assert other.at(50, OutputDrained(), SlotStopped(0)) == []
+    assert other.time(1_040) == [JobEnded(JobState.CANCELLED, None, "cancelled", "")]
+
+
+def test_cancel_after_a_failure_that_ended_the_job_does_not_hide_it() -> None:
+    history = running(max_restarts=0)
+    history.at(30, failed(G1), CancelRequested(), OutputDrained(), SlotStopped(0))
+    (ended,) = history.at(40, SlotStopped(1))
+    assert isinstance(ended, JobEnded)
+    assert ended.state is JobState.FAILED
+
+
+# -------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
+    history = deploying(restore_from=ONE, available=(ONE,))
+    stranger = SubtaskId("count", 9)
+    wrong: list[tuple[type[Exception], JobEvent]] = [
+        (PeerProtocolError, SlotRegistered(2, 1)),
+        (PeerProtocolError, SlotLost(-1, 1, "x")),
+        (PeerProtocolError, SlotStopped(5)),
+        (PeerProtocolError, SlotDeployed(G1, 2)),
+        (PeerProtocolError, SlotDeployed(G2, 0)),
+        (PeerProtocolError, failed(G2)),
+        (PeerProtocolError, SubtaskFailed(G1, stranger, "x", None)),
+        (PeerProtocolError, RestoreFailed(G1, TWO, "x")),
+        (InvariantViolation, CheckpointCompleted(TWO)),
+        (InvariantViolation, CheckpointDropped(ONE)),
+    ]
+    for error, event in wrong:
+        with pytest.raises(error):
+            history.at(15, event)
+    assert history.at(20, *deployed(G1)) == [StartSubtasks(G1)]
+
+
+def test_a_job_that_cannot_be() -> None:
+    for subtasks, slots, restore_from, available in (
+        ((), 1, None, ()),
+        ((L0, L0), 1, None, ()),
+        ((L0,), 0, None, ()),
+        ((L0,), 1, ONE, ()),
+        ((L0,), 1, ONE, (TWO, ONE)),
+    ):
+        with pytest.raises(InvariantViolation):
+            JobProtocol(subtasks, slots, RecoveryConfig(), started_ms=0, restore_from=restore_from, available=available)
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_restarts", -1), ("deploy_timeout_ms", 0)])
+def test_limits_are_checked(name: str, value: int) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        RecoveryConfig(**{name: value})
