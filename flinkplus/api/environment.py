@@ -1,0 +1,144 @@
+"""``StreamEnvironment``: from a SparkSession to a running job.
+
+Rules: the session is the user's and is left as it was found. Options are keyword-only; what is not given comes from
+``spark.flinkplus.*`` of the session's configuration, then from safe defaults. An environment draws one job:
+``execute`` may be called once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from flinkplus.api.job import JobHandle
+from flinkplus.api.stream import Schema, Stream
+from flinkplus.config import options_from
+from flinkplus.errors import ConfigurationError
+from flinkplus.graph import JobGraph, Node
+from flinkplus.operators.schema import parse_schema
+from flinkplus.runtime.running import RunningJob, resume_job, start_job
+from flinkplus.runtime.staging import arrow_schema_of, check_dataframe
+from flinkplus.sources.base import Source
+from flinkplus.sources.generator import Generator
+from flinkplus.sources.parquet import StagedParquet
+from flinkplus.sources.text import TextFiles
+
+
+class StreamEnvironment:
+    """Draws one job on a SparkSession and runs it. For the options see ``flinkplus.config.Options``.
+
+    Raises ``ConfigurationError`` for an option that cannot work.
+    """
+
+    def __init__(self, spark: SparkSession, **options: Any) -> None:
+        conf = dict(spark.sparkContext.getConf().getAll())
+        self.spark = spark
+        self.options = options_from(conf, options)
+        self.graph = JobGraph()
+        self.output_id = f"job-{uuid.uuid4().hex[:12]}"
+        self._frames: dict[str, DataFrame] = {}
+        self._counts: dict[str, int] = {}
+        self._executed = False
+
+    # --- sources
+
+    def from_spark(self, df: DataFrame, *, name: str | None = None, repeat: int = 1) -> Stream:
+        """The rows of a batch DataFrame, staged by Spark as replayable splits when the job is executed.
+
+        ``repeat``: how many times the rows are read. Raises ``ConfigurationError`` for a streaming DataFrame or a
+        column type that Arrow does not know.
+        """
+        check_dataframe(df)
+        name = self.name_for("spark", name)
+        schema = arrow_schema_of(df)
+        self._frames[name] = df
+        errors = self.options.encoding_errors
+        return self._source(StagedParquet(name=name, files=(), schema=schema, repeat=repeat, errors=errors))
+
+    def read_text(self, path: str, *, name: str | None = None, repeat: int = 1, errors: str | None = None) -> Stream:
+        """The lines of a text file, directory or glob, as ``value string``, read by the slots themselves.
+
+        ``errors``: ``'replace'`` (and count) or ``'strict'`` for bytes that are not UTF-8. Raises ``InputError``
+        when there is nothing to read.
+        """
+        name = self.name_for("text", name)
+        source = TextFiles(name=name, path=path, repeat=repeat, errors=errors or self.options.encoding_errors)
+        return self._source(source.planned())
+
+    def generate(
+        self,
+        function: Callable[..., Any],
+        *,
+        schema: Schema,
+        count: int | None = None,
+        rate: float | None = None,
+        batches: bool = False,
+        name: str | None = None,
+    ) -> Stream:
+        """Rows made by ``function(i)`` for i = 0, 1, ...; with ``batches``, ``function(start, n)`` returns a record
+        batch.
+
+        ``count``: how many rows (``None``: without end); ``rate``: rows per second over all subtasks. The function
+        must be a pure function of its arguments, or replay is not exact.
+        """
+        name = self.name_for("generator", name)
+        generator = Generator(name=name, fn=function, schema=parse_schema(schema), count=count, batches=batches)
+        stream = self._source(generator)
+        return stream if rate is None else stream.throttle(rate)
+
+    def _source(self, source: Source) -> Stream:
+        node = self.graph.add(Node(source.name, "source", source, source.schema), None, None)
+        return Stream(self, node, source.schema)
+
+    # --- used by streams
+
+    def name_for(self, kind: str, name: str | None) -> str:
+        """The user's name for an operator, or one made up from its kind: ``map``, ``map-2``."""
+        if name is not None:
+            return name
+        taken = {node.name for node in self.graph.nodes}
+        number = self._counts.get(kind, 0) + 1
+        while (made := kind if number == 1 else f"{kind}-{number}") in taken:
+            number += 1
+        self._counts[kind] = number
+        return made
+
+    def throttle(self, node: int, rows_per_s: float) -> None:
+        """Note a rate at a node; see ``Stream.throttle``."""
+        vertex = next(v for v in self.graph.fuse_draft() if node in v.nodes)
+        if not vertex.is_source:
+            raise ConfigurationError("throttle must stand before the first key_by, fused with its source")
+        if any(self.graph.nodes[i].rate is not None for i in vertex.nodes):
+            raise ConfigurationError(f"{vertex.name!r} is throttled already")
+        self.graph.nodes[node].rate = rows_per_s
+
+    # --- running
+
+    def execute(self, name: str, *, resume: bool = False) -> JobHandle:
+        """Start the job; returns its handle at once. With ``resume``, go on from the last complete checkpoint in
+        ``checkpoint_dir``.
+
+        Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
+        ``InputError`` when it cannot start.
+        """
+        if self._executed:
+            raise ConfigurationError("this environment was executed already; draw the next job with a new one")
+        self.graph.fuse()
+        running: RunningJob = start_job(
+            self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume
+        )
+        self._executed = True
+        return JobHandle(running)
+
+    @staticmethod
+    def resume(spark: SparkSession, checkpoint_dir: str, **options: Any) -> JobHandle:
+        """Continue the job whose checkpoints are in ``checkpoint_dir``, as it was drawn, from its last complete
+        checkpoint.
+
+        ``options`` change settings of the run; the parallelism must stay. Raises ``CheckpointDirectoryError`` when
+        there is nothing to resume.
+        """
+        return JobHandle(resume_job(spark, checkpoint_dir, options))

@@ -1,0 +1,136 @@
+"""The handle of a running job."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import Self
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.names import find_subtask
+from flinkplus.runtime.running import RunningJob
+from flinkplus.sinks.collect import CollectCommitter
+
+
+class JobHandle:
+    """A job that was started. A context manager too: leaving the block ends a job that still runs, and waits for
+    that.
+    """
+
+    def __init__(self, running: RunningJob) -> None:
+        self._running = running
+
+    @property
+    def name(self) -> str:
+        return self._running.name
+
+    @property
+    def job_id(self) -> str:
+        return self._running.job_id
+
+    @property
+    def checkpoint_dir(self) -> str:
+        """Where the job's checkpoints are; gone with the job unless ``checkpoint_dir`` was given."""
+        return self._running.checkpoint_dir
+
+    @property
+    def state(self) -> str:
+        """``starting``, ``deploying``, ``running``, ``interrupted``, ``stopping``, ``finished``, ``failed``,
+        ``cancelled``.
+        """
+        return self._running.coordinator.state
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is over and everything it held was given back."""
+        return self._running.closed.is_set()
+
+    def await_finish(self, timeout: float | None = None) -> None:
+        """Wait until the job has finished.
+
+        Raises ``JobFailed`` (with the cause) or ``JobCancelled`` when it ended so, ``TimeoutError`` after
+        ``timeout`` seconds.
+        """
+        if not self.wait(timeout):
+            raise TimeoutError(f"job {self.name!r} has not finished within {timeout} s; it is {self.state}")
+        error = self._running.coordinator.result.error
+        if error is not None:
+            raise error
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the job is over, however; ``False`` when ``timeout`` seconds passed first."""
+        # In slices: a wait without end cannot be interrupted by Ctrl-C on every platform.
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._running.closed.wait(
+            0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))
+        ):
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+        return True
+
+    @property
+    def running_s(self) -> float | None:
+        """Seconds since the job first ran (to its end, when it is over); ``None`` before."""
+        return self._running.running_s
+
+    @property
+    def restored_from(self) -> int | None:
+        """The checkpoint a resumed job began from."""
+        return self._running.restored_from
+
+    def drain(self) -> None:
+        """End the input now: sources read no more, what was read is finished, the last checkpoint and commit are
+        done.
+        """
+        self._running.coordinator.drain()
+
+    def cancel(self) -> None:
+        """End the job now and wait until nothing of it is left. What was committed stays. No error when it is over
+        already.
+        """
+        self._running.cancel()
+        self.wait()
+
+    def metrics(self) -> dict[str, Any]:
+        """Figures so far: elapsed seconds, rows per operator, committed rows per sink, state, checkpoints, restarts."""
+        return self._running.metrics()
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """The last checkpoints, oldest first: id, status, times in ms, bytes, keys."""
+        return self._running.coordinator.figures.checkpoints()
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        """Every recovery: mode, failure, subtasks, phase times in ms."""
+        return self._running.coordinator.recoveries.as_dicts()
+
+    def checkpoint_now(self) -> None:
+        """Ask for a checkpoint at once; returns before it is complete."""
+        self._running.coordinator.request_checkpoint()
+
+    def kill(self, subtask: str) -> None:
+        """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``)."""
+        options = self._running.coordinator.options
+        found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
+        self._running.coordinator.kill(found)
+
+    def slot_pids(self) -> dict[int, int]:
+        """The process of each registered slot."""
+        return self._running.coordinator.pids()
+
+    def collected(self, name: str) -> pa.Table:
+        """The committed rows of a ``collect`` sink. Raises ``ConfigurationError`` when there is no such sink."""
+        committer = self._running.coordinator.commits.committers.get(name)
+        if not isinstance(committer, CollectCommitter):
+            raise ConfigurationError(f"{name!r} is not a collect sink of this job")
+        return committer.table()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()

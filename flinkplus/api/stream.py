@@ -1,0 +1,145 @@
+"""Streams: what the user draws the job with.
+
+Rules: a stream is a description, nothing runs before ``execute``. Row functions are a convenience over the columnar
+path:
+``map_batches`` and the built-in operators work on Arrow record batches. Schemas are DDL strings (``"word string, n
+long"``) or ``pyarrow.Schema``. What cannot work raises ``ConfigurationError`` here, not on the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.graph import Node
+from flinkplus.operators.base import Operator
+from flinkplus.operators.keyed import Count, Sum
+from flinkplus.operators.keyed_rows import Process, Reduce
+from flinkplus.operators.keys import check_key_columns
+from flinkplus.operators.rows import Filter, FlatMap, Map, MapBatches
+from flinkplus.operators.tokenize import Tokenize
+from flinkplus.sinks.base import Sink
+from flinkplus.sinks.collect import CollectSink
+from flinkplus.sinks.discard import DiscardSink
+from flinkplus.sinks.parquet import ParquetSink
+from flinkplus.sinks.text import TextSink
+
+if TYPE_CHECKING:
+    from flinkplus.api.environment import StreamEnvironment
+
+Schema: TypeAlias = "str | pa.Schema"
+
+
+class Stream:
+    """A stream of rows with a schema."""
+
+    def __init__(self, env: StreamEnvironment, node: int, schema: pa.Schema) -> None:
+        self._env = env
+        self._node = node
+        self.schema = schema
+
+    @property
+    def name(self) -> str:
+        """The name of the operator this stream comes out of."""
+        return self._env.graph.nodes[self._node].name
+
+    def _then(self, operator: Operator, keys: tuple[str, ...] | None = None) -> Stream:
+        schema = operator.output_schema(self.schema)
+        node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node, keys)
+        return Stream(self._env, node, schema)
+
+    def map(self, function: Callable[[Any], Any], *, schema: Schema, name: str | None = None) -> Stream:
+        """One row out for each row in; ``function(row)`` returns a row, tuple, dict, or the only column's value."""
+        return self._then(Map(self._env.name_for("map", name), function, schema))
+
+    def filter(self, function: Callable[[Any], bool], *, name: str | None = None) -> Stream:
+        """The rows for which ``function(row)`` is true."""
+        return self._then(Filter(self._env.name_for("filter", name), function))
+
+    def flat_map(self, function: Callable[[Any], Iterable[Any]], *, schema: Schema, name: str | None = None) -> Stream:
+        """Any number of rows out for each row in."""
+        return self._then(FlatMap(self._env.name_for("flat_map", name), function, schema))
+
+    def map_batches(
+        self, function: Callable[[pa.RecordBatch], Any], *, schema: Schema, name: str | None = None
+    ) -> Stream:
+        """``function(batch)`` returns a record batch or an iterable of them, of ``schema``: the columnar path."""
+        return self._then(MapBatches(self._env.name_for("map_batches", name), function, schema))
+
+    def tokenize(self, column: str = "value", *, output: str = "word", name: str | None = None) -> Stream:
+        """The words of a text column, one row each: ``line.lower().split()``, columnar."""
+        return self._then(Tokenize(self._env.name_for("tokenize", name), column, output))
+
+    def throttle(self, rows_per_s: float) -> Stream:
+        """Pace the source so that this many rows per second, over all subtasks, leave this operator.
+
+        It must be fused with its source: no ``key_by`` in between. Raises ``ConfigurationError`` otherwise.
+        """
+        if isinstance(rows_per_s, bool) or not isinstance(rows_per_s, int | float) or not 0 < rows_per_s < 1e12:
+            raise ConfigurationError(f"rows_per_s must be a positive number, not {rows_per_s!r}")
+        self._env.throttle(self._node, float(rows_per_s))
+        return self
+
+    def key_by(self, *columns: str) -> KeyedStream:
+        """Rows with equal values in ``columns`` meet in one subtask."""
+        check_key_columns(self.schema, columns)
+        return KeyedStream(self._env, self._node, self.schema, columns)
+
+    def _sink(self, sink: Sink) -> str:
+        bound = sink.bind(self.schema, self._env.output_id)
+        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node, None)
+        return sink.name
+
+    def to_parquet(self, path: str, *, name: str | None = None) -> str:
+        """Exactly-once Parquet files in directory ``path``; returns the sink's name.
+
+        What a checkpoint covers becomes visible to ``spark.read.parquet(path)`` and ``spark.readStream``, at once,
+        when it completes. The directory must not hold data.
+        """
+        return self._sink(ParquetSink(self._env.name_for("parquet", name), path))
+
+    def to_text(self, path: str, *, separator: str = "\t", name: str | None = None) -> str:
+        """As ``to_parquet``, lines of text with columns joined by ``separator``."""
+        return self._sink(TextSink(self._env.name_for("text", name), path, separator))
+
+    def collect(self, *, name: str | None = None) -> str:
+        """Keep the committed rows in the driver (``job.collected(name)``); for tests and small results."""
+        return self._sink(CollectSink(self._env.name_for("collect", name)))
+
+    def discard(self, *, name: str | None = None) -> str:
+        """Produce and count the rows, store nothing; for benchmarks."""
+        return self._sink(DiscardSink(self._env.name_for("discard", name)))
+
+
+class KeyedStream:
+    """A stream whose rows meet by key; every operator of it keeps state per key."""
+
+    def __init__(self, env: StreamEnvironment, node: int, schema: pa.Schema, keys: tuple[str, ...]) -> None:
+        self._env = env
+        self._node = node
+        self.schema = schema
+        self.keys = keys
+
+    def _then(self, operator: Operator) -> Stream:
+        return Stream(self._env, self._node, self.schema)._then(operator, self.keys)
+
+    def count(self, *, output: str = "count", name: str | None = None) -> Stream:
+        """Adds the running count of the row's key, columnar."""
+        return self._then(Count(self._env.name_for("count", name), self.keys, output))
+
+    def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
+        """Adds the running sum of ``column`` for the row's key, columnar."""
+        return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
+
+    def reduce(self, function: Callable[[Any, Any], Any], *, name: str | None = None) -> Stream:
+        """For each row the reduction of all rows of its key so far: ``function(so_far, row)`` returns a row."""
+        return self._then(Reduce(self._env.name_for("reduce", name), self.keys, function))
+
+    def process(
+        self, function: Callable[[Any, Any, Any], Iterable[Any] | None], *, schema: Schema, name: str | None = None
+    ) -> Stream:
+        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state."""
+        return self._then(Process(self._env.name_for("process", name), self.keys, function, schema))

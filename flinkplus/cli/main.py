@@ -1,0 +1,206 @@
+"""Entry point of the ``flinkplus`` command.
+
+Exit codes: 0 the job finished (and, where it was compared, its result is right); 1 it failed or its result is
+wrong; 2 bad usage or configuration; 130 interrupted. Errors are one line on stderr, without a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flinkplus.errors import (
+    CheckpointDirectoryError,
+    ConfigurationError,
+    FlinkPlusError,
+    InputError,
+    InsufficientSlots,
+    JavaError,
+    OutputDirectoryError,
+)
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+USAGE_ERRORS = (
+    ConfigurationError,
+    InputError,
+    OutputDirectoryError,
+    CheckpointDirectoryError,
+    InsufficientSlots,
+    JavaError,
+)
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return value
+
+
+def positive_number(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="flinkplus", description="Fast failover for stateful streaming on Spark.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_wordcount(commands)
+    _add_demo(commands)
+    _add_resume(commands)
+    _add_corpus(commands)
+    return top
+
+
+def _add_wordcount(commands: Any) -> None:
+    from flinkplus.cli.wordcount import parse_kill
+
+    command = commands.add_parser("wordcount", help="running count of every word, with kills on order")
+    command.add_argument("input", nargs="?", metavar="INPUT", help="file, directory or glob (default: the demo text)")
+    command.add_argument("--output", metavar="DIR", help="Parquet directory; without it results are only counted")
+    command.add_argument("--parallelism", type=positive, default=2, metavar="N", help="slots (default: 2)")
+    command.add_argument("--rate", type=positive_number, metavar="WORDS_PER_S", help="steady rate (default: unlimited)")
+    command.add_argument("--repeat", type=positive, default=1, metavar="N", help="read the input N times (default: 1)")
+    command.add_argument("--checkpoint-interval", type=positive_number, default=1.0, metavar="S")
+    command.add_argument("--no-checkpoints", action="store_true", help="only the checkpoint that ends the job")
+    command.add_argument("--checkpoint-dir", metavar="DIR", help="keep checkpoints here, for flinkplus resume")
+    command.add_argument("--recovery", choices=["rollback"], default="rollback")
+    command.add_argument(
+        "--max-restarts", type=int, default=3, metavar="N", help="restarts after exceptions (default: 3)"
+    )
+    command.add_argument("--kill", type=parse_kill, action="append", default=[], metavar="SUBTASK@SECONDS")
+    command.add_argument("--duration", type=positive_number, metavar="S", help="end the input after S seconds")
+    command.add_argument("--encoding-errors", choices=["replace", "strict"], default="replace")
+    command.add_argument("--no-check", action="store_true", help="do not compare the output with a batch count")
+    command.add_argument("--json", metavar="FILE", help="write every figure here")
+    command.add_argument("--master", metavar="URL", help="Spark master (default: local, with a thread for each slot)")
+    command.set_defaults(run=_wordcount)
+
+
+def _add_demo(commands: Any) -> None:
+    command = commands.add_parser("demo", help="WordCount over English text, one slot killed in the middle")
+    command.add_argument("--json", metavar="FILE", help="write every figure here")
+    command.set_defaults(run=_demo)
+
+
+def _add_resume(commands: Any) -> None:
+    command = commands.add_parser("resume", help="continue a job from the last complete checkpoint in its directory")
+    command.add_argument("directory", metavar="CHECKPOINT_DIR")
+    command.add_argument("--master", metavar="URL", help="Spark master (default: local, with a thread for each slot)")
+    command.add_argument("--json", metavar="FILE", help="write the job's figures here")
+    command.set_defaults(run=_resume)
+
+
+def _add_corpus(commands: Any) -> None:
+    command = commands.add_parser("corpus", help="write a Zipf-distributed text of any size")
+    command.add_argument("--words", type=positive, required=True, metavar="N")
+    command.add_argument("--vocabulary", type=positive, required=True, metavar="V")
+    command.add_argument("--seed", type=int, default=1, metavar="S")
+    command.add_argument("--output", required=True, metavar="FILE")
+    command.set_defaults(run=_corpus)
+
+
+def _wordcount(arguments: argparse.Namespace) -> int:
+    from flinkplus.cli import session, wordcount
+
+    wordcount.check_output_name(arguments.output)
+    run = wordcount.WordCount(
+        input=arguments.input,
+        output=arguments.output,
+        rate=arguments.rate,
+        repeat=arguments.repeat,
+        kills=tuple(arguments.kill),
+        duration_s=arguments.duration,
+        check=not arguments.no_check,
+        options={
+            "parallelism": arguments.parallelism,
+            "checkpoint_interval": None if arguments.no_checkpoints else arguments.checkpoint_interval,
+            "checkpoint_dir": arguments.checkpoint_dir,
+            "recovery": arguments.recovery,
+            "max_restarts": arguments.max_restarts,
+            "encoding_errors": arguments.encoding_errors,
+        },
+    )
+    spark = session.open_session(arguments.master or session.default_master(arguments.parallelism))
+    try:
+        result = wordcount.run_wordcount(spark, run)
+    finally:
+        spark.stop()
+    wordcount.print_summary(result)
+    write_json(arguments.json, result)
+    return EXIT_FAILED if result["matches_batch"] is False else EXIT_OK
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from flinkplus.cli import demo
+
+    result = demo.run_demo()
+    write_json(arguments.json, result)
+    return EXIT_OK if result["matches_batch"] and result["recoveries"] else EXIT_FAILED
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from flinkplus.cli import resume
+
+    write_json(arguments.json, resume.run_resume(arguments.directory, arguments.master))
+    return EXIT_OK
+
+
+def _corpus(arguments: argparse.Namespace) -> int:
+    from flinkplus.corpus import write_corpus
+
+    write_corpus(arguments.output, arguments.words, arguments.vocabulary, arguments.seed)
+    print(f"{arguments.words:,} words of a vocabulary of {arguments.vocabulary:,} written to {arguments.output}")
+    return EXIT_OK
+
+
+def write_json(path: str | None, result: dict[str, Any]) -> None:
+    """Write figures to a file, when one is asked for."""
+    if path is None:
+        return
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write --json {path}: {error}") from error
+
+
+def _terminated(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    warnings.simplefilter("default", RuntimeWarning)
+    signal.signal(signal.SIGTERM, _terminated)
+    parsed = parser().parse_args(arguments)
+    try:
+        code: int = parsed.run(parsed)
+    except KeyboardInterrupt:
+        print("interrupted; the job was ended", file=sys.stderr)
+        code = EXIT_INTERRUPTED
+    except FlinkPlusError as error:
+        cause = (
+            f" ({error.__cause__})" if error.__cause__ is not None and str(error.__cause__) not in str(error) else ""
+        )
+        print(f"flinkplus: {error}{cause}", file=sys.stderr)
+        code = EXIT_USAGE if isinstance(error, USAGE_ERRORS) else EXIT_FAILED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_FAILED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""``flinkplus resume``: continue a job, whatever it is, from what its checkpoint directory holds."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from flinkplus.api.environment import StreamEnvironment
+from flinkplus.cli import session
+from flinkplus.runtime.running import planned_options
+
+POLL_S = 0.25
+
+
+def run_resume(directory: str, master: str | None) -> dict[str, Any]:
+    """Run the job to its end; returns its figures."""
+    options = planned_options(directory)
+    spark = session.open_session(master or session.default_master(options.parallelism))
+    try:
+        with StreamEnvironment.resume(spark, directory) as job:
+            print(f"resumed job {job.name!r} from checkpoint {job.restored_from or '(none: from the start)'}")
+            while not job.wait(POLL_S):
+                if sys.stderr.isatty():
+                    rows = job.metrics()["committed_rows"]
+                    text = ", ".join(f"{name}: {count:,} rows" for name, count in rows.items())
+                    print(f"\r{job.state:<9} {text}", end="", file=sys.stderr, flush=True)
+            job.await_finish()
+            result = {**job.metrics(), "checkpoints": job.checkpoints(), "recoveries": job.recoveries()}
+    finally:
+        spark.stop()
+    for name, count in result["committed_rows"].items():
+        print(f"{name}: {count:,} rows committed in all")
+    return result

@@ -1,0 +1,74 @@
+"""A quiet SparkSession for the command line, and a clear word when Java is missing or too old.
+
+Rules: a ``local`` master listens on loopback only, and retries killed slots. Whatever ``SPARK_*`` or ``PYSPARK_*``
+the user has set is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from flinkplus.errors import ConfigurationError, JavaError
+from flinkplus.runtime.launcher import LOOPBACK, local_master
+
+JAVA_MINIMUM = 17
+JAVA_TIMEOUT_S = 30
+JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+INSTALL_HINT = "install it with: sudo apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
+TASK_ATTEMPTS = 100_000
+SPARE_THREADS = 2  # for the user's own queries beside the slots
+
+
+def check_java() -> int:
+    """The major version of the Java that Spark will use. Raises ``JavaError`` saying how to get one."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else "java"
+    if shutil.which(java) is None:
+        where = f"JAVA_HOME={home} holds no bin/java" if home else "no java on the PATH"
+        raise JavaError(f"Spark needs Java {JAVA_MINIMUM} or newer, but there is {where}; {INSTALL_HINT}")
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaError(f"{java} -version failed: {error}; {INSTALL_HINT}") from error
+    match = JAVA_VERSION.search(done.stderr + done.stdout)
+    if match is None:
+        raise JavaError(f"{java} -version says nothing of its version: {done.stderr.strip()[:200]!r}; {INSTALL_HINT}")
+    version = int(match[1])
+    if version < JAVA_MINIMUM:
+        raise JavaError(f"Spark needs Java {JAVA_MINIMUM} or newer, {java} is {version}; {INSTALL_HINT}")
+    return version
+
+
+def default_master(parallelism: int) -> str:
+    """A local master with a thread for each slot, some to spare, and restarts of killed slots."""
+    return f"local[{parallelism + SPARE_THREADS},{TASK_ATTEMPTS}]"
+
+
+def open_session(master: str) -> SparkSession:
+    """A session on ``master``. Raises ``JavaError`` or ``ConfigurationError``."""
+    check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    log4j = Path(__file__).with_name("log4j2.properties")
+    builder = (
+        SparkSession.builder.master(master)
+        .appName("flinkplus")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.task.maxFailures", str(TASK_ATTEMPTS))
+        .config("spark.sql.shuffle.partitions", "8")
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+    )
+    if local_master(master) is not None or master.startswith("local-cluster"):
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:  # py4j and pyspark raise many kinds here; to the user they are one
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigurationError(f"Spark could not be started on master {master!r}: {reason}") from error

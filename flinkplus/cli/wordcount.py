@@ -1,0 +1,211 @@
+"""``flinkplus wordcount``: the running count of every word, with kills on order, checked against Spark SQL.
+
+The run is a plain user program over the public API; everything it prints is also in its JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from flinkplus.api.environment import StreamEnvironment
+from flinkplus.api.job import JobHandle
+from flinkplus.cli.batch_check import BatchCheck, check_output
+from flinkplus.cli.progress import ProgressLine
+from flinkplus.corpus import demo_lines
+from flinkplus.errors import ConfigurationError
+from flinkplus.sources.text import TextFiles
+
+KILL = re.compile(r"(?P<subtask>.+)@(?P<at>\d+(?:\.\d+)?)$")
+POLL_S = 0.05
+SOURCE, TOKENIZE, COUNT, SINK = "lines", "tokenize", "count", "out"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL the process that hosts ``subtask``, ``at_s`` seconds after the job began to run."""
+
+    subtask: str
+    at_s: float
+
+
+def parse_kill(text: str) -> Kill:
+    """``count:1@4``. Raises ``argparse.ArgumentTypeError`` for anything else."""
+    match = KILL.match(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SUBTASK@SECONDS, such as count:1@4")
+    return Kill(match["subtask"], float(match["at"]))
+
+
+@dataclass(frozen=True)
+class WordCount:
+    """Settings of one run. ``input`` ``None``: the demo text. ``duration_s``: end the input after that time."""
+
+    input: str | None = None
+    output: str | None = None
+    rate: float | None = None
+    repeat: int = 1
+    kills: tuple[Kill, ...] = ()
+    duration_s: float | None = None
+    check: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def draw(env: StreamEnvironment, run: WordCount, path: str) -> TextFiles:
+    """Draw the pipeline; returns its source."""
+    lines = env.read_text(path, name=SOURCE, repeat=run.repeat)
+    words = lines.tokenize("value", output="word", name=TOKENIZE)
+    if run.rate is not None:
+        words = words.throttle(run.rate)
+    counts = words.key_by("word").count(name=COUNT)
+    if run.output is None:
+        counts.discard(name=SINK)
+    else:
+        counts.to_parquet(run.output, name=SINK)
+    source = env.graph.nodes[0].body
+    assert isinstance(source, TextFiles)
+    return source
+
+
+def run_wordcount(spark: SparkSession, run: WordCount, progress: bool = True) -> dict[str, Any]:
+    """Run one WordCount to its end; returns every figure. Raises what ``execute`` and ``await_finish`` raise."""
+    with tempfile.TemporaryDirectory(prefix="flinkplus-demo-") as temporary:
+        path = run.input
+        if path is None:
+            path = str(Path(temporary) / "demo.txt")
+            Path(path).write_text("\n".join(demo_lines()) + "\n", encoding="utf-8")
+        env = StreamEnvironment(spark, **run.options)
+        source = draw(env, run, path)
+        _check_kills(env, run)
+        with env.execute("wordcount") as job:
+            _watch(job, run, progress)
+            job.await_finish()
+        check = None
+        if run.output is not None and run.check and run.duration_s is None:
+            check = check_output(spark, run.output, source.files(), run.repeat)
+        return figures(job, env, run, check)
+
+
+def _check_kills(env: StreamEnvironment, run: WordCount) -> None:
+    from flinkplus.runtime.names import find_subtask
+
+    draft = env.graph.fuse()
+    for kill in run.kills:
+        find_subtask(kill.subtask, draft, env.options.parallelism)
+
+
+def _watch(job: JobHandle, run: WordCount, progress: bool) -> None:
+    """Follow the job to its end: kills at their times, the end of a timed run, the progress line."""
+    line = ProgressLine(job, TOKENIZE) if progress else None
+    kills = sorted(run.kills, key=lambda kill: kill.at_s)
+    drained = False
+    while not job.wait(POLL_S):
+        running_s = job.running_s
+        while kills and running_s is not None and running_s >= kills[0].at_s:
+            job.kill(kills.pop(0).subtask)
+        if run.duration_s is not None and running_s is not None and running_s >= run.duration_s and not drained:
+            drained = True
+            job.drain()
+        if line is not None:
+            line.tick()
+    if line is not None:
+        line.close()
+    for kill in kills:
+        print(f"kill {kill.subtask}@{kill.at_s} did not happen: the job was over before", file=sys.stderr)
+
+
+def figures(job: JobHandle, env: StreamEnvironment, run: WordCount, check: BatchCheck | None) -> dict[str, Any]:
+    """Every figure of a finished run, JSON-able."""
+    metrics = job.metrics()
+    operators = metrics["operators"]
+    words = operators[TOKENIZE]["rows_out"]
+    elapsed_s = metrics["running_s"]
+    return {
+        "words": words,
+        "output_rows": metrics["committed_rows"][SINK],
+        "matches_batch": None if check is None else check.matches and check.words == words,
+        "batch_words": None if check is None else check.words,
+        "distinct_words": metrics["state_keys"],
+        "wrong_words": None if check is None else check.wrong,
+        "example_of_wrong_word": None if check is None else check.example,
+        "words_per_s": round(words / elapsed_s, 1) if elapsed_s else 0.0,
+        "elapsed_s": elapsed_s,
+        "invalid_lines": operators[SOURCE].get("invalid_lines", 0),
+        "parallelism": env.options.parallelism,
+        "recovery": env.options.recovery,
+        "rate": run.rate,
+        "repeat": run.repeat,
+        "checkpoint_interval_s": env.options.checkpoint_interval,
+        "state_bytes": metrics["state_bytes"],
+        "slot_restarts": metrics["slot_restarts"],
+        "operators": operators,
+        "checkpoints": job.checkpoints(),
+        "recoveries": job.recoveries(),
+    }
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """The comparison with the batch count, as a sentence."""
+    match result["matches_batch"]:
+        case None:
+            return "not compared with a batch count (nothing stored, or --no-check)"
+        case True:
+            return f"equal to the Spark SQL batch count ({result['batch_words']:,} words)"
+        case _:
+            example = result["example_of_wrong_word"]
+            return f"DIFFERENT from the Spark SQL batch count in {result['wrong_words']:,} words, such as {example!r}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time for people; a dash where there is none."""
+    return "-" if value is None else f"{value:,.1f} ms"
+
+
+def print_summary(result: dict[str, Any]) -> None:
+    """The table at the end of a run."""
+    console = Console()
+    table = Table(title="WordCount", show_header=False, title_justify="left")
+    complete = [c for c in result["checkpoints"] if c["status"] == "complete"]
+    durations = sorted(c["duration_ms"] for c in complete)
+    middle = durations[len(durations) // 2] if durations else None
+    for label, value in (
+        ("words", f"{result['words']:,}"),
+        ("output rows", f"{result['output_rows']:,}"),
+        ("distinct words", f"{result['distinct_words']:,}"),
+        ("time", f"{result['elapsed_s']:.2f} s"),
+        ("words per second", f"{result['words_per_s']:,.0f}"),
+        ("checkpoints", f"{len(complete)} complete, median {milliseconds(middle)}"),
+        ("recoveries", str(len(result["recoveries"]))),
+        ("invalid lines", f"{result['invalid_lines']:,}"),
+        ("result", verdict(result)),
+    ):
+        table.add_row(label, value)
+    console.print(table)
+    if result["recoveries"]:
+        console.print(recovery_table(result["recoveries"]))
+
+
+def recovery_table(recoveries: list[dict[str, Any]]) -> Table:
+    """One line for each recovery, with its phases."""
+    table = Table(title="Recoveries", title_justify="left")
+    for heading in ("mode", "failure", "detect", "fence", "promote", "restore", "replay", "recovery time"):
+        table.add_column(heading, justify="left" if heading in ("mode", "failure") else "right")
+    for recovery in recoveries:
+        phases = [milliseconds(recovery[f"{p}_ms"]) for p in ("detect", "fence", "promote", "restore", "replay")]
+        table.add_row(recovery["mode"], recovery["failure"], *phases, milliseconds(recovery["recovery_ms"]))
+    return table
+
+
+def check_output_name(output: str | None) -> None:
+    """Raises ``ConfigurationError`` for an empty output name, which would be the current directory."""
+    if output is not None and not output.strip():
+        raise ConfigurationError("--output is empty")

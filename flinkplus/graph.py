@@ -1,0 +1,144 @@
+"""The job graph: what the user drew, cut into vertices whose operators run fused in one subtask.
+
+Rules: only an exchange (``key_by``) cuts; everything between two exchanges is one *vertex*, a tree of operators
+whose root is
+a source or the consumer of an exchange. A vertex is named by its operators joined with ``+``; a subtask can be
+addressed by
+any of them. Operator names are unique in a job. The graph is acyclic by construction (a stream can only be used
+after it was made). The graph is picklable: it is what slots run and what a checkpoint directory keeps for ``resume``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base import Operator
+from flinkplus.sinks.base import Sink
+from flinkplus.sources.base import Source
+
+NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. ")
+
+
+@dataclass
+class Node:
+    """One operator, source or sink of the logical graph, with the nodes and exchanges it feeds."""
+
+    name: str
+    kind: str  # "source" | "operator" | "sink"
+    body: Source | Operator | Sink
+    schema: pa.Schema
+    rate: float | None = None  # records per second that may leave this node, over all subtasks (``throttle``)
+    children: list[int] = field(default_factory=list)
+    exchanges: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A hash exchange: rows of ``producer`` (node index) go to ``consumer`` by the hash of ``columns``."""
+
+    edge: int
+    producer: int
+    consumer: int
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """A fused run of nodes. ``nodes`` are indexes into the graph in topological order; the first is the root."""
+
+    name: str
+    nodes: tuple[int, ...]
+    inputs: tuple[int, ...]  # edges
+    outputs: tuple[int, ...]  # edges
+    is_source: bool
+
+
+@dataclass
+class JobGraph:
+    """All nodes, exchanges and vertices of a job."""
+
+    nodes: list[Node] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    vertices: list[Vertex] = field(default_factory=list)
+
+    def add(self, node: Node, parent: int | None, key_columns: tuple[str, ...] | None) -> int:
+        """Add a node below ``parent`` (``None`` for a source), behind an exchange when ``key_columns`` are given."""
+        bad = set(node.name) - NAME_CHARACTERS
+        if not node.name or bad:
+            raise ConfigurationError(f"operator name {node.name!r} must be letters, digits, space, '_', '-' or '.'")
+        if any(other.name == node.name for other in self.nodes):
+            raise ConfigurationError(f"two operators are called {node.name!r}; give one another name=...")
+        index = len(self.nodes)
+        self.nodes.append(node)
+        if parent is None:
+            return index
+        if key_columns is None:
+            self.nodes[parent].children.append(index)
+        else:
+            edge = len(self.exchanges)
+            self.exchanges.append(Exchange(edge, parent, index, key_columns))
+            self.nodes[parent].exchanges.append(edge)
+        return index
+
+    def fuse(self) -> JobGraph:
+        """Cut the graph into vertices; returns self. Raises ``ConfigurationError`` when there is nothing to run."""
+        if not any(node.kind == "sink" for node in self.nodes):
+            raise ConfigurationError("the job has no sink: end a stream with to_parquet, to_text, collect or discard")
+        self.vertices = self.fuse_draft()
+        return self
+
+    def fuse_draft(self) -> list[Vertex]:
+        """The vertices of what is drawn so far, producers before consumers."""
+        roots = [i for i, node in enumerate(self.nodes) if node.kind == "source"]
+        roots += [exchange.consumer for exchange in self.exchanges]
+        return [self._vertex(root) for root in sorted(roots)]
+
+    def _vertex(self, root: int) -> Vertex:
+        order: list[int] = []
+        pending = [root]
+        while pending:
+            index = pending.pop(0)
+            order.append(index)
+            pending.extend(self.nodes[index].children)
+        return Vertex(
+            name="+".join(self.nodes[i].name for i in order),
+            nodes=tuple(order),
+            inputs=tuple(x.edge for x in self.exchanges if x.consumer == root),
+            outputs=tuple(x.edge for x in self.exchanges if x.producer in order),
+            is_source=self.nodes[root].kind == "source",
+        )
+
+    def vertex_of(self, name: str) -> Vertex:
+        """The vertex that holds the operator called ``name`` (or the vertex of that name).
+
+        Raises ``ConfigurationError`` listing the operators there are.
+        """
+        for vertex in self.vertices:
+            if vertex.name == name or any(self.nodes[i].name == name for i in vertex.nodes):
+                return vertex
+        known = ", ".join(node.name for node in self.nodes)
+        raise ConfigurationError(f"no operator is called {name!r}; the operators are: {known}")
+
+    def consumer_vertex(self, edge: int) -> Vertex:
+        consumer = self.exchanges[edge].consumer
+        return next(vertex for vertex in self.vertices if vertex.nodes[0] == consumer)
+
+    def producer_vertex(self, edge: int) -> Vertex:
+        producer = self.exchanges[edge].producer
+        return next(vertex for vertex in self.vertices if producer in vertex.nodes)
+
+    def fingerprint(self, parallelism: int) -> str:
+        """A digest of the shape: names, kinds, schemas, exchanges, parallelism. State only fits the same shape."""
+        shape = {
+            "parallelism": parallelism,
+            "nodes": [
+                [n.name, n.kind, type(n.body).__name__, str(n.schema), n.children, n.exchanges] for n in self.nodes
+            ],
+            "exchanges": [[x.producer, x.consumer, list(x.columns)] for x in self.exchanges],
+        }
+        return hashlib.blake2b(json.dumps(shape, sort_keys=True).encode(), digest_size=16).hexdigest()

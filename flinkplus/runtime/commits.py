@@ -1,0 +1,125 @@
+"""Manifests and commits: how acknowledged snapshots become a durable checkpoint, and its output visible.
+
+A sink's part of a snapshot lists the files it has staged and does not yet know to be committed. The manifest of a
+checkpoint
+names, for each sink, those of them that were staged after the manifest before: that is what the checkpoint commits,
+once. ``rows`` counts the rows that are in a complete checkpoint, per sink.
+
+Rules: called from one worker thread, in the order the coordinator core gives. Commits are idempotent in the committers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from flinkplus.graph import JobGraph
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
+from flinkplus.state.storage import CheckpointStorage
+
+MANIFEST_FORMAT = 1
+
+
+class Commits:
+    """The job's manifests in memory and on storage, and its sinks' committers."""
+
+    def __init__(self, graph: JobGraph, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self.sinks: dict[str, Sink] = {n.name: n.body for n in graph.nodes if isinstance(n.body, Sink)}
+        self.committers: dict[str, SinkCommitter] = {name: sink.committer() for name, sink in self.sinks.items()}
+        self._manifests: dict[int, dict[str, Any]] = {}
+        self._newest = CheckpointId(0)
+        self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
+
+    def prepare(self, resume: bool) -> None:
+        """Have every output directory ready. Raises ``OutputDirectoryError`` when one holds data already, and not
+        ``resume``.
+        """
+        for committer in self.committers.values():
+            committer.prepare(resume)
+
+    def store(
+        self,
+        checkpoint: CheckpointId,
+        generation: Generation,
+        handles: Sequence[tuple[SubtaskId, Any]],
+        final: bool,
+    ) -> None:
+        """Write the manifest of a checkpoint."""
+        staged = self._staged(handles)
+        commits = {}
+        for name, files in staged.items():
+            fresh = not_yet_committed(files, self._newest)
+            commits[name] = {"files": fresh, "rows": self.rows[name] + sum(file["rows"] for file in fresh)}
+        manifest = {
+            "format": MANIFEST_FORMAT,
+            "checkpoint": checkpoint,
+            "generation": generation,
+            "final": final,
+            "time_s": time.time(),
+            "subtasks": {str(subtask): handle for subtask, handle in handles},
+            "commits": commits,
+        }
+        self._storage.write_manifest(checkpoint, manifest)
+        self._manifests[checkpoint] = manifest
+        self._newest = checkpoint
+        self.rows = {name: part["rows"] for name, part in commits.items()}
+
+    def _staged(self, handles: Sequence[tuple[SubtaskId, Any]]) -> dict[str, list[dict[str, Any]]]:
+        staged: dict[str, list[dict[str, Any]]] = {name: [] for name in self.sinks}
+        for _, handle in handles:
+            for name, entry in handle["operator_state"].get("operators", {}).items():
+                if name in staged:
+                    staged[name].extend(entry.get("staged", ()))
+        return staged
+
+    def commit(self, checkpoint: CheckpointId) -> None:
+        """Make visible what the checkpoint covers; may be called again."""
+        manifest = self.manifest(checkpoint)
+        for name, part in manifest["commits"].items():
+            self.committers[name].commit(checkpoint, part["files"])
+
+    def manifest(self, checkpoint: CheckpointId) -> dict[str, Any]:
+        """The manifest, from memory or storage. Raises ``CorruptCheckpoint``."""
+        known = self._manifests.get(checkpoint)
+        if known is None:
+            known = self._storage.read_manifest(checkpoint)
+            self._manifests[checkpoint] = known
+        return known
+
+    def adopt(self, checkpoint: CheckpointId, manifest: dict[str, Any]) -> None:
+        """Continue from a checkpoint of an earlier run: its output is committed again where it was not."""
+        self._manifests[checkpoint] = manifest
+        self.retract_after(checkpoint)
+        self.commit(checkpoint)
+
+    def retract_after(self, checkpoint: CheckpointId | None) -> None:
+        """Take back output committed after ``checkpoint``; the job goes on from there."""
+        for committer in self.committers.values():
+            committer.retract_after(checkpoint)
+        self._manifests = {c: m for c, m in self._manifests.items() if checkpoint is not None and c <= checkpoint}
+        commits = {} if checkpoint is None else self.manifest(checkpoint)["commits"]
+        self._newest = checkpoint or CheckpointId(0)
+        self.rows = {name: commits.get(name, {}).get("rows", 0) for name in self.sinks}
+
+    def drop(self, checkpoint: CheckpointId) -> None:
+        """Retention: forget a checkpoint, in memory and on storage."""
+        self._manifests.pop(checkpoint, None)
+        self._storage.drop(checkpoint)
+
+    def handles(self, checkpoint: CheckpointId) -> dict[str, dict[str, Any]]:
+        """Subtask -> snapshot handle of a checkpoint."""
+        subtasks: dict[str, dict[str, Any]] = self.manifest(checkpoint)["subtasks"]
+        return subtasks
+
+    def finish(self) -> None:
+        """The job finished: leave only committed output."""
+        for committer in self.committers.values():
+            committer.finish()
+
+    def discard(self) -> None:
+        """The job ended otherwise: remove what is staged and not committed."""
+        for committer in self.committers.values():
+            committer.discard()

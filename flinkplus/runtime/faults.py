@@ -1,0 +1,80 @@
+"""Fault injection at named points: SIGKILL of a slot exactly when something is half done.
+
+A fault is written ``POINT:SUBTASK[#N]``: when the slot that hosts the subtask (``count[1]``) reaches the point for the N-th
+time (1 when left out), its process is killed. A fault strikes in the first generation of a run only, so a job recovers
+from it. Points reached by a subtask: ``start``, ``alignment`` (a channel was blocked), ``snapshot`` (frozen, barrier not
+sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``end`` (end of input).
+Points reached by the coordinator, which then kills the subtask's slot: ``manifest`` (before it is written), ``commit``
+(before output is made visible), ``committed``.
+
+Rules: costs a dictionary look-up per point when no fault is armed; for tests and experiments.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flinkplus.errors import ConfigurationError
+
+SUBTASK_POINTS = ("start", "alignment", "snapshot", "upload", "uploaded", "end")
+COORDINATOR_POINTS = ("manifest", "commit", "committed")
+FAULT = re.compile(r"(?P<point>[a-z]+):(?P<subtask>[^#]+\[\d+\])(?:#(?P<count>\d+))?$")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Strike ``subtask``'s slot at the ``count``-th time ``point`` is reached."""
+
+    point: str
+    subtask: str
+    count: int
+
+
+def parse_fault(text: str) -> Fault:
+    """Raises ``ConfigurationError`` naming the points there are."""
+    match = FAULT.match(text)
+    if match is None or match["point"] not in SUBTASK_POINTS + COORDINATOR_POINTS:
+        points = ", ".join(SUBTASK_POINTS + COORDINATOR_POINTS)
+        raise ConfigurationError(f"{text!r} is no fault; write POINT:SUBTASK[INDEX]#N with a point of: {points}")
+    return Fault(match["point"], match["subtask"], int(match["count"] or 1))
+
+
+class Faults:
+    """The armed faults of one process."""
+
+    def __init__(self, texts: Sequence[str], first_generation: int) -> None:
+        self._first_generation = first_generation
+        self._left: dict[str, list[tuple[Fault, int]]] = {}
+        for fault in map(parse_fault, texts):
+            self._left.setdefault(fault.point, []).append((fault, fault.count))
+
+    def reach(
+        self, point: str, generation: int, subtask: str | None = None, strike: Callable[[str], None] | None = None
+    ) -> None:
+        """``point`` is reached, by ``subtask`` (any of its names) or by the coordinator (``None``).
+
+        Without ``strike`` this very process is killed, else ``strike(subtask)`` is called once.
+        """
+        armed = self._left.get(point)
+        if not armed or generation != self._first_generation:
+            return
+        for at, (fault, left) in enumerate(armed):
+            if left < 1 or (subtask is not None and not _same(subtask, fault.subtask)):
+                continue
+            armed[at] = (fault, left - 1)
+            if left == 1:
+                if strike is not None:
+                    strike(fault.subtask)
+                else:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _same(subtask: str, named: str) -> bool:
+    """Whether ``count+out[1]`` is what ``count[1]`` names."""
+    vertex, _, index = subtask.rpartition("[")
+    name, _, wanted = named.rpartition("[")
+    return index == wanted and (name == vertex or name in vertex.split("+"))

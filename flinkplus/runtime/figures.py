@@ -1,0 +1,142 @@
+"""Figures of a running job: rows, rates, state, checkpoints, as the coordinator hears them.
+
+Rules: written by the coordinator's thread, read by any: values are replaced, never changed in place. Row counts are
+those of the subtasks' state, so that a rollback takes them back and the last ones are exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkplus.graph import JobGraph
+from flinkplus.protocol.effects import CheckpointOutcome, CheckpointStats
+
+KEPT_CHECKPOINTS = 1000
+
+
+@dataclass
+class CheckpointFigures:
+    """Figures of one checkpoint; times in milliseconds, sizes in bytes."""
+
+    checkpoint: int
+    triggered_s: float
+    status: str = "pending"
+    final: bool = False
+    reason: str = ""
+    duration_ms: float | None = None
+    sync_ms: float = 0.0
+    async_ms: float = 0.0
+    bytes_new: int = 0
+    bytes_total: int = 0
+    keys: int = 0
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.checkpoint,
+            "status": self.status,
+            "final": self.final,
+            "reason": self.reason,
+            "triggered_s": round(self.triggered_s, 3),
+            "duration_ms": self.duration_ms,
+            "sync_ms": round(self.sync_ms, 3),
+            "async_ms": round(self.async_ms, 3),
+            "bytes_new": self.bytes_new,
+            "bytes_total": self.bytes_total,
+            "keys": self.keys,
+        }
+
+
+class Figures:
+    """What the job has done so far."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        self._order = [node.name for node in graph.nodes]
+        self._subtasks: dict[str, dict[str, Any]] = {}
+        self._checkpoints: dict[int, CheckpointFigures] = {}
+        self._kept: deque[int] = deque()
+        self.last_complete: int | None = None
+        self.completed = 0
+
+    def heard(self, subtasks: dict[str, dict[str, Any]]) -> None:
+        """A slot's heartbeat."""
+        self._subtasks = {**self._subtasks, **subtasks}
+
+    def triggered(self, checkpoint: int) -> None:
+        self._checkpoints = {**self._checkpoints, checkpoint: CheckpointFigures(checkpoint, time.time())}
+        self._kept.append(checkpoint)
+        if len(self._kept) > KEPT_CHECKPOINTS:
+            oldest = self._kept.popleft()
+            self._checkpoints = {c: f for c, f in self._checkpoints.items() if c != oldest}
+
+    def snapshot(self, checkpoint: int, subtask: str, handle: dict[str, Any]) -> None:
+        """One subtask's part of a checkpoint; its row counts are the exact ones of the cut."""
+        figures = self._checkpoints.get(checkpoint)
+        if figures is None:
+            return
+        figures.sync_ms = max(figures.sync_ms, handle.get("sync_ms", 0.0))
+        figures.async_ms = max(figures.async_ms, handle.get("async_ms", 0.0))
+        figures.bytes_new += handle.get("bytes_new", 0)
+        figures.bytes_total += handle.get("bytes_total", 0)
+        figures.keys += handle.get("keys", 0)
+        figures.parts[subtask] = handle["operator_state"].get("operators", {})
+
+    def checkpoint(self, stats: CheckpointStats) -> None:
+        """A checkpoint ended, one way or the other."""
+        figures = self._checkpoints.get(stats.checkpoint)
+        if figures is None:
+            return
+        figures.status = stats.outcome.value
+        figures.reason = stats.reason
+        figures.final = stats.final
+        figures.duration_ms = float(stats.ended_ms - stats.triggered_ms)
+        if stats.outcome is CheckpointOutcome.COMPLETE:
+            self.last_complete = stats.checkpoint
+            self.completed += 1
+            if stats.final:
+                self._adopt_cut(figures)
+        figures.parts = {}
+
+    def _adopt_cut(self, figures: CheckpointFigures) -> None:
+        """The last checkpoint's counters are the job's final ones; heartbeats may lag behind them."""
+        merged = dict(self._subtasks)
+        for subtask, operators in figures.parts.items():
+            known = merged.get(subtask, {"keys": 0, "bytes": 0, "busy_s": 0.0, "rows_out": 0, "operators": {}})
+            counters = {
+                name: {
+                    **known["operators"].get(name, {}),
+                    "rows_in": entry["rows_in"],
+                    "rows_out": entry["rows_out"],
+                }
+                for name, entry in operators.items()
+            }
+            merged[subtask] = {**known, "operators": counters}
+        self._subtasks = merged
+
+    def operators(self) -> dict[str, dict[str, int]]:
+        """Per operator, summed over its subtasks: rows in, rows out, and its own counters."""
+        totals: dict[str, dict[str, int]] = {name: {"rows_in": 0, "rows_out": 0} for name in self._order}
+        for counters in self._subtasks.values():
+            for name, values in counters["operators"].items():
+                for key, value in values.items():
+                    totals[name][key] = totals[name].get(key, 0) + value
+        return totals
+
+    def totals(self) -> dict[str, Any]:
+        """State and work, summed over all subtasks."""
+        every = self._subtasks.values()
+        return {
+            "state_keys": sum(c["keys"] for c in every),
+            "state_bytes": sum(c["bytes"] for c in every),
+            "busy_s": round(sum(c["busy_s"] for c in every), 3),
+        }
+
+    def subtasks(self) -> dict[str, dict[str, Any]]:
+        return dict(self._subtasks)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """The last checkpoints, oldest first."""
+        return [self._checkpoints[c].as_dict() for c in sorted(self._checkpoints)]

@@ -1,0 +1,171 @@
+"""The fused operators of one subtask: a tree of instances through which batches are pushed.
+
+Rules: a push is a generator that yields whenever something has been appended to an output, so that its driver can
+wait for
+room; it must be exhausted before the next push or snapshot. Batches reach user functions and sinks with plain columns.
+Row counters belong to the state: they are saved and restored with it, so replayed rows are not counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from flinkplus.errors import CorruptState
+from flinkplus.graph import JobGraph, Node, Vertex
+from flinkplus.operators.base import Operator, OperatorContext, OperatorInstance
+from flinkplus.sinks.base import Sink, SinkWriter
+from flinkplus.sources.base import Source, SourceReader
+
+
+class Exchanges(Protocol):
+    """Where batches leave the subtask."""
+
+    def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
+        """Append the batch to the output logs of ``edge``; yields between two appends to the same log."""
+
+
+@dataclass
+class Member:
+    """One node of the vertex at work in this subtask."""
+
+    node: Node
+    context: OperatorContext
+    instance: OperatorInstance | None = None
+    reader: SourceReader | None = None
+    writer: SinkWriter | None = None
+    rows_in: int = 0
+    rows_out: int = 0
+    staged: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def closable(self) -> OperatorInstance | SourceReader | SinkWriter | None:
+        return self.instance or self.reader or self.writer
+
+
+class FusedOperators:
+    """The operators of one vertex in one subtask."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        vertex: Vertex,
+        index: int,
+        parallelism: int,
+        generation: int,
+        state: Any,
+        exchanges: Exchanges,
+    ) -> None:
+        self._exchanges = exchanges
+        self.members: dict[int, Member] = {}
+        parents = {child: node for node in vertex.nodes for child in graph.nodes[node].children}
+        for node_index in vertex.nodes:
+            node = graph.nodes[node_index]
+            if node_index in parents:
+                schema = graph.nodes[parents[node_index]].schema
+            elif vertex.inputs:
+                schema = graph.nodes[graph.exchanges[vertex.inputs[0]].producer].schema
+            else:
+                schema = node.schema
+            context = OperatorContext(node.name, f"{node.name}[{index}]", index, parallelism, schema, state)
+            member = Member(node, context)
+            if isinstance(node.body, Operator):
+                member.instance = node.body.create(context)
+            elif isinstance(node.body, Source):
+                member.reader = node.body.reader(index, parallelism)
+            elif isinstance(node.body, Sink):
+                member.writer = node.body.writer(context, generation)
+            self.members[node_index] = member
+        self.root = vertex.nodes[0]
+
+    @property
+    def reader(self) -> SourceReader | None:
+        return self.members[self.root].reader
+
+    def push(self, batch: pa.RecordBatch) -> Iterator[None]:
+        """Take a batch at the root (from the source, or from an input channel)."""
+        if self.reader is not None:
+            yield from self._emit(self.root, batch)
+        else:
+            yield from self._process(self.root, batch)
+
+    def end(self) -> Iterator[None]:
+        """All input has ended: flush every operator, upstream ones first."""
+        for index, member in self.members.items():
+            if member.instance is not None:
+                for out in member.instance.end():
+                    yield from self._emit(index, out)
+
+    def _process(self, index: int, batch: pa.RecordBatch) -> Iterator[None]:
+        member = self.members[index]
+        member.rows_in += batch.num_rows
+        if member.writer is not None:
+            member.writer.write(batch)
+            member.rows_out += batch.num_rows
+            return
+        assert member.instance is not None
+        for out in member.instance.process(batch):
+            yield from self._emit(index, out)
+
+    def _emit(self, index: int, batch: pa.RecordBatch) -> Iterator[None]:
+        member = self.members[index]
+        member.rows_out += batch.num_rows
+        for child in member.node.children:
+            yield from self._process(child, batch)
+        for edge in member.node.exchanges:
+            yield from self._exchanges.append(edge, batch)
+
+    def stage(self, checkpoint: int) -> dict[str, Any]:
+        """The operators' part of a snapshot, JSON: per operator its state, counters, position, staged output."""
+        saved: dict[str, Any] = {}
+        for member in self.members.values():
+            entry: dict[str, Any] = {"rows_in": member.rows_in, "rows_out": member.rows_out}
+            if member.reader is not None:
+                entry["position"] = member.reader.position()
+            if member.instance is not None:
+                entry["state"] = member.instance.snapshot(checkpoint)
+            if member.writer is not None:
+                entry["staged"] = member.writer.stage(checkpoint)
+            saved[member.node.name] = entry
+        return saved
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take back what ``stage`` gave, or begin at the start when ``saved`` is empty."""
+        for member in self.members.values():
+            if saved and member.node.name not in saved:
+                raise CorruptState(f"the snapshot of {member.context.subtask} holds nothing of it")
+            entry = saved.get(member.node.name, {})
+            member.rows_in = entry.get("rows_in", 0)
+            member.rows_out = entry.get("rows_out", 0)
+            if member.reader is not None:
+                member.reader.open(entry.get("position"))
+            if member.instance is not None and entry:
+                member.instance.restore(entry["state"])
+
+    def checkpoint_complete(self, checkpoint: int) -> None:
+        for member in self.members.values():
+            if member.instance is not None:
+                member.instance.checkpoint_complete(checkpoint)
+            if member.writer is not None:
+                member.writer.checkpoint_complete(checkpoint)
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Per operator: rows in and out, and its own metrics."""
+        counters = {}
+        for member in self.members.values():
+            own = member.reader.metrics if member.reader is not None else member.context.metrics
+            counters[member.node.name] = {**own, "rows_in": member.rows_in, "rows_out": member.rows_out}
+        return counters
+
+    @property
+    def rows_out(self) -> int:
+        """Rows that left the last operator: what the subtask has achieved."""
+        return next(reversed(self.members.values())).rows_out
+
+    def close(self) -> None:
+        for member in self.members.values():
+            if member.closable is not None:
+                member.closable.close()

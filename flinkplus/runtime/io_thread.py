@@ -1,0 +1,68 @@
+"""One asyncio thread per process, for all gRPC of all jobs in it.
+
+Rules: ``grpc.aio`` objects live in this thread only; other threads hand work over with ``submit`` and ``post``. One
+thread
+for the whole process, since ``grpc.aio`` polls for one event loop best. It starts with the first use and ends with the
+interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # we never fork with gRPC loaded; its fork handlers only warn
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a peer that dies is an event here, not a line on the user's terminal
+
+import grpc
+from grpc import aio
+
+__all__ = ["IoThread", "aio", "grpc"]
+
+Result = TypeVar("Result")
+
+STOP_TIMEOUT_S = 2.0
+
+
+class IoThread:
+    """The process's asyncio loop. Get it with ``IoThread.get()``."""
+
+    _instance: IoThread | None = None
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="flinkplus-io", daemon=True)
+        self._thread.start()
+        self._pid = os.getpid()
+
+    @classmethod
+    def get(cls) -> IoThread:
+        with cls._lock:
+            if cls._instance is None or cls._instance._pid != os.getpid() or cls._instance.loop.is_closed():
+                cls._instance = cls()
+                atexit.register(cls._instance.stop)
+            return cls._instance
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine in the loop; its result as a future of the calling thread's world."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def post(self, callback: Callable[..., object], *args: object) -> None:
+        """Call ``callback(*args)`` soon in the loop's thread."""
+        self.loop.call_soon_threadsafe(callback, *args)
+
+    def stop(self) -> None:
+        """Stop the loop and wait for the thread, bounded."""
+        if self._pid == os.getpid() and self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(STOP_TIMEOUT_S)

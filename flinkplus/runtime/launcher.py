@@ -1,0 +1,133 @@
+"""Slots as one ordinary Spark job: checks of the cluster, submission under a job group, resubmission, the end.
+
+The Spark job has one ``spark_task`` for each slot and is submitted from a background thread. Spark restarts a
+``spark_task``
+whose process died, up to ``spark.task.maxFailures`` times; when Spark gives the whole job up (at once in ``local[N]``,
+which never retries), the launcher submits it again.
+
+Rules: the user's session is left as it was found; nothing of the job runs after ``stop`` returned, as far as Spark
+obeys.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from flinkplus.errors import ConfigurationError, InsufficientSlots
+from flinkplus.runtime.slot import SlotConfig, run_slot
+
+LOOPBACK = "127.0.0.1"
+ENOUGH_TASK_FAILURES = 100
+RESUBMIT_PAUSE_S = 0.2
+STOP_TIMEOUT_S = 15.0
+LOCAL_MASTER = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*([0-9]+)\s*)?\])?$")
+
+log = logging.getLogger("flinkplus.launcher")
+
+
+def local_master(master: str | None) -> tuple[int, int] | None:
+    """(threads, attempts of a task) of a ``local`` master, ``None`` for any other."""
+    match = LOCAL_MASTER.match(master or "")
+    if match is None:
+        return None
+    threads, failures = match.groups()
+    count = (os.cpu_count() or 1) if threads == "*" else int(threads or 1)
+    return count, int(failures or 1)
+
+
+def check_cluster(spark: SparkSession, slots: int) -> None:
+    """Raise when Spark cannot run ``slots`` tasks at once or would disturb them; warn when it will not retry them.
+
+    Raises ``InsufficientSlots`` or ``ConfigurationError``, each naming the setting to change.
+    """
+    context = spark.sparkContext
+    conf = context.getConf()
+    master = context.master
+    cpus = int(conf.get("spark.task.cpus", "1") or 1)
+    local = local_master(master)
+    if local is not None:
+        threads, failures = local
+        if threads < slots * cpus:
+            raise InsufficientSlots(
+                f"the job needs {slots} slots but master {master!r} runs {threads // cpus} tasks at once; "
+                f"use local[{slots * cpus},1000] or more, or parallelism={max(1, threads // cpus)}"
+            )
+        where = f"master local[{threads},1000] instead of {master!r}"
+    else:
+        failures = int(conf.get("spark.task.maxFailures", "4") or 4)
+        where = "spark.task.maxFailures=1000"
+    if conf.get("spark.speculation", "false") == "true":
+        raise ConfigurationError("spark.speculation would run slots twice; set spark.speculation=false")
+    if failures < ENOUGH_TASK_FAILURES:
+        warnings.warn(
+            f"Spark gives a job up after {failures} failure(s) of a task, and then every slot has to be started again; "
+            f"for fast recovery from killed processes use {where}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def bind_host(spark: SparkSession) -> str:
+    """The address the coordinator listens on: loopback for local masters, the driver's own otherwise."""
+    if local_master(spark.sparkContext.master) is not None:
+        return LOOPBACK
+    conf = spark.sparkContext.getConf()
+    return conf.get("spark.driver.bindAddress") or conf.get("spark.driver.host") or LOOPBACK
+
+
+class SlotsJob:
+    """The Spark job that runs the slots."""
+
+    def __init__(self, spark: SparkSession, config: SlotConfig, job_id: str, on_down: Callable[[str], None]) -> None:
+        self._context = spark.sparkContext
+        self._config = config
+        self._group = f"flinkplus-{job_id}"
+        self._on_down = on_down
+        self._stopping = threading.Event()
+        self._thread = InheritableThread(target=self._run, name="flinkplus-slots-job", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        context, config = self._context, self._config
+        context.setJobGroup(self._group, f"FlinkPlus slots of {config.job_name}", interruptOnCancel=False)
+        plan = context.broadcast(config)
+
+        def task(index: int, _rows: Iterable[Any]) -> Iterator[Any]:
+            run_slot(index, plan.value)
+            return iter(())
+
+        try:
+            while not self._stopping.is_set():
+                reason = "the Spark job of the slots ended"
+                try:
+                    context.parallelize(range(config.slots), config.slots).mapPartitionsWithIndex(task).collect()
+                except Exception as error:  # whatever Spark raises here means the same: the slots are gone
+                    reason = f"Spark gave the slots' job up: {str(error).splitlines()[0][:300]}"
+                if not self._stopping.is_set():
+                    self._on_down(reason)
+                    self._stopping.wait(RESUBMIT_PAUSE_S)
+        finally:
+            plan.unpersist(blocking=False)
+
+    def stop(self, graceful_s: float) -> None:
+        """Let the slots end by themselves for ``graceful_s`` seconds, then cancel the job; returns when it is over."""
+        self._stopping.set()
+        self._thread.join(graceful_s)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._context.cancelJobGroup(self._group)
+            self._thread.join(0.2)
+        if self._thread.is_alive():
+            log.warning("Spark did not end the slots' job within %s s", STOP_TIMEOUT_S)

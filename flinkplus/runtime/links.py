@@ -1,0 +1,181 @@
+"""The control plane: a stream from each slot to the coordinator, that lives as long as the slot's process.
+
+``ControlLink`` is the slot's end, ``Rendezvous`` the coordinator's. A stream that breaks is the first sign of a
+dead process: it is seen within a few milliseconds, and both ends take it for the end of the peer.
+
+Rules: callbacks are called in the I/O thread and must only enqueue. A slot that cannot present the job's token is
+refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flinkplus.errors import PeerProtocolError
+from flinkplus.runtime import control
+from flinkplus.runtime.io_thread import IoThread, aio, grpc
+from flinkplus.runtime.transport import GRPC_OPTIONS, FrameWriter, identity
+
+METHOD = "/flinkplus.Control/Stream"
+SERVICE, NAME = "flinkplus.Control", "Stream"
+CONNECT_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlArrived:
+    """A control message, with the connection it came on (an opaque number at the coordinator, 0 at a slot)."""
+
+    connection: int
+    message: control.ControlMessage
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ControlLost:
+    connection: int
+    reason: str
+    time_s: float
+
+
+LinkEvent = ControlArrived | ControlLost
+
+
+class _MessageWriter(FrameWriter):
+    """One control message per frame."""
+
+    def _next_frame(self) -> bytes:
+        frame: bytes = self._pending.popleft()
+        return frame
+
+
+class ControlLink:
+    """A slot's stream to the coordinator."""
+
+    def __init__(self, address: str, token: str, deliver: Callable[[LinkEvent], None]) -> None:
+        self._address = address
+        self._token = token
+        self._deliver = deliver
+        self._io = IoThread.get()
+        self._writer = _MessageWriter(self._io)
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Start connecting; a failure is a ``ControlLost``."""
+        self._io.post(self._open)
+
+    def _open(self) -> None:
+        self._task = self._io.loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        reason = "closed by the coordinator"
+        channel = aio.insecure_channel(self._address, options=GRPC_OPTIONS)
+        pump: asyncio.Future[None] | None = None
+        try:
+            call = channel.stream_stream(METHOD, identity, identity)(metadata=(("flinkplus-token", self._token),))
+            await asyncio.wait_for(call.initial_metadata(), CONNECT_TIMEOUT_S)
+            pump = asyncio.ensure_future(self._writer.pump(call.write))
+            while (data := await call.read()) is not aio.EOF:
+                self._deliver(ControlArrived(0, control.decode(data), time.time()))
+        except aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        except asyncio.TimeoutError:
+            reason = f"no answer from the coordinator at {self._address} within {CONNECT_TIMEOUT_S} s"
+        except PeerProtocolError as error:
+            reason = str(error)
+        finally:
+            if pump is not None:
+                pump.cancel()
+            await channel.close()
+        self._deliver(ControlLost(0, reason, time.time()))
+
+    def send(self, message: control.ControlMessage) -> None:
+        """Queue a message; may be called in any thread."""
+        self._writer.put([control.encode(message)])
+
+    def close(self) -> None:
+        """Close the stream, after what was queued is written."""
+        self._io.submit(self._close()).result(timeout=CLOSE_TIMEOUT_S)
+
+    async def _close(self) -> None:
+        deadline = time.monotonic() + 1.0
+        while self._writer.waiting and time.monotonic() < deadline and self._task is not None and not self._task.done():
+            await asyncio.sleep(0.001)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Rendezvous:
+    """The coordinator's server. Each connection has a number; ``send`` and ``drop`` take it."""
+
+    def __init__(self, host: str, token: str, deliver: Callable[[LinkEvent], None]) -> None:
+        self._host = host
+        self._token = token
+        self._deliver = deliver
+        self._io = IoThread.get()
+        self._server: aio.Server | None = None
+        self._connections: dict[int, tuple[_MessageWriter, asyncio.Event]] = {}
+        self._next = 1
+
+    def start(self) -> str:
+        """Start on a port the system picks; returns ``host:port``."""
+        return f"{self._host}:{self._io.submit(self._start()).result()}"
+
+    async def _start(self) -> int:
+        self._server = aio.server(options=GRPC_OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(self._serve, identity, identity)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
+        port: int = self._server.add_insecure_port(f"{self._host}:0")
+        await self._server.start()
+        return port
+
+    async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        if dict(context.invocation_metadata()).get("flinkplus-token") != self._token:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong job token")
+        connection, self._next = self._next, self._next + 1
+        writer, dropped = _MessageWriter(self._io), asyncio.Event()
+        self._connections[connection] = (writer, dropped)
+        await context.send_initial_metadata(())
+        pump = asyncio.ensure_future(writer.pump(context.write))
+        reader = asyncio.ensure_future(self._read(connection, requests))
+        drop = asyncio.ensure_future(dropped.wait())
+        reason = "stream closed"
+        try:
+            await asyncio.wait({reader, drop}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and not reader.cancelled() and reader.exception() is not None:
+                reason = str(reader.exception())
+        finally:
+            for task in (pump, reader, drop):
+                task.cancel()
+            self._connections.pop(connection, None)
+            self._deliver(ControlLost(connection, reason, time.time()))
+
+    async def _read(self, connection: int, requests: AsyncIterator[bytes]) -> None:
+        async for data in requests:
+            self._deliver(ControlArrived(connection, control.decode(data), time.time()))
+
+    def send(self, connection: int, message: control.ControlMessage) -> None:
+        """Queue a message for a slot; nothing happens when its connection is gone (``ControlLost`` tells)."""
+        known = self._connections.get(connection)
+        if known is not None:
+            known[0].put([control.encode(message)])
+
+    def drop(self, connection: int) -> None:
+        """Close a connection from this side: the slot ends its task when it sees that."""
+        self._io.post(self._drop, connection)
+
+    def _drop(self, connection: int) -> None:
+        known = self._connections.get(connection)
+        if known is not None:
+            known[1].set()
+
+    def close(self) -> None:
+        """Stop the server and close all connections, bounded."""
+        if self._server is not None:
+            self._io.submit(self._server.stop(grace=None)).result(timeout=CLOSE_TIMEOUT_S)
+            self._server = None

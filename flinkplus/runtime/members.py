@@ -1,0 +1,79 @@
+"""The coordinator's table of slots: who is registered, on which connection, in which incarnation.
+
+Rules: a slot has at most one living incarnation here; a newer registration replaces an older one, whose connection is
+closed. What comes on a connection that is not current is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flinkplus.runtime import control
+
+
+@dataclass
+class Member:
+    """One registered slot. ``heard_s``: when its last message came (seconds since the Unix epoch)."""
+
+    slot: int
+    incarnation: int
+    connection: int
+    pid: int
+    host: str
+    address: str
+    heard_s: float
+
+
+class Members:
+    """All slots of the job."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._members: dict[int, Member] = {}
+        self._by_connection: dict[int, int] = {}
+        self._incarnations: dict[int, int] = dict.fromkeys(range(slots), 0)
+
+    def register(self, connection: int, register: control.Register, now_s: float) -> tuple[Member, Member | None]:
+        """The new member, and the one it replaces (which is to be dropped), if any."""
+        old = self.remove(register.slot)
+        self._incarnations[register.slot] += 1
+        member = Member(
+            register.slot,
+            self._incarnations[register.slot],
+            connection,
+            register.pid,
+            register.host,
+            register.address,
+            now_s,
+        )
+        self._members[register.slot] = member
+        self._by_connection[connection] = register.slot
+        return member, old
+
+    def remove(self, slot: int) -> Member | None:
+        """Take a slot off the table."""
+        member = self._members.pop(slot, None)
+        if member is not None:
+            del self._by_connection[member.connection]
+        return member
+
+    def on(self, connection: int) -> Member | None:
+        """The member on a connection, ``None`` for one that is not current."""
+        slot = self._by_connection.get(connection)
+        return None if slot is None else self._members[slot]
+
+    def get(self, slot: int) -> Member | None:
+        return self._members.get(slot)
+
+    def all(self) -> list[Member]:
+        """The registered members, by slot."""
+        return [self._members[slot] for slot in sorted(self._members)]
+
+    def silent_since(self, before_s: float) -> list[Member]:
+        """Members that have not been heard of since ``before_s``."""
+        return [member for member in self.all() if member.heard_s < before_s]
+
+    @property
+    def restarts(self) -> int:
+        """Registrations beyond the first of each slot."""
+        return sum(max(0, count - 1) for count in self._incarnations.values())

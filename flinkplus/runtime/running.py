@@ -1,0 +1,329 @@
+"""From a fused graph to a running job, and from a running job to nothing left behind.
+
+``start_job`` checks everything that can be checked before anything runs; ``resume_job`` does the same from what a
+checkpoint
+directory holds. A ``RunningJob`` owns the coordinator, the Spark job of the slots and the job's own directory.
+
+Rules: what was begun is undone when a later step fails. However the job ends (finish, failure, ``cancel``, the
+interpreter's exit) the slots are stopped, the ports closed and the job's directory removed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+import weakref
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from flinkplus.config import Options, options_from
+from flinkplus.errors import CheckpointDirectoryError, ConfigurationError, FlinkPlusError, JobFailed
+from flinkplus.graph import JobGraph
+from flinkplus.protocol.effects import JobState
+from flinkplus.protocol.ids import CheckpointId, Generation
+from flinkplus.runtime import staging
+from flinkplus.runtime.commits import Commits
+from flinkplus.runtime.coordinator import Coordinator, Restore
+from flinkplus.runtime.launcher import SlotsJob, bind_host, check_cluster, local_master
+from flinkplus.runtime.slot import SlotConfig
+from flinkplus.sinks.base import Sink
+from flinkplus.sources.base import Source
+from flinkplus.sources.parquet import StagedParquet
+from flinkplus.state.storage import CheckpointStorage
+
+PLAN_BLOB = "plan"
+RUNS_BLOB = "runs"
+PLAN_FORMAT = 1
+GENERATIONS_PER_RUN = 100_000
+GRACEFUL_STOP_S = 5.0
+EXIT_WAIT_S = 20.0
+
+log = logging.getLogger("flinkplus")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a checkpoint directory keeps to resume a job."""
+
+    format: int
+    name: str
+    output_id: str
+    graph: JobGraph
+    options: Options
+
+
+def start_job(
+    spark: SparkSession,
+    name: str,
+    graph: JobGraph,
+    options: Options,
+    frames: dict[str, DataFrame],
+    output_id: str,
+    resume: bool,
+) -> RunningJob:
+    """Check, prepare and start a job; returns once its slots are being started."""
+    check_cluster(spark, options.parallelism)
+    directory = JobDirectory(spark, options)
+    try:
+        storage = CheckpointStorage(directory.checkpoints)
+        fingerprint = graph.fingerprint(options.parallelism)
+        storage.prepare({"name": name, "fingerprint": fingerprint}, resume)
+        old = _load_plan(storage, directory.checkpoints) if resume else None
+        if old is not None:
+            output_id = old.output_id
+            _adopt_plan(graph, old)
+        else:
+            for source_name, frame in frames.items():
+                node = next(node for node in graph.nodes if node.name == source_name)
+                assert isinstance(node.body, StagedParquet)
+                node.body = staging.stage(frame, node.body, directory.checkpoints, options.parallelism)
+        plan = Plan(PLAN_FORMAT, name, output_id, graph, options)
+        return _launch(spark, plan, storage, directory, resume)
+    except BaseException:
+        directory.remove()
+        raise
+
+
+def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, Any]) -> RunningJob:
+    """Continue the job that ``checkpoint_dir`` belongs to."""
+    storage = CheckpointStorage(checkpoint_dir)
+    storage.job()  # raises CheckpointDirectoryError when there is none
+    plan = _load_plan(storage, checkpoint_dir)
+    if plan is None:
+        raise CheckpointDirectoryError(f"{checkpoint_dir} holds no plan of a job; nothing can be resumed from it")
+    if overrides.get("parallelism", plan.options.parallelism) != plan.options.parallelism:
+        raise ConfigurationError(
+            f"the job runs at parallelism {plan.options.parallelism}; its state cannot be resumed at another"
+        )
+    given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
+    check_cluster(spark, given.parallelism)
+    directory = JobDirectory(spark, given)
+    try:
+        fingerprint = plan.graph.fingerprint(given.parallelism)
+        storage.prepare({"name": plan.name, "fingerprint": fingerprint}, resume=True)
+        return _launch(spark, replace(plan, options=given), storage, directory, resume=True)
+    except BaseException:
+        directory.remove()
+        raise
+
+
+def planned_options(checkpoint_dir: str) -> Options:
+    """The options of the job that ``checkpoint_dir`` belongs to. Raises ``CheckpointDirectoryError`` when there is
+    none.
+    """
+    storage = CheckpointStorage(checkpoint_dir)
+    storage.job()
+    plan = _load_plan(storage, checkpoint_dir)
+    if plan is None:
+        raise CheckpointDirectoryError(f"{checkpoint_dir} holds no plan of a job; nothing can be resumed from it")
+    return plan.options
+
+
+def _load_plan(storage: CheckpointStorage, where: str) -> Plan | None:
+    try:
+        data = storage.get_blob(PLAN_BLOB)
+    except FileNotFoundError:
+        return None
+    plan = cloudpickle.loads(data)
+    if not isinstance(plan, Plan) or plan.format != PLAN_FORMAT:
+        raise CheckpointDirectoryError(f"the plan in {where} is of another format; use the version that wrote it")
+    return plan
+
+
+def _adopt_plan(graph: JobGraph, old: Plan) -> None:
+    """Staged input and output identity are those of the earlier run: positions and staged files refer to them."""
+    before = {node.name: node for node in old.graph.nodes}
+    for node in graph.nodes:
+        if isinstance(node.body, StagedParquet):
+            node.body = before[node.name].body
+        elif isinstance(node.body, Sink):
+            node.body = node.body.bind(node.schema, old.output_id)
+
+
+def _launch(
+    spark: SparkSession, plan: Plan, storage: CheckpointStorage, directory: JobDirectory, resume: bool
+) -> RunningJob:
+    for node in plan.graph.nodes:
+        if isinstance(node.body, Source) and not resume:
+            node.body = node.body.planned()
+    commits = Commits(plan.graph, storage)
+    commits.prepare(resume)
+    try:
+        runs = int(storage.get_blob(RUNS_BLOB)) if resume else 0
+    except FileNotFoundError:
+        runs = 0
+    restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
+    if resume:
+        restore = _find_restore(storage, commits, restore)
+    blob = cloudpickle.dumps(plan)
+    storage.put_blob(PLAN_BLOB, blob)
+    storage.put_blob(RUNS_BLOB, str(runs + 1).encode())
+    return RunningJob(spark, plan, commits, restore, directory)
+
+
+def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore) -> Restore:
+    """The newest checkpoint that is whole; what it covers is committed, what came after is taken back."""
+    known = storage.checkpoints()
+    found = storage.latest_valid()
+    if found is None:
+        for committer in commits.committers.values():
+            committer.retract_after(None)
+        restore.next_checkpoint = CheckpointId(max(known, default=0) + 1)
+        return restore
+    checkpoint, manifest, skipped = found
+    for reason in skipped:
+        log.warning("checkpoint refused, using an older one: %s", reason)
+    if manifest.get("final"):
+        commits.adopt(CheckpointId(checkpoint), manifest)
+        commits.finish()
+        raise CheckpointDirectoryError("the job had finished: its last checkpoint is final, nothing is left to resume")
+    commits.adopt(CheckpointId(checkpoint), manifest)
+    restore.checkpoint = CheckpointId(checkpoint)
+    restore.available = tuple(CheckpointId(c) for c in known if c <= checkpoint)
+    restore.next_checkpoint = CheckpointId(max(known) + 1)
+    return restore
+
+
+class JobDirectory:
+    """The job's own directory in this machine's temporary space: slots' scratch (local masters), and the
+    checkpoints when the user gave no directory for them."""
+
+    def __init__(self, spark: SparkSession, options: Options) -> None:
+        master = spark.sparkContext.master or ""
+        self.local = local_master(master) is not None
+        shared = self.local or master.startswith("local-cluster")
+        if options.checkpoint_dir is None and not shared:
+            raise ConfigurationError(
+                f"on {master} the slots run on other machines: give checkpoint_dir, a directory or URI that all can reach"
+            )
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="flinkplus-", dir=options.work_dir))
+        except OSError as error:
+            raise ConfigurationError(f"work_dir {options.work_dir!r} cannot be used: {error}") from error
+        self.ephemeral = options.checkpoint_dir is None
+        self.checkpoints = options.checkpoint_dir or str(self.path / "checkpoints")
+        self.scratch = str(self.path) if self.local else None
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class RunningJob:
+    """A job from the start of its slots until nothing of it is left; ``closed`` is set then."""
+
+    def __init__(
+        self, spark: SparkSession, plan: Plan, commits: Commits, restore: Restore, directory: JobDirectory
+    ) -> None:
+        self.name = plan.name
+        self.job_id = uuid.uuid4().hex[:12]
+        self.checkpoint_dir = directory.checkpoints
+        self.restored_from = restore.checkpoint
+        self.closed = threading.Event()
+        self._directory = directory
+        self._commits = commits
+        self._started_s = time.monotonic()
+        self._elapsed_s: float | None = None
+        token = secrets.token_urlsafe(24)
+        self.coordinator = Coordinator(plan.graph, plan.options, commits, restore, bind_host(spark), token)
+        address = self.coordinator.start()
+        config = SlotConfig(
+            job_id=self.job_id,
+            job_name=plan.name,
+            slots=plan.options.parallelism,
+            first_generation=restore.generation + 1,
+            coordinator=address,
+            token=token,
+            plan=cloudpickle.dumps(plan.graph),
+            options=plan.options,
+            checkpoint_dir=_absolute(directory.checkpoints),
+            scratch=directory.scratch,
+            ephemeral=str(directory.path) if directory.local else None,
+            local=directory.local,
+        )
+        self._slots = SlotsJob(spark, config, self.job_id, self.coordinator.slots_down)
+        self._slots.start()
+        self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
+        self._closer.start()
+        _at_exit(self)
+
+    def cancel(self) -> None:
+        """Ask for the end; ``closed`` tells when it is reached."""
+        if not self.closed.is_set():
+            self.coordinator.cancel()
+
+    def _close_when_done(self) -> None:
+        result = self.coordinator.result
+        result.done.wait()
+        self._elapsed_s = time.monotonic() - self._started_s
+        try:
+            self.coordinator.join(GRACEFUL_STOP_S)
+            self._slots.stop(GRACEFUL_STOP_S)
+            if result.state is JobState.FINISHED:
+                self._commits.finish()
+            else:
+                self._commits.discard()
+        except (OSError, FlinkPlusError) as error:
+            log.warning("the end of job %s: %s", self.name, error)
+            if result.error is None:
+                result.error = JobFailed(f"the job's output could not be completed: {error}")
+        finally:
+            self._directory.remove()
+            self.closed.set()
+
+    @property
+    def running_s(self) -> float | None:
+        """Seconds since the subtasks were first started, to the end of the job."""
+        started, ended = self.coordinator.first_started_s, self.coordinator.ended_s
+        return None if started is None else (ended or time.monotonic()) - started
+
+    def metrics(self) -> dict[str, Any]:
+        """Figures so far; see ``JobHandle.metrics``."""
+        figures = self.coordinator.figures
+        elapsed = self._elapsed_s if self._elapsed_s is not None else time.monotonic() - self._started_s
+        return {
+            "state": self.coordinator.state,
+            "elapsed_s": round(elapsed, 3),
+            "running_s": round(self.running_s or 0.0, 3),
+            "operators": figures.operators(),
+            "committed_rows": dict(self._commits.rows),
+            **figures.totals(),
+            "checkpoints_completed": figures.completed,
+            "last_checkpoint": figures.last_complete,
+            "recoveries": len(self.coordinator.recoveries),
+            "slot_restarts": self.coordinator.slot_restarts,
+        }
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(path)
+
+
+_running: weakref.WeakSet[RunningJob] = weakref.WeakSet()
+
+
+def _at_exit(job: RunningJob) -> None:
+    if not _running:
+        atexit.register(_cancel_all)
+    _running.add(job)
+
+
+def _cancel_all() -> None:
+    """The interpreter ends: so do its jobs, before Spark's own exit handlers take the session down."""
+    jobs = [job for job in list(_running) if not job.closed.is_set()]
+    for job in jobs:
+        with contextlib.suppress(FlinkPlusError):
+            job.cancel()
+    for job in jobs:
+        job.closed.wait(EXIT_WAIT_S)

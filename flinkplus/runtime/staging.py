@@ -1,0 +1,57 @@
+"""Batch DataFrames as replayable input: Spark writes their rows to Parquet files, which every slot can read from
+any position.
+
+Rules: what is staged belongs to the checkpoint directory, and lives as long as checkpoints that point into it.
+There are at least as many files as source subtasks, when there are as many rows.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.sources.parquet import StagedParquet
+
+STAGED = "staged"
+
+
+def check_dataframe(df: DataFrame) -> None:
+    """Raises ``ConfigurationError`` for what cannot be a source yet."""
+    if df.isStreaming:
+        raise ConfigurationError(
+            "from_spark takes batch DataFrames; a streaming one (spark.readStream) is not supported yet"
+        )
+
+
+def arrow_schema_of(df: DataFrame) -> pa.Schema:
+    """The Arrow schema of a DataFrame. Raises ``ConfigurationError`` for a column type Arrow does not know."""
+    try:
+        schema: pa.Schema = to_arrow_schema(df.schema)
+    except PySparkException as error:
+        raise ConfigurationError(f"from_spark: {error}") from error
+    return schema
+
+
+def stage(df: DataFrame, source: StagedParquet, directory: str, parallelism: int) -> StagedParquet:
+    """Let Spark write ``df`` below ``directory``; returns the source that reads it.
+
+    Raises ``InputError`` when Spark cannot read the input.
+    """
+    target = f"{directory.rstrip('/')}/{STAGED}/{source.name}"
+    try:
+        if df.rdd.getNumPartitions() < parallelism:
+            df = df.repartition(parallelism)
+        df.write.mode("overwrite").parquet(target)
+    except PySparkException as error:
+        raise InputError(f"source {source.name!r}: Spark could not stage the DataFrame: {error}") from error
+    except Exception as error:  # py4j's own errors carry the JVM's trace; its first line says what is wrong
+        raise InputError(f"source {source.name!r}: Spark could not stage the DataFrame: {first_line(error)}") from error
+    return source.staged_at(target)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

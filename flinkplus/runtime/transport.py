@@ -1,0 +1,234 @@
+"""The data plane between slots: one gRPC stream for each ordered pair of slots, opened when the job is deployed.
+
+Frames of messages travel with the stream; credit travels against it. The streams are kept over rollbacks, as long
+as both
+processes live. A broken stream to a living peer is opened again; the owner then re-sends from its output logs.
+
+Rules: all gRPC objects live in the I/O thread; ``deliver`` is called in it and must only enqueue. Nothing here
+knows what a message means. What is waiting to be written is bounded by the channels' credit windows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flinkplus.runtime.io_thread import IoThread, aio, grpc
+
+METHOD = "/flinkplus.Data/Stream"
+SERVICE, NAME = "flinkplus.Data", "Stream"
+MAX_FRAME_BYTES = 4 << 20
+CLOSE_TIMEOUT_S = 1.0
+GRPC_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+def identity(data: bytes) -> bytes:
+    """Serializer and deserializer of frames, which are bytes already."""
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class FrameArrived:
+    peer: int
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnected:
+    peer: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBroken:
+    peer: int
+    incarnation: int
+    reason: str
+
+
+TransportEvent = FrameArrived | PeerConnected | PeerBroken
+Call = Any  # a grpc.aio stream, client or server side: ``write`` and ``read`` are all that is used
+
+
+class FrameWriter:
+    """Writes buffers to one stream, joined into frames; ``put`` may be called in any thread."""
+
+    def __init__(self, io: IoThread) -> None:
+        self._io = io
+        self._pending: deque[Any] = deque()
+        self._wake = asyncio.Event()
+        self._posted = False
+
+    def put(self, buffers: Sequence[Any]) -> None:
+        self._pending.extend(buffers)
+        if not self._posted:
+            self._posted = True
+            self._io.post(self._awaken)
+
+    @property
+    def waiting(self) -> int:
+        """Buffers not yet handed to gRPC."""
+        return len(self._pending)
+
+    def _awaken(self) -> None:
+        self._posted = False
+        self._wake.set()
+
+    def _next_frame(self) -> bytes:
+        parts, size = [], 0
+        while self._pending and size < MAX_FRAME_BYTES:
+            part = self._pending.popleft()
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+
+    async def pump(self, write: Callable[[bytes], Any]) -> None:
+        """Write until cancelled or the stream breaks."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                await write(self._next_frame())
+
+
+class DataPlane:
+    """A slot's end of the data plane. ``start`` first, then ``connect`` at each deployment, ``close`` at the end."""
+
+    def __init__(self, slot: int, token: str, host: str, deliver: Callable[[TransportEvent], None]) -> None:
+        self._slot = slot
+        self._token = token
+        self._host = host
+        self._deliver = deliver
+        self._io = IoThread.get()
+        self._server: aio.Server | None = None
+        self._out: dict[int, _Outgoing] = {}
+        self._back: dict[int, FrameWriter] = {}
+
+    def start(self) -> str:
+        """Start the data server on a port the system picks; returns ``host:port``."""
+        port = self._io.submit(self._start()).result()
+        return f"{self._host}:{port}"
+
+    async def _start(self) -> int:
+        self._server = aio.server(options=GRPC_OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(self._serve, identity, identity)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
+        port: int = self._server.add_insecure_port(f"{self._host}:0")
+        await self._server.start()
+        return port
+
+    async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        metadata = dict(context.invocation_metadata())
+        if metadata.get("flinkplus-token") != self._token:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong job token")
+        peer = int(metadata["flinkplus-slot"])
+        writer = FrameWriter(self._io)
+        self._back[peer] = writer
+        await context.send_initial_metadata(())
+        pump = asyncio.ensure_future(writer.pump(context.write))
+        try:
+            async for frame in requests:
+                self._deliver(FrameArrived(peer, frame))
+        finally:
+            pump.cancel()
+            if self._back.get(peer) is writer:
+                del self._back[peer]
+
+    def connect(self, peers: dict[int, tuple[int, str]]) -> None:
+        """Have a stream to each peer (slot -> (incarnation, address)) and to no other; ``PeerConnected`` tells when."""
+        self._io.post(self._connect, dict(peers))
+
+    def _connect(self, peers: dict[int, tuple[int, str]]) -> None:
+        for peer, outgoing in list(self._out.items()):
+            if peers.get(peer) != outgoing.target:
+                outgoing.close()
+                del self._out[peer]
+        for peer, target in peers.items():
+            known = self._out.get(peer)
+            if known is not None and known.alive:
+                if known.connected:
+                    self._deliver(PeerConnected(peer, target[0]))
+                continue
+            self._out[peer] = _Outgoing(peer, target, self._slot, self._token, self._io, self._deliver)
+
+    def send(self, peer: int, buffers: Sequence[Any]) -> None:
+        """Queue buffers of whole messages for ``peer``. Dropped when there is no stream: the logs hold them."""
+        outgoing = self._out.get(peer)
+        if outgoing is not None:
+            outgoing.writer.put(buffers)
+
+    def send_back(self, peer: int, buffers: Sequence[Any]) -> None:
+        """Queue credit for a producer's slot. Dropped when its stream is gone: a new one starts from the cursors."""
+        writer = self._back.get(peer)
+        if writer is not None:
+            writer.put(buffers)
+
+    def close(self) -> None:
+        """Close all streams and the server, bounded."""
+        self._io.submit(self._close()).result(timeout=CLOSE_TIMEOUT_S + 5)
+
+    async def _close(self) -> None:
+        tasks = [outgoing.close() for outgoing in self._out.values()]
+        self._out.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(grace=None)
+
+
+class _Outgoing:
+    """The stream from this slot to one peer. Lives in the I/O thread."""
+
+    def __init__(
+        self,
+        peer: int,
+        target: tuple[int, str],
+        slot: int,
+        token: str,
+        io: IoThread,
+        deliver: Callable[[TransportEvent], None],
+    ) -> None:
+        self.peer = peer
+        self.target = target
+        self.writer = FrameWriter(io)
+        self.connected = False
+        self.alive = True
+        self._deliver = deliver
+        self._metadata = (("flinkplus-token", token), ("flinkplus-slot", str(slot)))
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        incarnation, address = self.target
+        reason = "closed by the peer"
+        pump: asyncio.Future[None] | None = None
+        channel = aio.insecure_channel(address, options=GRPC_OPTIONS)
+        try:
+            call = channel.stream_stream(METHOD, identity, identity)(metadata=self._metadata)
+            await call.initial_metadata()
+            self.connected = True
+            self._deliver(PeerConnected(self.peer, incarnation))
+            pump = asyncio.ensure_future(self.writer.pump(call.write))
+            while (frame := await call.read()) is not aio.EOF:
+                self._deliver(FrameArrived(self.peer, frame))
+        except aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        finally:
+            self.alive = self.connected = False
+            if pump is not None:
+                pump.cancel()
+            await channel.close()
+        self._deliver(PeerBroken(self.peer, incarnation, reason))
+
+    def close(self) -> asyncio.Future[None]:
+        self._task.cancel()
+        return self._task

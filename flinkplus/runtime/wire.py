@@ -1,0 +1,123 @@
+"""The data plane's format: messages on channels, and frames of several messages.
+
+A message is a fixed header and a payload. The header carries a format version, the kind, the channel, the sender's
+generation, the sequence number on the channel and the epoch; the payload of RECORDS is one Arrow IPC stream (schema,
+dictionaries, one record batch), every other kind has none. A frame is any number of messages end to end.
+
+Rules: nothing of a malformed frame is delivered (``PeerProtocolError``); decoding copies no payload.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import pyarrow as pa
+
+from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+
+FORMAT_VERSION = 1
+# version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes
+HEADER = struct.Struct("<BBHIIIIQQ")
+HEADER_BYTES = HEADER.size
+MAX_MESSAGE_BYTES = 2**31 - 1
+
+
+class Kind(IntEnum):
+    """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor."""
+
+    RECORDS = 1
+    BARRIER = 2
+    END_OF_INPUT = 3
+    CREDIT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. ``epoch`` of a BARRIER is the checkpoint it starts. ``records`` is set for RECORDS only.
+
+    ``size`` is the payload's size in bytes: as sent, or as held in memory when it never leaves the slot.
+    """
+
+    kind: Kind
+    channel: ChannelId
+    generation: Generation
+    seq: Seq
+    epoch: CheckpointId
+    records: pa.RecordBatch | None = None
+    size: int = 0
+
+
+def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
+    """One record batch as an Arrow IPC stream, dictionaries included."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    buffer = sink.getvalue()
+    if buffer.size > MAX_MESSAGE_BYTES:
+        raise PeerProtocolError(f"a message of {buffer.size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    return buffer
+
+
+def encode(message: Message, payload: Any = b"") -> list[Any]:
+    """The buffers of one message on the wire: header, then payload (when it has one)."""
+    channel = message.channel
+    length = len(payload)
+    header = HEADER.pack(
+        FORMAT_VERSION,
+        message.kind,
+        channel.edge,
+        channel.producer,
+        channel.consumer,
+        message.generation,
+        message.epoch,
+        message.seq,
+        length,
+    )
+    return [header, payload] if length else [header]
+
+
+def decode_frame(frame: bytes) -> Iterator[tuple[Message, memoryview]]:
+    """The messages of a frame, payloads as views. Raises ``PeerProtocolError`` before anything is yielded."""
+    view = memoryview(frame)
+    found: list[tuple[Message, memoryview]] = []
+    at = 0
+    while at < len(view):
+        if len(view) - at < HEADER_BYTES:
+            raise PeerProtocolError(f"frame cut inside a header: {len(view) - at} bytes left")
+        version, kind, edge, producer, consumer, generation, epoch, seq, length = HEADER.unpack_from(view, at)
+        if version != FORMAT_VERSION:
+            raise PeerProtocolError(f"message format {version}, this program speaks {FORMAT_VERSION}")
+        at += HEADER_BYTES
+        if length > len(view) - at:
+            raise PeerProtocolError(f"frame cut inside a payload: {length} bytes announced, {len(view) - at} left")
+        try:
+            message_kind = Kind(kind)
+        except ValueError:
+            raise PeerProtocolError(f"unknown message kind {kind}") from None
+        if (message_kind is Kind.RECORDS) != (length > 0):
+            raise PeerProtocolError(f"a {message_kind.name} message with {length} payload bytes")
+        message = Message(
+            message_kind,
+            ChannelId(edge, producer, consumer),
+            Generation(generation),
+            Seq(seq),
+            CheckpointId(epoch),
+            size=length,
+        )
+        found.append((message, view[at : at + length]))
+        at += length
+    return iter(found)
+
+
+def decode_records(payload: memoryview) -> pa.RecordBatch:
+    """The record batch of a RECORDS payload. Raises ``PeerProtocolError`` when it is not one."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            return reader.read_next_batch()
+    except (pa.ArrowInvalid, StopIteration, OSError) as error:
+        raise PeerProtocolError(f"payload is not an Arrow record batch: {error}") from error
