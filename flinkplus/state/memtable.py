@@ -15,7 +15,6 @@ the number of keys that exist, in memory or only in RocksDB.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -25,16 +24,15 @@ import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, give_way
+from flinkplus.state.keytable import FREE, Hashes, KeyTable, Rows
 from flinkplus.state.store import SubtaskStore
 
 Dtype = Literal["int64", "float64"]
-Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
 
 VALUE_BYTES = 8
 ZERO_VALUE = bytes(VALUE_BYTES)
 CONVERT_CHUNK_ENTRIES = 8192
-FIRST_CAPACITY = 1024
 DEFAULT_MAX_ENTRIES = 500_000
 
 
@@ -98,7 +96,7 @@ class NumberPart:
 
 
 class NumberState:
-    """A number for each key: dict of key -> row, and columns by row.
+    """A number for each key: a table of key -> row, and columns by row.
 
     ``max_entries`` bounds what is kept in memory (soft by what one batch brings in). Row numbers are valid until the
     next call of ``indices``.
@@ -122,12 +120,11 @@ class NumberState:
         """Forget everything in memory and read from ``store``, which has ``live_keys`` keys of this state."""
         self._store = store
         self.live_keys = live_keys
-        self._rows: dict[bytes, int] = {}
-        self._keys: npt.NDArray[np.object_] = np.empty(FIRST_CAPACITY, np.object_)
-        self._values: Numbers = np.zeros(FIRST_CAPACITY, self.dtype)
-        self._dirty = np.zeros(FIRST_CAPACITY, np.bool_)
-        self._used = np.zeros(FIRST_CAPACITY, np.int64)
-        self._part = np.zeros(FIRST_CAPACITY, np.int64)  # the last part that froze the row
+        self._table = KeyTable()
+        self._values: Numbers = np.zeros(self._table.capacity, self.dtype)
+        self._dirty = np.zeros(self._table.capacity, np.bool_)
+        self._used = np.zeros(self._table.capacity, np.int64)
+        self._part = np.zeros(self._table.capacity, np.int64)  # the last part that froze the row
         self._tick = 0
         self._released = self._parts
         self._futile_at = -1  # parts released when eviction last freed too little: no use before the next one
@@ -135,12 +132,12 @@ class NumberState:
     # -- the hot path ---------------------------------------------------------------------------------------------
 
     def indices(self, keys: list[bytes]) -> Rows:
-        """Row of each key (shape ``len(keys)``); keys that nobody has seen begin at 0. About 0.1 us a key in memory."""
-        if len(self._rows) > self.max_entries:
+        """Row of each key (shape ``len(keys)``); keys that nobody has seen begin at 0. About 0.2 us a key in memory."""
+        if len(self._table) > self.max_entries:
             self._evict()
-        rows = np.fromiter(map(self._rows.get, keys, repeat(-1)), np.int64, len(keys))
+        rows, hashes = self._table.find(keys)
         if len(rows) and rows.min() < 0:
-            self._load(keys, rows)
+            self._load(keys, rows, hashes)
         self._tick += 1
         self._used[rows] = self._tick
         return rows
@@ -154,57 +151,61 @@ class NumberState:
         self._values[rows] = values
         self._dirty[rows] = True
 
-    def _load(self, keys: list[bytes], rows: Rows) -> None:
+    def _load(self, keys: list[bytes], rows: Rows, hashes: Hashes) -> None:
         """Give a row to each key that has none (``rows`` < 0), with its value from RocksDB."""
-        positions = np.flatnonzero(rows < 0)
-        wanted = [keys[position] for position in positions.tolist()]
-        fresh = list(dict.fromkeys(wanted))
-        first = len(self._rows)
-        stop = first + len(fresh)
-        self._reserve(stop)
-        self._keys[first:stop] = fresh
-        if first == self.live_keys:  # memory has every key there is: no need to ask
+        positions = np.flatnonzero(rows == FREE)
+        fresh: dict[bytes, int] = {}
+        firsts = [position for position in positions.tolist() if fresh.setdefault(keys[position], position) == position]
+        found = self._stored(list(fresh))
+        first = self._table.insert(list(fresh), hashes[firsts])
+        stop = len(self._table)
+        self._reserve(self._table.capacity)
+        if found is None:
             self._values[first:stop] = 0
             self._dirty[first:stop] = True
-            self.live_keys = stop
         else:
-            found = self._store.get_many([self.prefix + key for key in fresh])
-            absent = np.fromiter((value is None for value in found), np.bool_, len(found))
-            packed = b"".join([ZERO_VALUE if value is None else value for value in found])
-            if len(packed) != VALUE_BYTES * len(found):
-                raise CorruptState(f"state {self.prefix[1:]!r} holds values that are no {self.dtype} numbers")
-            self._values[first:stop] = np.frombuffer(packed, np.dtype(self.dtype).newbyteorder("<"))
-            self._dirty[first:stop] = absent
-            self.live_keys += int(absent.sum())
+            self._values[first:stop], self._dirty[first:stop] = found
         self._part[first:stop] = 0
-        self._rows.update(zip(fresh, range(first, stop), strict=True))
-        rows[positions] = np.fromiter(map(self._rows.__getitem__, wanted), np.int64, len(wanted))
+        self.live_keys += int(np.count_nonzero(self._dirty[first:stop]))
+        if len(firsts) == len(positions):
+            rows[positions] = np.arange(first, stop)
+        else:
+            row_of = dict(zip(fresh, range(first, stop), strict=True))
+            rows[positions] = [row_of[keys[position]] for position in positions.tolist()]
 
-    def _reserve(self, count: int) -> None:
-        """Make the columns hold ``count`` rows. New arrays, always: frozen parts still refer to the old key array."""
-        capacity = len(self._keys)
-        if count <= capacity:
-            return
-        more = max(count, 2 * capacity) - capacity
-        self._keys = np.concatenate([self._keys, np.empty(more, np.object_)])
-        self._values = np.concatenate([self._values, np.zeros(more, self.dtype)])
-        self._dirty = np.concatenate([self._dirty, np.zeros(more, np.bool_)])
-        self._used = np.concatenate([self._used, np.zeros(more, np.int64)])
-        self._part = np.concatenate([self._part, np.zeros(more, np.int64)])
+    def _stored(self, keys: list[bytes]) -> tuple[Numbers, npt.NDArray[np.bool_]] | None:
+        """Values of ``keys`` in RocksDB and which of them it does not have; None: it can have none of them."""
+        if self.covers_all:  # memory has every key there is: no need to ask
+            return None
+        found = self._store.get_many([self.prefix + key for key in keys])
+        packed = b"".join([ZERO_VALUE if value is None else value for value in found])
+        if len(packed) != VALUE_BYTES * len(found):
+            raise CorruptState(f"state {self.prefix[1:]!r} holds values that are no {self.dtype} numbers")
+        absent = np.fromiter((value is None for value in found), np.bool_, len(found))
+        return np.frombuffer(packed, np.dtype(self.dtype).newbyteorder("<")), absent
+
+    def _reserve(self, capacity: int) -> None:
+        """Make the columns as long as the table's."""
+        more = capacity - len(self._values)
+        if more > 0:
+            self._values = np.concatenate([self._values, np.zeros(more, self.dtype)])
+            self._dirty = np.concatenate([self._dirty, np.zeros(more, np.bool_)])
+            self._used = np.concatenate([self._used, np.zeros(more, np.int64)])
+            self._part = np.concatenate([self._part, np.zeros(more, np.int64)])
 
     # -- eviction -------------------------------------------------------------------------------------------------
 
     @property
     def needs_spill(self) -> bool:
         """More entries than allowed, and too few of them clean: an extra part must go to RocksDB first."""
-        return len(self._rows) > self.max_entries and self._futile_at == self._released
+        return len(self._table) > self.max_entries and self._futile_at == self._released
 
     def _evict(self) -> None:
         """Down to half of ``max_entries``: clean rows go, those not used for longest first."""
         released = self._released
         if self._futile_at == released:
             return
-        count = len(self._rows)
+        count = len(self._table)
         clean = np.flatnonzero(~self._dirty[:count] & (self._part[:count] <= released))
         excess = count - self.max_entries // 2
         if len(clean) > excess:
@@ -215,33 +216,31 @@ class NumberState:
             return
         keep = np.ones(count, np.bool_)
         keep[clean] = False
-        self._keys = self._keys[:count][keep]
+        self._table.keep(keep)
         self._values, self._dirty = self._values[:count][keep], self._dirty[:count][keep]
         self._used, self._part = self._used[:count][keep], self._part[:count][keep]
-        self._rows = dict(zip(self._keys.tolist(), range(len(self._keys)), strict=True))
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     @property
     def dirty_entries(self) -> int:
-        return int(np.count_nonzero(self._dirty[: len(self._rows)]))
+        return int(np.count_nonzero(self._dirty[: len(self._table)]))
 
     @property
     def covers_all(self) -> bool:
         """Memory holds every key there is."""
-        return len(self._rows) == self.live_keys
+        return len(self._table) == self.live_keys
 
     def freeze(self, full: bool = False) -> NumberPart | None:
-        """A part of all dirty entries (``full``: of all entries), which are clean from now on; None when there are
-        none."""
-        count = len(self._rows)
+        """A part of all dirty entries (``full``: of all entries), clean from now on; None when there are none."""
+        count = len(self._table)
         rows = np.arange(count) if full else np.flatnonzero(self._dirty[:count])
         if len(rows) == 0:
             return None
         self._parts += 1
         self._dirty[:count] = False
         self._part[rows] = self._parts
-        return NumberPart(self, self._parts, self._keys, rows, self._values[rows])
+        return NumberPart(self, self._parts, self._table.keys, rows, self._values[rows])
 
     def note_released(self, number: int) -> None:
         """Part ``number`` is in RocksDB (any thread)."""
@@ -249,6 +248,6 @@ class NumberState:
 
     def thaw(self, parts: Sequence[FrozenPart]) -> None:
         """Parts that could not be written: their entries are dirty again."""
-        count = len(self._rows)
+        count = len(self._table)
         self._dirty[:count] |= np.isin(self._part[:count], [part.number for part in parts])
         self._released = self._parts

@@ -14,6 +14,7 @@ nobody: its caller makes sure that no other call is running.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
@@ -89,8 +90,8 @@ class SubtaskStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.parent.mkdir(parents=True, exist_ok=True)
         try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
             self._db = Rdict(str(directory), _store_options())
         except Exception as error:  # rocksdict has no error type of its own for this
             raise StateError(f"state store {directory} cannot be opened: {error}") from error
@@ -143,8 +144,9 @@ class SubtaskStore:
         return cast("Iterator[tuple[bytes, bytes]]", entries)
 
     def close(self) -> None:
-        """Close; the directory stays. Iterators must be gone before."""
-        self._db.close()
+        """Close, if it is open; the directory stays. Iterators must be gone before."""
+        with contextlib.suppress(DbClosedError):
+            self._db.close()
 
     def destroy(self) -> None:
         """Close and remove the directory."""

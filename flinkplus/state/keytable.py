@@ -1,0 +1,116 @@
+"""A hash table of byte keys with vectorised look-up: key -> row, 0, 1, 2, ... in order of arrival.
+
+Why not a dict: above some 20,000 keys a dict pays four or five dependent cache misses for each key (0.5 us measured
+with 100,000 keys). Here the misses of a whole batch overlap (0.2 us), and no integer object is kept for each key.
+
+Rules:
+- open addressing with linear probing over the 64-bit hashes of Python (seeded per process, so crafted keys cannot
+  pile up in one place); a hash only proposes a row, the key itself decides;
+- rows are only added, until ``keep`` numbers them anew;
+- ``keys`` is never written below ``len(table)`` nor shrunk in place: whoever holds the array has the keys of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.int64]
+
+FREE = -1
+FIRST_CAPACITY = 1024
+SLOTS_PER_ROW = 3
+"""At least so many slots for each row: few keys need more than one probe."""
+
+
+class KeyTable:
+    """Rows of byte keys. ``hasher`` gives a key's 64-bit hash."""
+
+    def __init__(self, hasher: Callable[[bytes], int] = hash) -> None:
+        self._hasher = hasher
+        self._count = 0
+        self.keys: npt.NDArray[np.object_] = np.empty(FIRST_CAPACITY, np.object_)
+        self._hashes: Hashes = np.zeros(FIRST_CAPACITY, np.int64)
+        self._build_slots()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def capacity(self) -> int:
+        """Rows there is room for without new arrays."""
+        return len(self.keys)
+
+    def find(self, keys: Sequence[bytes]) -> tuple[Rows, Hashes]:
+        """The row of each key, ``FREE`` for those without one, and the hash of each key for ``insert``."""
+        hashes = np.fromiter(map(self._hasher, keys), np.int64, len(keys))
+        slots = hashes & self._mask
+        rows = self._slots[slots]
+        wrong = np.flatnonzero((self._hashes[rows] != hashes) & (rows != FREE))
+        while len(wrong):
+            slots[wrong] = (slots[wrong] + 1) & self._mask
+            rows[wrong] = proposed = self._slots[slots[wrong]]
+            wrong = wrong[(self._hashes[proposed] != hashes[wrong]) & (proposed != FREE)]
+        found = rows.astype(np.int64)
+        self._check(keys, found, hashes, slots)
+        return found, hashes
+
+    def _check(self, keys: Sequence[bytes], rows: Rows, hashes: Hashes, slots: Hashes) -> None:
+        """Equal hashes were found: see that the keys are equal too, and go on probing where they are not."""
+        hits = np.flatnonzero(rows != FREE)
+        wanted = keys if len(hits) == len(keys) else [keys[position] for position in hits.tolist()]
+        kept = self.keys[rows[hits]].tolist()
+        if kept == list(wanted):
+            return
+        for position, one, other in zip(hits.tolist(), kept, wanted, strict=True):
+            if one != other:
+                rows[position] = self._probe_on(other, int(hashes[position]), int(slots[position]))
+
+    def _probe_on(self, key: bytes, hashed: int, slot: int) -> int:
+        while True:
+            slot = (slot + 1) & self._mask
+            row = int(self._slots[slot])
+            if row == FREE or (self._hashes[row] == hashed and self.keys[row] == key):
+                return row
+
+    def insert(self, keys: Sequence[bytes], hashes: Hashes) -> int:
+        """Give rows to ``keys``, which are distinct and have none; returns the first, the others follow in order."""
+        first, self._count = self._count, self._count + len(keys)
+        if self._count > self.capacity:
+            more = max(self._count, 2 * self.capacity) - self.capacity
+            self.keys = np.concatenate([self.keys, np.empty(more, np.object_)])
+            self._hashes = np.concatenate([self._hashes, np.zeros(more, np.int64)])
+        self.keys[first : self._count] = keys
+        self._hashes[first : self._count] = hashes
+        if self._count * SLOTS_PER_ROW > len(self._slots):
+            self._build_slots()
+        else:
+            self._place(np.arange(first, self._count))
+        return first
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> None:
+        """Keep the rows where ``mask`` (shape ``len(table)``) is true, numbered anew in the same order."""
+        kept = np.flatnonzero(mask)
+        capacity = max(len(kept), FIRST_CAPACITY)
+        keys, hashes = np.empty(capacity, np.object_), np.zeros(capacity, np.int64)
+        keys[: len(kept)], hashes[: len(kept)] = self.keys[kept], self._hashes[kept]
+        self.keys, self._hashes, self._count = keys, hashes, len(kept)
+        self._build_slots()
+
+    def _build_slots(self) -> None:
+        wanted = max(self._count, FIRST_CAPACITY) * SLOTS_PER_ROW
+        self._mask = (1 << wanted.bit_length()) - 1
+        self._slots: npt.NDArray[np.int32] = np.full(self._mask + 1, FREE, np.int32)
+        self._place(np.arange(self._count))
+
+    def _place(self, rows: Rows) -> None:
+        """Put rows into the first free slots at or after their own: all at once, losers of a slot one further."""
+        slots = self._hashes[rows] & self._mask
+        while len(rows):
+            free = self._slots[slots] == FREE
+            self._slots[slots[free]] = rows[free]
+            lost = self._slots[slots] != rows
+            rows, slots = rows[lost], (slots[lost] + 1) & self._mask

@@ -1,0 +1,341 @@
+"""A subtask's state from freeze to restore, in the words of what a runtime does with it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flinkplus.errors import ConfigurationError, CorruptState, StateError
+from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState
+from flinkplus.state.backend import folder_name
+
+NEVER = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=10_000)
+
+
+def add(state: SubtaskState, *keys: bytes, amount: int = 1) -> None:
+    numbers = state.number_state("count")
+    rows = numbers.indices(list(keys))
+    numbers.scatter(rows, numbers.gather(rows) + amount)
+
+
+def read(state: SubtaskState, *keys: bytes) -> list[int]:
+    numbers = state.number_state("count")
+    return numbers.gather(numbers.indices(list(keys))).tolist()
+
+
+def snapshot(state: SubtaskState, checkpoint: int, **operator_state) -> dict:
+    handle = state.persist(state.freeze(checkpoint, operator_state))
+    return json.loads(json.dumps(handle))
+
+
+def many(count: int) -> list[bytes]:
+    return [b"key%06d" % number for number in range(count)]
+
+
+def test_restored_in_a_fresh_process_from_storage_alone(open_state) -> None:
+    first = open_state()
+    add(first, b"a", b"b", b"a")
+    first.object_state("seen").put_many([b"x", b"y"], [{"n": 1}, (1, "2")])
+    handle = snapshot(first, 1, source={"offset": 7})
+    add(first, b"a", amount=100)
+    second = open_state(generation=2, work="elsewhere")
+    assert second.restore(handle) == {"source": {"offset": 7}}
+    assert second.state_keys() == 4
+    assert read(second, b"a", b"b", b"c") == [1, 1, 0]
+    assert second.object_state("seen").get_many([b"x", b"y", b"z"]) == [{"n": 1}, (1, "2"), None]
+    assert second.state_keys() == 5
+    assert second.state_bytes() == handle["bytes_total"] > 0
+
+
+def test_a_handle_says_what_it_holds(open_state) -> None:
+    state = open_state(policy=NEVER)
+    add(state, *many(100))
+    first = snapshot(state, 1)
+    add(state, b"key000000")
+    second = snapshot(state, 2, any=[1])
+    third = snapshot(state, 3)
+    assert first["format"] == 1
+    assert (first["subtask"], first["generation"], first["checkpoint"], first["keys"]) == ("count[0]", 1, 1, 100)
+    assert [(file["name"], file["kind"], file["entries"]) for file in second["files"]] == [
+        ("count[0]/1-1-1.sst", "base", 100),
+        ("count[0]/1-2-2.sst", "delta", 1),
+    ]
+    assert second["bytes_total"] == sum(file["bytes"] for file in second["files"])
+    assert second["bytes_new"] == second["files"][1]["bytes"]
+    assert second["operator_state"] == {"any": [1]}
+    assert (third["files"], third["bytes_new"]) == (second["files"], 0)
+    assert second["states"] == {"count": {"kind": "number", "dtype": "int64", "keys": 100}}
+    assert 0 <= second["sync_ms"] < 1_000 and 0 < second["async_ms"] < 60_000
+
+
+def test_an_empty_state_has_a_snapshot_too(open_state) -> None:
+    handle = snapshot(open_state(), 1, offset=3)
+    assert handle["files"] == []
+    second = open_state(generation=2)
+    assert second.restore(handle) == {"offset": 3}
+    assert read(second, b"a") == [0]
+
+
+def test_a_snapshot_is_of_the_moment_it_was_frozen(open_state) -> None:
+    state = open_state()
+    add(state, b"a", b"b")
+    one = state.freeze(1, {})
+    add(state, b"a", b"c")
+    two = state.freeze(2, {})
+    add(state, b"a")
+    second_handle, first_handle = state.persist(two), state.persist(one)
+    fresh = open_state(generation=2)
+    fresh.restore(second_handle)
+    assert read(fresh, b"a", b"b", b"c") == [2, 1, 1]
+    fresh.restore(first_handle)
+    assert read(fresh, b"a", b"b", b"c") == [1, 1, 0]
+
+
+def test_operator_state_must_be_json_and_is_copied(open_state) -> None:
+    state = open_state()
+    offsets = {"offset": [1]}
+    pending = state.freeze(1, offsets)
+    offsets["offset"].append(2)
+    assert state.persist(pending)["operator_state"] == {"offset": [1]}
+    with pytest.raises(TypeError, match="JSON"):
+        state.freeze(2, {"bad": object()})
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_keeps_its_kind(open_state) -> None:
+    state = open_state()
+    assert state.number_state("n") is state.number_state("n", "int64")
+    with pytest.raises(ConfigurationError, match=r"count\[0\] .*float64.* number state of int64"):
+        state.number_state("n", "float64")
+    with pytest.raises(ConfigurationError, match="different names"):
+        state.object_state("n")
+    handle = snapshot(state, 1)
+    second = open_state(generation=2)
+    second.restore(handle)
+    with pytest.raises(ConfigurationError, match="new name"):
+        second.object_state("n")
+
+
+def test_states_asked_for_before_restoring_are_filled(open_state) -> None:
+    state = open_state()
+    add(state, b"a")
+    handle = snapshot(state, 1)
+    second = open_state(generation=2)
+    numbers = second.number_state("count")
+    add(second, b"a", b"zz", amount=50)
+    second.restore(handle)
+    assert second.number_state("count") is numbers
+    assert read(second, b"a", b"zz") == [1, 0]
+
+
+def test_states_that_nobody_asks_for_survive(open_state) -> None:
+    state = open_state()
+    add(state, b"a")
+    state.object_state("other").put_many([b"k"], [[1]])
+    handle = snapshot(state, 1)
+    second = open_state(generation=2)
+    second.restore(handle)
+    second.number_state("third").indices([b"1", b"2", b"3"])
+    third = open_state(generation=3, work="elsewhere")
+    third.restore(snapshot(second, 2))
+    assert third.object_state("other").get_many([b"k"]) == [[1]]
+    assert read(third, b"a") == [1]
+    assert third.state_keys() == 5
+
+
+def test_folder_names_are_distinct_and_fit() -> None:
+    names = ["count+out[1]", "a/b", "a%2Fb", "a_b", "..", ".", "x" * 300, "x" * 301, "ü"]
+    folders = [folder_name(name) for name in names]
+    assert len(set(folders)) == len(names)
+    assert folders[0] == "count+out[1]"
+    assert all("/" not in name and 0 < len(name) <= 120 and name not in (".", "..") for name in folders)
+
+
+# -- bases ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_base_straight_from_memory_when_most_keys_changed(open_state) -> None:
+    state = open_state()
+    keys = many(1_000)
+    add(state, *keys)
+    snapshot(state, 1)
+    add(state, *keys[:400])
+    assert [file["kind"] for file in snapshot(state, 2)["files"]] == ["base", "delta"]
+    add(state, *keys[:500])
+    handle = snapshot(state, 3)
+    assert [(file["kind"], file["entries"]) for file in handle["files"]] == [("base", 1_000)]
+    second = open_state(generation=2)
+    second.restore(handle)
+    assert read(second, keys[0], keys[450], keys[999]) == [3, 2, 1]
+
+
+def test_a_base_from_rocksdb_when_deltas_pile_up(open_state, tmp_path: Path) -> None:
+    state = open_state(policy=BasePolicy(max_deltas=3), max_entries=50)
+    keys = many(200)
+    for start in range(0, 200, 20):
+        add(state, *keys[start : start + 20])
+        state.spill_if_needed()
+    objects = state.object_state("o")
+    objects.put_many(keys[:10], list(range(10)))
+    snapshot(state, 1)
+    objects.delete_many(keys[:5])
+    kinds = []
+    for checkpoint in range(2, 9):
+        add(state, *keys[:3])
+        handle = snapshot(state, checkpoint)
+        state.checkpoint_complete(checkpoint)
+        kinds.append([file["kind"] for file in handle["files"]])
+    assert all(1 <= len(files) <= 4 and files[0] == "base" for files in kinds)
+    assert ["base"] in kinds
+    second = open_state(generation=2, work="elsewhere")
+    second.restore(handle)
+    assert read(second, *keys) == [8] * 3 + [1] * 197
+    assert second.object_state("o").get_many(keys[3:7]) == [None, None, 5, 6]
+    assert len(list((tmp_path / "work" / "count[0]" / "files").iterdir())) == len(handle["files"])
+
+
+def test_policy() -> None:
+    from flinkplus.state import StateFile
+
+    def files(base: int, *deltas: int) -> list[StateFile]:
+        return [StateFile("b", "base", 1, base, ""), *(StateFile("d", "delta", 1, size, "") for size in deltas)]
+
+    policy = BasePolicy(ratio=2, min_bytes=100, max_deltas=3)
+    assert not policy.due([])
+    assert not policy.due(files(10, 50, 50))
+    assert policy.due(files(10, 50, 51))
+    assert not policy.due(files(60, 60, 60))
+    assert policy.due(files(60, 60, 61))
+    assert policy.due(files(1_000, 1, 1, 1, 1))
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_more_keys_than_fit_are_spilled(open_state) -> None:
+    state = open_state(max_entries=100)
+    keys = many(2_000)
+    for start in range(0, 2_000, 40):
+        add(state, *keys[start : start + 40], keys[0])
+        state.object_state("o").put_many(keys[start : start + 40], [start] * 40)
+        state.spill_if_needed()
+        assert len(state.number_state("count")._table) <= 141
+    assert state.state_keys() == 4_000
+    handle = snapshot(state, 1)
+    assert len(handle["files"]) > 5
+    assert read(state, keys[0], keys[1_999]) == [50, 1]
+    second = open_state(generation=2, work="elsewhere")
+    second.restore(handle)
+    assert read(second, keys[0], *keys[1:]) == [50] + [1] * 1_999
+    assert second.object_state("o").get_many([keys[0], keys[1_999]]) == [0, 1_960]
+
+
+def test_a_spill_between_freeze_and_persist_is_not_in_the_handle(open_state) -> None:
+    state = open_state(max_entries=10, policy=BasePolicy(max_deltas=0))
+    add(state, *many(11))
+    pending = state.freeze(1, {})
+    add(state, *many(11))
+    read(state, b"key000000")
+    assert state.spill_if_needed()
+    handle = state.persist(pending)
+    second = open_state(generation=2)
+    second.restore(handle)
+    assert read(second, *many(11)) == [1] * 11
+    second.restore(snapshot(state, 2))
+    assert read(second, *many(11)) == [2] * 11
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_snapshots_beside_the_stream(open_state) -> None:
+    """Every handle holds the sums of its moment, while one thread adds and another persists."""
+    state = open_state(max_entries=3_000, policy=BasePolicy(ratio=0.5, min_bytes=1, max_deltas=2))
+    keys = many(5_000)
+    model = np.zeros(len(keys), np.int64)
+    rng = np.random.default_rng(5)
+    results: list[tuple[dict, np.ndarray]] = []
+    errors: list[BaseException] = []
+    wake, queue, done = threading.Semaphore(0), [], threading.Event()
+
+    def persist_all() -> None:
+        while True:
+            wake.acquire()
+            if not queue:
+                if done.is_set():
+                    return
+                continue
+            pending, expected = queue.pop(0)
+            try:
+                results.append((state.persist(pending), expected))
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=persist_all)
+    thread.start()
+    for batch in range(200):
+        chosen = rng.choice(len(keys), 200, replace=False)
+        add(state, *[keys[row] for row in chosen])
+        model[chosen] += 1
+        state.spill_if_needed()
+        if batch % 20 == 19:
+            queue.append((state.freeze(batch, {}), model.copy()))
+            wake.release()
+    done.set()
+    wake.release()
+    thread.join(60)
+    assert not errors and len(results) == 10
+    second = open_state(generation=2, work="elsewhere", max_entries=10_000)
+    for handle, expected in results[-3:]:
+        second.restore(handle)
+        assert read(second, *keys) == expected.tolist()
+
+
+def test_close_abandons_a_persist_under_way(open_state, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    state = open_state()
+    add(state, *many(100))
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slow_upload(self, local: Path, name: str) -> None:
+        reached.set()
+        go_on.wait(10)
+
+    monkeypatch.setattr(CheckpointStorage, "upload", slow_upload)
+    errors: list[BaseException] = []
+
+    def persist() -> None:
+        try:
+            state.persist(pending)
+        except BaseException as error:
+            errors.append(error)
+
+    pending = state.freeze(1, {})
+    thread = threading.Thread(target=persist)
+    thread.start()
+    assert reached.wait(10)
+    state.close()  # does not wait for the upload
+    go_on.set()
+    thread.join(10)
+    assert [type(error) for error in errors] == [StateError]
+    assert "closed" in str(errors[0])
+    assert not list((tmp_path / "work" / "count[0]").glob("db-*"))
+    with pytest.raises(StateError, match="closed"):
+        state.persist(state.freeze(2, {}))
+
+
+def test_unknown_handles_are_refused(open_state) -> None:
+    state = open_state()
+    add(state, b"a")
+    handle = snapshot(state, 1)
+    second = open_state(generation=2)
+    with pytest.raises(CorruptState, match="format 9"):
+        second.restore({**handle, "format": 9})
+    with pytest.raises(CorruptState, match="describes none"):
+        second.restore({**handle, "files": [{"name": "x"}]})

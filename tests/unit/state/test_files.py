@@ -1,0 +1,102 @@
+"""One contract for every file system that can hold checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from flinkplus.state.files import ArrowDirectory, Files, LocalDirectory, open_directory
+
+
+@pytest.fixture(params=["local", "arrow", "arrow without a root"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    root = tmp_path / "root"
+    match request.param:
+        case "local":
+            made: Files = LocalDirectory(root)
+        case "arrow":
+            made = ArrowDirectory(fs.LocalFileSystem(), str(root))
+        case _:
+            made = ArrowDirectory(fs.SubTreeFileSystem(str(root), fs.LocalFileSystem()), "")
+            root.mkdir()
+    made.make_root()
+    return made
+
+
+def test_what_is_written_is_read(files: Files) -> None:
+    files.write("a/b/c", b"one")
+    files.write("a/b/c", b"two")
+    assert files.read("a/b/c") == b"two"
+    assert files.size("a/b/c") == 3
+    assert b"".join(files.chunks("a/b/c")) == b"two"
+
+
+def test_put_and_fetch_copy_whole_files(files: Files, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 10_000
+    (tmp_path / "from").write_bytes(content)
+    files.put(tmp_path / "from", "state/x")
+    files.fetch("state/x", tmp_path / "to")
+    assert (tmp_path / "to").read_bytes() == content
+    assert files.size("state/x") == len(content)
+
+
+def test_names_are_relative_recursive_and_sorted(files: Files) -> None:
+    for name in ("s/b/2", "s/a/1", "other", "s/0"):
+        files.write(name, b"")
+    assert files.names("s") == ["s/0", "s/a/1", "s/b/2"]
+    assert files.names("nothing") == []
+    assert files.names("") == ["other", "s/0", "s/a/1", "s/b/2"]
+
+
+def test_missing_files(files: Files, tmp_path: Path) -> None:
+    for attempt in (
+        lambda: files.read("no"),
+        lambda: files.size("no"),
+        lambda: list(files.chunks("no")),
+        lambda: files.fetch("no", tmp_path / "to"),
+    ):
+        with pytest.raises(FileNotFoundError):
+            attempt()
+    files.delete("no")
+
+
+def test_deleted_is_gone(files: Files) -> None:
+    files.write("a/x", b"1")
+    files.delete("a/x")
+    assert files.names("a") == []
+
+
+def test_odd_names(files: Files) -> None:
+    files.write("state/count+out[1]/1-1-1.sst", b"1")
+    files.write("state/a%2Fb ü/1-1-1.sst", b"2")
+    assert files.names("state") == ["state/a%2Fb ü/1-1-1.sst", "state/count+out[1]/1-1-1.sst"]
+    assert files.read("state/a%2Fb ü/1-1-1.sst") == b"2"
+
+
+def test_failed_local_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalDirectory(tmp_path / "root")
+    files.write("a", b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write("a", b"new")
+    (tmp_path / "from").write_bytes(b"new")
+    with pytest.raises(OSError, match="No space"):
+        files.put(tmp_path / "from", "a")
+    assert files.names("") == ["a"]
+    assert files.read("a") == b"old"
+
+
+def test_a_uri_or_a_path_names_the_same_directory(tmp_path: Path) -> None:
+    root = tmp_path / "with space"
+    open_directory(str(root)).write("x", b"1")
+    assert open_directory(root.as_uri()).read("x") == b"1"
+    assert open_directory(root).read("x") == b"1"
+    assert isinstance(open_directory("mock:///a"), ArrowDirectory)
+    with pytest.raises(ValueError, match="nosuch"):
+        open_directory("nosuch://a/b")

@@ -1,0 +1,233 @@
+"""Checkpoint storage: whose directory it is, manifests that are whole or refused, and what is garbage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, CorruptState, StateError
+from flinkplus.state.delta import describe
+from flinkplus.state.storage import CheckpointStorage, manifest_files
+
+JOB = {"name": "wordcount", "fingerprint": "abc", "extra": 1}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture(params=["local", "arrow"])
+def storage(request: pytest.FixtureRequest, root: Path) -> CheckpointStorage:
+    filesystem = None if request.param == "local" else fs.LocalFileSystem()
+    storage = CheckpointStorage(str(root), filesystem)
+    storage.prepare(JOB, resume=False)
+    return storage
+
+
+def put_state(storage: CheckpointStorage, tmp_path: Path, name: str, content: bytes = b"content") -> dict[str, Any]:
+    local = tmp_path / "local"
+    local.write_bytes(content)
+    storage.upload(local, name)
+    return describe(local, name, "delta", 1).to_json()
+
+
+def manifest(checkpoint: int, *files: dict[str, Any]) -> dict[str, Any]:
+    handles = {f"count[{index}]": {"files": [file]} for index, file in enumerate(files)}
+    return {"format": 1, "checkpoint": checkpoint, "generation": 1, "subtasks": handles, "commits": {}}
+
+
+# -- the directory ----------------------------------------------------------------------------------------------------
+
+
+def test_resume_needs_the_same_job(storage: CheckpointStorage) -> None:
+    storage.prepare({**JOB, "extra": 2}, resume=True)
+    assert storage.job()["extra"] == 2
+    with pytest.raises(CheckpointDirectoryError, match=r"another job \(name 'wordcount'.*'other'\); choose another"):
+        storage.prepare({**JOB, "name": "other"}, resume=True)
+    with pytest.raises(CheckpointDirectoryError, match=r"another job .fingerprint"):
+        storage.prepare({**JOB, "fingerprint": "x"}, resume=False)
+    assert storage.job()["name"] == "wordcount"
+
+
+def test_checkpoints_are_not_overwritten_by_a_new_run(storage: CheckpointStorage, tmp_path: Path) -> None:
+    storage.write_manifest(1, manifest(1, put_state(storage, tmp_path, "a/1-1-1.sst")))
+    with pytest.raises(CheckpointDirectoryError, match="already has checkpoints of this job; resume it"):
+        storage.prepare(JOB, resume=False)
+    storage.prepare(JOB, resume=True)
+    assert storage.latest_valid() is not None
+
+
+def test_a_new_run_removes_files_of_one_that_made_no_checkpoint(storage: CheckpointStorage, tmp_path: Path) -> None:
+    put_state(storage, tmp_path, "a/1-1-1.sst")
+    storage.prepare(JOB, resume=False)
+    with pytest.raises(CorruptState, match="missing"):
+        storage.download("a/1-1-1.sst", tmp_path / "to")
+
+
+def test_nothing_to_resume(root: Path) -> None:
+    with pytest.raises(CheckpointDirectoryError, match="no job to resume"):
+        CheckpointStorage(root).prepare(JOB, resume=True)
+    with pytest.raises(CheckpointDirectoryError, match="holds no job"):
+        CheckpointStorage(root).job()
+
+
+def test_directory_with_other_data_is_left_alone(root: Path) -> None:
+    root.mkdir()
+    (root / "thesis.tex").write_text("...")
+    with pytest.raises(CheckpointDirectoryError, match=r"thesis\.tex.*choose an empty one"):
+        CheckpointStorage(root).prepare(JOB, resume=False)
+    assert [path.name for path in root.iterdir()] == ["thesis.tex"]
+
+
+def test_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointDirectoryError, match=r"cannot be written.*may write"):
+        CheckpointStorage(tmp_path / "file" / "checkpoints").prepare(JOB, resume=False)
+    with pytest.raises(CheckpointDirectoryError, match="cannot be written"):
+        CheckpointStorage("/proc/flinkplus").prepare(JOB, resume=False)
+
+
+@pytest.mark.parametrize("uri", ["nosuch://bucket/path", "file://host/path"])
+def test_uri_that_names_nothing(uri: str) -> None:
+    with pytest.raises(CheckpointDirectoryError, match="cannot be opened"):
+        CheckpointStorage(uri)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format": 99, "job": {}}', b"\xff"])
+def test_damaged_job_file(root: Path, storage: CheckpointStorage, content: bytes) -> None:
+    (root / "JOB.json").write_bytes(content)
+    with pytest.raises(CheckpointDirectoryError, match=r"JOB\.json"):
+        storage.prepare(JOB, resume=True)
+
+
+# -- blobs and manifests ----------------------------------------------------------------------------------------------
+
+
+def test_blob_comes_back_or_is_refused(storage: CheckpointStorage, root: Path) -> None:
+    storage.put_blob("plan", b"\x00pickled\nplan")
+    assert storage.get_blob("plan") == b"\x00pickled\nplan"
+    (root / "blobs" / "plan").write_bytes((root / "blobs" / "plan").read_bytes()[:-1])
+    with pytest.raises(CorruptCheckpoint, match="plan"):
+        storage.get_blob("plan")
+    with pytest.raises(CorruptCheckpoint, match=r"other.*missing"):
+        storage.get_blob("other")
+
+
+def test_manifest_comes_back(storage: CheckpointStorage, tmp_path: Path) -> None:
+    written = manifest(12, put_state(storage, tmp_path, "a/1-12-1.sst"), put_state(storage, tmp_path, "b/1-12-1.sst"))
+    storage.write_manifest(12, written)
+    storage.write_manifest(3, manifest(3))
+    assert storage.read_manifest(12) == written
+    assert storage.checkpoints() == [3, 12]
+    assert [file.name for file in manifest_files(written)] == ["a/1-12-1.sst", "b/1-12-1.sst"]
+    with pytest.raises(CorruptCheckpoint, match="missing"):
+        storage.read_manifest(4)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "append", "format", "other", "text"])
+def test_damaged_manifest_is_refused_and_the_previous_used(
+    storage: CheckpointStorage, root: Path, tmp_path: Path, damage: str
+) -> None:
+    for checkpoint in (1, 2):
+        file = put_state(storage, tmp_path, f"a/1-{checkpoint}-1.sst")
+        storage.write_manifest(checkpoint, manifest(checkpoint, file))
+    path = root / "checkpoints" / "00000002.json"
+    content = path.read_bytes()
+    damaged = {
+        "flip": content[:-9] + bytes([content[-9] ^ 4]) + content[-8:],
+        "truncate": content[: len(content) // 2],
+        "empty": b"",
+        "append": content + b" ",
+        "format": content.replace(b"manifest 1 ", b"manifest 2 ", 1),
+        "other": (root / "checkpoints" / "00000001.json").read_bytes(),
+        "text": b"hello",
+    }[damage]
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptCheckpoint, match=r"00000002\.json"):
+        storage.read_manifest(2)
+    found = storage.latest_valid()
+    assert found is not None
+    checkpoint, document, skipped = found
+    assert (checkpoint, document["checkpoint"]) == (1, 1)
+    assert len(skipped) == 1 and "00000002.json" in skipped[0]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "missing"])
+def test_checkpoint_with_a_damaged_state_file_is_skipped(
+    storage: CheckpointStorage, root: Path, tmp_path: Path, damage: str
+) -> None:
+    for checkpoint in (1, 2):
+        file = put_state(storage, tmp_path, f"a/1-{checkpoint}-1.sst")
+        storage.write_manifest(checkpoint, manifest(checkpoint, file))
+    path = root / "state" / "a" / "1-2-1.sst"
+    match damage:
+        case "flip":
+            path.write_bytes(b"Content")
+        case "truncate":
+            path.write_bytes(b"conte")
+        case _:
+            path.unlink()
+    found = storage.latest_valid()
+    assert found is not None and found[0] == 1
+    assert "1-2-1.sst" in found[2][0]
+    quick = storage.latest_valid(verify_files=False)
+    assert quick is not None and quick[0] == (2 if damage == "flip" else 1)
+
+
+def test_no_checkpoint_and_no_whole_checkpoint_differ(storage: CheckpointStorage, root: Path) -> None:
+    assert storage.latest_valid() is None
+    storage.write_manifest(1, manifest(1))
+    (root / "checkpoints" / "00000001.json").write_bytes(b"")
+    with pytest.raises(CorruptCheckpoint, match=r"no checkpoint in .* is whole: checkpoint 1"):
+        storage.latest_valid()
+
+
+def test_failing_storage_says_what_could_not_be_stored(storage: CheckpointStorage, root: Path, tmp_path: Path) -> None:
+    (root / "state").write_text("in the way")
+    (root / "checkpoints").write_text("in the way")
+    with pytest.raises(StateError, match=r"a/1-1-1\.sst cannot be stored"):
+        put_state(storage, tmp_path, "a/1-1-1.sst")
+    with pytest.raises(StateError, match="manifest 1 cannot be stored"):
+        storage.write_manifest(1, manifest(1))
+
+
+# -- removal ----------------------------------------------------------------------------------------------------------
+
+
+def test_drop_removes_what_only_that_checkpoint_names(storage: CheckpointStorage, root: Path, tmp_path: Path) -> None:
+    shared = put_state(storage, tmp_path, "a/1-1-1.sst")
+    old = put_state(storage, tmp_path, "b/1-1-1.sst")
+    storage.write_manifest(1, manifest(1, shared, old))
+    storage.write_manifest(2, manifest(2, shared, put_state(storage, tmp_path, "b/1-2-2.sst")))
+    fresh = CheckpointStorage(root)  # another process has no memory of what manifests name
+    assert fresh.drop(1) == ["b/1-1-1.sst"]
+    assert fresh.checkpoints() == [2]
+    assert fresh.latest_valid() is not None
+    assert fresh.drop(1) == []
+
+
+def test_garbage_is_what_no_manifest_names_and_no_running_snapshot_may_name(
+    storage: CheckpointStorage, root: Path, tmp_path: Path
+) -> None:
+    named = put_state(storage, tmp_path, "a/2-4-1.sst")
+    for name in ("a/1-9-1.sst", "a/2-3-1.sst", "a/2-5-2.sst", "a/3-1-1.sst", "b/2-4-2.sst"):
+        put_state(storage, tmp_path, name)
+    (root / "state" / "a" / "1-8-1.sst.tmp").write_bytes(b"half")
+    (root / "state" / "a" / "notes.txt").write_bytes(b"not ours")
+    storage.write_manifest(4, manifest(4, named))
+    removed = storage.collect_garbage(2, 4, live=["b/2-4-2.sst"])
+    assert removed == ["a/1-8-1.sst.tmp", "a/1-9-1.sst", "a/2-3-1.sst"]
+    assert storage.collect_garbage(3, 1) == ["a/2-5-2.sst", "a/3-1-1.sst", "b/2-4-2.sst"]
+    assert storage.latest_valid() is not None
+
+
+def test_garbage_collection_without_checkpoints_keeps_the_running_generation(
+    storage: CheckpointStorage, tmp_path: Path
+) -> None:
+    for name in ("a/1-1-1.sst", "a/2-1-1.sst"):
+        put_state(storage, tmp_path, name)
+    assert storage.collect_garbage(2) == ["a/1-1-1.sst"]
