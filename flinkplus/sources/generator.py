@@ -1,0 +1,130 @@
+"""Rows made by a function of their number: for load tests, demos, and inputs that are computed.
+
+Rules:
+
+- Row *i* depends on *i* alone, so any range can be made again: the function must have no memory and no randomness of
+  its own.
+- The numbers are dealt in blocks of ``block_rows``: block *b* belongs to subtask ``b % parallelism``. A function of
+  one row has blocks of one row unless told otherwise; a function of a range is called for ranges that never leave a
+  block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.operators.base import JsonValue
+from flinkplus.operators.columns import plain
+from flinkplus.operators.row import RowConverter, user_error
+from flinkplus.operators.schema import parse_schema
+from flinkplus.sources.base import Source, SourceReader
+
+POSITION_FORMAT = 1
+BATCH_BLOCK_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Generator(Source):
+    """``fn(i)`` gives row ``i``; with ``batches=True``, ``fn(start, n)`` gives rows ``start`` to ``start + n`` as a
+    record batch.
+
+    ``schema``: of the rows; text is parsed at once. ``count``: how many rows there are in all, ``None`` for no end.
+    ``rate``: rows a second, of all subtasks together.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    schema: str | pa.Schema
+    count: int | None = None
+    rate: float | None = None
+    batches: bool = False
+    block_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", parse_schema(self.schema))
+        if self.count is not None and self.count < 0:
+            raise ConfigurationError(f"source {self.name!r}: count must be 0 or more, or None; not {self.count}")
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigurationError(
+                f"source {self.name!r}: rate must be above 0 rows a second, or None; not {self.rate}"
+            )
+        if self.block_rows is not None and self.block_rows < 1:
+            raise ConfigurationError(f"source {self.name!r}: block_rows must be at least 1, not {self.block_rows}")
+
+    @override
+    def reader(self, index: int, parallelism: int) -> SourceReader:
+        return _GeneratorReader(self, index, parallelism)
+
+
+class _GeneratorReader(SourceReader):
+    """Its position is the number of rows it has made: row *k* of this subtask is in its block ``k // block_rows``."""
+
+    def __init__(self, source: Generator, index: int, parallelism: int) -> None:
+        super().__init__(None if source.rate is None else source.rate / parallelism)
+        self._source = source
+        self._index = index
+        self._parallelism = parallelism
+        self._block_rows = source.block_rows or (BATCH_BLOCK_ROWS if source.batches else 1)
+        self._schema = parse_schema(source.schema)
+        self._converter = RowConverter(source.name, f"{source.name}[{index}]", self._schema)
+        self._made = 0
+
+    @override
+    def open(self, position: JsonValue) -> None:
+        if position is None:
+            return
+        made = position.get("next") if isinstance(position, Mapping) else None
+        if not isinstance(position, Mapping) or position.get("format") != POSITION_FORMAT or not isinstance(made, int):
+            raise InputError(f"source {self._source.name!r}: not a position of this version: {position!r}")
+        self._made = self.metrics["rows"] = made
+
+    @override
+    def position(self) -> JsonValue:
+        return {"format": POSITION_FORMAT, "next": self._made}
+
+    @override
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        numbers = self._numbers(max_rows)
+        if not numbers:
+            return None
+        batch = self._batch(numbers[0], len(numbers)) if self._source.batches else self._rows(numbers)
+        self._made += len(numbers)
+        self.metrics["rows"] = self._made
+        return batch
+
+    def _numbers(self, max_rows: int) -> list[int]:
+        """The numbers of the next rows; for a function of ranges they all lie in one block."""
+        size = self._block_rows
+        wanted = range(self._made, self._made + max_rows)
+        if self._source.batches:
+            wanted = range(self._made, min(wanted.stop, (self._made // size + 1) * size))
+        numbers = [(k // size * self._parallelism + self._index) * size + k % size for k in wanted]
+        count = self._source.count
+        return numbers if count is None else [number for number in numbers if number < count]
+
+    def _rows(self, numbers: list[int]) -> pa.RecordBatch:
+        rows: list[Any] = []
+        try:
+            for number in numbers:
+                rows.append(self._source.fn(number))  # its length says which row raised
+        except Exception as error:
+            raise self._error(numbers[len(rows)], error) from error
+        return self._converter.batch(rows, numbers.__getitem__)
+
+    def _batch(self, start: int, count: int) -> pa.RecordBatch:
+        try:
+            batch = plain(self._source.fn(start, count).select(self._schema.names), self._schema)
+            if batch.num_rows != count:
+                raise ValueError(f"returned {batch.num_rows} rows instead of {count}")
+        except Exception as error:
+            raise self._error(range(start, start + count), error) from error
+        return batch
+
+    def _error(self, row: object, error: Exception) -> Exception:
+        return user_error(self._source.name, f"{self._source.name}[{self._index}]", row, error)

@@ -1,0 +1,187 @@
+"""Rows of Parquet files, as Spark stages a DataFrame for a job to read and read again.
+
+Rules:
+
+- Planned in the driver: the files in the given order, with the number of rows of each row group. A file that has
+  others later is an ``InputError``.
+- Subtask *i* of *p* reads one contiguous *p*-th of all rows; so each opens few row groups that it reads only a part of.
+- Row groups are read one by one, as a stream of pages: memory is bounded by pages and batches, not by row groups.
+- The cursor of a split is the number, within its row group, of the next row.
+- Text that is not UTF-8 is replaced and its rows are counted in ``metrics["invalid_lines"]``; or, with
+  ``errors="strict"``, it is an ``InputError`` that names file, row and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+from typing_extensions import override
+
+from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.sources.base import Source
+from flinkplus.sources.splits import Block, SplitReader, check_options
+from flinkplus.sources.utf8 import invalid_rows, repaired
+
+_BATCH_ROWS = 8192
+_BUFFER_BYTES = 1 << 20
+_READ_ERRORS = (OSError, pa.ArrowException)
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows ``[start, end)`` of a row group that has ``group_rows``."""
+
+    file: str
+    row_group: int
+    group_rows: int
+    start: int
+    end: int
+
+    @property
+    def identity(self) -> tuple[str | int, ...]:
+        """The file's name (not its directory), the row group and its size, and the rows."""
+        return self.file.rsplit("/", 1)[-1], self.row_group, self.group_rows, self.start, self.end
+
+
+@dataclass(frozen=True)
+class StagedParquet(Source):
+    """The rows of ``files`` (local paths or URIs that pyarrow.fs knows), with the columns and plain types of
+    ``schema``.
+
+    ``repeat``: how many times to read everything; ``rate``: rows a second, of all subtasks together. ``groups`` is
+    filled in by ``planned``: for each file the rows of its row groups.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    schema: pa.Schema
+    repeat: int = 1
+    errors: str = "replace"
+    rate: float | None = None
+    groups: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self.name, self.repeat, self.errors, self.rate)
+
+    @override
+    def planned(self) -> StagedParquet:
+        return self if self.groups is not None else replace(self, groups=tuple(map(self._row_groups, self.files)))
+
+    def staged_at(self, directory: str) -> StagedParquet:
+        """This source, planned, over the Parquet files that stand in ``directory`` (a local path or URI), in the
+        order of names.
+
+        Raises ``InputError`` when the directory cannot be read; no files are no rows.
+        """
+        try:
+            filesystem, inner = _filesystem(directory)
+            found = filesystem.get_file_info(pyarrow.fs.FileSelector(inner))
+        except _READ_ERRORS as error:
+            raise InputError(f"source {self.name!r}: cannot read the directory {directory!r}: {error}") from error
+        names = sorted(info.base_name for info in found if info.is_file and info.extension == "parquet")
+        files = tuple(f"{directory.rstrip('/')}/{name}" for name in names if not name.startswith((".", "_")))
+        return replace(self, files=files, groups=None).planned()
+
+    def _row_groups(self, path: str) -> tuple[int, ...]:
+        try:
+            with open_parquet(path) as file:
+                missing = [name for name in self.schema.names if name not in file.schema_arrow.names]
+                if missing:
+                    raise InputError(f"source {self.name!r}: {path!r} has no column {missing[0]!r}")
+                return tuple(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
+        except _READ_ERRORS as error:
+            raise InputError(f"source {self.name!r}: cannot read {path!r}: {error}") from error
+
+    def ranges(self, index: int, parallelism: int) -> list[RowRange]:
+        """What subtask ``index`` of ``parallelism`` reads."""
+        if self.groups is None:
+            raise ConfigurationError(f"source {self.name!r} is not planned; the driver must call planned()")
+        total = sum(map(sum, self.groups))
+        begin, end = total * index // parallelism, total * (index + 1) // parallelism
+        ranges: list[RowRange] = []
+        first = 0
+        for path, groups in zip(self.files, self.groups, strict=True):
+            for number, rows in enumerate(groups):
+                low, high = max(begin - first, 0), min(end - first, rows)
+                if low < high:
+                    ranges.append(RowRange(path, number, rows, low, high))
+                first += rows
+        return ranges
+
+    @override
+    def reader(self, index: int, parallelism: int) -> SplitReader[RowRange]:
+        rate = None if self.rate is None else self.rate / parallelism
+        return _ParquetReader(self, self.ranges(index, parallelism), rate)
+
+
+def open_parquet(path: str) -> pq.ParquetFile:
+    """The file at a local path or URI, to be read page by page."""
+    filesystem, inner = _filesystem(path)
+    return pq.ParquetFile(filesystem.open_input_file(inner), buffer_size=_BUFFER_BYTES, pre_buffer=False)
+
+
+def _filesystem(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    if "://" in path:
+        filesystem, inner = pyarrow.fs.FileSystem.from_uri(path)
+        return filesystem, inner
+    return pyarrow.fs.LocalFileSystem(), path.removeprefix("file:")
+
+
+class _ParquetReader(SplitReader[RowRange]):
+    def __init__(self, source: StagedParquet, ranges: Sequence[RowRange], rate: float | None) -> None:
+        super().__init__(source.name, source.schema, ranges, source.repeat, rate)
+        self._schema = source.schema
+        self._strict = source.errors == "strict"
+
+    @override
+    def blocks(self, split: RowRange, cursor: int | None) -> Iterator[Block]:
+        first = split.start if cursor is None else cursor
+        if not split.start <= first <= split.end:
+            raise InputError(f"position {first} does not lie in rows {split.start} to {split.end} of {split.file!r}")
+        try:
+            with open_parquet(split.file) as file:
+                if split.row_group >= file.num_row_groups:
+                    raise InputError(f"{split.file!r} has changed: row group {split.row_group} is no longer there")
+                if file.metadata.row_group(split.row_group).num_rows != split.group_rows:
+                    raise InputError(
+                        f"{split.file!r} has changed: row group {split.row_group} has other rows than before"
+                    )
+                yield from self._rows(file, split, first)
+        except _READ_ERRORS as error:
+            raise InputError(f"cannot read {split.file!r}: {error}") from error
+
+    def _rows(self, file: pq.ParquetFile, split: RowRange, first: int) -> Iterator[Block]:
+        batches = file.iter_batches(
+            _BATCH_ROWS, row_groups=[split.row_group], columns=self._schema.names, use_threads=False
+        )
+        at = 0
+        for batch in batches:
+            low, high = max(first - at, 0), min(split.end - at, batch.num_rows)
+            if low < high:
+                block = self._checked(batch, split, at)
+                invalid = None if block.invalid is None else block.invalid[low:high]
+                yield Block(block.rows.slice(low, high - low), block.cursors[low:high], invalid)
+            at += batch.num_rows
+            if at >= split.end:
+                return
+
+    def _checked(self, batch: pa.RecordBatch, split: RowRange, row: int) -> Block:
+        invalid: np.ndarray | None = None
+        columns = []
+        for field in self._schema:
+            array = batch.column(field.name)
+            bad = invalid_rows(array)
+            if bad is not None:
+                if self._strict:
+                    where = f"row {row + int(bad.argmax())} of row group {split.row_group}, column {field.name!r}"
+                    raise InputError(f"{split.file!r} holds text that is not UTF-8: {where}")
+                array = repaired(array)
+                invalid = bad if invalid is None else invalid | bad
+            columns.append(array if array.type == field.type else array.cast(field.type))
+        cursors = np.arange(row + 1, row + 1 + batch.num_rows, dtype=np.int64)
+        return Block(pa.RecordBatch.from_arrays(columns, schema=self._schema), cursors, invalid)

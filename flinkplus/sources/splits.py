@@ -1,0 +1,166 @@
+"""What file sources share: rounds over a fixed list of splits, positions within a split, and bad text.
+
+Rules:
+
+- A reader's splits are a pure function of the planned source, the subtask's index and the parallelism; they never
+  change.
+- A split is read block by block; a block is a batch of rows, each with the *cursor* (a number within the split) at
+  which reading goes on after it. So a position can stand after any row: round, split, cursor.
+- A source that loops (``repeat``) begins its splits again after the last one. A round without a single row ends the
+  source, so that looping over nothing does not go on forever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.operators.base import JsonValue
+from flinkplus.sources.base import SourceReader
+
+POSITION_FORMAT = 1
+
+
+class Split(Protocol):
+    """A part of the input that one reader reads in order."""
+
+    @property
+    def identity(self) -> tuple[str | int, ...]:
+        """What must be the same when a position in this split is used again."""
+
+
+S = TypeVar("S", bound=Split)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows, the cursor after each of them, and which of them held text that was not UTF-8 (``None``: none did)."""
+
+    rows: pa.RecordBatch
+    cursors: npt.NDArray[np.int64]
+    invalid: npt.NDArray[np.bool_] | None = None
+
+
+def check_options(source: str, repeat: int, errors: str, rate: float | None) -> None:
+    """Raises ``ConfigurationError`` for options that make no sense."""
+    if repeat < 1:
+        raise ConfigurationError(f"source {source!r}: repeat must be at least 1, not {repeat}")
+    if errors not in ("replace", "strict"):
+        raise ConfigurationError(f"source {source!r}: errors must be 'replace' or 'strict', not {errors!r}")
+    if rate is not None and not rate > 0:
+        raise ConfigurationError(f"source {source!r}: rate must be above 0 rows a second, or None; not {rate}")
+
+
+class SplitReader(SourceReader, Generic[S]):
+    """Reads ``splits`` in order, ``repeat`` times over."""
+
+    def __init__(self, source: str, schema: pa.Schema, splits: Sequence[S], repeat: int, rate: float | None) -> None:
+        super().__init__(rate)
+        self.metrics["invalid_lines"] = 0
+        self._source = source
+        self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
+        self._splits = list(splits)
+        self._repeat = repeat
+        identities = repr([split.identity for split in self._splits])
+        self._input = hashlib.blake2b(identities.encode(), digest_size=8).hexdigest()
+        self._round = 0
+        self._split = 0
+        self._cursor: int | None = None
+        self._round_has_rows = False
+        self._blocks: Iterator[Block] | None = None
+        self._block: Block | None = None
+        self._next_row = 0
+
+    @abstractmethod
+    def blocks(self, split: S, cursor: int | None) -> Iterator[Block]:
+        """The blocks of a split from ``cursor`` on; ``None`` is its beginning. Raises ``InputError``."""
+
+    @override
+    def open(self, position: JsonValue) -> None:
+        if position is None:
+            return
+        numbers = self._numbers_of(position)
+        self._round, self._split = numbers["round"] or 0, numbers["split"] or 0
+        self._cursor = numbers["cursor"]
+        self._round_has_rows = self._split > 0 or self._cursor is not None
+        for metric in self.metrics:
+            self.metrics[metric] = numbers[metric] or 0
+
+    def _numbers_of(self, position: JsonValue) -> dict[str, int | None]:
+        if not isinstance(position, Mapping) or position.get("format") != POSITION_FORMAT:
+            raise InputError(f"source {self._source!r}: not a position of this version: {position!r}")
+        numbers: dict[str, int | None] = {}
+        for name in ("round", "split", "cursor", *self.metrics):
+            value = position.get(name)
+            if not (isinstance(value, int) and value >= 0) and not (name == "cursor" and value is None):
+                raise InputError(f"source {self._source!r}: not a position: {position!r}")
+            numbers[name] = value
+        at = (numbers["round"] or 0, numbers["split"] or 0)
+        if position.get("input") != self._input or at > (self._repeat, 0):
+            raise InputError(
+                f"source {self._source!r}: the recorded position {position!r} belongs to other files, other sizes of "
+                "them, another parallelism or fewer rounds; go on with the same input, or start a new job"
+            )
+        return numbers
+
+    @override
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        while self._block is None:
+            if not self._splits or self._round >= self._repeat:
+                return None
+            if self._blocks is None:
+                self._blocks = self.blocks(self._splits[self._split], self._cursor)
+            self._block = next(self._blocks, None)
+            self._next_row = 0
+            if self._block is None:
+                self._end_split()
+            elif not self._block.rows.num_rows:
+                self._block = None
+        block = self._block
+        start, end = self._next_row, min(self._next_row + max_rows, block.rows.num_rows)
+        if end <= start:
+            return self._nothing
+        self._cursor = int(block.cursors[end - 1])
+        self._round_has_rows = True
+        self.metrics["rows"] += end - start
+        if block.invalid is not None:
+            self.metrics["invalid_lines"] += int(block.invalid[start:end].sum())
+        self._next_row = end
+        if end == block.rows.num_rows:
+            self._block = None
+        return block.rows.slice(start, end - start)
+
+    def _end_split(self) -> None:
+        self._blocks = None
+        self._cursor = None
+        self._split += 1
+        if self._split == len(self._splits):
+            self._split = 0
+            self._round = self._round + 1 if self._round_has_rows else self._repeat
+            self._round_has_rows = False
+
+    @override
+    def position(self) -> JsonValue:
+        return {
+            "format": POSITION_FORMAT,
+            "input": self._input,
+            "round": self._round,
+            "split": self._split,
+            "cursor": self._cursor,
+            **self.metrics,
+        }
+
+    @override
+    def close(self) -> None:
+        blocks, self._blocks, self._block = self._blocks, None, None
+        if blocks is not None:
+            blocks.close()  # type: ignore[attr-defined]  # a generator: it closes its file
