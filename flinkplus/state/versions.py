@@ -35,6 +35,9 @@ from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
+LOCAL_HANDLES = 2
+"""Of how many handles that are not yet complete local copies are kept (storage has them all)."""
+
 
 @dataclass(frozen=True, slots=True)
 class BasePolicy:
@@ -114,6 +117,7 @@ class StateVersions:
         self._uploaded = {file.name for file in files}
         self._local_names = {file.name for file in files}
         self._handles: dict[int, tuple[StateFile, ...]] = {}
+        self._complete = 0
 
     def close(self) -> None:
         """Stop: a persist under way fails soon with ``StateError``, and from now on nothing here uses the store."""
@@ -167,7 +171,15 @@ class StateVersions:
         """``checkpoint`` is complete: local copies that only older ones name go."""
         with self._lock:
             self._handles = {number: files for number, files in self._handles.items() if number >= checkpoint}
+            self._complete = max(self._complete, checkpoint)
             self._unfinished = [pending for pending in self._unfinished if pending.checkpoint >= checkpoint]
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove local copies that nothing to come needs, and of handles not yet complete all but the newest few."""
+        with self._lock:
+            for number in sorted(self._handles.keys() - {self._complete})[:-LOCAL_HANDLES]:
+                del self._handles[number]
             lists = [self._files, *self._handles.values(), *(pending.files for pending in self._unfinished)]
             needed = {file.name for files in lists for file in files}
             gone = self._local_names - needed
@@ -187,12 +199,7 @@ class StateVersions:
         if pending.parts:
             kind: Kind = "base" if pending.full or not files else "delta"
             file = self._new_file(self._part_chunks(pending.parts), pending.checkpoint, kind)
-            link = self.local(file.name).with_suffix(".ingest")
-            link_or_copy(self.local(file.name), link)
-            try:
-                self._store.ingest([link])
-            finally:
-                link.unlink(missing_ok=True)
+            self._ingest(self.local(file.name))
             for part in pending.parts:
                 part.release()
             files = (file,) if kind == "base" else (*files, file)
@@ -203,6 +210,17 @@ class StateVersions:
             pending.written = True
             pending.failed = False
 
+    def _ingest(self, path: Path) -> None:
+        link = path.with_suffix(".ingest")
+        try:
+            link_or_copy(path, link)
+            self._store.ingest([link])
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            link.unlink(missing_ok=True)
+
     def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind) -> StateFile:
         with self._lock:
             self._counter += 1
@@ -212,6 +230,7 @@ class StateVersions:
             entries = write_sst(chunks, path)
             return describe(path, name, kind, entries)
         except OSError as error:
+            path.unlink(missing_ok=True)
             raise StateError(f"state file {path} cannot be written: {error}") from error
 
     def local(self, name: str) -> Path:
@@ -236,12 +255,13 @@ class StateVersions:
                 if self._policy.due(pending.files):
                     self._rebase(pending)
                 sent = self._upload(pending.files)
+                with self._lock:
+                    self._handles[pending.checkpoint] = pending.files
         finally:
             with self._lock:
                 if pending in self._unfinished:
                     self._unfinished.remove(pending)
-                if pending.written:
-                    self._handles[pending.checkpoint] = pending.files
+            self._prune()
         self._check_open()
         return Persisted(pending.files, sent, (time.perf_counter() - begun) * 1e3)
 

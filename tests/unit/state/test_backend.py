@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flinkplus.errors import ConfigurationError, CorruptState, StateError
-from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState
+from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, StateFile, SubtaskState
 from flinkplus.state.backend import folder_name
 
 NEVER = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=10_000)
@@ -201,8 +201,6 @@ def test_a_base_from_rocksdb_when_deltas_pile_up(open_state, tmp_path: Path) -> 
 
 
 def test_policy() -> None:
-    from flinkplus.state import StateFile
-
     def files(base: int, *deltas: int) -> list[StateFile]:
         return [StateFile("b", "base", 1, base, ""), *(StateFile("d", "delta", 1, size, "") for size in deltas)]
 
@@ -262,7 +260,8 @@ def test_snapshots_beside_the_stream(open_state) -> None:
     rng = np.random.default_rng(5)
     results: list[tuple[dict, np.ndarray]] = []
     errors: list[BaseException] = []
-    wake, queue, done = threading.Semaphore(0), [], threading.Event()
+    wake, done = threading.Semaphore(0), threading.Event()
+    queue: list[tuple[PendingSnapshot, np.ndarray]] = []
 
     def persist_all() -> None:
         while True:

@@ -116,12 +116,12 @@ def test_dirty_and_frozen_entries_are_not_evicted(store: SubtaskStore, tmp_path:
     state = NumberState(store, PREFIX, "int64", max_entries=4)
     add(state, *range(10))
     part = state.freeze()
-    assert not state.needs_spill
+    seen = [state.needs_spill]
     add(state, *range(10, 13))
     assert len(state._table) == 13
-    assert state.needs_spill
+    seen.append(state.needs_spill)
     written(store, part, tmp_path)
-    assert not state.needs_spill
+    assert [*seen, state.needs_spill] == [False, True, False]
     values(state, 11)
     assert len(state._table) == 3
     assert values(state, *range(13)) == [1] * 13
