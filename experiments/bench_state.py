@@ -1,0 +1,133 @@
+"""What keyed state costs: look-ups, the synchronous and asynchronous part of a snapshot, restoring.
+
+Run: ``python -m experiments.bench_state [--keys 100000] [--rounds 10] [--json FILE]``. Prints one line per figure, the
+median of the rounds; ``--json`` writes them with the parameters. Random keys, so that look-ups miss the CPU's caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from flinkplus.state import BasePolicy, CheckpointStorage, NumberState, SubtaskState
+
+BATCH_KEYS = 10_000
+DELTAS_ONLY = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=1 << 30)
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Seconds that ``act`` takes."""
+    begun = time.perf_counter()
+    act()
+    return time.perf_counter() - begun
+
+
+def fresh(keys: list[bytes]) -> list[bytes]:
+    """The same keys as objects nobody has hashed yet, as they come from a channel."""
+    return [bytes(bytearray(key)) for key in keys]
+
+
+def count_all(state: NumberState, keys: list[bytes], rng: np.random.Generator) -> float:
+    """Add one to every key, in batches of random order; seconds spent in the state."""
+    order = rng.permutation(len(keys))
+    spent = 0.0
+    for start in range(0, len(keys), BATCH_KEYS):
+        batch = fresh([keys[row] for row in order[start : start + BATCH_KEYS]])
+        begun = time.perf_counter()
+        rows = state.indices(batch)
+        state.scatter(rows, state.gather(rows) + 1)
+        spent += time.perf_counter() - begun
+    return spent
+
+
+@contextmanager
+def pauses_ms() -> Iterator[list[float]]:
+    """How long a thread that only computes has to wait at a time for the interpreter, in ms (every wait above 0.2)."""
+    pauses: list[float] = []
+    stop = threading.Event()
+
+    def spin() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            now = time.perf_counter()
+            if now - last > 0.0002:
+                pauses.append((now - last) * 1e3)
+            last = now
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        yield pauses
+    finally:
+        stop.set()
+        thread.join()
+
+
+def measure(folder: Path, key_count: int, rounds: int) -> dict[str, float]:
+    rng = np.random.default_rng(1)
+    keys = [b"word%d" % number for number in rng.permutation(10 * key_count)[:key_count]]
+    storage = CheckpointStorage(folder / "checkpoints")
+    storage.prepare({"name": "bench", "fingerprint": ""}, resume=False)
+    state = SubtaskState(folder / "work", storage, "count[0]", 1, max_entries=4 * key_count, policy=DELTAS_ONLY)
+    numbers = state.number_state("count")
+    figures: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        figures.setdefault(name, []).append(value)
+
+    note("first_count_us_per_key", count_all(numbers, keys, rng) * 1e6 / key_count)
+    handle = state.persist(state.freeze(1, {}))
+    for checkpoint in range(2, rounds + 2):
+        note("count_us_per_key", count_all(numbers, keys, rng) * 1e6 / key_count)
+        pending = state.freeze(checkpoint, {})
+        cpu = time.thread_time()
+        handle = state.persist(pending)
+        note("async_cpu_ms", (time.thread_time() - cpu) * 1e3)
+        note("sync_ms", handle["sync_ms"])
+        note("async_ms", handle["async_ms"])
+        note("file_mb", handle["files"][-1]["bytes"] / 1e6)
+        state.checkpoint_complete(checkpoint)
+    for checkpoint in range(rounds + 2, 2 * rounds + 2):
+        count_all(numbers, keys, rng)
+        pending = state.freeze(checkpoint, {})
+        with pauses_ms() as pauses:
+            handle = state.persist(pending)
+        note("async_beside_a_busy_thread_ms", handle["async_ms"])
+        note("longest_pause_of_it_ms", max(pauses, default=0.0))
+        note("sum_of_pauses_ms", sum(pauses))
+        state.checkpoint_complete(checkpoint)
+    state.close()
+    for generation, work in ((2, "work"), (3, "elsewhere")):
+        again = SubtaskState(folder / work, storage, "count[0]", generation, max_entries=4 * key_count)
+        where = "local" if work == "work" else "stored"
+        note(f"restore_{where}_ms", timed(lambda again=again: again.restore(handle)) * 1e3)  # type: ignore[misc]
+        note("after_restore_us_per_key", count_all(again.number_state("count"), keys, rng) * 1e6 / key_count)
+        again.close()
+    return {name: statistics.median(values) for name, values in figures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure keyed state on RocksDB.")
+    parser.add_argument("--keys", type=int, default=100_000, help="keys, all of them dirty at each snapshot")
+    parser.add_argument("--rounds", type=int, default=10, help="snapshots")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="flinkplus-bench-") as folder:
+        figures = measure(Path(folder), options.keys, options.rounds)
+    for name, value in figures.items():
+        print(f"{name:32} {value:10.3f}")
+    if options.json:
+        options.json.write_text(json.dumps({"keys": options.keys, "rounds": options.rounds, **figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
