@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,41 +35,44 @@ MAX_OUTPUT_ROWS = 65_536
 """Rows after which built-in operators cut their output into a further batch."""
 
 
+Dtype = Literal["int64", "float64"]
+
+
 class NumberStateLike(Protocol):
     """Keyed numbers (``flinkplus.state.memtable.NumberState``): a key has a row, rows are gathered and scattered as
     arrays.
     """
 
-    def indices(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
+    def indices(self, keys: list[bytes], /) -> npt.NDArray[np.int64]:
         """The row of each key; an absent key gets a row with the value 0. Valid until the next call of ``indices``."""
 
-    def gather(self, idx: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def gather(self, idx: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
         """The values of the rows, as a new array."""
 
-    def scatter(self, idx: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
+    def scatter(self, idx: npt.NDArray[np.int64], values: npt.NDArray[Any], /) -> None:
         """Set the values of distinct rows and mark them dirty."""
 
 
 class ObjectStateLike(Protocol):
-    """Keyed objects (``flinkplus.state.memtable.ObjectState``); a stored object is never changed in place."""
+    """Keyed objects (``flinkplus.state.memtable.ObjectState``); what is got is the caller's own."""
 
-    def get_many(self, keys: list[bytes]) -> list[object | None]:
+    def get_many(self, keys: list[bytes], /) -> list[Any]:
         """The value of each key, ``None`` where absent."""
 
-    def put_many(self, keys: list[bytes], values: list[object]) -> None:
-        """Set the value of each key."""
+    def put_many(self, keys: list[bytes], values: list[Any], /) -> None:
+        """Set the value of each key; ``None`` deletes it. The keys are distinct."""
 
-    def delete_many(self, keys: list[bytes]) -> None:
+    def delete_many(self, keys: list[bytes], /) -> None:
         """Remove the keys; absent ones are no error."""
 
 
 class KeyedState(Protocol):
     """What a keyed operator asks of its subtask's state (``flinkplus.state.backend.SubtaskState``)."""
 
-    def number_state(self, name: str, dtype: str) -> NumberStateLike:
+    def number_state(self, name: str, dtype: Dtype, /) -> NumberStateLike:
         """The numbers kept under ``name``; ``dtype`` is ``'int64'`` or ``'float64'``."""
 
-    def object_state(self, name: str) -> ObjectStateLike:
+    def object_state(self, name: str, /) -> ObjectStateLike:
         """The objects kept under ``name``."""
 
 

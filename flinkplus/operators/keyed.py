@@ -22,7 +22,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, UserFunctionError
-from flinkplus.operators.base import NumberStateLike, Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.base import Dtype, NumberStateLike, Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut, plain_array
 from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys, small_unsigned
 
@@ -140,7 +140,7 @@ def _with_column(operator: str, schema: pa.Schema, output: str, dtype: pa.DataTy
     return schema.append(pa.field(output, dtype))
 
 
-def number_state(ctx: OperatorContext, dtype: str) -> NumberStateLike:
+def number_state(ctx: OperatorContext, dtype: Dtype) -> NumberStateLike:
     """The operator's numbers, kept under its name."""
     if ctx.state is None:
         raise InvariantViolation(f"operator {ctx.operator!r}, subtask {ctx.subtask}: created without keyed state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,11 +44,11 @@ class FakeObjects:
 
     def get_many(self, keys: list[bytes]) -> list[object | None]:
         self.reads += 1
-        return [self.content.get(key) for key in keys]
+        return [copy.deepcopy(self.content.get(key)) for key in keys]
 
     def put_many(self, keys: list[bytes], values: list[object]) -> None:
         assert len(set(keys)) == len(keys) == len(values)
-        self.content.update(zip(keys, values, strict=True))
+        self.content.update(zip(keys, copy.deepcopy(values), strict=True))
 
     def delete_many(self, keys: list[bytes]) -> None:
         for key in keys:
