@@ -172,17 +172,22 @@ class FileCommitter(SinkCommitter):
 
     def finish(self) -> None:
         with self._loaded():
-            if self._log.latest < 0:
-                name = PartName(0, 0, 0, 0).text(self._suffix)
-                self._files.write(name, self._empty_file)
-                entry = self._files.info(name)
-                self._log.append([logged(self._files, entry)] if entry is not None else [])
             visible = {entry.name for entry in self._log.all_files()}
+            if not visible:
+                visible = {self._commit_empty_file()}
             for entry in self._files.entries():
                 is_part = PartName.parse(entry.name) is not None
                 if (is_part and entry.name not in visible) or entry.name.endswith(TEMPORARY_SUFFIX):
                     self._files.delete(entry.name)
         self.discard()
+
+    def _commit_empty_file(self) -> str:
+        """So that readers find the schema; returns its name."""
+        name = PartName(0, 0, 0, 0).text(self._suffix)
+        self._files.write(_join(self._staging, name), self._empty_file)
+        entry = self._placed({"name": name, "bytes": len(self._empty_file), "checkpoint": 0})
+        self._log.append([logged(self._files, entry)])
+        return name
 
     def discard(self) -> None:
         self._files.delete_dir(self._staging)

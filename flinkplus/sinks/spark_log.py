@@ -18,7 +18,6 @@ A compaction is as long as the output has files: a limit of the format.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -72,18 +71,19 @@ def batch_file(batch: int) -> str:
 class SparkFileLog:
     """The log of one output directory; one writer. After an exception, ``load`` before anything else."""
 
-    def __init__(self, files: OutputFiles, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+    def __init__(self, files: OutputFiles) -> None:
         self._files = files
-        self._now_ms = now_ms
         self.latest = -1
         """The last batch, -1 when there is none."""
 
     def load(self) -> None:
         """Find the last batch; remove what a crashed writer left."""
+        self.latest = -1
         for entry in self._files.entries(LOG_DIRECTORY):
             if entry.name.endswith(TEMPORARY_SUFFIX):
                 self._files.delete(f"{LOG_DIRECTORY}/{entry.name}")
-        self.latest = max(self._batches(), default=-1)
+            number = _batch_number(entry)
+            self.latest = max(self.latest, -1 if number is None else number)
 
     def create(self) -> None:
         """Make the empty log, so that readers which come before the first batch already go by it."""
@@ -100,45 +100,29 @@ class SparkFileLog:
 
     def all_files(self) -> list[LoggedFile]:
         """All visible files."""
-        return [] if self.latest < 0 else self._all_files(self.latest)
+        first = max(0, (self.latest + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1)
+        return [entry for batch in range(first, self.latest + 1) for entry in self._read(batch)]
 
     def last_batch(self) -> list[LoggedFile]:
         """What the file of the last batch lists."""
         return [] if self.latest < 0 else self._read(self.latest)
 
     def retain(self, keep: Callable[[LoggedFile], bool]) -> None:
-        """Make invisible what ``keep`` refuses, the newest batch first; stops at a batch of which all is kept.
+        """Make invisible what ``keep`` refuses, which are the files of the newest batches.
 
-        After each step the log is whole, so it can be repeated after a crash.
+        Goes back batch by batch, down to one of which all is kept, or to a compaction, which lists everything before it
+        and is replaced. After each step the log is whole, so this can be repeated after a crash.
         """
         while self.latest >= 0:
             entries = self._read(self.latest)
             kept = [entry for entry in entries if keep(entry)]
             if len(kept) == len(entries):
                 return
-            own = kept
-            has_earlier = self._has_all_before(self.latest)
-            if own and has_earlier and is_compaction(self.latest):
-                earlier = {entry.path for entry in self._all_files(self.latest - 1)}
-                own = [entry for entry in kept if entry.path not in earlier]
-            if own:
+            if kept or is_compaction(self.latest):
                 self._write(self.latest, kept)
                 return
-            if not has_earlier:
-                self._remove_before(self.latest)
             self._files.delete(batch_file(self.latest))
-            self.latest = self.latest - 1 if has_earlier else -1
-
-    def _batches(self) -> list[int]:
-        names = (entry.name.removesuffix(_COMPACT_SUFFIX) for entry in self._files.entries(LOG_DIRECTORY))
-        return [int(name) for name in names if name.isdecimal()]
-
-    def _has_all_before(self, batch: int) -> bool:
-        """Whether the batches that would make up the log without ``batch`` are there (they may have expired)."""
-        return batch > 0 and set(_needed(batch - 1)) <= set(self._batches())
-
-    def _all_files(self, batch: int) -> list[LoggedFile]:
-        return [entry for needed in _needed(batch) for entry in self._read(needed)]
+            self.latest -= 1
 
     def _write(self, batch: int, entries: Iterable[LoggedFile]) -> None:
         lines = [_VERSION, *(json.dumps(asdict(entry), separators=(",", ":")) for entry in entries)]
@@ -165,22 +149,17 @@ class SparkFileLog:
 
     def _remove_expired(self, batch: int) -> None:
         oldest_kept = batch + 1 - KEPT_BATCHES
-        self._remove_before(oldest_kept - oldest_kept % COMPACT_INTERVAL - 1, self._now_ms() - KEPT_MS)
-
-    def _remove_before(self, batch: int, modified_until_ms: float = math.inf) -> None:
-        """Remove the files of batches before ``batch``, the oldest first, unless changed after the given time."""
-        found = []
+        first_kept = oldest_kept - oldest_kept % COMPACT_INTERVAL - 1
+        expired_ms = time.time_ns() // 1_000_000 - KEPT_MS
         for entry in self._files.entries(LOG_DIRECTORY):
-            number = entry.name.removesuffix(_COMPACT_SUFFIX)
-            if number.isdecimal() and int(number) < batch and entry.modified_ms <= modified_until_ms:
-                found.append((int(number), entry.name))
-        for _, name in sorted(found):
-            self._files.delete(f"{LOG_DIRECTORY}/{name}")
+            number = _batch_number(entry)
+            if number is not None and number < first_kept and entry.modified_ms <= expired_ms:
+                self._files.delete(f"{LOG_DIRECTORY}/{entry.name}")
 
 
-def _needed(batch: int) -> range:
-    """The batches whose files list all that is visible once ``batch`` is: from the last compaction on."""
-    return range(max(0, (batch + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1), batch + 1)
+def _batch_number(entry: FileEntry) -> int | None:
+    number = entry.name.removesuffix(_COMPACT_SUFFIX)
+    return int(number) if number.isdecimal() else None
 
 
 def _known(line: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,353 @@
+"""The file sinks without faults: who may use a directory, what a writer describes, what is left at the end."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flinkplus.errors import ConfigurationError, InvariantViolation, OutputDirectoryError
+from flinkplus.operators.base import OperatorContext
+from flinkplus.sinks import spark_log
+from flinkplus.sinks.files import OutputFiles
+from flinkplus.sinks.parquet import ParquetSink
+from flinkplus.sinks.text import TextSink
+from tests.unit.sinks.harness import SCHEMA, Job, expected_lines, rows, text_job, visible_files, visible_lines
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+# --- who may use a directory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "entry", ["data.parquet", "sub/data.txt", "_spark_metadata/0", "_staging/other/open", ".hidden"]
+)
+def test_a_directory_that_holds_anything_is_refused(tmp_path: Path, entry: str) -> None:
+    (tmp_path / entry).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / entry).write_text("x")
+    with pytest.raises(OutputDirectoryError, match="choose another one") as refused:
+        text_job(tmp_path)
+    assert f"{tmp_path} is not empty (it holds {entry.split('/', maxsplit=1)[0]})" in str(refused.value)
+    assert (tmp_path / entry).read_text() == "x"
+
+
+def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(OutputDirectoryError, match="file"):
+            text_job(path)
+
+
+def test_the_output_of_a_finished_job_is_not_written_over(tmp_path: Path) -> None:
+    job = text_job(tmp_path / "out")
+    job.checkpoint(1)
+    job.committer.finish()
+    with pytest.raises(OutputDirectoryError, match="not empty"):
+        text_job(tmp_path / "out", job_id="job-2")
+    with pytest.raises(OutputDirectoryError, match="not empty"):
+        text_job(tmp_path / "out")
+
+
+def test_two_sinks_of_one_job_cannot_share_a_directory(tmp_path: Path) -> None:
+    text_job(tmp_path)
+    with pytest.raises(OutputDirectoryError, match="not empty"):
+        Job(TextSink("other", str(tmp_path)))
+
+
+def test_a_directory_is_free_again_when_its_job_was_discarded_before_the_first_commit(tmp_path: Path) -> None:
+    first = text_job(tmp_path)
+    first.stage(1)
+    first.committer.discard()
+    second = text_job(tmp_path, job_id="job-2")
+    second.checkpoint(1)
+    assert visible_lines(tmp_path) == expected_lines(1)
+    with pytest.raises(OutputDirectoryError, match="does not hold the output of the job to be resumed"):
+        text_job(tmp_path, resume=True).committer.prepare(resume=True)
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "foreign", "damaged"])
+def test_resuming_needs_the_jobs_own_output(tmp_path: Path, what: str) -> None:
+    out = tmp_path / "out"
+    if what != "missing":
+        out.mkdir()
+    if what == "foreign":
+        text_job(out, job_id="another")
+    if what == "damaged":
+        (out / "_flinkplus.json").write_text("{")
+    with pytest.raises(OutputDirectoryError, match="damaged" if what == "damaged" else "start a new job"):
+        text_job(out, resume=True).committer.prepare(resume=True)
+
+
+def test_a_job_that_was_discarded_can_be_resumed(tmp_path: Path) -> None:
+    job = text_job(tmp_path)
+    job.checkpoint(1)
+    job.stage(2)
+    job.committer.discard()
+    assert "_staging" not in names(tmp_path)
+    resumed = text_job(tmp_path, resume=True)
+    resumed.committer.prepare(resume=True)
+    resumed.generation = 10
+    resumed.deploy()
+    resumed.checkpoint(3)
+    resumed.committer.finish()
+    assert visible_lines(tmp_path) == expected_lines(1, 3)
+
+
+# --- writers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_describes_what_it_does_not_know_to_be_complete(tmp_path: Path) -> None:
+    job = text_job(tmp_path)
+    first = job.stage(1)
+    assert [(f["checkpoint"], f["rows"], f["bytes"]) for f in first] == [(1, 1, 8), (1, 1, 8)]
+    assert [f["name"] for f in first] == [f"part-c00000001-s{i}-g2-0.txt" for i in range(2)]
+    assert [f["checkpoint"] for f in job.stage(2)] == [1, 2, 1, 2]
+    job.complete(1)
+    assert [f["checkpoint"] for f in job.stage(3, with_rows=False)] == [2, 2]
+    job.complete(3)
+    assert job.stage(4, with_rows=False) == []
+
+
+def test_empty_batches_make_no_file(tmp_path: Path) -> None:
+    job = text_job(tmp_path)
+    job.writers[0].write(rows())
+    assert job.stage(1, with_rows=False) == []
+
+
+def test_what_is_open_goes_with_its_writer_and_what_is_staged_stays(tmp_path: Path) -> None:
+    job = text_job(tmp_path)
+    job.stage(1)
+    staging = tmp_path / "_staging" / "job-1"
+    for writer in job.writers:
+        writer.write(rows(("lost", 1)))
+    assert len(names(staging)) == 4
+    for writer in job.writers:
+        writer.close()
+    assert names(staging) == {"part-c00000001-s0-g2-0.txt", "part-c00000001-s1-g2-0.txt"}
+
+
+def test_dictionary_encoded_columns_are_stored_plain(tmp_path: Path) -> None:
+    job = Job(ParquetSink("out", str(tmp_path)))
+    words = pa.array(["b", "a", None, "b"]).dictionary_encode()
+    for _ in range(3):
+        job.writers[0].write(pa.RecordBatch.from_arrays([words, pa.array([1, 1, 1, 2])], names=["word", "count"]))
+    job.committer.commit(1, job.stage(1, with_rows=False))
+    (part,) = visible_files(tmp_path)
+    table = pq.read_table(part)
+    assert table.schema == SCHEMA
+    assert table.column("word").to_pylist() == ["b", "a", None, "b"] * 3
+    assert pq.ParquetFile(part).num_row_groups == 1
+
+
+def test_the_operator_context_will_do(tmp_path: Path) -> None:
+    sink = TextSink("out", str(tmp_path)).bind(SCHEMA, "job-1")
+    sink.committer().prepare(resume=False)
+    writer = sink.writer(OperatorContext("out", "out[3]", 3, 4, SCHEMA), 7)
+    writer.write(rows(("a", 1)))
+    assert writer.stage(1)[0]["name"] == "part-c00000001-s3-g7-0.txt"
+
+
+# --- commits ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_aborted_checkpoint_staged_comes_with_the_next_one(tmp_path: Path) -> None:
+    job = text_job(tmp_path)
+    job.checkpoint(1)
+    job.stage(2)
+    assert visible_lines(tmp_path) == expected_lines(1)
+    job.checkpoint(3)
+    assert visible_lines(tmp_path) == expected_lines(1, 2, 3)
+
+
+def test_a_checkpoint_without_new_rows_adds_no_batch(tmp_path: Path) -> None:
+    job = text_job(tmp_path)
+    job.checkpoint(1)
+    described = job.stage(2)
+    job.committer.commit(2, described)
+    job.committer.commit(3, described)
+    job.committer.commit(4, [])
+    assert names(tmp_path / "_spark_metadata") == {"0", "1"}
+
+
+def test_what_an_older_generation_left_is_removed_and_newer_files_stay(tmp_path: Path) -> None:
+    job = text_job(tmp_path)
+    job.stage(1)
+    for writer in job.writers:
+        writer.write(rows(("lost", 1)))
+    job.deploy()
+    described = job.stage(2)
+    later = job.stage(3)  # concurrent: staged before checkpoint 2 is committed
+    job.committer.commit(2, described)
+    staged = names(tmp_path / "_staging" / "job-1")
+    assert staged == {f"part-c00000003-s{i}-g3-1.txt" for i in range(2)}
+    job.committer.commit(3, later)
+    assert visible_lines(tmp_path) == expected_lines(2, 3)
+
+
+@pytest.mark.parametrize("committed_already", [False, True])
+def test_a_staged_file_that_has_gone_is_said(tmp_path: Path, committed_already: bool) -> None:
+    job = text_job(tmp_path)
+    described = job.stage(1)
+    if committed_already:
+        job.committer.commit(1, described)
+    where = tmp_path if committed_already else tmp_path / "_staging" / "job-1"
+    (where / described[1]["name"]).unlink()
+    with pytest.raises(OutputDirectoryError, match=f"{described[1]['name']} of checkpoint 1 is missing"):
+        job.committer.commit(1, described)
+
+
+def test_a_staged_file_that_was_cut_is_said(tmp_path: Path) -> None:
+    job = text_job(tmp_path)
+    described = job.stage(1)
+    (tmp_path / "_staging" / "job-1" / described[0]["name"]).write_text("r")
+    with pytest.raises(OutputDirectoryError, match="has not the 8 bytes"):
+        job.committer.commit(1, described)
+    assert visible_lines(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", ["", "v2\n", "v1\n{", 'v1\n{"path": 1}', "v1\n[]"])
+def test_a_damaged_list_of_files_is_said(tmp_path: Path, content: str) -> None:
+    job = text_job(tmp_path)
+    job.checkpoint(1)
+    (tmp_path / "_spark_metadata" / "0").write_text(content)
+    with pytest.raises(OutputDirectoryError, match="_spark_metadata/0 cannot be read"):
+        text_job(tmp_path, resume=True).committer.prepare(resume=True)
+
+
+def test_falling_back_behind_expired_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_log, "KEPT_MS", -1)
+    job = text_job(tmp_path)
+    for checkpoint in range(1, 36):
+        job.checkpoint(checkpoint)
+    log = tmp_path / "_spark_metadata"
+    assert names(log) == {"9.compact", "19.compact", "29.compact"} | {str(b) for b in range(10, 35) if b % 10 != 9}
+    job.committer.retract_after(3)
+    assert visible_lines(tmp_path) == expected_lines(1, 2, 3)
+    job.deploy()
+    for checkpoint in range(36, 50):
+        job.checkpoint(checkpoint)
+        assert visible_lines(tmp_path) == expected_lines(1, 2, 3, *range(36, checkpoint + 1))
+
+
+def test_finish_without_rows_leaves_an_empty_file_with_the_schema(tmp_path: Path) -> None:
+    job = Job(ParquetSink("out", str(tmp_path)))
+    job.committer.commit(1, job.stage(1, with_rows=False))
+    job.committer.finish()
+    job.committer.finish()
+    (part,) = visible_files(tmp_path)
+    assert pq.read_table(part).equals(SCHEMA.empty_table())
+    assert names(tmp_path) == {part.name, "_spark_metadata", "_flinkplus.json"}
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from(["checkpoint", "empty", "abort", "redeploy", "resume", "retract"]), max_size=40))
+def test_any_history_shows_exactly_what_is_covered(
+    tmp_path_factory: pytest.TempPathFactory, history: list[str]
+) -> None:
+    out = tmp_path_factory.mktemp("history") / "out"
+    job = text_job(out)
+    covered: list[int] = []  # checkpoints whose rows are visible
+    aborted: list[int] = []  # ... whose rows are staged by the running generation
+    for checkpoint, action in enumerate(history, start=1):
+        match action:
+            case "checkpoint" | "empty":
+                described = job.stage(checkpoint, with_rows=action == "checkpoint")
+                job.committer.commit(checkpoint, described)
+                if checkpoint % 3:  # the notification is late now and then
+                    job.complete(checkpoint)
+                covered += [*aborted, *([checkpoint] if action == "checkpoint" else [])]
+                aborted = []
+            case "abort":
+                job.stage(checkpoint)
+                aborted.append(checkpoint)
+            case "redeploy" | "resume":
+                if action == "resume":
+                    job.committer = text_job(out, resume=True).committer
+                    job.committer.prepare(resume=True)
+                job.deploy()
+                aborted = []
+            case "retract":
+                target = checkpoint - 3
+                job.committer.retract_after(target)
+                job.deploy()
+                covered, aborted = [c for c in covered if c <= target], []
+        assert visible_lines(out) == expected_lines(*covered)
+    job.committer.finish()
+    assert visible_lines(out) == expected_lines(*covered)
+
+
+# --- descriptors ------------------------------------------------------------------------------------------------------
+
+
+def test_descriptors_travel_by_pickle(tmp_path: Path) -> None:
+    for sink in (TextSink("out", str(tmp_path)), ParquetSink("out", str(tmp_path), "zstd")):
+        bound = sink.bind(SCHEMA, "job-1")
+        assert pickle.loads(pickle.dumps(bound)) == bound
+        assert (bound.schema, sink.schema) == (SCHEMA, None)
+
+
+def test_a_sink_is_of_no_use_before_it_is_bound(tmp_path: Path) -> None:
+    with pytest.raises(InvariantViolation, match="bound"):
+        ParquetSink("out", str(tmp_path)).committer()
+
+
+@pytest.mark.parametrize("job_id", ["", "a/b", "..", "a b"])
+def test_a_job_id_is_a_plain_name(job_id: str) -> None:
+    with pytest.raises(ConfigurationError, match="job id"):
+        TextSink("out", "out").bind(SCHEMA, job_id)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pa.schema([]),
+        pa.schema([("a", pa.int64()), ("a", pa.int64())]),
+        pa.schema([("a", pa.null())]),
+        pa.schema([("a", pa.list_(pa.duration("s")))]),
+        pa.schema([("a", pa.time64("us"))]),
+    ],
+)
+def test_what_spark_cannot_read_is_refused_before_the_job_starts(schema: pa.Schema) -> None:
+    with pytest.raises(ConfigurationError, match="sink 'out'"):
+        ParquetSink("out", "out").bind(schema, "job-1")
+
+
+def test_a_wrong_compression_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="compression 'zip'"):
+        ParquetSink("out", "out", "zip").bind(SCHEMA, "job-1")
+
+
+def test_the_list_is_written_with_sparks_field_names(tmp_path: Path) -> None:
+    out = tmp_path / "a b%é#"
+    text_job(out).checkpoint(1)
+    version, line, _ = (out / "_spark_metadata" / "0").read_text().split("\n")
+    logged = json.loads(line)
+    assert version == "v1"
+    assert logged["path"] == f"{(tmp_path).as_uri()}/a%20b%25%C3%A9%23/part-c00000001-s0-g2-0.txt"
+    assert logged["size"] == 8
+    assert len(visible_files(out)) == 2
+
+
+def test_a_uri_names_the_same_directory_as_its_path(tmp_path: Path) -> None:
+    by_uri, by_path = OutputFiles((tmp_path / "out").as_uri()), OutputFiles(str(tmp_path / "out"))
+    by_uri.make_dir("sub")
+    by_uri.write("sub/x y", b"content")
+    assert by_path.read("sub/x y") == b"content"
+    assert by_uri.uri("sub/x y") == by_path.uri("sub/x y") == (tmp_path / "out" / "sub" / "x y").as_uri()
+    assert [(entry.name, entry.size) for entry in by_path.entries("sub")] == [("x y", 7)]
+
+
+def test_what_is_not_there_can_be_removed_and_listed(tmp_path: Path) -> None:
+    files = OutputFiles(str(tmp_path / "out"))
+    files.delete("a")
+    files.delete_dir("b")
+    assert (files.info("a"), files.entries("b")) == (None, [])
