@@ -57,9 +57,8 @@ class KeyCodes:
     @property
     def keys(self) -> list[bytes]:
         """The bytes of each key."""
-        offsets, data = _offsets_and_data(self.encoded)
-        text = data.tobytes()
-        return [text[start:end] for start, end in pairwise(offsets.tolist())]
+        keys: list[bytes] = self.encoded.to_numpy(zero_copy_only=False).tolist()  # much faster than slicing in Python
+        return keys
 
     @property
     def is_text(self) -> bool:
