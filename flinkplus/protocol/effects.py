@@ -147,7 +147,9 @@ class NotifyComplete:
 
 @dataclass(frozen=True, slots=True)
 class CommitOutput:
-    """Make visible what ``checkpoint`` covers (idempotent): ``OutputCommitted`` or ``CommitFailed``."""
+    """Make visible what ``checkpoint`` covers: ``OutputCommitted`` or ``CommitFailed``. Idempotent. A job that dies may
+    leave several complete checkpoints uncommitted (none of them is dropped): whoever resumes it commits all that are
+    kept, in order, up to the one it restores."""
 
     checkpoint: CheckpointId
     final: bool
