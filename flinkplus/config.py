@@ -49,7 +49,7 @@ class Options:
     heartbeat_interval: float = 0.1
     heartbeat_timeout: float = 10.0
     batch_rows: int = 32_768
-    flush_interval: float = 0.01
+    flush_interval: float = 0.02
     window: int = 16
     memtable_entries: int = 2_000_000
     encoding_errors: str = "replace"

@@ -91,7 +91,7 @@ def run_wordcount(spark: SparkSession, run: WordCount, progress: bool = True) ->
             job.await_finish()
         check = None
         if run.output is not None and run.check and run.duration_s is None:
-            check = check_output(spark, run.output, source.files(), run.repeat)
+            check = check_output(spark, run.output, [file.path for file in source.files or ()], run.repeat)
         return figures(job, env, run, check)
 
 

@@ -155,6 +155,8 @@ class Coordinator:
         self._generation = restore.generation
         self._faults = Faults(options.faults, restore.generation + 1)
         self._draining = False
+        self._run_number = int(restore.generation)
+        self._run_began_s = 0.0
         self.first_started_s: float | None = None
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
@@ -461,8 +463,8 @@ class Coordinator:
                 self._deploy(generation, restore, dict(assignment))
             case effects.StartSubtasks(generation):
                 if self.first_started_s is None:
-                    self.first_started_s = time.monotonic()
-                self._tell_all(control.Start(generation))
+                    self.first_started_s, self._run_began_s = time.monotonic(), time.time()
+                self._tell_all(control.Start(generation, self._run_number, self._run_began_s))
                 if self._draining:
                     self._tell_all(control.Drain(generation))
                 self._step_checkpoints(events.JobRunning(self._subtasks, self._sources, generation))

@@ -33,6 +33,7 @@ class CheckpointFigures:
     bytes_total: int = 0
     keys: int = 0
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -82,6 +83,7 @@ class Figures:
         figures.bytes_new += handle.get("bytes_new", 0)
         figures.bytes_total += handle.get("bytes_total", 0)
         figures.keys += handle.get("keys", 0)
+        figures.sizes[subtask] = (handle.get("keys", 0), handle.get("bytes_total", 0))
         figures.parts[subtask] = handle["operator_state"].get("operators", {})
 
     def checkpoint(self, stats: CheckpointStats) -> None:
@@ -98,13 +100,13 @@ class Figures:
             self.completed += 1
             if stats.final:
                 self._adopt_cut(figures)
-        figures.parts = {}
+        figures.parts, figures.sizes = {}, {}
 
     def _adopt_cut(self, figures: CheckpointFigures) -> None:
         """The last checkpoint's counters are the job's final ones; heartbeats may lag behind them."""
         merged = dict(self._subtasks)
         for subtask, operators in figures.parts.items():
-            known = merged.get(subtask, {"keys": 0, "bytes": 0, "busy_s": 0.0, "rows_out": 0, "operators": {}})
+            known = merged.get(subtask, {"busy_s": 0.0, "rows_out": 0, "operators": {}})
             counters = {
                 name: {
                     **known["operators"].get(name, {}),
@@ -113,7 +115,8 @@ class Figures:
                 }
                 for name, entry in operators.items()
             }
-            merged[subtask] = {**known, "operators": counters}
+            keys, size = figures.sizes[subtask]
+            merged[subtask] = {**known, "operators": counters, "keys": keys, "bytes": size}
         self._subtasks = merged
 
     def operators(self) -> dict[str, dict[str, int]]:

@@ -109,7 +109,8 @@ class Subtask:
             raise
         self._alignment = BarrierAlignment(self.id, tuple(sorted(self.inputs.channels)))
         self._mark = plan.mark
-        self._pacer, self._rate_node = self._make_pacer()
+        self._pacer, self._rate_node, self._rate = self._make_pacer()
+        self._run, self._run_base = plan.handle.get("operator_state", {}).get("run", (-1, 0))
 
     @staticmethod
     def _needs_state(graph: JobGraph, vertex: Vertex) -> bool:
@@ -149,7 +150,13 @@ class Subtask:
             peers = [plan.peer(consumer, index) for index in range(plan.options.parallelism)]
             self.outputs.add_edge(edge, plan.graph.exchanges[edge].columns, self.id.index, peers, first_out)
 
-    def _make_pacer(self) -> tuple[Pacer, int]:
+    @property
+    def _counted(self) -> int:
+        """Rows that have left the operator that the rate counts at."""
+        assert self.operators is not None
+        return self.operators.members[self._rate_node].rows_out
+
+    def _make_pacer(self) -> tuple[Pacer, int, float | None]:
         assert self.operators is not None
         nodes = self.operators.members
         rated = [index for index, member in nodes.items() if member.node.rate is not None]
@@ -157,13 +164,21 @@ class Subtask:
         rate = nodes[rate_node].node.rate
         options = self.plan.options
         share = None if rate is None else rate / options.parallelism
-        return Pacer(share, options.batch_rows, options.flush_interval), rate_node
+        return Pacer(share, options.batch_rows, options.flush_interval), rate_node, share
 
     # --- driven by the slot's loop
 
-    def start(self) -> None:
-        """Begin to work; a source that had ended already says so again."""
+    def start(self, run: int, run_began_s: float) -> None:
+        """Begin to work; a source that had ended already says so again.
+
+        ``run_began_s``: when this run of the job first started (seconds since the Unix epoch); paced rows arrive from
+        then on, beginning with the first one that no earlier run has read.
+        """
         self._running = True
+        if run != self._run:
+            self._run, self._run_base = run, self._counted
+        rate = self._rate or 1.0
+        self._pacer.begin(time.monotonic() - (time.time() - run_began_s) - self._run_base / rate)
         self._ports.reach("start", str(self.id))
         if self.ended and self._is_source:
             self._ports.report(control.Exhausted(self.generation, str(self.id)))
@@ -208,7 +223,7 @@ class Subtask:
     def deadline(self, now: float) -> float:
         """When a paced source may read next; ``now`` when nothing is to be waited for."""
         if self._is_source and self._step is None and not self._triggers and not self.ended:
-            return self._pacer.ready_at(now)
+            return self._pacer.ready_at(now, self._counted)
         return now
 
     def run(self) -> None:
@@ -272,16 +287,16 @@ class Subtask:
         operators = self.operators
         assert operators is not None and operators.reader is not None
         before = [member.rows_out for member in operators.members.values()]
-        rate_before = operators.members[self._rate_node].rows_out
-        batch = None if self._draining else operators.reader.read(self._pacer.rows())
+        rate_before = self._counted
+        rows = self._pacer.rows(time.monotonic(), rate_before)
+        batch = None if self._draining else operators.reader.read(rows)
         if batch is None:
             yield from self._end()
             return
         if batch.num_rows:
             yield from operators.push(batch)
         widest = max(m.rows_out - b for m, b in zip(operators.members.values(), before, strict=True))
-        counted = operators.members[self._rate_node].rows_out - rate_before
-        self._pacer.after(time.monotonic(), batch.num_rows, widest, counted)
+        self._pacer.after(batch.num_rows, widest, self._counted - rate_before)
 
     def _end(self) -> Iterator[None]:
         assert self.operators is not None
@@ -338,6 +353,7 @@ class Subtask:
             "inputs": self.inputs.cursors(),
             "outputs": {c: seq + 1 for c, seq in self.outputs.cursors().items()},  # behind the barrier, sent next
             "ended": self.ended,
+            "run": (self._run, self._run_base),
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
         }
         rest = {

@@ -1,0 +1,185 @@
+"""The benchmark: ``python -m experiments.bench [--json FILE] [--quick] [--soak-minutes M]``.
+
+What is measured, each in this one run:
+
+- *throughput*: WordCount emitting the running count of every word, RocksDB state, exactly-once, a checkpoint every
+  second, unlimited rate, a Zipf text of 1.1 M words read over and over for 30 s at parallelism 2;
+- *checkpoint cost*: the same for 15 s with and without checkpoints, in turn, three pairs; the median of the ratios;
+- *scaling with input*: time per word for an input and for ten times that input, both bounded, with exact output rows;
+- *snapshot*: the synchronous part at 100,000 dirty keys (``experiments.bench_state``);
+- *memory* (with ``--soak-minutes``): resident memory of the slots, first minute against last.
+
+Figures are from this machine and this run; compare the ratios. Output is printed and, with ``--json``, written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from flinkplus.corpus import write_corpus
+from pyspark.sql import SparkSession
+
+from experiments.bench_state import measure_sync_part
+from flinkplus.api.environment import StreamEnvironment
+from flinkplus.cli import session
+from flinkplus.cli.main import write_json
+from flinkplus.cli.wordcount import TOKENIZE, WordCount, draw, run_wordcount
+
+WORDS = 1_100_000
+VOCABULARY = 50_000
+SEED = 1
+PARALLELISM = 2
+ENDLESS = 1_000_000_000
+MEMORY_PERIOD_S = 1.0
+
+
+def throughput(spark: SparkSession, path: str, seconds: float, interval: float | None) -> dict[str, Any]:
+    """Words per second of a timed run, with the figures of its checkpoints."""
+    run = WordCount(
+        input=path,
+        repeat=ENDLESS,
+        duration_s=seconds,
+        options={"parallelism": PARALLELISM, "checkpoint_interval": interval},
+    )
+    result = run_wordcount(spark, run, progress=False)
+    complete = [c for c in result["checkpoints"] if c["status"] == "complete"]
+    return {
+        "words_per_s": result["words_per_s"],
+        "words": result["words"],
+        "output_rows": result["output_rows"],
+        "elapsed_s": result["elapsed_s"],
+        "checkpoints": len(complete),
+        "checkpoint_ms_median": statistics.median(c["duration_ms"] for c in complete),
+        "sync_ms_max": max(c["sync_ms"] for c in complete),
+        "async_ms_median": statistics.median(c["async_ms"] for c in complete),
+    }
+
+
+def checkpoint_cost(spark: SparkSession, path: str, seconds: float, pairs: int) -> dict[str, Any]:
+    """Throughput with checkpoints every second over throughput without, pair by pair."""
+    ratios, with_them, without = [], [], []
+    for pair in range(pairs):
+        order: list[float | None] = [1.0, None] if pair % 2 == 0 else [None, 1.0]
+        rates = {interval: throughput(spark, path, seconds, interval)["words_per_s"] for interval in order}
+        with_them.append(rates[1.0])
+        without.append(rates[None])
+        ratios.append(rates[1.0] / rates[None])
+    median = statistics.median(ratios)
+    return {
+        "ratio_median": round(median, 4),
+        "cost_percent": round((1 - median) * 100, 2),
+        "ratios": [round(ratio, 4) for ratio in ratios],
+        "words_per_s_with": with_them,
+        "words_per_s_without": without,
+    }
+
+
+def scaling(spark: SparkSession, path: str, base: int) -> dict[str, Any]:
+    """Time per word of ``base`` rounds of the input, and of ten times as many."""
+    times = {}
+    for repeat in (base, base * 10):
+        run = WordCount(input=path, repeat=repeat, options={"parallelism": PARALLELISM})
+        result = run_wordcount(spark, run, progress=False)
+        if result["words"] != WORDS * repeat or result["output_rows"] != WORDS * repeat:
+            raise AssertionError(f"{result['words']} words and {result['output_rows']} rows for {WORDS * repeat} words")
+        times[repeat] = result["elapsed_s"] / result["words"] * 1e9
+    return {
+        "ns_per_word": round(times[base], 1),
+        "ns_per_word_10x": round(times[base * 10], 1),
+        "ratio": round(times[base * 10] / times[base], 3),
+    }
+
+
+def memory(spark: SparkSession, path: str, minutes: float) -> dict[str, Any]:
+    """Resident memory of the slots in the first and the last minute of a run at unlimited rate."""
+    env = StreamEnvironment(spark, parallelism=PARALLELISM)
+    draw(env, WordCount(repeat=ENDLESS), path)
+    samples: list[tuple[float, dict[int, int]]] = []
+    with env.execute("memory") as job:
+        while job.running_s is None:
+            time.sleep(0.05)
+        while (now := job.running_s or 0.0) < minutes * 60:
+            sizes = {slot: psutil.Process(pid).memory_info().rss for slot, pid in job.slot_pids().items()}
+            samples.append((now, sizes))
+            time.sleep(MEMORY_PERIOD_S)
+        words = job.metrics()["operators"][TOKENIZE]["rows_out"]
+        job.drain()
+        job.await_finish()
+    return {"minutes": minutes, "words": words, "slots": _growth(samples, minutes * 60)}
+
+
+def _growth(samples: list[tuple[float, dict[int, int]]], end_s: float) -> dict[str, Any]:
+    span = min(60.0, end_s / 3)
+    growth = {}
+    for slot in samples[-1][1]:
+        first = statistics.mean(sizes[slot] for at, sizes in samples if at < span and slot in sizes)
+        last = statistics.mean(sizes[slot] for at, sizes in samples if at > end_s - span and slot in sizes)
+        growth[str(slot)] = {
+            "first_minute_mb": round(first / 1e6, 1),
+            "last_minute_mb": round(last / 1e6, 1),
+            "ratio": round(last / first, 4),
+        }
+    return growth
+
+
+def machine() -> dict[str, Any]:
+    """What this ran on."""
+    return {
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def run(quick: bool, soak_minutes: float) -> dict[str, Any]:
+    """All of it; returns the figures."""
+    seconds, pair_seconds, pairs = (8.0, 5.0, 1) if quick else (30.0, 15.0, 3)
+    figures: dict[str, Any] = {
+        "machine": machine(),
+        "corpus": {"words": WORDS, "vocabulary": VOCABULARY, "seed": SEED},
+        "parallelism": PARALLELISM,
+    }
+    with tempfile.TemporaryDirectory(prefix="flinkplus-bench-") as directory:
+        path = str(Path(directory) / "zipf.txt")
+        write_corpus(path, WORDS, VOCABULARY, SEED)
+        spark = session.open_session(session.default_master(PARALLELISM))
+        try:
+            steps: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+                ("throughput", lambda: throughput(spark, path, seconds, 1.0)),
+                ("checkpoint_cost", lambda: checkpoint_cost(spark, path, pair_seconds, pairs)),
+                ("scaling", lambda: scaling(spark, path, 2 if quick else 8)),
+                ("snapshot", measure_sync_part),
+            ]
+            if soak_minutes:
+                steps.append(("memory", lambda: memory(spark, path, soak_minutes)))
+            for name, step in steps:
+                figures[name] = step()
+                print(f"{name}: {json.dumps(figures[name])}", flush=True)
+        finally:
+            spark.stop()
+    return figures
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench", description="The benchmark of FlinkPlus.")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="short runs, to see that everything works")
+    parser.add_argument("--soak-minutes", type=float, default=0.0, metavar="M", help="memory over M minutes as well")
+    arguments = parser.parse_args()
+    write_json(arguments.json, run(arguments.quick, arguments.soak_minutes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""A real SparkSession for all integration tests, and the check that matters: every pair (word, 1..n) exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from flinkplus.api.job import JobHandle
+from flinkplus.corpus import write_corpus
+
+THREADS = 6
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = (
+        SparkSession.builder.master(f"local[{THREADS},1000]")
+        .appName("flinkplus-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.log.level", "OFF")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Zipf text of 60,000 words."""
+    path = tmp_path_factory.mktemp("corpus") / "zipf.txt"
+    write_corpus(str(path), words=60_000, vocabulary=3_000, seed=7)
+    return path
+
+
+def expected_counts(path: Path, repeat: int = 1) -> Counter[str]:
+    """How often each word occurs, by plain Python."""
+    counts: Counter[str] = Counter()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        counts.update(line.lower().split())
+    return Counter({word: count * repeat for word, count in counts.items()})
+
+
+def assert_exact(output: Path, expected: Counter[str]) -> None:
+    """The Parquet files in ``output`` hold (word, 1) ... (word, n) for every word, each once, and nothing else."""
+    table = pq.read_table(output)
+    assert table.schema.names == ["word", "count"]
+    pairs = list(zip(table.column("word").to_pylist(), table.column("count").to_pylist(), strict=True))
+    assert len(pairs) == sum(expected.values())
+    assert Counter(pairs) == Counter((word, n) for word, total in expected.items() for n in range(1, total + 1))
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    """Wait for a condition; fail naming it."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s} s: {what}")
+        time.sleep(0.01)
+
+
+def wait_for_checkpoint(job: JobHandle, count: int = 1) -> None:
+    """Wait until ``count`` checkpoints are complete."""
+    wait_until(lambda: job.metrics()["checkpoints_completed"] >= count or job.done, f"{count} complete checkpoints")
