@@ -1,30 +1,19 @@
 """Barrier alignment of one subtask: asynchronous barrier snapshots of acyclic graphs.
 
-After algorithm 1 of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015), numbered as
-there::
+After algorithm 1 of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015). Its steps, by
+the names that the tests use:
 
-     1  upon event <Init | input_channels, output_channels, fun, init_state> do
-     2      state := init_state; blocked_inputs := {};
-     3      inputs := input_channels;
-     4      outputs := output_channels; udf := fun;
-     6  upon event <receive | input, <barrier>> do
-     7      if input != Nil then
-     8          blocked_inputs := blocked_inputs + {input};
-     9          trigger <block | input>;
-    10      if blocked_inputs = inputs then
-    11          blocked_inputs := {};
-    12          broadcast <send | outputs, <barrier>>;
-    13          trigger <snapshot | state>;
-    14          for each inputs as input
-    15              trigger <unblock | input>;
-    17  upon event <receive | input, msg> do
-    18-21       (the user function; not our business)
+- *init*: the subtask knows its inputs and outputs, and no input is blocked;
+- *barrier from nil*: a source has no inputs and is told by the coordinator; nothing is blocked, all else is as below;
+- *block input*: a barrier came on an input: nothing more is taken from it;
+- *all inputs blocked*: the barrier goes to every output, the state is snapshotted, and every input is unblocked;
+- *message*: from an input that is not blocked it is processed, from a blocked one it waits. The caller's part: this
+  machine only says which are blocked.
 
 Departures, and why:
 
-- The snapshot (line 13) is split. Its synchronous part comes before the broadcast (line 12), so that a slow output
-  never delays the freezing; its asynchronous part comes after the unblocking. Nothing is processed in between, so the
-  cut is the same.
+- The snapshot is split. Its synchronous part comes before the broadcast, so that a slow output never delays the
+  freezing; its asynchronous part comes after the unblocking. Nothing is processed in between, so the cut is the same.
 - The paper knows one barrier at a time, and no failure. Here checkpoints have numbers, rising on every channel. A
   barrier of a newer checkpoint on a channel proves that the one being aligned will never come on it: it is declined.
 - A checkpoint can be aborted at any time, also before its first barrier is seen here.

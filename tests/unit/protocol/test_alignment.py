@@ -55,16 +55,16 @@ def aligned(checkpoint: CheckpointId, channels: Sequence[ChannelId]) -> list[Ali
     ]
 
 
-# ------------------------------------------------------------------------------------ algorithm 1, line by line
+# ------------------------------------------------------------------------------------ algorithm 1, step by step
 
 
-def test_abs_alg1_line_2_starts_with_nothing_blocked() -> None:
+def test_abs_algorithm_1_init_nothing_is_blocked() -> None:
     machine = two_inputs()
     assert machine.blocked == ()
     assert machine.aligning is None
 
 
-def test_abs_alg1_line_3_knows_its_inputs_and_refuses_others() -> None:
+def test_abs_algorithm_1_init_inputs_are_known_and_others_refused() -> None:
     machine = two_inputs()
     with pytest.raises(PeerProtocolError, match=r"no input"):
         feed(machine, BarrierArrived(C, ONE))
@@ -72,24 +72,24 @@ def test_abs_alg1_line_3_knows_its_inputs_and_refuses_others() -> None:
     assert feed(machine, BarrierArrived(A, ONE)) == [BlockChannel(A)]
 
 
-def test_abs_alg1_line_4_broadcasts_to_all_outputs_by_one_effect() -> None:
+def test_abs_algorithm_1_init_all_outputs_are_one_effect() -> None:
     assert feed(source(), CheckpointTriggered(ONE)).count(ForwardBarrier(ONE)) == 1
 
 
-def test_abs_alg1_line_7_barrier_from_nil_blocks_nothing() -> None:
+def test_abs_algorithm_1_barrier_from_nil_blocks_nothing() -> None:
     machine = source()
     effects = feed(machine, CheckpointTriggered(ONE))
     assert not [effect for effect in effects if isinstance(effect, BlockChannel | UnblockChannel)]
     assert machine.blocked == ()
 
 
-def test_abs_alg1_line_7_only_a_source_hears_nil() -> None:
+def test_abs_algorithm_1_barrier_from_nil_is_heard_by_sources_only() -> None:
     machine = two_inputs()
     with pytest.raises(PeerProtocolError, match="no source"):
         feed(machine, CheckpointTriggered(ONE))
 
 
-def test_abs_alg1_line_8_adds_the_input_to_the_blocked_ones() -> None:
+def test_abs_algorithm_1_block_input_adds_it_to_the_blocked_ones() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
     feed(machine, BarrierArrived(B, ONE))
     assert list(machine.blocked) == [B]
@@ -97,21 +97,21 @@ def test_abs_alg1_line_8_adds_the_input_to_the_blocked_ones() -> None:
     assert list(machine.blocked) == [B, A]
 
 
-def test_abs_alg1_line_9_blocks_the_input() -> None:
+def test_abs_algorithm_1_block_input_orders_the_blocking() -> None:
     assert feed(two_inputs(), BarrierArrived(A, ONE)) == [BlockChannel(A)]
 
 
-def test_abs_alg1_line_10_waits_for_the_barrier_on_every_input() -> None:
+def test_abs_algorithm_1_all_inputs_blocked_is_waited_for() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
     assert feed(machine, BarrierArrived(C, ONE), BarrierArrived(A, ONE)) == [BlockChannel(C), BlockChannel(A)]
     assert feed(machine, BarrierArrived(B, ONE)) == [BlockChannel(B), *aligned(ONE, (C, A, B))]
 
 
-def test_abs_alg1_line_10_a_source_has_no_input_to_wait_for() -> None:
+def test_abs_algorithm_1_barrier_from_nil_waits_for_no_input() -> None:
     assert feed(source(), CheckpointTriggered(ONE)) == aligned(ONE, ())
 
 
-def test_abs_alg1_line_11_forgets_the_blocked_inputs() -> None:
+def test_abs_algorithm_1_all_inputs_blocked_none_is_blocked_afterwards() -> None:
     machine = two_inputs()
     feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, ONE))
     assert machine.blocked == ()
@@ -119,26 +119,26 @@ def test_abs_alg1_line_11_forgets_the_blocked_inputs() -> None:
     assert feed(machine, BarrierArrived(A, TWO)) == [BlockChannel(A)]
 
 
-def test_abs_alg1_line_12_forwards_the_barrier_once_aligned_and_not_before() -> None:
+def test_abs_algorithm_1_all_inputs_blocked_broadcasts_the_barrier_then_and_not_before() -> None:
     machine = two_inputs()
     assert ForwardBarrier(ONE) not in feed(machine, BarrierArrived(A, ONE))
     assert feed(machine, BarrierArrived(B, ONE)).count(ForwardBarrier(ONE)) == 1
 
 
-def test_abs_alg1_line_13_takes_the_snapshot_between_last_old_and_first_new_message() -> None:
+def test_abs_algorithm_1_all_inputs_blocked_snapshots_between_last_old_and_first_new_message() -> None:
     machine = two_inputs()
     effects = feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, ONE))
     take, forward = effects.index(TakeSnapshot(ONE)), effects.index(ForwardBarrier(ONE))
     assert take < forward < effects.index(UnblockChannel(A)) < effects.index(PersistSnapshot(ONE))
 
 
-def test_abs_alg1_line_14_and_15_unblock_every_input() -> None:
+def test_abs_algorithm_1_all_inputs_blocked_unblocks_every_input() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
     effects = feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, ONE), BarrierArrived(C, ONE))
     assert [effect.channel for effect in effects if isinstance(effect, UnblockChannel)] == [A, B, C]
 
 
-def test_abs_alg1_line_17_messages_are_not_the_business_of_the_machine_but_blocking_is() -> None:
+def test_abs_algorithm_1_message_is_processed_but_one_from_a_blocked_input_waits() -> None:
     machine = two_inputs()
     feed(machine, BarrierArrived(A, ONE))
     assert A in machine.blocked
