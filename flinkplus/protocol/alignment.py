@@ -1,7 +1,8 @@
 """Barrier alignment of one subtask: asynchronous barrier snapshots of acyclic graphs.
 
-After algorithm 1 of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015). Its steps, by
-the names that the tests use:
+After algorithm 1 of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015).
+
+Its steps, by the names that the tests use:
 
 - *init*: the subtask knows its inputs and outputs, and no input is blocked;
 - *barrier from nil*: a source has no inputs and is told by the coordinator; nothing is blocked, all else is as below;
