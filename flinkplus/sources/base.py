@@ -25,14 +25,12 @@ from flinkplus.operators.base import JsonValue
 class SourceReader(ABC):
     """The reader of one subtask. Used by one thread.
 
-    ``rate`` is the number of rows a second this reader should be asked for, ``None`` for as fast as possible; the
-    caller paces. ``metrics`` are running totals (``rows``, and ``invalid_lines`` where text can be bad). They belong
-    to the position: a reader that begins at a position also takes up the totals that belong to it, so replayed rows
-    are not counted twice.
+    How often it is read is for the caller to say; readers do not wait. ``metrics`` are running totals (``rows``, and
+    ``invalid_lines`` where text can be bad). They belong to the position: a reader that begins at a position also
+    takes up the totals that belong to it, so replayed rows are not counted twice.
     """
 
-    def __init__(self, rate: float | None = None) -> None:
-        self.rate = rate
+    def __init__(self) -> None:
         self.metrics: dict[str, int] = {"rows": 0}
 
     @abstractmethod

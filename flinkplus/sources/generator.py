@@ -35,14 +35,12 @@ class Generator(Source):
     record batch.
 
     ``schema``: of the rows; text is parsed at once. ``count``: how many rows there are in all, ``None`` for no end.
-    ``rate``: rows a second, of all subtasks together.
     """
 
     name: str
     fn: Callable[..., Any]
     schema: str | pa.Schema
     count: int | None = None
-    rate: float | None = None
     batches: bool = False
     block_rows: int | None = None
 
@@ -50,10 +48,6 @@ class Generator(Source):
         object.__setattr__(self, "schema", parse_schema(self.schema))
         if self.count is not None and self.count < 0:
             raise ConfigurationError(f"source {self.name!r}: count must be 0 or more, or None; not {self.count}")
-        if self.rate is not None and not self.rate > 0:
-            raise ConfigurationError(
-                f"source {self.name!r}: rate must be above 0 rows a second, or None; not {self.rate}"
-            )
         if self.block_rows is not None and self.block_rows < 1:
             raise ConfigurationError(f"source {self.name!r}: block_rows must be at least 1, not {self.block_rows}")
 
@@ -66,7 +60,7 @@ class _GeneratorReader(SourceReader):
     """Its position is the number of rows it has made: row *k* of this subtask is in its block ``k // block_rows``."""
 
     def __init__(self, source: Generator, index: int, parallelism: int) -> None:
-        super().__init__(None if source.rate is None else source.rate / parallelism)
+        super().__init__()
         self._source = source
         self._index = index
         self._parallelism = parallelism

@@ -53,8 +53,8 @@ class StagedParquet(Source):
     """The rows of ``files`` (local paths or URIs that pyarrow.fs knows), with the columns and plain types of
     ``schema``.
 
-    ``repeat``: how many times to read everything; ``rate``: rows a second, of all subtasks together. ``groups`` is
-    filled in by ``planned``: for each file the rows of its row groups.
+    ``repeat``: how many times to read everything. ``groups`` is filled in by ``planned``: for each file the rows of
+    its row groups.
     """
 
     name: str
@@ -62,11 +62,10 @@ class StagedParquet(Source):
     schema: pa.Schema
     repeat: int = 1
     errors: str = "replace"
-    rate: float | None = None
     groups: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        check_options(self.name, self.repeat, self.errors, self.rate)
+        check_options(self.name, self.repeat, self.errors)
 
     @override
     def planned(self) -> StagedParquet:
@@ -115,8 +114,7 @@ class StagedParquet(Source):
 
     @override
     def reader(self, index: int, parallelism: int) -> SplitReader[RowRange]:
-        rate = None if self.rate is None else self.rate / parallelism
-        return _ParquetReader(self, self.ranges(index, parallelism), rate)
+        return _ParquetReader(self, self.ranges(index, parallelism))
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
@@ -133,8 +131,8 @@ def _filesystem(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 class _ParquetReader(SplitReader[RowRange]):
-    def __init__(self, source: StagedParquet, ranges: Sequence[RowRange], rate: float | None) -> None:
-        super().__init__(source.name, source.schema, ranges, source.repeat, rate)
+    def __init__(self, source: StagedParquet, ranges: Sequence[RowRange]) -> None:
+        super().__init__(source.name, source.schema, ranges, source.repeat)
         self._schema = source.schema
         self._strict = source.errors == "strict"
 

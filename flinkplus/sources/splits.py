@@ -50,21 +50,19 @@ class Block:
     invalid: npt.NDArray[np.bool_] | None = None
 
 
-def check_options(source: str, repeat: int, errors: str, rate: float | None) -> None:
+def check_options(source: str, repeat: int, errors: str) -> None:
     """Raises ``ConfigurationError`` for options that make no sense."""
     if repeat < 1:
         raise ConfigurationError(f"source {source!r}: repeat must be at least 1, not {repeat}")
     if errors not in ("replace", "strict"):
         raise ConfigurationError(f"source {source!r}: errors must be 'replace' or 'strict', not {errors!r}")
-    if rate is not None and not rate > 0:
-        raise ConfigurationError(f"source {source!r}: rate must be above 0 rows a second, or None; not {rate}")
 
 
 class SplitReader(SourceReader, Generic[S]):
     """Reads ``splits`` in order, ``repeat`` times over."""
 
-    def __init__(self, source: str, schema: pa.Schema, splits: Sequence[S], repeat: int, rate: float | None) -> None:
-        super().__init__(rate)
+    def __init__(self, source: str, schema: pa.Schema, splits: Sequence[S], repeat: int) -> None:
+        super().__init__()
         self.metrics["invalid_lines"] = 0
         self._source = source
         self._nothing = pa.RecordBatch.from_pylist([], schema=schema)

@@ -67,8 +67,8 @@ class TextSplit:
 class TextFiles(Source):
     """The lines of a file, of the files in a directory, or of all files that match a glob; one string column ``value``.
 
-    ``repeat``: how many times to read everything; ``split_bytes``: the largest split; ``rate``: lines a second, of
-    all subtasks together. ``files`` is filled in by ``planned``.
+    ``repeat``: how many times to read everything; ``split_bytes``: the largest split. ``files`` is filled in
+    by ``planned``.
     """
 
     name: str
@@ -76,12 +76,11 @@ class TextFiles(Source):
     repeat: int = 1
     errors: str = "replace"
     split_bytes: int = 4 << 20
-    rate: float | None = None
     chunk_bytes: int = CHUNK_BYTES
     files: tuple[InputFile, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_options(self.name, self.repeat, self.errors, self.rate)
+        check_options(self.name, self.repeat, self.errors)
         if self.split_bytes < 1 or self.chunk_bytes < 1:
             raise ConfigurationError(f"source {self.name!r}: split_bytes and chunk_bytes must be at least 1")
 
@@ -123,7 +122,7 @@ class TextFiles(Source):
     @override
     def reader(self, index: int, parallelism: int) -> SplitReader[TextSplit]:
         splits = [split for part in self._parts(parallelism)[index::parallelism] for split in part]
-        return _TextReader(self, splits, None if self.rate is None else self.rate / parallelism)
+        return _TextReader(self, splits)
 
 
 def find_files(source: str, path: str) -> tuple[InputFile, ...]:
@@ -173,8 +172,8 @@ def _input_file(source: str, path: str) -> InputFile:
 
 
 class _TextReader(SplitReader[TextSplit]):
-    def __init__(self, source: TextFiles, splits: list[TextSplit], rate: float | None) -> None:
-        super().__init__(source.name, SCHEMA, splits, source.repeat, rate)
+    def __init__(self, source: TextFiles, splits: list[TextSplit]) -> None:
+        super().__init__(source.name, SCHEMA, splits, source.repeat)
         self._strict = source.errors == "strict"
         self._chunk_bytes = source.chunk_bytes
 

@@ -55,12 +55,11 @@ def test_a_function_that_fails_is_named_with_its_number() -> None:
             opened(Generator("g", function, "n long", batches=True)).read(5)
 
 
-def test_schema_rate_and_options() -> None:
-    source = Generator("g", row, "n long", rate=100)
+def test_schema_and_options() -> None:
+    source = Generator("g", row, "n long")
     assert source.schema == SCHEMA
     assert source.planned() is source
-    assert source.reader(0, 4).rate == 25
-    wrong: list[dict[str, Any]] = [{"count": -1}, {"rate": 0.0}, {"block_rows": 0}]
+    wrong: list[dict[str, Any]] = [{"count": -1}, {"block_rows": 0}]
     for options in wrong:
         with pytest.raises(ConfigurationError, match=next(iter(options))):
             Generator("g", row, "n long", **options)

@@ -156,4 +156,3 @@ def test_positions_and_options(tmp_path: Path) -> None:
         StagedParquet("rows", ("a",), SCHEMA).reader(0, 1)
     with pytest.raises(ConfigurationError, match="repeat"):
         StagedParquet("rows", ("a",), SCHEMA, repeat=0)
-    assert staged(str(tmp_path / "a"), rate=10).reader(1, 4).rate == 2.5

@@ -251,18 +251,14 @@ def test_positions_of_other_input_are_refused(tmp_path: Path) -> None:
         opened(source_of(tmp_path, repeat=2), position=good)
 
 
-@pytest.mark.parametrize(
-    "options", [{"repeat": 0}, {"errors": "ignore"}, {"rate": 0}, {"split_bytes": 0}, {"chunk_bytes": 0}]
-)
+@pytest.mark.parametrize("options", [{"repeat": 0}, {"errors": "ignore"}, {"split_bytes": 0}, {"chunk_bytes": 0}])
 def test_options_must_make_sense(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="'lines'.*" + next(iter(options))):
         TextFiles("lines", "x", **options)
 
 
-def test_readers_need_a_plan_and_share_the_rate(file: Path) -> None:
+def test_readers_need_a_plan(file: Path) -> None:
     with pytest.raises(ConfigurationError, match="planned"):
         TextFiles("lines", file).reader(0, 1)
     file.write_bytes(b"a")
-    assert source_of(file, rate=100).reader(0, 4).rate == 25
-    assert source_of(file).reader(0, 4).rate is None
     assert source_of(file).planned().files == source_of(file).files
