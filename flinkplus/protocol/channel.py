@@ -1,15 +1,17 @@
-"""The two ends of a channel: which message is next, and how many more may come.
+"""The consumer's end of a channel: which message is next, and how many more may come.
+
+The producer's end is the output log (``upstream_cache``): what is consumed here it takes as acknowledged, and it sends
+up to the ``limit`` announced here.
 
 Rules:
 
 - Messages are numbered ``seq`` = 0, 1, 2, ... without gaps, within one generation of the channel.
-- All that travels back is cumulative: ``acknowledged`` and ``limit`` count from the start of the channel. So a report
-  that comes late, twice or out of order does no harm, and a lost one is made good by the next.
+- All that travels back is cumulative: ``consumed`` and ``limit`` count from the start of the channel. So a report that
+  comes late, twice or out of order does no harm, and a lost one is made good by the next.
 - ``limit`` is the first ``seq`` that may not be sent: what the consumer has consumed, plus its window. A consumer that
   stops consuming (slow, or blocked by alignment) thereby stops its producer, and only on this channel.
 
-Invariants: ``consumed <= received <= limit`` at the consumer's end, ``acknowledged <= sent <= appended`` and
-``sent <= limit`` at the producer's.
+Invariant: ``consumed <= received <= limit``.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ FIRST = Seq(0)
 
 
 class InputCursor:
-    """The consumer's end. ``window``: messages that may be received and not consumed; ``start``: the first ``seq``."""
+    """``window``: messages that may be received and not consumed; ``start``: the first ``seq``."""
 
     __slots__ = ("_announced", "_channel", "_consumed", "_generation", "_received", "_window")
 
@@ -122,97 +124,3 @@ class InputCursor:
             return None
         self._announced = limit
         return limit
-
-
-class OutputCursor:
-    """The producer's end. ``start``: the first ``seq``; ``credit``: messages that may go before the first report."""
-
-    __slots__ = ("_acknowledged", "_appended", "_channel", "_generation", "_limit", "_newest_sent", "_sent")
-
-    def __init__(self, channel: ChannelId, generation: Generation, start: Seq = FIRST, credit: int = 0) -> None:
-        invariant(
-            start >= 0 and credit >= 0, "a channel begins at 0 or later", channel=channel, start=start, credit=credit
-        )
-        self._channel = channel
-        self._generation = generation
-        self._acknowledged = self._sent = self._newest_sent = self._appended = start
-        self._limit = Seq(start + credit)
-
-    @property
-    def acknowledged(self) -> Seq:
-        """Messages before this ``seq`` are consumed."""
-        return self._acknowledged
-
-    @property
-    def sent(self) -> Seq:
-        """``seq`` of the next message to be sent."""
-        return self._sent
-
-    @property
-    def appended(self) -> Seq:
-        """``seq`` of the next message to be appended; what a snapshot notes as this channel's cursor."""
-        return self._appended
-
-    @property
-    def limit(self) -> Seq:
-        return self._limit
-
-    @property
-    def unsent(self) -> int:
-        return self._appended - self._sent
-
-    def append(self) -> Seq:
-        """A message was added to the log; its ``seq``."""
-        seq = self._appended
-        self._appended = Seq(seq + 1)
-        return seq
-
-    def may_send(self) -> bool:
-        return self._sent < min(self._appended, self._limit)
-
-    def send(self) -> Seq:
-        """The next message goes out; its ``seq``."""
-        invariant(
-            self.may_send(),
-            "nothing may be sent",
-            channel=self._channel,
-            sent=self._sent,
-            appended=self._appended,
-            limit=self._limit,
-        )
-        seq = self._sent
-        self._sent = Seq(seq + 1)
-        self._newest_sent = max(self._newest_sent, self._sent)
-        return seq
-
-    def credit(self, generation: Generation, acknowledged: Seq, limit: Seq) -> bool:
-        """Take the consumer's report; true when it brought something new. Older generations are ignored.
-
-        Raises ``PeerProtocolError``, changing nothing, when the consumer reports what was never sent.
-        """
-        if generation < self._generation:
-            return False
-        if generation > self._generation:
-            raise PeerProtocolError(
-                f"channel {self._channel}: a report of generation {generation} reached generation {self._generation}, "
-                "which has been replaced"
-            )
-        if acknowledged > self._newest_sent or limit < acknowledged:
-            raise PeerProtocolError(
-                f"channel {self._channel}: {acknowledged} consumed and limit {limit} reported, "
-                f"but only {self._newest_sent} were sent"
-            )
-        news = acknowledged > self._acknowledged or limit > self._limit
-        self._acknowledged = max(self._acknowledged, acknowledged)
-        self._sent = max(self._sent, self._acknowledged)  # rewound, but it had arrived all the same
-        self._limit = max(self._limit, limit)
-        return news
-
-    def rewind(self, seq: Seq) -> None:
-        """Go on sending from ``seq``: what the consumer expects (it reported a gap, or the connection is a new one)."""
-        if not self._acknowledged <= seq <= self._newest_sent:
-            raise PeerProtocolError(
-                f"channel {self._channel}: asked to send again from {seq}, which is not within "
-                f"{self._acknowledged} (consumed) and {self._newest_sent} (sent)"
-            )
-        self._sent = seq

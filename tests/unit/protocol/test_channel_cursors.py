@@ -1,4 +1,4 @@
-"""The cursors of a channel: decisions one by one, and both ends against a lossy, reordering, doubling link."""
+"""A channel's cursor: decisions one by one, and with an output log over a lossy, reordering, doubling link."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkplus.errors import InvariantViolation, PeerProtocolError
-from flinkplus.protocol.channel import Accept, Duplicate, Gap, InputCursor, OutputCursor, Stale
+from flinkplus.protocol.channel import Accept, Duplicate, Gap, InputCursor, Stale
 from flinkplus.protocol.ids import ChannelId, Generation, Seq
+from upstream_cache import OutputLog
 
 CHANNEL = ChannelId(0, 1, 2)
 NOW = Generation(3)
@@ -97,69 +98,32 @@ def test_a_channel_can_begin_at_a_cursor() -> None:
     cursor = InputCursor(CHANNEL, NOW, 4, Seq(10))
     assert cursor.accept(NOW, Seq(9)) == Duplicate()
     assert cursor.accept(NOW, Seq(10)) == Accept()
-    sender = OutputCursor(CHANNEL, NOW, Seq(10), credit=1)
-    assert (sender.append(), sender.send()) == (10, 10)
 
 
-def test_nothing_is_sent_without_credit_or_without_a_message() -> None:
-    sender = OutputCursor(CHANNEL, NOW)
-    assert not sender.may_send()
-    sender.append()
-    assert not sender.may_send()
-    with pytest.raises(InvariantViolation, match="nothing may be sent"):
-        sender.send()
-    assert sender.credit(NOW, Seq(0), Seq(1))
-    assert sender.send() == 0
-    assert not sender.may_send()
+class Producer:
+    """An output log of the numbers 0 to total - 1, sent as far as the consumer's reports allow."""
 
+    def __init__(self, total: int, limit: int) -> None:
+        self.log: OutputLog[int] = OutputLog(CHANNEL, total + 1, 1)
+        self.limit = limit
+        for number in range(total):
+            self.log.append(number, 0)
 
-def test_late_and_doubled_reports_do_no_harm() -> None:
-    sender = OutputCursor(CHANNEL, NOW, credit=4)
-    for _ in range(4):
-        sender.append()
-        sender.send()
-    assert sender.credit(NOW, Seq(3), Seq(7))
-    assert not sender.credit(NOW, Seq(3), Seq(7))
-    assert not sender.credit(NOW, Seq(1), Seq(5))
-    assert not sender.credit(Generation(2), Seq(4), Seq(99))
-    assert (sender.acknowledged, sender.limit) == (3, 7)
+    def send(self) -> list[Seq]:
+        sent = []
+        while (item := self.log.next_to_send(self.limit)) is not None:
+            assert item[0] == item[1]
+            sent.append(Seq(item[0]))
+        return sent
 
+    def report(self, consumed: int, limit: int) -> None:
+        self.log.acknowledge(consumed)
+        self.limit = max(self.limit, limit)
 
-@pytest.mark.parametrize(("acknowledged", "limit"), [(2, 9), (1, 0)])
-def test_an_impossible_report_is_refused(acknowledged: int, limit: int) -> None:
-    sender = OutputCursor(CHANNEL, NOW, credit=4)
-    sender.append()
-    sender.send()
-    with pytest.raises(PeerProtocolError, match="reported"):
-        sender.credit(NOW, Seq(acknowledged), Seq(limit))
-    with pytest.raises(PeerProtocolError, match="replaced"):
-        sender.credit(Generation(4), Seq(0), Seq(9))
-    assert (sender.acknowledged, sender.limit) == (0, 4)
-
-
-def test_rewind_sends_again_what_is_not_consumed() -> None:
-    sender = OutputCursor(CHANNEL, NOW, credit=4)
-    for _ in range(3):
-        sender.append()
-        sender.send()
-    sender.credit(NOW, Seq(1), Seq(5))
-    sender.rewind(Seq(1))
-    assert sender.unsent == 2
-    assert sender.send() == 1
-    for seq in (0, 4):
-        with pytest.raises(PeerProtocolError, match="send again"):
-            sender.rewind(Seq(seq))
-
-
-def test_a_report_that_overtakes_a_rewind_makes_it_needless() -> None:
-    sender = OutputCursor(CHANNEL, NOW, credit=4)
-    for _ in range(3):
-        sender.append()
-        sender.send()
-    sender.rewind(Seq(0))
-    assert sender.credit(NOW, Seq(2), Seq(6))
-    assert (sender.acknowledged, sender.sent) == (2, 2)
-    assert sender.send() == 2
+    def send_again(self) -> list[Seq]:
+        """The link is a new one: whatever is not known to be consumed goes out again, at once."""
+        self.log.rewind(self.log.acknowledged)
+        return self.send()
 
 
 @settings(max_examples=150, deadline=None)
@@ -169,62 +133,44 @@ def test_every_message_arrives_once_and_in_order_over_a_link_that_loses_doubles_
 ) -> None:
     window = data.draw(st.integers(1, 5))
     total = data.draw(st.integers(0, 12))
-    sender, cursor = OutputCursor(CHANNEL, NOW), InputCursor(CHANNEL, NOW, window)
+    producer, cursor = Producer(total, window), InputCursor(CHANNEL, NOW, window)
     link: list[Seq] = []
     reports: list[tuple[Seq, Seq]] = []
     consumed: list[int] = []
     waiting: list[Seq] = []
 
-    def deliver(position: int) -> None:
-        seq = link[position]
-        match cursor.accept(NOW, seq):
-            case Accept():
-                waiting.append(seq)
-            case Gap(expected):
-                sender.rewind(expected)
-            case _:
-                pass
+    def take(seq: Seq) -> None:
+        if cursor.accept(NOW, seq) == Accept():
+            waiting.append(seq)
 
-    def check() -> None:
-        assert sender.acknowledged <= sender.sent <= sender.appended
-        assert cursor.consumed <= cursor.expected <= cursor.limit
-        assert len(waiting) <= window
+    def consume() -> None:
+        consumed.append(waiting.pop(0))
+        cursor.consume()
 
-    for action in data.draw(st.lists(st.sampled_from("asdrclxt"), max_size=80)):
-        if action == "a" and sender.appended < total:
-            sender.append()
-        elif action == "s" and sender.may_send():
-            link.append(sender.send())
+    for action in data.draw(st.lists(st.sampled_from("sdrclxtn"), max_size=80)):
+        if action == "s":
+            link += producer.send()
         elif action in "dt" and link:  # delivered and gone, or delivered and still on its way a second time
             position = data.draw(st.integers(0, len(link) - 1))
-            deliver(position)
+            take(link[position])
             if action == "d":
                 link.pop(position)
         elif action == "x" and link:
             link.pop(data.draw(st.integers(0, len(link) - 1)))
         elif action == "c" and waiting:
-            consumed.append(waiting.pop(0))
-            cursor.consume()
+            consume()
         elif action == "r":
             reports.append((cursor.consumed, cursor.limit))
         elif action == "l" and reports:
-            sender.credit(NOW, *reports.pop(data.draw(st.integers(0, len(reports) - 1))))
-        check()
-    heal(sender, cursor, total, consumed, waiting)
-    assert consumed == list(range(total))
-
-
-def heal(sender: OutputCursor, cursor: InputCursor, total: int, consumed: list[int], waiting: list[Seq]) -> None:
-    """A new, sound connection: send again from what is expected, and report everything."""
-    sender.rewind(cursor.expected)
-    while sender.appended < total:
-        sender.append()
-    while len(consumed) < total:
+            producer.report(*reports.pop(data.draw(st.integers(0, len(reports) - 1))))
+        elif action == "n":
+            link += producer.send_again()
+        assert cursor.consumed <= cursor.expected <= cursor.limit
+        assert len(waiting) <= window
+    for again in range(total + 2):  # a sound link now
+        for seq in producer.send() if again else producer.send_again():
+            take(seq)
         while waiting:
-            consumed.append(waiting.pop(0))
-            cursor.consume()
-        sender.credit(NOW, cursor.consumed, cursor.limit)
-        while sender.may_send():
-            seq = sender.send()
-            assert cursor.accept(NOW, seq) == Accept()
-            waiting.append(seq)
+            consume()
+        producer.report(cursor.consumed, cursor.limit)
+    assert consumed == list(range(total))

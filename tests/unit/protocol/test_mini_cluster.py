@@ -23,12 +23,13 @@ from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol import effects as order
 from flinkplus.protocol import events as event
 from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.channel import Accept, InputCursor, OutputCursor
+from flinkplus.protocol.channel import Accept, InputCursor
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.config import CheckpointConfig, RecoveryConfig
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.job import JobProtocol
+from upstream_cache import OutputLog
 
 Record = tuple[int, int]  # (source subtask, number)
 Payload = Record | CheckpointId  # a record or a barrier
@@ -129,18 +130,16 @@ class Subtask:
         inputs = graph.channels(subtask, outgoing=False)
         self.alignment = BarrierAlignment(subtask, tuple(inputs))
         self.inputs = {channel: InputCursor(channel, generation, WINDOW) for channel in inputs}
-        self.outputs = {
-            channel: OutputCursor(channel, generation, credit=WINDOW)
-            for channel in graph.channels(subtask, outgoing=True)
-        }
-        self.log: dict[ChannelId, list[Payload]] = {channel: [] for channel in self.outputs}
+        outputs = graph.channels(subtask, outgoing=True)
+        self.outputs: dict[ChannelId, OutputLog[Payload]] = {channel: OutputLog(channel, 1, 1) for channel in outputs}
+        self.limits = dict.fromkeys(outputs, WINDOW)
         self.frozen: dict[CheckpointId, State] = {}
         self.running = self.exhausted = False
         self.triggers: deque[event.CheckpointTriggered] = deque()  # until the outputs have room; aborts overtake them
 
     def step(self, rng: random.Random) -> None:
         self.pump()
-        if not self.running or any(cursor.unsent for cursor in self.outputs.values()):
+        if not self.running or not all(log.has_room for log in self.outputs.values()):
             return
         if not self.inputs:
             if self.triggers and rng.random() < 0.5:
@@ -167,7 +166,7 @@ class Subtask:
         wire, cursor = self.process.cluster.wires[channel], self.inputs[channel]
         generation, seq, payload = wire[0]
         try:
-            decision = cursor.accept(generation, seq)
+            decision = cursor.accept(generation, Seq(seq))
         except PeerProtocolError:
             assert not self.process.connected, "only a zombie can be behind its producers"
             self.running = False
@@ -189,22 +188,22 @@ class Subtask:
     def emit(self, record: Record) -> None:
         for channel in self.outputs:
             if channel.consumer == record[1] % self.process.cluster.graph.parallelism[self.consumer_vertex(channel)]:
-                self.append(channel, record)
+                self.outputs[channel].append(record, 0)
                 self.state.sent[channel] += 1
 
     def consumer_vertex(self, channel: ChannelId) -> int:
         return self.process.cluster.graph.edges[channel.edge][1]
 
-    def append(self, channel: ChannelId, payload: Payload) -> None:
-        assert self.outputs[channel].append() == len(self.log[channel])
-        self.log[channel].append(payload)
-
     def pump(self) -> None:
-        for channel, cursor in self.outputs.items():
-            while cursor.may_send():
-                seq = cursor.send()
+        for channel, log in self.outputs.items():
+            while (item := log.next_to_send(self.limits[channel])) is not None:
                 wire = self.process.cluster.wires.setdefault(channel, deque())
-                wire.append((self.generation, seq, self.log[channel][seq]))
+                wire.append((self.generation, *item))
+
+    def credit(self, channel: ChannelId, consumed: int, limit: int) -> None:
+        self.outputs[channel].acknowledge(consumed)
+        self.outputs[channel].trim(consumed)
+        self.limits[channel] = limit
 
     def align(self, happened: event.AlignmentEvent) -> None:
         for effect in self.alignment.step(0, happened):
@@ -215,8 +214,8 @@ class Subtask:
                         self.state.open_file = []
                     self.frozen[checkpoint] = copy.deepcopy(self.state)
                 case order.ForwardBarrier(checkpoint):
-                    for channel in self.outputs:
-                        self.append(channel, checkpoint)
+                    for log in self.outputs.values():
+                        log.append(checkpoint, 0)
                 case order.PersistSnapshot(checkpoint):
                     self.process.cluster.later(partial(self.persist, checkpoint))
                 case order.AcknowledgeCheckpoint(checkpoint, handle):
@@ -306,7 +305,7 @@ class Cluster:
             first_generation=Generation(storage.newest_generation + 1),
         )
         self.inbox: deque[event.JobEvent | event.CheckpointingEvent] = deque()
-        self.wires: dict[ChannelId, deque[tuple[Generation, Seq, Payload]]] = {}
+        self.wires: dict[ChannelId, deque[tuple[Generation, int, Payload]]] = {}
         self.background: list[Callable[[], None]] = []
         self.incarnations = [0] * slots
         self.processes: list[Process] = []
@@ -333,7 +332,7 @@ class Cluster:
         for process in self.processes:
             for subtask in process.subtasks.values():
                 if subtask.generation == generation and channel in subtask.outputs:
-                    subtask.outputs[channel].credit(generation, cursor.consumed, limit)
+                    subtask.credit(channel, cursor.consumed, limit)
 
     def kill(self, process: Process, zombie: bool) -> None:
         process.connected = False
