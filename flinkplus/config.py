@@ -27,11 +27,12 @@ class Options:
 
     ``parallelism``: subtasks of each operator, and slots. ``checkpoint_interval``: seconds between checkpoints,
     ``None``
-    for only the one that ends a bounded job. ``checkpoint_dir``: path or ``pyarrow.fs`` URI that every slot and the driver
-    can reach; ``None`` keeps checkpoints in a directory that goes away with the job. ``window``: messages in flight per
-    channel. ``batch_rows``: rows per message aimed at. ``max_restarts``: recoveries after exceptions before the job
-    fails.
-    ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it fails.
+    for only the one that ends a bounded job. ``checkpoint_dir``: path or ``pyarrow.fs`` URI that every slot and the
+    driver can reach; ``None`` keeps checkpoints in a directory that goes away with the job. ``window``: messages in
+    flight per channel. ``batch_rows``: rows per message aimed at. ``flush_interval``: seconds between two reads of a
+    paced source. ``max_restarts``: recoveries after exceptions before the job fails. ``max_slot_losses``: slots lost in
+    a row, without a checkpoint between, before it fails. ``memtable_entries``: keys of each keyed state held in memory.
+    ``encoding_errors``: what to do with text that is not UTF-8. ``faults``: see ``flinkplus.runtime.faults``.
     """
 
     parallelism: int = 2
@@ -85,8 +86,9 @@ class Options:
             _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)
         if self.recovery not in RECOVERY_MODES:
             raise ConfigurationError(f"recovery must be one of {', '.join(RECOVERY_MODES)}, not {self.recovery!r}")
-        if isinstance(self.faults, str) or not all(isinstance(fault, str) for fault in self.faults):
-            raise ConfigurationError(f"faults must be a sequence of texts, not {self.faults!r}")
+        faults: Any = self.faults
+        if isinstance(faults, str) or not all(isinstance(fault, str) for fault in faults):
+            raise ConfigurationError(f"faults must be a sequence of texts, not {faults!r}")
         if self.encoding_errors not in ("replace", "strict"):
             raise ConfigurationError(f"encoding_errors must be 'replace' or 'strict', not {self.encoding_errors!r}")
         return self

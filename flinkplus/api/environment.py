@@ -19,7 +19,7 @@ from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.schema import parse_schema
-from flinkplus.runtime.running import RunningJob, resume_job, start_job
+from flinkplus.runtime.running import RunningJob, absolute, resume_job, start_job
 from flinkplus.runtime.staging import arrow_schema_of, check_dataframe
 from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
@@ -65,7 +65,7 @@ class StreamEnvironment:
         when there is nothing to read.
         """
         name = self.name_for("text", name)
-        source = TextFiles(name=name, path=path, repeat=repeat, errors=errors or self.options.encoding_errors)
+        source = TextFiles(name=name, path=absolute(path), repeat=repeat, errors=errors or self.options.encoding_errors)
         return self._source(source.planned())
 
     def generate(

@@ -21,6 +21,7 @@ from flinkplus.operators.keyed_rows import Process, Reduce
 from flinkplus.operators.keys import check_key_columns
 from flinkplus.operators.rows import Filter, FlatMap, Map, MapBatches
 from flinkplus.operators.tokenize import Tokenize
+from flinkplus.runtime.running import absolute
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.discard import DiscardSink
@@ -99,11 +100,11 @@ class Stream:
         What a checkpoint covers becomes visible to ``spark.read.parquet(path)`` and ``spark.readStream``, at once,
         when it completes. The directory must not hold data.
         """
-        return self._sink(ParquetSink(self._env.name_for("parquet", name), path))
+        return self._sink(ParquetSink(self._env.name_for("parquet", name), absolute(path)))
 
     def to_text(self, path: str, *, separator: str = "\t", name: str | None = None) -> str:
         """As ``to_parquet``, lines of text with columns joined by ``separator``."""
-        return self._sink(TextSink(self._env.name_for("text", name), path, separator))
+        return self._sink(TextSink(self._env.name_for("text", name), absolute(path), separator))
 
     def collect(self, *, name: str | None = None) -> str:
         """Keep the committed rows in the driver (``job.collected(name)``); for tests and small results."""

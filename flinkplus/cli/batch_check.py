@@ -8,11 +8,10 @@ each exactly once, and nothing else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 
@@ -33,17 +32,14 @@ class BatchCheck:
 def batch_counts(spark: SparkSession, files: list[str], repeat: int) -> DataFrame:
     """``word string, n long``: how often each word occurs in the files, ``repeat`` times over."""
 
-    def words(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def words(rows: Iterable[Row]) -> Iterable[tuple[str, int]]:
         counter: Counter[str] = Counter()
-        for batch in batches:
-            for line in batch.column(0).to_pylist():
-                counter.update(line.decode("utf-8", "replace").lower().split())
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(list(counter), pa.string()), pa.array(list(counter.values()), pa.int64())], names=["word", "n"]
-        )
+        for (line,) in rows:
+            counter.update(bytes(line).decode("utf-8", "replace").lower().split())
+        return counter.items()
 
     lines = spark.read.text([_literal(file) for file in files]).select(F.col("value").cast("binary"))
-    counted = lines.mapInArrow(words, "word string, n long").groupBy("word")
+    counted = spark.createDataFrame(lines.rdd.mapPartitions(words), "word string, n long").groupBy("word")
     return counted.agg((F.sum("n") * repeat).alias("n"))
 
 

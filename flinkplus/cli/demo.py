@@ -34,9 +34,7 @@ def run_demo() -> dict[str, Any]:
         spark.stop()
     print_summary(result)
     for recovery in result["recoveries"]:
-        took = milliseconds(recovery["recovery_ms"])
-        print(
-            f"The killed slot's words were counted on {took} after the kill (rollback to checkpoint {recovery['checkpoint']})."
-        )
+        took, back = milliseconds(recovery["recovery_ms"]), recovery["checkpoint"]
+        print(f"The killed slot's words were counted on {took} after the kill (rollback to checkpoint {back}).")
     print(f"The result is {verdict(result)}.")
     return result

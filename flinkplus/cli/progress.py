@@ -48,7 +48,8 @@ class ProgressLine:
         rate = (rows - before) / (now - then) if now > then else 0.0
         last = metrics["last_checkpoint"]
         return (
-            f"{metrics['state']:<9} {metrics['elapsed_s']:6.1f} s | {rows:>12,} words | {max(0.0, rate):>10,.0f} words/s | "
+            f"{metrics['state']:<9} {metrics['elapsed_s']:6.1f} s | {rows:>12,} words | "
+            f"{max(0.0, rate):>10,.0f} words/s | "
             f"checkpoint {'-' if last is None else last} | state {metrics['state_keys']:,} keys "
             f"{metrics['state_bytes'] / 1e6:.1f} MB | restarts {metrics['recoveries']}"
         )

@@ -61,6 +61,8 @@ def open_session(master: str) -> SparkSession:
         .appName("flinkplus")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
         .config("spark.task.maxFailures", str(TASK_ATTEMPTS))
         .config("spark.sql.shuffle.partitions", "8")
         .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j.as_uri()}")

@@ -27,6 +27,7 @@ from flinkplus.sources.text import TextFiles
 
 KILL = re.compile(r"(?P<subtask>.+)@(?P<at>\d+(?:\.\d+)?)$")
 POLL_S = 0.05
+PHASES = ("detect", "fence", "promote", "restore", "replay")
 SOURCE, TOKENIZE, COUNT, SINK = "lines", "tokenize", "count", "out"
 
 
@@ -195,13 +196,14 @@ def print_summary(result: dict[str, Any]) -> None:
 
 
 def recovery_table(recoveries: list[dict[str, Any]]) -> Table:
-    """One line for each recovery, with its phases."""
-    table = Table(title="Recoveries", title_justify="left")
-    for heading in ("mode", "failure", "detect", "fence", "promote", "restore", "replay", "recovery time"):
-        table.add_column(heading, justify="left" if heading in ("mode", "failure") else "right")
+    """One line for each recovery, with its phases in milliseconds."""
+    table = Table(title="Recoveries (ms)", title_justify="left")
+    for heading in ("mode", "failure", *PHASES, "total"):
+        table.add_column(heading, justify="left" if heading in ("mode", "failure") else "right", no_wrap=True)
     for recovery in recoveries:
-        phases = [milliseconds(recovery[f"{p}_ms"]) for p in ("detect", "fence", "promote", "restore", "replay")]
-        table.add_row(recovery["mode"], recovery["failure"], *phases, milliseconds(recovery["recovery_ms"]))
+        times = [recovery[f"{phase}_ms"] for phase in (*PHASES, "recovery")]
+        cells = ["-" if value is None else f"{value:,.1f}" for value in times]
+        table.add_row(recovery["mode"], recovery["failure"], *cells)
     return table
 
 

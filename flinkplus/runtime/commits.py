@@ -1,9 +1,10 @@
 """Manifests and commits: how acknowledged snapshots become a durable checkpoint, and its output visible.
 
-A sink's part of a snapshot lists the files it has staged and does not yet know to be committed. The manifest of a
-checkpoint
-names, for each sink, those of them that were staged after the manifest before: that is what the checkpoint commits,
-once. ``rows`` counts the rows that are in a complete checkpoint, per sink.
+A sink's part of a snapshot lists the files it has staged and does not yet know to be in a complete checkpoint. The
+manifest names, for each sink, those of them that are new, and those of earlier manifests that are not committed
+yet: so a
+complete checkpoint alone is enough to complete the output, whatever commits were still under way. ``rows`` counts
+the rows that are in a complete checkpoint, per sink.
 
 Rules: called from one worker thread, in the order the coordinator core gives. Commits are idempotent in the committers.
 """
@@ -31,7 +32,13 @@ class Commits:
         self.committers: dict[str, SinkCommitter] = {name: sink.committer() for name, sink in self.sinks.items()}
         self._manifests: dict[int, dict[str, Any]] = {}
         self._newest = CheckpointId(0)
+        self._uncommitted: dict[str, list[dict[str, Any]]] = {name: [] for name in self.sinks}
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
+
+    @property
+    def all_committed(self) -> bool:
+        """Whether everything that complete checkpoints cover is visible."""
+        return not any(self._uncommitted.values())
 
     def prepare(self, resume: bool) -> None:
         """Have every output directory ready. Raises ``OutputDirectoryError`` when one holds data already, and not
@@ -52,7 +59,8 @@ class Commits:
         commits = {}
         for name, files in staged.items():
             fresh = not_yet_committed(files, self._newest)
-            commits[name] = {"files": fresh, "rows": self.rows[name] + sum(file["rows"] for file in fresh)}
+            rows = self.rows[name] + sum(file["rows"] for file in fresh)
+            commits[name] = {"files": [*self._uncommitted[name], *fresh], "rows": rows}
         manifest = {
             "format": MANIFEST_FORMAT,
             "checkpoint": checkpoint,
@@ -66,6 +74,7 @@ class Commits:
         self._manifests[checkpoint] = manifest
         self._newest = checkpoint
         self.rows = {name: part["rows"] for name, part in commits.items()}
+        self._uncommitted = {name: part["files"] for name, part in commits.items()}
 
     def _staged(self, handles: Sequence[tuple[SubtaskId, Any]]) -> dict[str, list[dict[str, Any]]]:
         staged: dict[str, list[dict[str, Any]]] = {name: [] for name in self.sinks}
@@ -80,6 +89,7 @@ class Commits:
         manifest = self.manifest(checkpoint)
         for name, part in manifest["commits"].items():
             self.committers[name].commit(checkpoint, part["files"])
+            self._uncommitted[name] = not_yet_committed(self._uncommitted[name], checkpoint)
 
     def manifest(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The manifest, from memory or storage. Raises ``CorruptCheckpoint``."""
@@ -90,8 +100,11 @@ class Commits:
         return known
 
     def adopt(self, checkpoint: CheckpointId, manifest: dict[str, Any]) -> None:
-        """Continue from a checkpoint of an earlier run: its output is committed again where it was not."""
+        """Continue from a checkpoint of an earlier run: what is newer is dropped, its output is committed where it was
+        not.
+        """
         self._manifests[checkpoint] = manifest
+        self.drop_after(checkpoint)
         self.retract_after(checkpoint)
         self.commit(checkpoint)
 
@@ -100,9 +113,20 @@ class Commits:
         for committer in self.committers.values():
             committer.retract_after(checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if checkpoint is not None and c <= checkpoint}
+        self._uncommitted = {name: [] for name in self.sinks}
         commits = {} if checkpoint is None else self.manifest(checkpoint)["commits"]
         self._newest = checkpoint or CheckpointId(0)
         self.rows = {name: commits.get(name, {}).get("rows", 0) for name in self.sinks}
+
+    def drop_after(self, checkpoint: CheckpointId | None) -> None:
+        """Drop every stored checkpoint newer than ``checkpoint``: they are void and must not be found again."""
+        for newer in reversed(self._storage.checkpoints()):
+            if checkpoint is None or newer > checkpoint:
+                self.drop(CheckpointId(newer))
+
+    def collect_garbage(self, generation: Generation) -> None:
+        """Remove state files that no manifest names and no running snapshot may name."""
+        self._storage.collect_garbage(generation, self._newest)
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """Retention: forget a checkpoint, in memory and on storage."""

@@ -140,8 +140,8 @@ class Suspend:
 
 @dataclass(frozen=True)
 class Start:
-    """Run. ``run``: which run of the job this is (a resume is another); ``run_began_s``: when its subtasks first started,
-    in seconds since the Unix epoch."""
+    """Run. ``run``: which run of the job this is (a resume is another); ``run_began_s``: when its subtasks first
+    started, in seconds since the Unix epoch."""
 
     generation: int
     run: int

@@ -18,10 +18,10 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 from typing_extensions import assert_never
 
@@ -32,6 +32,7 @@ from flinkplus.errors import (
     FlinkPlusError,
     JobCancelled,
     JobFailed,
+    PeerProtocolError,
     UserFunctionError,
 )
 from flinkplus.graph import JobGraph
@@ -51,6 +52,7 @@ from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.runtime.recoveries import RecoveryLog
 
 MAX_IDLE_S = 0.2
+STOP_AT_ONCE_S = 3.0
 FIRST_CHECKPOINT = CheckpointId(1)
 NO_GENERATION = Generation(0)
 log = logging.getLogger("flinkplus.coordinator")
@@ -154,6 +156,7 @@ class Coordinator:
         self._job = self._make_job(recovery_config, restore)
         self._generation = restore.generation
         self._faults = Faults(options.faults, restore.generation + 1)
+        self._due: deque[Callable[[], None]] = deque()
         self._draining = False
         self._run_number = int(restore.generation)
         self._run_began_s = 0.0
@@ -202,10 +205,25 @@ class Coordinator:
                 self._turn()
         except Exception as error:
             log.exception("the coordinator failed")
+            self._stop_slots_at_once()
             self._end(JobState.FAILED, JobFailed(f"the coordinator failed: {type(error).__name__}: {error}"))
         finally:
             self._worker.shutdown(wait=True)
             self._rendezvous.close()
+
+    def _stop_slots_at_once(self) -> None:
+        """The core cannot go on: have the slots end, without its help, for a bounded time."""
+        self._tell_all(control.Stop())
+        deadline = time.monotonic() + STOP_AT_ONCE_S
+        while self._members.all() and time.monotonic() < deadline:
+            try:
+                event = self._inbox.get(timeout=MAX_IDLE_S)
+            except queue.Empty:
+                continue
+            if isinstance(event, ControlLost):
+                member = self._members.on(event.connection)
+                if member is not None:
+                    self._members.remove(member.slot)
 
     def _turn(self) -> None:
         now = _now_ms()
@@ -226,7 +244,10 @@ class Coordinator:
     def _handle(self, event: Inbox) -> None:
         match event:
             case ControlArrived(connection, message, time_s):
-                self._take(connection, message, time_s)
+                try:
+                    self._take(connection, message, time_s)
+                except PeerProtocolError as error:
+                    log.warning("dropped a malformed message of connection %d: %s", connection, error)
             case ControlLost(connection, reason, _):
                 member = self._members.on(connection)
                 if member is not None:
@@ -248,7 +269,7 @@ class Coordinator:
 
     def _look_for_silent_slots(self) -> None:
         for member in self._members.silent_since(time.time() - self.options.heartbeat_timeout):
-            self._lose(member, f"no heartbeat from slot {member.slot} for {self.options.heartbeat_timeout} s")
+            self._evict(member, f"no heartbeat from slot {member.slot} for {self.options.heartbeat_timeout} s")
 
     def _take(self, connection: int, message: control.ControlMessage, time_s: float) -> None:
         if isinstance(message, control.Register):
@@ -335,7 +356,23 @@ class Coordinator:
 
     # --- obeying the checkpoint coordinator
 
+    def _soon(self, action: Callable[[], None]) -> None:
+        """Run ``action`` after all that is due before it: effects are carried out list by list, never one in
+        another.
+        """
+        self._due.append(action)
+        if len(self._due) > 1:
+            return
+        while self._due:
+            try:
+                self._due[0]()
+            finally:
+                self._due.popleft()
+
     def _step_checkpoints(self, event: events.CheckpointingEvent) -> None:
+        self._soon(lambda: self._step_checkpoints_now(event))
+
+    def _step_checkpoints_now(self, event: events.CheckpointingEvent) -> None:
         for effect in self._checkpoints.step(_now_ms(), event):
             self._apply_checkpointing(effect)
 
@@ -420,6 +457,12 @@ class Coordinator:
         except (OSError, FlinkPlusError) as error:
             log.warning("checkpoint %d could not be removed: %s", checkpoint, error)
 
+    def _collect_garbage(self, generation: Generation) -> None:
+        try:
+            self.commits.collect_garbage(generation)
+        except (OSError, FlinkPlusError) as error:
+            log.warning("unused state files could not be removed: %s", error)
+
     def _work_done(self, event: events.CheckpointingEvent | events.JobEvent) -> None:
         match event:
             case events.OutputCommitted():
@@ -446,6 +489,9 @@ class Coordinator:
         )
 
     def _step_job(self, event: events.JobEvent) -> None:
+        self._soon(lambda: self._step_job_now(event))
+
+    def _step_job_now(self, event: events.JobEvent) -> None:
         for effect in self._job.step(_now_ms(), event):
             self._apply_job(effect)
 
@@ -467,9 +513,12 @@ class Coordinator:
                 self._tell_all(control.Start(generation, self._run_number, self._run_began_s))
                 if self._draining:
                     self._tell_all(control.Drain(generation))
+                self._worker.submit(self._collect_garbage, generation)
                 self._step_checkpoints(events.JobRunning(self._subtasks, self._sources, generation))
             case effects.EvictSlot(slot, incarnation, reason):
-                self._evict(slot, incarnation, reason)
+                member = self._members.get(slot)
+                if member is not None and member.incarnation == incarnation:
+                    self._evict(member, reason)
             case effects.StopSlots():
                 self._tell_all(control.Stop())
             case effects.JobEnded(state, error, reason, failure):
@@ -486,10 +535,12 @@ class Coordinator:
         log.warning("going back to %s and taking back the output committed since: %s", where, reason)
         self.recoveries.fell_back(f"to {where}: {reason}")
         self._step_checkpoints(events.CheckpointsAbandoned(checkpoint))
-        self._work(
-            lambda: self.commits.retract_after(checkpoint),
-            events.OutputRetracted(checkpoint),
-            lambda why: events.RetractionFailed(checkpoint, why),
+        self._soon(  # after the void checkpoints are dropped
+            lambda: self._work(
+                lambda: self.commits.retract_after(checkpoint),
+                events.OutputRetracted(checkpoint),
+                lambda why: events.RetractionFailed(checkpoint, why),
+            )
         )
 
     def _deploy(self, generation: Generation, restore: CheckpointId | None, assignment: dict[SubtaskId, int]) -> None:
@@ -500,7 +551,7 @@ class Coordinator:
             handles = {} if restore is None else self.commits.handles(restore)
         except (CorruptCheckpoint, CorruptState) as error:
             assert restore is not None
-            self._inbox.put(UserAsked(_later(self._step_job, events.RestoreFailed(generation, restore, str(error)))))
+            self._step_job(events.RestoreFailed(generation, restore, str(error)))
             return
         addresses = {str(m.slot): [m.incarnation, m.address] for m in self._members.all()}
         names = {str(subtask): slot for subtask, slot in assignment.items()}
@@ -516,17 +567,15 @@ class Coordinator:
             )
             self._tell(slot, deploy)
 
-    def _evict(self, slot: int, incarnation: int, reason: str) -> None:
-        member = self._members.get(slot)
-        if member is None or member.incarnation != incarnation:
-            return
-        log.warning("ending slot %d: %s", slot, reason)
+    def _evict(self, member: Member, reason: str) -> None:
+        """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
+        log.warning("ending slot %d: %s", member.slot, reason)
         if member.host == socket.gethostname():
             try:
                 os.kill(member.pid, signal.SIGKILL)
             except ProcessLookupError:
-                log.info("slot %d is gone already", slot)
-        self._inbox.put(UserAsked(_later(self._lose, member, reason)))
+                log.info("slot %d is gone already", member.slot)
+        self._lose(member, reason)
 
     def _ended(self, state: JobState, error: object, reason: str, failure: str) -> None:
         if state is JobState.FINISHED:
@@ -550,7 +599,8 @@ class Coordinator:
     @property
     def state(self) -> str:
         """The job's state now, as text."""
-        return self._job.state.value
+        state = self.result.state
+        return (state if state is not None else self._job.state).value
 
     def pids(self) -> dict[int, int]:
         """Process of each registered slot."""
@@ -563,10 +613,6 @@ class Coordinator:
     @property
     def assignment(self) -> dict[SubtaskId, int]:
         return dict(self._assignment)
-
-
-def _later(action: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-    return lambda: action(*arguments)
 
 
 def _now_ms() -> int:

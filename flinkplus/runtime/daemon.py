@@ -1,20 +1,20 @@
 """PySpark's worker daemon with the slot's libraries loaded before it forks: a slot then starts in half the time.
 
-Used through ``spark.python.daemon.module=flinkplus.runtime.daemon``, which the command line sets; any program may. gRPC is
-left out: its library must be loaded after the fork.
+Used through ``spark.python.daemon.module=flinkplus.runtime.daemon``, which the command line sets; any program may.
+gRPC is left out: its library must be loaded after the fork.
 """
 
 from __future__ import annotations
 
-import pyarrow.compute  # noqa: F401 - loaded for the workers to come
-import pyarrow.ipc  # noqa: F401
+import pyarrow.compute
+import pyarrow.ipc
 import pyarrow.parquet  # noqa: F401
 import rocksdict  # noqa: F401
 from pyspark import daemon
 
-import flinkplus.operators.keyed  # noqa: F401
-import flinkplus.sinks.parquet  # noqa: F401
-import flinkplus.sources.text  # noqa: F401
+import flinkplus.operators.keyed
+import flinkplus.sinks.parquet
+import flinkplus.sources.text
 import flinkplus.state.backend  # noqa: F401
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Fault injection at named points: SIGKILL of a slot exactly when something is half done.
 
-A fault is written ``POINT:SUBTASK[#N]``: when the slot that hosts the subtask (``count[1]``) reaches the point for the N-th
+A fault is written ``POINT:SUBTASK[#N]``: when the slot that hosts the subtask (``count[1]``) reaches the point for
+the N-th
 time (1 when left out), its process is killed. A fault strikes in the first generation of a run only, so a job recovers
-from it. Points reached by a subtask: ``start``, ``alignment`` (a channel was blocked), ``snapshot`` (frozen, barrier not
-sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``end`` (end of input).
+from it. Points reached by a subtask: ``start``, ``alignment`` (a channel was blocked), ``snapshot`` (frozen,
+barrier not
+sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``end`` (end of
+input).
 Points reached by the coordinator, which then kills the subtask's slot: ``manifest`` (before it is written), ``commit``
 (before output is made visible), ``committed``.
 

@@ -54,15 +54,21 @@ class _MessageWriter(FrameWriter):
 
 
 class ControlLink:
-    """A slot's stream to the coordinator."""
+    """A slot's stream to the coordinator.
 
-    def __init__(self, address: str, token: str, deliver: Callable[[LinkEvent], None]) -> None:
+    ``heartbeat``: what to send every ``heartbeat_s`` seconds, set by the slot's loop; it is sent by the I/O thread,
+    so a long step of a user function does not look like a dead process.
+    """
+
+    def __init__(self, address: str, token: str, heartbeat_s: float, deliver: Callable[[LinkEvent], None]) -> None:
+        self._heartbeat_s = heartbeat_s
         self._address = address
         self._token = token
         self._deliver = deliver
         self._io = IoThread.get()
         self._writer = _MessageWriter(self._io)
         self._task: asyncio.Task[None] | None = None
+        self.heartbeat: control.Heartbeat | None = None
 
     def open(self) -> None:
         """Start connecting; a failure is a ``ControlLost``."""
@@ -75,10 +81,12 @@ class ControlLink:
         reason = "closed by the coordinator"
         channel = aio.insecure_channel(self._address, options=GRPC_OPTIONS)
         pump: asyncio.Future[None] | None = None
+        beat: asyncio.Future[None] | None = None
         try:
             call = channel.stream_stream(METHOD, identity, identity)(metadata=(("flinkplus-token", self._token),))
             await asyncio.wait_for(call.initial_metadata(), CONNECT_TIMEOUT_S)
             pump = asyncio.ensure_future(self._writer.pump(call.write))
+            beat = asyncio.ensure_future(self._beat())
             while (data := await call.read()) is not aio.EOF:
                 self._deliver(ControlArrived(0, control.decode(data), time.time()))
         except aio.AioRpcError as error:
@@ -88,10 +96,17 @@ class ControlLink:
         except PeerProtocolError as error:
             reason = str(error)
         finally:
-            if pump is not None:
-                pump.cancel()
+            for task in (pump, beat):
+                if task is not None:
+                    task.cancel()
             await channel.close()
         self._deliver(ControlLost(0, reason, time.time()))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            if self.heartbeat is not None:
+                self.send(self.heartbeat)
 
     def send(self, message: control.ControlMessage) -> None:
         """Queue a message; may be called in any thread."""

@@ -1,9 +1,10 @@
 """How much a source reads at a time, and when: batches of a useful size, and a steady rate where one is asked for.
 
-A steady rate means *arrival*: record k is there at ``anchor + k / rate``, as if something outside produced it. A source that
-went back to a checkpoint finds everything that has arrived since, and reads it as fast as it can.
+A steady rate means *arrival*: record k is there at ``anchor + k / rate``, as if something outside produced it. A
+source that went back to a checkpoint finds everything that has arrived since, and reads it as fast as it can.
 
-Rules: no clock of its own; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate counts the rows
+Rules: no clock of its own; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate counts
+the rows
 that leave one chosen operator (a source, or the operator under ``throttle``), so that "words per second" means words
 although the source reads lines.
 """
@@ -17,7 +18,8 @@ SMOOTHING = 0.3
 class Pacer:
     """Pacing of one source subtask.
 
-    ``rate``: rows per second for this subtask, ``None`` for as fast as possible. ``batch_rows``: rows aimed at per read,
+    ``rate``: rows per second for this subtask, ``None`` for as fast as possible. ``batch_rows``: rows aimed at per
+    read,
     counted where the stream is widest. ``flush_s``: seconds between two reads at a steady rate. ``counted``: rows that
     have left the operator that the rate counts at, all in all.
     """
@@ -49,7 +51,9 @@ class Pacer:
         return max(1, min(round(rows), self._batch_rows))
 
     def after(self, read: int, widest: int, counted: int) -> None:
-        """A read of ``read`` rows became ``widest`` rows where the stream is widest, ``counted`` where the rate counts."""
+        """A read of ``read`` rows became ``widest`` rows where the stream is widest, ``counted`` where the rate
+        counts.
+        """
         if read > 0:
             self._expansion = _smooth(self._expansion, widest / read)
             self._rate_expansion = _smooth(self._rate_expansion, counted / read)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
@@ -47,7 +48,7 @@ PLAN_BLOB = "plan"
 RUNS_BLOB = "runs"
 PLAN_FORMAT = 1
 GENERATIONS_PER_RUN = 100_000
-GRACEFUL_STOP_S = 5.0
+GRACEFUL_STOP_S = 2.0
 EXIT_WAIT_S = 20.0
 
 log = logging.getLogger("flinkplus")
@@ -146,7 +147,7 @@ def _adopt_plan(graph: JobGraph, old: Plan) -> None:
     """Staged input and output identity are those of the earlier run: positions and staged files refer to them."""
     before = {node.name: node for node in old.graph.nodes}
     for node in graph.nodes:
-        if isinstance(node.body, StagedParquet):
+        if isinstance(node.body, Source):
             node.body = before[node.name].body
         elif isinstance(node.body, Sink):
             node.body = node.body.bind(node.schema, old.output_id)
@@ -159,7 +160,18 @@ def _launch(
         if isinstance(node.body, Source) and not resume:
             node.body = node.body.planned()
     commits = Commits(plan.graph, storage)
-    commits.prepare(resume)
+    try:
+        commits.prepare(resume)
+        return _launch_prepared(spark, plan, storage, commits, directory, resume)
+    except BaseException:
+        if not resume:
+            commits.discard()  # or what was prepared would refuse the next try
+        raise
+
+
+def _launch_prepared(
+    spark: SparkSession, plan: Plan, storage: CheckpointStorage, commits: Commits, directory: JobDirectory, resume: bool
+) -> RunningJob:
     try:
         runs = int(storage.get_blob(RUNS_BLOB)) if resume else 0
     except FileNotFoundError:
@@ -178,8 +190,10 @@ def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore
     known = storage.checkpoints()
     found = storage.latest_valid()
     if found is None:
-        for committer in commits.committers.values():
-            committer.retract_after(None)
+        if known:
+            log.warning("no checkpoint of %s is usable; the job begins at the start", list(known))
+        commits.drop_after(None)
+        commits.retract_after(None)
         restore.next_checkpoint = CheckpointId(max(known, default=0) + 1)
         return restore
     checkpoint, manifest, skipped = found
@@ -197,8 +211,10 @@ def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore
 
 
 class JobDirectory:
-    """The job's own directory in this machine's temporary space: slots' scratch (local masters), and the
-    checkpoints when the user gave no directory for them."""
+    """The job's own directory in this machine's temporary space.
+
+    It holds the slots' scratch (local masters), and the checkpoints when the user gave no directory for them.
+    """
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
         master = spark.sparkContext.master or ""
@@ -206,14 +222,15 @@ class JobDirectory:
         shared = self.local or master.startswith("local-cluster")
         if options.checkpoint_dir is None and not shared:
             raise ConfigurationError(
-                f"on {master} the slots run on other machines: give checkpoint_dir, a directory or URI that all can reach"
+                f"on {master} the slots run on other machines: give checkpoint_dir, a directory or URI that all of "
+                "them can reach"
             )
         try:
             self.path = Path(tempfile.mkdtemp(prefix="flinkplus-", dir=options.work_dir))
         except OSError as error:
             raise ConfigurationError(f"work_dir {options.work_dir!r} cannot be used: {error}") from error
         self.ephemeral = options.checkpoint_dir is None
-        self.checkpoints = options.checkpoint_dir or str(self.path / "checkpoints")
+        self.checkpoints = absolute(options.checkpoint_dir or str(self.path / "checkpoints"))
         self.scratch = str(self.path) if self.local else None
 
     def remove(self) -> None:
@@ -247,9 +264,10 @@ class RunningJob:
             token=token,
             plan=cloudpickle.dumps(plan.graph),
             options=plan.options,
-            checkpoint_dir=_absolute(directory.checkpoints),
+            checkpoint_dir=directory.checkpoints,
             scratch=directory.scratch,
             ephemeral=str(directory.path) if directory.local else None,
+            driver=(os.getpid(), psutil.Process().create_time()),
             local=directory.local,
         )
         self._slots = SlotsJob(spark, config, self.job_id, self.coordinator.slots_down)
@@ -272,7 +290,7 @@ class RunningJob:
             self._slots.stop(GRACEFUL_STOP_S)
             if result.state is JobState.FINISHED:
                 self._commits.finish()
-            else:
+            elif self._commits.all_committed or self._directory.ephemeral:
                 self._commits.discard()
         except (OSError, FlinkPlusError) as error:
             log.warning("the end of job %s: %s", self.name, error)
@@ -306,7 +324,8 @@ class RunningJob:
         }
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
+    """A local path made absolute (processes of one job differ in their working directories); a URI as it is."""
     return path if "://" in path else os.path.abspath(path)
 
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pyspark import cloudpickle
 from typing_extensions import assert_never
 
@@ -61,8 +62,8 @@ class CoordinatorLost(FlinkPlusError):
 class SlotConfig:
     """What the driver ships to every slot, through Spark. ``plan`` is the job graph, cloudpickled.
 
-    ``scratch`` is a directory on every slot's host for working files (``None``: the system's); ``ephemeral`` is a
-    directory that a slot removes when the driver died, since nobody else is left to do it.
+    ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``ephemeral`` is a
+    directory that a slot removes when the ``driver`` (process id, creation time) is dead: nobody else is left to do it.
     """
 
     job_id: str
@@ -76,6 +77,7 @@ class SlotConfig:
     checkpoint_dir: str
     scratch: str | None
     ephemeral: str | None
+    driver: tuple[int, float]
     local: bool
 
 
@@ -114,6 +116,7 @@ def run_slot(index: int, config: SlotConfig) -> None:
     """
     previous = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
     scratch = Path(tempfile.mkdtemp(prefix=f"slot-{index}-", dir=config.scratch))
     slot = Slot(index, config, scratch)
     try:
@@ -121,9 +124,10 @@ def run_slot(index: int, config: SlotConfig) -> None:
     finally:
         slot.close()
         shutil.rmtree(scratch, ignore_errors=True)
-        if slot.orphaned and config.ephemeral:
+        if slot.orphaned and config.ephemeral and not _is_alive(*config.driver):
             shutil.rmtree(config.ephemeral, ignore_errors=True)
         sys.setswitchinterval(previous)
+        signal.signal(signal.SIGHUP, hang_up)
 
 
 class Slot:
@@ -139,7 +143,7 @@ class Slot:
         self._inbox: queue.SimpleQueue[SlotEvent] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
         self._data = DataPlane(index, config.token, slot_host(config), self._inbox.put)
-        self._link = ControlLink(config.coordinator, config.token, self._inbox.put)
+        self._link = ControlLink(config.coordinator, config.token, self._options.heartbeat_interval, self._inbox.put)
         self._subtasks: dict[SubtaskId, Subtask] = {}
         self._consumers: dict[tuple[int, int], Subtask] = {}
         self._producers: dict[tuple[int, int], Subtask] = {}
@@ -243,7 +247,7 @@ class Slot:
     def _heartbeat(self, now: float) -> None:
         self._next_heartbeat = now + self._options.heartbeat_interval
         progress = {str(subtask.id): subtask.counters() for subtask in self._order}
-        self._link.send(control.Heartbeat(self._generation, progress))
+        self._link.heartbeat = control.Heartbeat(self._generation, progress)
 
     # --- events
 
@@ -483,6 +487,15 @@ class Slot:
         self._link.close()
         self._data.close()
         gc.unfreeze()
+
+
+def _is_alive(pid: int, created_s: float) -> bool:
+    """Whether the very process (not a later one of the same number) still runs."""
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() == created_s and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _spark_attempt() -> int:

@@ -180,6 +180,8 @@ class Subtask:
         rate = self._rate or 1.0
         self._pacer.begin(time.monotonic() - (time.time() - run_began_s) - self._run_base / rate)
         self._ports.reach("start", str(self.id))
+        if self.ended:
+            self._caught_up()
         if self.ended and self._is_source:
             self._ports.report(control.Exhausted(self.generation, str(self.id)))
 
@@ -247,6 +249,11 @@ class Subtask:
         if self.state is not None:
             self.state.spill_if_needed()
         if self._mark is not None and self.operators.rows_out > self._mark:
+            self._caught_up()
+
+    def _caught_up(self) -> None:
+        """What was put out before a failure is reached again (or the end is: there is nothing beyond)."""
+        if self._mark is not None:
             self._mark = None
             self._ports.report(control.Progressed(self.generation, str(self.id), time.time()))
 
@@ -306,6 +313,7 @@ class Subtask:
         self.outputs.broadcast(Kind.END_OF_INPUT, self.outputs.epoch)
         self._ports.reach("end", str(self.id))
         self.ended = True
+        self._caught_up()
         if self._is_source:
             self._ports.report(control.Exhausted(self.generation, str(self.id)))
 
