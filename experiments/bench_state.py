@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from flinkplus.state import BasePolicy, CheckpointStorage, NumberState, SubtaskState
+from flinkplus.state.delta import chunked, write_sst
 
 BATCH_KEYS = 10_000
 DELTAS_ONLY = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=1 << 30)
@@ -72,12 +74,56 @@ def pauses_ms() -> Iterator[list[float]]:
         thread.join()
 
 
-def measure(folder: Path, key_count: int, rounds: int) -> dict[str, float]:
-    rng = np.random.default_rng(1)
-    keys = [b"word%d" % number for number in rng.permutation(10 * key_count)[:key_count]]
+def made_up_keys(rng: np.random.Generator, key_count: int) -> list[bytes]:
+    return [b"word%d" % number for number in rng.permutation(10 * key_count)[:key_count]]
+
+
+def open_state(folder: Path, key_count: int) -> tuple[CheckpointStorage, SubtaskState]:
     storage = CheckpointStorage(folder / "checkpoints")
     storage.prepare({"name": "bench", "fingerprint": ""}, resume=False)
-    state = SubtaskState(folder / "work", storage, "count[0]", 1, max_entries=4 * key_count, policy=DELTAS_ONLY)
+    return storage, SubtaskState(folder / "work", storage, "count[0]", 1, max_entries=4 * key_count, policy=DELTAS_ONLY)
+
+
+def sst_entries_per_s(keys: list[bytes], folder: Path, rounds: int) -> float:
+    """Sorted entries written as one state file, in a second."""
+    entries = [(key, b"\1" * 8) for key in sorted(keys)]
+    chunks = list(chunked(iter(entries)))
+    seconds = statistics.median(timed(lambda: write_sst(chunks, folder / "rate.sst")) for _ in range(rounds))
+    return len(entries) / seconds
+
+
+def measure_sync_part(key_count: int = 100_000, rounds: int = 9) -> dict[str, Any]:
+    """What ``rounds`` snapshots cost, all ``key_count`` keys dirty at each: the part that stops the stream
+    (``sync_ms``), the part beside it (``async_ms``), and the rate at which state files are written. One more snapshot
+    comes first, to warm up. JSON-able.
+    """
+    rng = np.random.default_rng(1)
+    keys = made_up_keys(rng, key_count)
+    with tempfile.TemporaryDirectory(prefix="flinkplus-bench-") as directory:
+        _, state = open_state(Path(directory), key_count)
+        handles = []
+        for checkpoint in range(1, rounds + 2):
+            count_all(state.number_state("count"), keys, rng)
+            handles.append(state.persist(state.freeze(checkpoint, {})))
+            state.checkpoint_complete(checkpoint)
+        state.close()
+        rate = sst_entries_per_s(keys, Path(directory), rounds)
+    sync, asynchronous = ([handle[part] for handle in handles[1:]] for part in ("sync_ms", "async_ms"))
+    return {
+        "dirty_keys": key_count,
+        "rounds": rounds,
+        "sync_ms_median": statistics.median(sync),
+        "sync_ms_max": max(sync),
+        "async_ms_median": statistics.median(asynchronous),
+        "async_ms_max": max(asynchronous),
+        "sst_entries_per_s": round(rate),
+    }
+
+
+def measure(folder: Path, key_count: int, rounds: int) -> dict[str, float]:
+    rng = np.random.default_rng(1)
+    keys = made_up_keys(rng, key_count)
+    storage, state = open_state(folder, key_count)
     numbers = state.number_state("count")
     figures: dict[str, list[float]] = {}
 
