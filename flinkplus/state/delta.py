@@ -5,7 +5,7 @@ Rules:
   of key; a deleted key is a RocksDB tombstone, so ingesting the file also deletes;
 - a file is written under a temporary name and renamed when it is whole; it never changes afterwards (ingestion was
   seen to leave its bytes alone, so hard links of it are safe);
-- the writer holds the interpreter lock for at most ``WRITE_CHUNK_ENTRIES`` entries (about 0.3 ms) and then sleeps a
+- the writer holds the interpreter lock for at most ``WRITE_CHUNK_ENTRIES`` entries (about 0.5 ms) and then sleeps a
   moment, so that the thread of the stream can go on.
 """
 
@@ -27,7 +27,7 @@ from flinkplus.state.files import file_chunks
 from flinkplus.state.store import FORMAT_KEY, FORMAT_VALUE, sst_options
 
 CHECKSUM_BYTES = 20
-WRITE_CHUNK_ENTRIES = 1024
+WRITE_CHUNK_ENTRIES = 2048
 YIELD_S = 50e-6
 
 Bytes = bytes  # ``StateFile.bytes`` hides the builtin inside that class

@@ -32,6 +32,7 @@ class KeyTable:
     def __init__(self, hasher: Callable[[bytes], int] = hash) -> None:
         self._hasher = hasher
         self._count = 0
+        self.numbering = object()  # another one whenever rows are numbered anew
         self.keys: npt.NDArray[np.object_] = np.empty(FIRST_CAPACITY, np.object_)
         self._hashes: Hashes = np.zeros(FIRST_CAPACITY, np.int64)
         self._build_slots()
@@ -98,6 +99,7 @@ class KeyTable:
         keys, hashes = np.empty(capacity, np.object_), np.zeros(capacity, np.int64)
         keys[: len(kept)], hashes[: len(kept)] = self.keys[kept], self._hashes[kept]
         self.keys, self._hashes, self._count = keys, hashes, len(kept)
+        self.numbering = object()
         self._build_slots()
 
     def _build_slots(self) -> None:

@@ -15,6 +15,7 @@ the number of keys that exist, in memory or only in RocksDB.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -74,22 +75,56 @@ def prefixed_and_sorted(prefix: bytes, keys: pa.LargeBinaryArray) -> tuple[pa.Ar
     return pc.binary_join_element_wise(first, keys.take(order), none), order.to_numpy().astype(np.int64)
 
 
-class NumberPart:
-    """A frozen part of a ``NumberState``: rows into the key array as it was, and a copy of their values."""
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """The keys of rows 0 to n-1, prefixed and sorted, and the row of each; as long as rows are numbered so."""
 
-    def __init__(self, state: NumberState, number: int, keys: npt.NDArray[np.object_], rows: Rows, values: Numbers):
+    numbering: object
+    keys: pa.Array
+    rows: Rows
+
+
+class NumberPart:
+    """A frozen part of a ``NumberState``: rows into the key array as it was, and a copy of their values.
+
+    Sorting is most of the work of writing, and the keys of a part are often those of the part before: the order of a
+    part that had every row is kept, and serves later ones that have no newer rows.
+    """
+
+    def __init__(self, state: NumberState, number: int, table: KeyTable, rows: Rows, values: Numbers) -> None:
         self.prefix = state.prefix
         self.number = number
         self.entries = len(rows)
         self._state = state
-        self._keys, self._rows, self._values = keys, rows, values
+        self._keys, self._numbering = table.keys, table.numbering
+        self._rows, self._values = rows, values
 
     def sorted_chunks(self) -> Iterator[Chunk]:
-        keys, order = prefixed_and_sorted(self.prefix, key_array(cast("Sequence[bytes]", self._keys[self._rows])))
+        known = self._state.key_order
+        if known is None or known.numbering is not self._numbering or self._rows[-1] >= len(known.rows):
+            keys, order = self._sort()
+        else:
+            keys, order = self._select(known)
         packed = self._values[order].astype(self._values.dtype.newbyteorder("<"), copy=False).view(f"V{VALUE_BYTES}")
         for start in range(0, self.entries, WRITE_CHUNK_ENTRIES):
             stop = start + WRITE_CHUNK_ENTRIES
             yield keys[start:stop].to_pylist(), packed[start:stop].tolist()
+
+    def _sort(self) -> tuple[pa.Array, Rows]:
+        keys, order = prefixed_and_sorted(self.prefix, key_array(cast("Sequence[bytes]", self._keys[self._rows])))
+        if self._rows[-1] + 1 == self.entries:
+            self._state.key_order = KeyOrder(self._numbering, keys, order)
+        return keys, order
+
+    def _select(self, known: KeyOrder) -> tuple[pa.Array, Rows]:
+        """Of a known order of all rows, that of this part's rows."""
+        position = np.full(len(known.rows), -1)
+        position[self._rows] = np.arange(self.entries)
+        order = position[known.rows]
+        if self.entries == len(known.rows):
+            return known.keys, order
+        mine = order >= 0
+        return known.keys.filter(pa.array(mine)), order[mine]
 
     def release(self) -> None:
         self._state.note_released(self.number)
@@ -127,6 +162,7 @@ class NumberState:
         self._part = np.zeros(self._table.capacity, np.int64)  # the last part that froze the row
         self._tick = 0
         self._released = self._parts
+        self.key_order: KeyOrder | None = None  # made and used by whoever writes parts, one at a time
         self._futile_at = -1  # parts released when eviction last freed too little: no use before the next one
 
     # -- the hot path ---------------------------------------------------------------------------------------------
@@ -240,7 +276,7 @@ class NumberState:
         self._parts += 1
         self._dirty[:count] = False
         self._part[rows] = self._parts
-        return NumberPart(self, self._parts, self._table.keys, rows, self._values[rows])
+        return NumberPart(self, self._parts, self._table, rows, self._values[rows])
 
     def note_released(self, number: int) -> None:
         """Part ``number`` is in RocksDB (any thread)."""

@@ -249,6 +249,29 @@ def test_a_spill_between_freeze_and_persist_is_not_in_the_handle(open_state) -> 
     assert read(second, *many(11)) == [2] * 11
 
 
+def test_files_of_a_later_version_carry_a_later_checkpoint(open_state, storage: CheckpointStorage) -> None:
+    """Or garbage collection after checkpoint 1 would take what only the handle of checkpoint 2 is going to name."""
+    state = open_state(max_entries=10, policy=BasePolicy(max_deltas=0))
+    add(state, *many(11))
+    snapshot(state, 1)
+    add(state, *many(5))
+    pending = state.freeze(2, {})
+    add(state, *many(11))
+    read(state, b"key000000")
+    assert state.spill_if_needed()
+    manifests = {2: state.persist(pending)}
+    manifests[3] = snapshot(state, 3)
+    storage.write_manifest(2, {"checkpoint": 2, "subtasks": {"s": manifests[2]}})
+    storage.collect_garbage(1, 2)
+    storage.write_manifest(3, {"checkpoint": 3, "subtasks": {"s": manifests[3]}})
+    storage.collect_garbage(1, 3)
+    for checkpoint, expected in ((2, 2), (3, 3)):
+        second = open_state(generation=checkpoint, work=f"elsewhere{checkpoint}")
+        second.restore(storage.read_manifest(checkpoint)["subtasks"]["s"])
+        assert read(second, b"key000000") == [expected]
+    assert all(file["name"].startswith("count[0]/1-3-") for file in manifests[3]["files"])
+
+
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 

@@ -147,6 +147,33 @@ def test_order_is_that_of_bytes(store: SubtaskStore) -> None:
     assert list(entries(state.freeze())) == sorted(PREFIX + key for key in keys)
 
 
+def test_a_kept_order_serves_parts_of_the_same_rows_only(store: SubtaskStore, tmp_path: Path) -> None:
+    state = NumberState(store, PREFIX, "int64", max_entries=40)
+    numbering = state._table.numbering
+
+    def part_of(*numbers: int) -> list[bytes]:
+        add(state, *numbers)
+        part = state.freeze()
+        found = entries(part)
+        assert [int.from_bytes(value or b"", "little") for value in found.values()] == values(state, *sorted(numbers))
+        written(store, part, tmp_path)
+        return [key.removeprefix(PREFIX) for key in found]
+
+    assert part_of(*reversed(range(30))) == keys_of(*range(30))
+    kept = state.key_order
+    assert kept is not None
+    assert part_of(*range(30)) == keys_of(*range(30))
+    assert part_of(7, 3, 20) == keys_of(3, 7, 20)
+    assert state.key_order is kept
+    assert part_of(35, 4) == keys_of(4, 35)
+    assert part_of(*range(35, 41)) == keys_of(*range(35, 41))
+    assert len(state._table) == 36
+    assert part_of(*range(41, 50)) == keys_of(*range(41, 50))
+    assert part_of(1, 45, 49, 2) == keys_of(1, 2, 45, 49)  # rows have been numbered anew by eviction
+    assert state._table.numbering is not numbering
+    assert part_of(*range(20)) == keys_of(*range(20))
+
+
 def test_sizes_that_are_no_numbers_are_corrupt(store: SubtaskStore, tmp_path: Path) -> None:
     write_sst([([PREFIX + b"a"], [b"123"])], tmp_path / "x.sst")
     store.ingest([tmp_path / "x.sst"])

@@ -129,6 +129,19 @@ def test_a_snapshot_that_was_thawed_is_declined(open_state) -> None:
         state.persist(one)
 
 
+def test_one_failure_does_not_take_others_along(open_state) -> None:
+    state = open_state(policy=NEVER)
+    add(state, *KEYS)
+    one, two = state.freeze(1, {}), state.freeze(2, {})
+    with failing(*STAGES["writing"]), pytest.raises(StateError):
+        state.persist(one)
+    three = state.freeze(3, {})
+    for pending in (two, three):
+        second = open_state(generation=2, work="elsewhere")
+        second.restore(state.persist(pending))
+        assert read(second, *KEYS) == [1] * len(KEYS)
+
+
 def test_a_snapshot_that_nobody_persists_is_carried(open_state) -> None:
     state = open_state(policy=NEVER)
     add(state, *KEYS)
