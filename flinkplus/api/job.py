@@ -98,6 +98,10 @@ class JobHandle:
         """Figures so far: elapsed seconds, rows per operator, committed rows per sink, state, checkpoints, restarts."""
         return self._running.metrics()
 
+    def rows_out(self, operator: str) -> dict[str, int]:
+        """Rows that have left each subtask of an operator, as last reported: ``{"count[0]": 1234, ...}``."""
+        return self._running.coordinator.figures.rows_out(operator)
+
     def checkpoints(self) -> list[dict[str, Any]]:
         """The last checkpoints, oldest first: id, status, times in ms, bytes, keys."""
         return self._running.coordinator.figures.checkpoints()

@@ -137,6 +137,14 @@ class Figures:
             "busy_s": round(sum(c["busy_s"] for c in every), 3),
         }
 
+    def rows_out(self, operator: str) -> dict[str, int]:
+        """Rows that have left each subtask of one operator."""
+        found = {}
+        for subtask, counters in sorted(self._subtasks.items()):
+            if operator in counters["operators"]:
+                found[f"{operator}[{subtask.rpartition('[')[2]}"] = counters["operators"][operator]["rows_out"]
+        return found
+
     def subtasks(self) -> dict[str, dict[str, Any]]:
         return dict(self._subtasks)
 

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +31,13 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkplus.config import Options, options_from
-from flinkplus.errors import CheckpointDirectoryError, ConfigurationError, FlinkPlusError, JobFailed
+from flinkplus.errors import (
+    CheckpointDirectoryError,
+    ConfigurationError,
+    CorruptCheckpoint,
+    FlinkPlusError,
+    JobFailed,
+)
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId, Generation
@@ -102,8 +109,6 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     storage = CheckpointStorage(checkpoint_dir)
     storage.job()  # raises CheckpointDirectoryError when there is none
     plan = _load_plan(storage, checkpoint_dir)
-    if plan is None:
-        raise CheckpointDirectoryError(f"{checkpoint_dir} holds no plan of a job; nothing can be resumed from it")
     if overrides.get("parallelism", plan.options.parallelism) != plan.options.parallelism:
         raise ConfigurationError(
             f"the job runs at parallelism {plan.options.parallelism}; its state cannot be resumed at another"
@@ -126,18 +131,11 @@ def planned_options(checkpoint_dir: str) -> Options:
     """
     storage = CheckpointStorage(checkpoint_dir)
     storage.job()
-    plan = _load_plan(storage, checkpoint_dir)
-    if plan is None:
-        raise CheckpointDirectoryError(f"{checkpoint_dir} holds no plan of a job; nothing can be resumed from it")
-    return plan.options
+    return _load_plan(storage, checkpoint_dir).options
 
 
-def _load_plan(storage: CheckpointStorage, where: str) -> Plan | None:
-    try:
-        data = storage.get_blob(PLAN_BLOB)
-    except FileNotFoundError:
-        return None
-    plan = cloudpickle.loads(data)
+def _load_plan(storage: CheckpointStorage, where: str) -> Plan:
+    plan = cloudpickle.loads(storage.get_blob(PLAN_BLOB))
     if not isinstance(plan, Plan) or plan.format != PLAN_FORMAT:
         raise CheckpointDirectoryError(f"the plan in {where} is of another format; use the version that wrote it")
     return plan
@@ -172,10 +170,7 @@ def _launch(
 def _launch_prepared(
     spark: SparkSession, plan: Plan, storage: CheckpointStorage, commits: Commits, directory: JobDirectory, resume: bool
 ) -> RunningJob:
-    try:
-        runs = int(storage.get_blob(RUNS_BLOB)) if resume else 0
-    except FileNotFoundError:
-        runs = 0
+    runs = _earlier_runs(storage) if resume else 0
     restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
     if resume:
         restore = _find_restore(storage, commits, restore)
@@ -185,25 +180,35 @@ def _launch_prepared(
     return RunningJob(spark, plan, commits, restore, directory)
 
 
+def _earlier_runs(storage: CheckpointStorage) -> int:
+    """How many runs of the job there may have been: their generations must not be used again."""
+    try:
+        return int(storage.get_blob(RUNS_BLOB))
+    except (CorruptCheckpoint, ValueError) as error:
+        log.warning("the number of earlier runs is taken from the newest checkpoint: %s", error)
+    found = storage.latest_valid()
+    return 1 if found is None else int(found[1]["generation"]) // GENERATIONS_PER_RUN + 1
+
+
 def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore) -> Restore:
-    """The newest checkpoint that is whole; what it covers is committed, what came after is taken back."""
+    """The newest checkpoint that is whole; what it covers is committed, what came after is taken back.
+
+    Without any checkpoint the job begins at the start; when there are some and none is whole, ``CorruptCheckpoint``.
+    """
     known = storage.checkpoints()
     found = storage.latest_valid()
     if found is None:
-        if known:
-            log.warning("no checkpoint of %s is usable; the job begins at the start", list(known))
-        commits.drop_after(None)
         commits.retract_after(None)
-        restore.next_checkpoint = CheckpointId(max(known, default=0) + 1)
         return restore
     checkpoint, manifest, skipped = found
     for reason in skipped:
-        log.warning("checkpoint refused, using an older one: %s", reason)
-    if manifest.get("final"):
-        commits.adopt(CheckpointId(checkpoint), manifest)
-        commits.finish()
-        raise CheckpointDirectoryError("the job had finished: its last checkpoint is final, nothing is left to resume")
+        warnings.warn(
+            f"checkpoint refused, going back to checkpoint {checkpoint}: {reason}", RuntimeWarning, stacklevel=2
+        )
     commits.adopt(CheckpointId(checkpoint), manifest)
+    if manifest.get("final"):
+        commits.finish()
+        raise CheckpointDirectoryError("the job has finished: its last checkpoint is final, nothing is left to resume")
     restore.checkpoint = CheckpointId(checkpoint)
     restore.available = tuple(CheckpointId(c) for c in known if c <= checkpoint)
     restore.next_checkpoint = CheckpointId(max(known) + 1)

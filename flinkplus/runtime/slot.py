@@ -168,8 +168,7 @@ class Slot:
         self._link.open()
         attempt = _spark_attempt()
         self._link.send(control.Register(self.index, attempt, os.getpid(), socket.gethostname(), address))
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while not self._stopping:
             self._drain()
             now = time.monotonic()
