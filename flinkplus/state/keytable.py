@@ -22,6 +22,8 @@ Hashes = npt.NDArray[np.int64]
 
 FREE = -1
 FIRST_CAPACITY = 1024
+FEW = 16
+"""Keys still to be placed below which a step of array operations costs more than finishing them one by one."""
 SLOTS_PER_ROW = 3
 """At least so many slots for each row: few keys need more than one probe."""
 
@@ -50,21 +52,24 @@ class KeyTable:
         hashes = np.fromiter(map(self._hasher, keys), np.int64, len(keys))
         slots = hashes & self._mask
         rows = self._slots[slots]
-        wrong = np.flatnonzero((self._hashes[rows] != hashes) & (rows != FREE))
-        while len(wrong):
+        wrong = ((self._hashes[rows] != hashes) & (rows != FREE)).nonzero()[0]
+        while len(wrong) > FEW:
             slots[wrong] = (slots[wrong] + 1) & self._mask
             rows[wrong] = proposed = self._slots[slots[wrong]]
             wrong = wrong[(self._hashes[proposed] != hashes[wrong]) & (proposed != FREE)]
         found = rows.astype(np.int64)
+        for position in wrong.tolist():
+            found[position] = self._probe_on(keys[position], int(hashes[position]), int(slots[position]))
         self._check(keys, found, hashes, slots)
         return found, hashes
 
     def _check(self, keys: Sequence[bytes], rows: Rows, hashes: Hashes, slots: Hashes) -> None:
         """Equal hashes were found: see that the keys are equal too, and go on probing where they are not."""
-        hits = np.flatnonzero(rows != FREE)
-        wanted = keys if len(hits) == len(keys) else [keys[position] for position in hits.tolist()]
-        kept = self.keys[rows[hits]].tolist()
-        if kept == list(wanted):
+        hits = (rows != FREE).nonzero()[0]
+        all_hit = len(hits) == len(rows)
+        wanted = keys if all_hit else [keys[position] for position in hits.tolist()]
+        kept = self.keys[rows if all_hit else rows[hits]].tolist()
+        if kept == wanted:
             return
         for position, one, other in zip(hits.tolist(), kept, wanted, strict=True):
             if one != other:
