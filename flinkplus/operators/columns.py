@@ -42,31 +42,30 @@ def cut(batch: pa.RecordBatch, max_rows: int = MAX_OUTPUT_ROWS) -> Iterator[pa.R
         yield batch.slice(start, max_rows)
 
 
-def dictionary_codes(array: pa.DictionaryArray) -> tuple[npt.NDArray[np.int32], pa.Array]:
-    """The codes and the dictionary of an array such that every entry of the dictionary is used, and a null has a code.
+def dictionary_array(codes: npt.NDArray[np.int32], dictionary: pa.Array) -> pa.DictionaryArray:
+    """``dictionary[code]`` for each code; that the codes are positions in it is not checked."""
+    return pa.DictionaryArray.from_arrays(pa.array(codes), dictionary, safe=False)
+
+
+def compact(array: pa.Array) -> pa.Array:
+    """A dictionary-encoded array with int32 codes, one of them for null where there are nulls, and no entry in its
+    dictionary that no row uses; any other array as it is.
 
     The dictionary may hold equal values twice when the array's did; then the codes tell them apart.
     """
-    dictionary = array.dictionary
-    indices = array.indices
+    if not isinstance(array, pa.DictionaryArray):
+        return array
+    dictionary, indices = array.dictionary, array.indices
+    tidy = not indices.null_count and indices.type == pa.int32()
     if indices.null_count:
         indices = indices.fill_null(len(dictionary))
         dictionary = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)])
     codes = indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
     used = np.zeros(len(dictionary), dtype=np.bool_)
     used[codes] = True
-    if not used.all():
-        members = np.flatnonzero(used)
-        new_code = np.zeros(len(dictionary), dtype=np.int32)
-        new_code[members] = np.arange(len(members), dtype=np.int32)
-        codes = new_code[codes]
-        dictionary = dictionary.take(pa.array(members))
-    return codes, dictionary
-
-
-def compact(array: pa.Array) -> pa.Array:
-    """A dictionary-encoded array whose dictionary holds only what its rows use; any other array as it is."""
-    if not isinstance(array, pa.DictionaryArray):
-        return array
-    codes, dictionary = dictionary_codes(array)
-    return pa.DictionaryArray.from_arrays(pa.array(codes), dictionary, safe=False)
+    if used.all():
+        return array if tidy else dictionary_array(codes, dictionary)
+    members = np.flatnonzero(used)
+    new_code = np.zeros(len(dictionary), dtype=np.int32)
+    new_code[members] = np.arange(len(members), dtype=np.int32)
+    return dictionary_array(new_code[codes], dictionary.take(pa.array(members)))

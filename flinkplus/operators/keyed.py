@@ -74,7 +74,7 @@ def _group(codes: npt.NDArray[np.int32], keys: int) -> _Groups:
     small = codes.astype(small_unsigned(keys))
     order = np.argsort(small, kind="stable")
     counts = np.bincount(codes, minlength=keys)
-    return _Groups(order, small[order], np.cumsum(counts) - counts, counts)
+    return _Groups(order, small[order], counts.cumsum() - counts, counts)
 
 
 def running_counts(codes: npt.NDArray[np.int32], bases: npt.NDArray[np.int64]) -> tuple[np.ndarray, np.ndarray]:
@@ -121,15 +121,13 @@ def _running_sums_one_by_one(
     return np.array(running, dtype=dtype), np.array(totals, dtype=dtype)
 
 
-def with_keys_encoded(batch: pa.RecordBatch, columns: tuple[str, ...], key: KeyCodes) -> list[pa.Array]:
-    """The columns of ``batch``, a single string or binary key column dictionary-encoded by ``key``."""
-    arrays = batch.columns
-    if len(columns) == 1 and key.is_text:
-        codes = pa.array(key.codes)
-        arrays[batch.schema.get_field_index(columns[0])] = pa.DictionaryArray.from_arrays(
-            codes, key.uniques, safe=False
-        )
-    return arrays
+def with_running(
+    batch: pa.RecordBatch, columns: tuple[str, ...], key: KeyCodes, output: str, running: np.ndarray
+) -> pa.RecordBatch:
+    """``batch`` with the column ``output``, and a single string or binary key column dictionary-encoded by ``key``."""
+    if key.is_text:
+        batch = batch.set_column(batch.schema.get_field_index(columns[0]), columns[0], key.column)
+    return batch.append_column(output, pa.array(running))
 
 
 def _with_column(operator: str, schema: pa.Schema, output: str, dtype: pa.DataType) -> pa.Schema:
@@ -184,8 +182,7 @@ class _CountInstance(OperatorInstance):
         key, idx = self._rows.find(encode_keys(batch, self._keys))
         running, totals = running_counts(key.codes, self._state.gather(idx))
         self._state.scatter(idx, totals)
-        arrays = [*with_keys_encoded(batch, self._keys, key), pa.array(running)]
-        yield from cut(pa.RecordBatch.from_arrays(arrays, names=[*batch.schema.names, self._output]))
+        yield from cut(with_running(batch, self._keys, key, self._output, running))
 
 
 @dataclass(frozen=True)
@@ -252,5 +249,4 @@ class _SumInstance(OperatorInstance):
                 self._descriptor.name, self._ctx.subtask, row, f"the sum goes beyond 64 bits ({error})"
             ) from error
         self._state.scatter(idx, totals)
-        arrays = [*with_keys_encoded(batch, self._descriptor.keys, key), pa.array(running)]
-        yield from cut(pa.RecordBatch.from_arrays(arrays, names=[*batch.schema.names, self._descriptor.output]))
+        yield from cut(with_running(batch, self._descriptor.keys, key, self._descriptor.output, running))

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.operators.columns import compact, dictionary_codes
+from flinkplus.operators.columns import compact, dictionary_array
 
 _NULL_TEXT = b"\xff"
 _SIGN = np.uint64(1 << 63)
@@ -44,14 +44,14 @@ class KeyCodes:
     """The keys of one batch.
 
     ``codes``: int32 per row. ``encoded``: binary array, the bytes of key ``code`` at position ``code``; each is used
-    by some row. ``uniques``: for a single column the values at the same positions, else ``None``. ``distinct``:
-    whether it is known that no two codes have the same key (a dictionary that came from elsewhere is not searched for
-    repetitions; see ``made_distinct``).
+    by some row. ``column``: for a single column that column, with these codes, else ``None``. ``distinct``: whether it
+    is known that no two codes have the same key (a dictionary that came from elsewhere is not searched for repetitions;
+    see ``made_distinct``).
     """
 
     codes: npt.NDArray[np.int32]
     encoded: pa.BinaryArray
-    uniques: pa.Array | None
+    column: pa.DictionaryArray | None
     distinct: bool
 
     @property
@@ -63,7 +63,7 @@ class KeyCodes:
     @property
     def is_text(self) -> bool:
         """Whether this is a single string or binary column."""
-        return self.uniques is not None and _is_text(self.uniques.type)
+        return self.column is not None and _is_text(self.column.dictionary.type)
 
     def made_distinct(self) -> KeyCodes:
         """The same rows with equal keys under one code."""
@@ -72,8 +72,9 @@ class KeyCodes:
         again = self.encoded.dictionary_encode()
         merged = again.indices.to_numpy()
         first = _first_positions(merged, len(again.dictionary))
-        uniques = None if self.uniques is None else self.uniques.take(pa.array(first))
-        return KeyCodes(merged[self.codes].astype(np.int32), again.dictionary, uniques, True)
+        codes = merged[self.codes].astype(np.int32)
+        column = None if self.column is None else dictionary_array(codes, self.column.dictionary.take(pa.array(first)))
+        return KeyCodes(codes, again.dictionary, column, True)
 
     def first_rows(self) -> npt.NDArray[np.int64]:
         """For each code the first row that has it."""
@@ -126,8 +127,8 @@ def encode_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> KeyCodes:
     first = _first_positions(codes, int(codes.max()) + 1 if len(codes) else 0)
     pieces = []
     for part in parts:
-        assert part.uniques is not None
-        nulls = part.uniques.is_null().to_pylist()
+        assert part.column is not None
+        nulls = part.column.dictionary.is_null().to_pylist()
         tagged = [
             b"\x00" if null else b"\x01" + struct.pack(">I", len(key)) + key
             for key, null in zip(part.keys, nulls, strict=True)
@@ -143,10 +144,9 @@ def _encode_column(array: pa.Array) -> KeyCodes:
         if pa.types.is_floating(array.type):
             array = pc.add(array.cast(pa.float64()), 0.0)  # -0.0 becomes 0.0
         array = array.dictionary_encode(null_encoding="encode")
-        codes, uniques = array.indices.to_numpy(), array.dictionary
     else:
-        codes, uniques = dictionary_codes(array)
-    return KeyCodes(codes, encode_values(uniques), uniques, distinct)
+        array = compact(array)
+    return KeyCodes(array.indices.to_numpy(), encode_values(array.dictionary), array, distinct)
 
 
 def encode_values(values: pa.Array) -> pa.BinaryArray:
@@ -165,7 +165,7 @@ def encode_values(values: pa.Array) -> pa.BinaryArray:
 
 
 def _encode_text(values: pa.Array) -> pa.BinaryArray:
-    binary = values.cast(pa.binary())
+    binary = values.view(pa.binary()) if pa.types.is_string(values.type) else values.cast(pa.binary())
     if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
         offsets, data = _offsets_and_data(binary.fill_null(b"") if binary.null_count else binary)
         filled = np.flatnonzero(np.diff(offsets))
@@ -276,8 +276,8 @@ class _SplitDictionary:
         starts = np.asarray(self._bounds[:-1], dtype=np.int64)
         new_code = np.empty(len(sorted_keys), dtype=np.int32)
         new_code[sorted_keys] = np.arange(len(sorted_keys)) - starts[target_of_key[sorted_keys]]
-        assert key.uniques is not None
-        self._dictionary = key.uniques.take(pa.array(sorted_keys))
+        assert key.column is not None
+        self._dictionary = key.column.dictionary.take(pa.array(sorted_keys))
         self._codes = pa.array(new_code[key.codes[order]])
 
     def part(self, target: int, start: int, end: int) -> pa.DictionaryArray:

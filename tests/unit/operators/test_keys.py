@@ -69,8 +69,8 @@ def test_equal_values_and_only_they_have_equal_keys(batch: pa.RecordBatch) -> No
     assert key.codes.dtype == np.int32
     first = key.first_rows().tolist()
     assert [key.codes.tolist().index(code) for code in range(len(key.keys))] == first
-    if key.uniques is not None:
-        assert [(canonical(v),) for v in key.uniques.to_pylist()] == [values[row] for row in first]
+    if key.column is not None:
+        assert [(canonical(v),) for v in key.column.dictionary.to_pylist()] == [values[row] for row in first]
 
 
 @given(keyed_batches(), st.integers(1, 5))
