@@ -20,7 +20,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -210,13 +210,13 @@ def hash_keys(encoded: pa.BinaryArray) -> npt.NDArray[np.uint64]:
     collide.
     """
     offsets, data = _offsets_and_data(encoded)
-    lengths = np.diff(offsets)
+    lengths = offsets[1:] - offsets[:-1]
     if len(lengths) and lengths.max() > _LONG_KEY:
         keys = [key if len(key) <= _LONG_KEY else hashlib.blake2b(key).digest() for key in encoded.to_pylist()]
         return hash_keys(pa.array(keys, type=pa.binary()))
-    position = np.arange(len(data)) - np.repeat(offsets[:-1], lengths)
+    position = np.arange(len(data)) - offsets[:-1].repeat(lengths)
     sums = np.zeros(len(data) + 1, dtype=np.uint64)
-    np.cumsum((data.astype(np.uint64) + np.uint64(1)) * _POWERS[position], out=sums[1:])  # modulo 2**64
+    ((data.astype(np.uint64) + np.uint64(1)) * _POWERS[position]).cumsum(out=sums[1:])  # modulo 2**64
     hashes = sums[offsets[1:]] - sums[offsets[:-1]]
     hashes ^= hashes >> np.uint64(33)
     hashes *= _FINALISER
@@ -248,7 +248,7 @@ class HashPartitioner:
         key = encode_keys(batch, self.columns)
         target_of_key = (hash_keys(key.encoded) % np.uint64(self.targets)).astype(small_unsigned(self.targets))
         target_of_row = target_of_key[key.codes]
-        bounds = np.concatenate([[0], np.cumsum(np.bincount(target_of_row, minlength=self.targets))]).tolist()
+        bounds = _bounds(target_of_row, self.targets)
         order = np.argsort(target_of_row, kind="stable")
         one_text = len(self.columns) == 1 and key.is_text
         key_position = batch.schema.get_field_index(self.columns[0]) if one_text else -1
@@ -265,6 +265,11 @@ class HashPartitioner:
         return parts
 
 
+def _bounds(targets: npt.NDArray[np.unsignedinteger], count: int) -> list[int]:
+    """Where the run of each of ``count`` targets begins when ``targets`` are sorted, and where the last one ends."""
+    return [0, *accumulate(np.bincount(targets, minlength=count).tolist())]
+
+
 class _SplitDictionary:
     """A key column sorted by target: codes and dictionary of each target are slices of two shared arrays."""
 
@@ -272,7 +277,7 @@ class _SplitDictionary:
         self, key: KeyCodes, target_of_key: npt.NDArray[np.unsignedinteger], targets: int, order: npt.NDArray[np.int64]
     ) -> None:
         sorted_keys = np.argsort(target_of_key, kind="stable")
-        self._bounds = np.concatenate([[0], np.cumsum(np.bincount(target_of_key, minlength=targets))]).tolist()
+        self._bounds = _bounds(target_of_key, targets)
         starts = np.asarray(self._bounds[:-1], dtype=np.int64)
         new_code = np.empty(len(sorted_keys), dtype=np.int32)
         new_code[sorted_keys] = np.arange(len(sorted_keys)) - starts[target_of_key[sorted_keys]]
