@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from pyarrow import fs
 
@@ -80,38 +81,29 @@ class LocalDirectory:
         return self._path(name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        temporary = self._temporary(name)
-        try:
-            with temporary.open("wb") as target:
-                target.write(data)
-                target.flush()
-                os.fsync(target.fileno())
-            self._publish(temporary, name)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with self._published(name) as target:
+            target.write(data)
 
     def put(self, local: Path, name: str) -> None:
-        temporary = self._temporary(name)
+        with local.open("rb") as source, self._published(name) as target:
+            shutil.copyfileobj(source, target, COPY_CHUNK_BYTES)
+
+    @contextmanager
+    def _published(self, name: str) -> Iterator[BinaryIO]:
+        """A file to write, which is there under its name, for good, when the block has ended well, and not before."""
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         try:
-            with local.open("rb") as source, temporary.open("wb") as target:
-                shutil.copyfileobj(source, target, COPY_CHUNK_BYTES)
+            with temporary.open("wb") as target:
+                yield target
                 target.flush()
                 os.fsync(target.fileno())
-            self._publish(temporary, name)
+            temporary.replace(path)
+            sync_folder(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-    def _temporary(self, name: str) -> Path:
-        path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.with_name(path.name + TEMPORARY_SUFFIX)
-
-    def _publish(self, temporary: Path, name: str) -> None:
-        path = self._path(name)
-        temporary.replace(path)
-        sync_folder(path.parent)
 
     def fetch(self, name: str, local: Path) -> None:
         shutil.copyfile(self._path(name), local)
