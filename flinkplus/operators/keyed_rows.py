@@ -23,7 +23,7 @@ from flinkplus.errors import InvariantViolation
 from flinkplus.operators.base import KeyedState, ObjectStateLike, Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut
 from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys
-from flinkplus.operators.row import Row, RowConverter, make_row, row_type, rows_of, user_error
+from flinkplus.operators.row import USER_EXCEPTIONS, Row, RowConverter, make_row, row_type, rows_of, user_error
 from flinkplus.operators.rows import Collector
 from flinkplus.operators.schema import parse_schema
 
@@ -105,7 +105,7 @@ class _ReduceInstance(OperatorInstance):
                 values = tuple(row) if before is None else self._combined(before, row)
                 so_far[code] = values
                 results.append(values)
-        except Exception as error:
+        except USER_EXCEPTIONS as error:
             raise user_error(self._ctx.operator, self._ctx.subtask, rows[len(results)], error) from error
         output = self._converter.batch(results, rows.__getitem__)
         self._state.put_many(keys, so_far)
@@ -249,7 +249,7 @@ class _ProcessInstance(OperatorInstance):
             context.key = row[positions[0]] if len(positions) == 1 else tuple(row[p] for p in positions)
             try:
                 result = fn(context.key, row, context)
-            except Exception as error:
+            except USER_EXCEPTIONS as error:
                 raise user_error(self._ctx.operator, self._ctx.subtask, row, error) from error
             if result is not None:
                 yield from collector.collect(row, result)

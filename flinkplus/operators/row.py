@@ -29,6 +29,8 @@ from flinkplus.errors import UserFunctionError
 from flinkplus.operators.columns import plain
 
 MAX_REPR_CHARACTERS = 1000
+USER_EXCEPTIONS = (Exception, SystemExit)
+"""What a user's function may raise; ``sys.exit()`` in one would otherwise end the process that runs it."""
 _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 

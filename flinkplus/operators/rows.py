@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from flinkplus.operators.base import Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut, plain
-from flinkplus.operators.row import Row, RowConverter, rows_of, user_error
+from flinkplus.operators.row import USER_EXCEPTIONS, Row, RowConverter, rows_of, user_error
 from flinkplus.operators.schema import parse_schema
 
 MAX_COLLECTED_ROWS = 16_384
@@ -66,7 +66,7 @@ def call_for_each(fn: Callable[[Row], Any], rows: list[Row], ctx: OperatorContex
     try:
         for row in rows:
             results.append(fn(row))  # its length says which row raised
-    except Exception as error:
+    except USER_EXCEPTIONS as error:
         raise user_error(ctx.operator, ctx.subtask, rows[len(results)], error) from error
     return results
 
@@ -130,7 +130,7 @@ class _FlatMapInstance(OperatorInstance):
         for row in rows_of(batch, self._ctx.input_schema):
             try:
                 result = fn(row)
-            except Exception as error:
+            except USER_EXCEPTIONS as error:
                 raise user_error(self._ctx.operator, self._ctx.subtask, row, error) from error
             yield from collector.collect(row, result)
         yield from collector.flush()
@@ -161,7 +161,7 @@ class Collector:
         while True:
             try:
                 self._results += islice(results, MAX_COLLECTED_ROWS - len(self._results))
-            except Exception as error:
+            except USER_EXCEPTIONS as error:
                 raise user_error(self._ctx.operator, self._ctx.subtask, row, error) from error
             self._origins += [row] * (len(self._results) - len(self._origins))
             if len(self._results) < MAX_COLLECTED_ROWS:
@@ -216,7 +216,7 @@ class _MapBatchesInstance(OperatorInstance):
                     return
                 fitted = plain(result.select(self._schema.names), self._schema)
                 fitted.validate()
-            except Exception as error:
+            except USER_EXCEPTIONS as error:
                 row = f"a batch of {shown.num_rows} rows that begins with {shown.slice(0, 1).to_pylist()[0]!r}"
                 raise user_error(self._ctx.operator, self._ctx.subtask, _Verbatim(row), error) from error
             yield from cut(fitted)

@@ -157,6 +157,7 @@ class Coordinator:
         self._generation = restore.generation
         self._faults = Faults(options.faults, restore.generation + 1)
         self._due: deque[Callable[[], None]] = deque()
+        self._looked_s = time.monotonic()
         self._draining = False
         self._run_number = int(restore.generation)
         self._run_began_s = 0.0
@@ -243,9 +244,9 @@ class Coordinator:
 
     def _handle(self, event: Inbox) -> None:
         match event:
-            case ControlArrived(connection, message, time_s):
+            case ControlArrived(connection, message, _):
                 try:
-                    self._take(connection, message, time_s)
+                    self._take(connection, message)
                 except PeerProtocolError as error:
                     log.warning("dropped a malformed message of connection %d: %s", connection, error)
             case ControlLost(connection, reason, _):
@@ -268,17 +269,22 @@ class Coordinator:
         self._step_job(events.SlotLost(member.slot, member.incarnation, reason))
 
     def _look_for_silent_slots(self) -> None:
-        for member in self._members.silent_since(time.time() - self.options.heartbeat_timeout):
+        """Heartbeats that are missing are a slot's fault only if this loop itself was there to hear them."""
+        now, before = time.monotonic(), self._looked_s
+        self._looked_s = now
+        if now - before > self.options.heartbeat_timeout / 2:
+            self._members.all_heard(now)
+        for member in self._members.silent_since(now - self.options.heartbeat_timeout):
             self._evict(member, f"no heartbeat from slot {member.slot} for {self.options.heartbeat_timeout} s")
 
-    def _take(self, connection: int, message: control.ControlMessage, time_s: float) -> None:
+    def _take(self, connection: int, message: control.ControlMessage) -> None:
         if isinstance(message, control.Register):
-            self._register(connection, message, time_s)
+            self._register(connection, message)
             return
         member = self._members.on(connection)
         if member is None:
             return  # a connection that was given up
-        member.heard_s = time_s
+        member.heard_s = time.monotonic()
         match message:
             case control.Heartbeat(generation, subtasks):
                 if generation == self._generation:
@@ -315,11 +321,11 @@ class Coordinator:
             case _:
                 log.warning("%s is not for the coordinator", type(message).__name__)
 
-    def _register(self, connection: int, register: control.Register, time_s: float) -> None:
+    def _register(self, connection: int, register: control.Register) -> None:
         old = self._members.get(register.slot)
         if old is not None:
             self._lose(old, "replaced by a new attempt")
-        member, _ = self._members.register(connection, register, time_s)
+        member, _ = self._members.register(connection, register, time.monotonic())
         self._rendezvous.send(connection, control.Welcome(member.incarnation))
         self._step_job(events.SlotRegistered(member.slot, member.incarnation))
 

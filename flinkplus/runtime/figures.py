@@ -110,6 +110,7 @@ class Figures:
             counters = {
                 name: {
                     **known["operators"].get(name, {}),
+                    **entry.get("own", {}),
                     "rows_in": entry["rows_in"],
                     "rows_out": entry["rows_out"],
                 }

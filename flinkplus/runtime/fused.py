@@ -42,6 +42,11 @@ class Member:
     staged: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def own(self) -> dict[str, int]:
+        """The counters that the source or operator keeps itself."""
+        return self.reader.metrics if self.reader is not None else self.context.metrics
+
+    @property
     def closable(self) -> OperatorInstance | SourceReader | SinkWriter | None:
         return self.instance or self.reader or self.writer
 
@@ -122,7 +127,7 @@ class FusedOperators:
         """The operators' part of a snapshot, JSON: per operator its state, counters, position, staged output."""
         saved: dict[str, Any] = {}
         for member in self.members.values():
-            entry: dict[str, Any] = {"rows_in": member.rows_in, "rows_out": member.rows_out}
+            entry: dict[str, Any] = {"rows_in": member.rows_in, "rows_out": member.rows_out, "own": dict(member.own)}
             if member.reader is not None:
                 entry["position"] = member.reader.position()
             if member.instance is not None:
@@ -156,8 +161,7 @@ class FusedOperators:
         """Per operator: rows in and out, and its own metrics."""
         counters = {}
         for member in self.members.values():
-            own = member.reader.metrics if member.reader is not None else member.context.metrics
-            counters[member.node.name] = {**own, "rows_in": member.rows_in, "rows_out": member.rows_out}
+            counters[member.node.name] = {**member.own, "rows_in": member.rows_in, "rows_out": member.rows_out}
         return counters
 
     @property

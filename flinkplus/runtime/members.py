@@ -13,7 +13,7 @@ from flinkplus.runtime import control
 
 @dataclass
 class Member:
-    """One registered slot. ``heard_s``: when its last message came (seconds since the Unix epoch)."""
+    """One registered slot. ``heard_s``: when its last message came (monotonic clock)."""
 
     slot: int
     incarnation: int
@@ -72,6 +72,11 @@ class Members:
     def silent_since(self, before_s: float) -> list[Member]:
         """Members that have not been heard of since ``before_s``."""
         return [member for member in self.all() if member.heard_s < before_s]
+
+    def all_heard(self, now_s: float) -> None:
+        """Take every member as heard of just now."""
+        for member in self._members.values():
+            member.heard_s = now_s
 
     @property
     def restarts(self) -> int:

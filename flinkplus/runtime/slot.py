@@ -203,12 +203,10 @@ class Slot:
 
     def _run_subtasks(self, now: float) -> bool:
         progress = False
-        for subtask in self._order:
+        for subtask in list(self._order):
             if subtask.runnable(now):
                 progress = True
                 self._guard(subtask, subtask.run)
-                if not self._inbox.empty():
-                    break
         return progress
 
     def _guard(self, subtask: Subtask, action: Callable[[], None]) -> None:

@@ -45,13 +45,17 @@ def stage(df: DataFrame, source: StagedParquet, directory: str, parallelism: int
         if df.rdd.getNumPartitions() < parallelism:
             df = df.repartition(parallelism)
         df.write.mode("overwrite").parquet(target)
-    except PySparkException as error:
-        raise InputError(f"source {source.name!r}: Spark could not stage the DataFrame: {error}") from error
-    except Exception as error:  # py4j's own errors carry the JVM's trace; its first line says what is wrong
-        raise InputError(f"source {source.name!r}: Spark could not stage the DataFrame: {first_line(error)}") from error
+    except Exception as error:  # pyspark's and py4j's errors: to the user they are one
+        raise InputError(f"source {source.name!r}: Spark could not stage the DataFrame: {spark_reason(error)}") from error
     return source.staged_at(target)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def spark_reason(error: Exception) -> str:
+    """What was wrong in the first place, in one line: of an error in the JVM, the message of its innermost cause."""
+    cause = getattr(error, "java_exception", None)
+    if cause is None:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    message = (str(cause.getMessage() or "").splitlines() or [""])[0]
+    return f"{cause.getClass().getSimpleName()}: {message}"

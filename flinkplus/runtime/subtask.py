@@ -24,7 +24,7 @@ from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.base import Operator
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.channel import ACCEPT
+from flinkplus.protocol.channel import Accept, Duplicate
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.fused import FusedOperators
@@ -209,8 +209,12 @@ class Subtask:
         end = self.inputs.channels.get(message.channel)
         if end is None:
             raise PeerProtocolError(f"{self.id} has no input channel {message.channel}")
-        if end.cursor.accept(message.generation, message.seq) is ACCEPT:
-            end.queue.append((message, payload))
+        match end.cursor.accept(message.generation, message.seq):
+            case Accept():
+                end.queue.append((message, payload))
+            case Duplicate():
+                # Sent again over a new stream: the credit that would have told so was lost with the old one.
+                self._ports.grant(end, end.cursor.consumed)
 
     def runnable(self, now: float) -> bool:
         return self._running and self.deadline(now) <= now and self.outputs.has_room and self._has_work()

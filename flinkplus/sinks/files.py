@@ -96,7 +96,7 @@ class OutputFiles:
 
     def delete_dir(self, name: str) -> None:
         """Remove a directory with all it holds."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self._fs.delete_dir(self._path(name))
 
 

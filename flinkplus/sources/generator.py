@@ -21,7 +21,7 @@ from typing_extensions import override
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.operators.base import JsonValue
 from flinkplus.operators.columns import plain
-from flinkplus.operators.row import RowConverter, user_error
+from flinkplus.operators.row import USER_EXCEPTIONS, RowConverter, user_error
 from flinkplus.operators.schema import parse_schema
 from flinkplus.sources.base import Source, SourceReader
 
@@ -107,7 +107,7 @@ class _GeneratorReader(SourceReader):
         try:
             for number in numbers:
                 rows.append(self._source.fn(number))  # its length says which row raised
-        except Exception as error:
+        except USER_EXCEPTIONS as error:
             raise self._error(numbers[len(rows)], error) from error
         return self._converter.batch(rows, numbers.__getitem__)
 
@@ -116,9 +116,9 @@ class _GeneratorReader(SourceReader):
             batch = plain(self._source.fn(start, count).select(self._schema.names), self._schema)
             if batch.num_rows != count:
                 raise ValueError(f"returned {batch.num_rows} rows instead of {count}")
-        except Exception as error:
+        except USER_EXCEPTIONS as error:
             raise self._error(range(start, start + count), error) from error
         return batch
 
-    def _error(self, row: object, error: Exception) -> Exception:
+    def _error(self, row: object, error: BaseException) -> Exception:
         return user_error(self._source.name, f"{self._source.name}[{self._index}]", row, error)

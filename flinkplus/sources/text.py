@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO
@@ -165,6 +166,8 @@ def _input_file(source: str, path: str) -> InputFile:
     if path.endswith(_COMPRESSED):
         raise InputError(f"source {source!r}: {path!r} is compressed; decompress it, or read it with from_spark(...)")
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe cannot be read again, and opening one may never return
+            raise InputError(f"source {source!r}: {path!r} is no regular file; write what it gives to a file first")
         with open(path, "rb") as file:
             return InputFile(path, os.fstat(file.fileno()).st_size)
     except OSError as error:
