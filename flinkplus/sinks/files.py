@@ -18,6 +18,8 @@ from urllib.parse import quote
 
 from pyarrow import fs
 
+from flinkplus.state.files import filesystem_of
+
 TEMPORARY_SUFFIX = ".tmp"
 
 
@@ -32,19 +34,19 @@ class FileEntry:
 
 
 class OutputFiles:
-    """The directory ``location``: a local path, or a URI that ``pyarrow.fs.FileSystem.from_uri`` knows."""
+    """The directory ``location``: a local path, or a URI that ``pyarrow.fs`` knows."""
 
     def __init__(self, location: str) -> None:
         self.location = location
-        if "://" in location:
-            self._fs, self._base = fs.FileSystem.from_uri(location)
+        self._fs, self._base = filesystem_of(location)
+        if isinstance(self._fs, fs.LocalFileSystem):
+            self._base = os.path.abspath(self._base)
+            self._uri_prefix = "file://"
+        else:
             scheme = location.split("://", 1)[0]
-            authority = "" if scheme in ("file", "s3", "gs", "gcs", "abfs", "abfss") else location.split("/")[2]
+            authority = "" if scheme in ("s3", "gs", "gcs", "abfs", "abfss") else location.split("/")[2]
             # What Hadoop calls the scheme that Arrow calls s3 and gcs; their buckets are part of the path.
             self._uri_prefix = {"s3": "s3a", "gcs": "gs"}.get(scheme, scheme) + "://" + authority
-        else:
-            self._fs, self._base = fs.LocalFileSystem(), os.path.abspath(location)
-            self._uri_prefix = "file://"
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._base, name) if name else self._base

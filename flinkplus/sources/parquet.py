@@ -26,6 +26,7 @@ from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.sources.base import Source
 from flinkplus.sources.splits import Block, SplitReader, check_options
 from flinkplus.sources.utf8 import invalid_rows, repaired
+from flinkplus.state.files import filesystem_of
 
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
@@ -78,7 +79,7 @@ class StagedParquet(Source):
         Raises ``InputError`` when the directory cannot be read; no files are no rows.
         """
         try:
-            filesystem, inner = _filesystem(directory)
+            filesystem, inner = filesystem_of(directory)
             found = filesystem.get_file_info(pyarrow.fs.FileSelector(inner))
         except _READ_ERRORS as error:
             raise InputError(f"source {self.name!r}: cannot read the directory {directory!r}: {error}") from error
@@ -119,15 +120,8 @@ class StagedParquet(Source):
 
 def open_parquet(path: str) -> pq.ParquetFile:
     """The file at a local path or URI, to be read page by page."""
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     return pq.ParquetFile(filesystem.open_input_file(inner), buffer_size=_BUFFER_BYTES, pre_buffer=False)
-
-
-def _filesystem(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    if "://" in path:
-        filesystem, inner = pyarrow.fs.FileSystem.from_uri(path)
-        return filesystem, inner
-    return pyarrow.fs.LocalFileSystem(), path.removeprefix("file:")
 
 
 class _ParquetReader(SplitReader[RowRange]):

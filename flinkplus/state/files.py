@@ -186,17 +186,24 @@ class ArrowDirectory:
             self._fs.delete_file(self._path(name))
 
 
-def open_directory(uri_or_path: str | Path, filesystem: fs.FileSystem | None = None) -> Files:
-    """The directory named by a local path or by a URI (``file:``, ``s3:``, ``gs:``, ``hdfs:``).
+def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
+    """What a local path or a URI (``file:``, ``s3:``, ``gs:``, ``hdfs:``) means: a file system, and the path in it.
 
     Raises ``OSError`` or ``ValueError`` (pyarrow's ``ArrowInvalid``) for a URI that names no file system.
     """
+    if "://" not in location and not location.startswith("file:"):
+        return fs.LocalFileSystem(), location
+    filesystem, path = fs.FileSystem.from_uri(location)
+    return filesystem, path
+
+
+def open_directory(uri_or_path: str | Path, filesystem: fs.FileSystem | None = None) -> Files:
+    """The directory named by a local path or by a URI; raises as ``filesystem_of`` does."""
     if filesystem is not None:
         return ArrowDirectory(filesystem, str(uri_or_path))
-    text = str(uri_or_path)
-    if isinstance(uri_or_path, Path) or ("://" not in text and not text.startswith("file:")):
-        return LocalDirectory(Path(text).expanduser().absolute())
-    filesystem, path = fs.FileSystem.from_uri(text)
+    if isinstance(uri_or_path, Path):
+        return LocalDirectory(uri_or_path.expanduser().absolute())
+    filesystem, path = filesystem_of(uri_or_path)
     if isinstance(filesystem, fs.LocalFileSystem):
-        return LocalDirectory(Path(path))
+        return LocalDirectory(Path(path).expanduser().absolute())
     return ArrowDirectory(filesystem, path)

@@ -337,8 +337,9 @@ def test_the_list_is_written_with_sparks_field_names(tmp_path: Path) -> None:
     assert len(visible_files(out)) == 2
 
 
-def test_a_uri_names_the_same_directory_as_its_path(tmp_path: Path) -> None:
-    by_uri, by_path = OutputFiles((tmp_path / "out").as_uri()), OutputFiles(str(tmp_path / "out"))
+@pytest.mark.parametrize("scheme", ["file://", "file:"])
+def test_a_uri_names_the_same_directory_as_its_path(tmp_path: Path, scheme: str) -> None:
+    by_uri, by_path = OutputFiles(f"{scheme}{tmp_path}/out"), OutputFiles(str(tmp_path / "out"))
     by_uri.make_dir("sub")
     by_uri.write("sub/x y", b"content")
     assert by_path.read("sub/x y") == b"content"
