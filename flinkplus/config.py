@@ -9,6 +9,7 @@ seconds here (what users type) and milliseconds in the protocol. Every value is 
 from __future__ import annotations
 
 import dataclasses
+import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,6 +87,10 @@ class Options:
             _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)
         if self.recovery not in RECOVERY_MODES:
             raise ConfigurationError(f"recovery must be one of {', '.join(RECOVERY_MODES)}, not {self.recovery!r}")
+        for name in ("checkpoint_dir", "work_dir"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value.strip()):
+                raise ConfigurationError(f"{name} must be a path, a URI or None, not {value!r}")
         faults: Any = self.faults
         if isinstance(faults, str) or not all(isinstance(fault, str) for fault in faults):
             raise ConfigurationError(f"faults must be a sequence of texts, not {faults!r}")
@@ -122,7 +127,7 @@ def options_from(conf: Mapping[str, str], overrides: Mapping[str, Any]) -> Optio
         if key not in by_key:
             raise ConfigurationError(f"unknown configuration key {key!r}; the keys are {', '.join(sorted(by_key))}")
         values[by_key[key]] = _parse(key, text, by_key[key])
-    values.update(overrides)
+    values.update({name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in overrides.items()})
     return Options(**values).checked()
 
 

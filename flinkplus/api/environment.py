@@ -7,10 +7,12 @@ Rules: the session is the user's and is left as it was found. Options are keywor
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable
 from typing import Any
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkplus.api.job import JobHandle
@@ -58,14 +60,17 @@ class StreamEnvironment:
         errors = self.options.encoding_errors
         return self._source(StagedParquet(name=name, files=(), schema=schema, repeat=repeat, errors=errors))
 
-    def read_text(self, path: str, *, name: str | None = None, repeat: int = 1, errors: str | None = None) -> Stream:
+    def read_text(
+        self, path: str | os.PathLike[str], *, name: str | None = None, repeat: int = 1, errors: str | None = None
+    ) -> Stream:
         """The lines of a text file, directory or glob, as ``value string``, read by the slots themselves.
 
         ``errors``: ``'replace'`` (and count) or ``'strict'`` for bytes that are not UTF-8. Raises ``InputError``
         when there is nothing to read.
         """
         name = self.name_for("text", name)
-        source = TextFiles(name=name, path=absolute(path), repeat=repeat, errors=errors or self.options.encoding_errors)
+        errors = errors or self.options.encoding_errors
+        source = TextFiles(name=name, path=absolute(os.fspath(path)), repeat=repeat, errors=errors)
         return self._source(source.planned())
 
     def generate(
@@ -127,18 +132,29 @@ class StreamEnvironment:
         if self._executed:
             raise ConfigurationError("this environment was executed already; draw the next job with a new one")
         self.graph.fuse()
+        self._check_functions()
         running: RunningJob = start_job(
             self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume
         )
         self._executed = True
         return JobHandle(running)
 
+    def _check_functions(self) -> None:
+        """Raises ``ConfigurationError`` for an operator whose function cannot be sent to the slots."""
+        for node in self.graph.nodes:
+            try:
+                cloudpickle.dumps(node.body)
+            except Exception as error:  # what cannot be pickled says so in many ways
+                raise ConfigurationError(
+                    f"operator {node.name!r} cannot be sent to the slots: {error}; let its function make what it needs"
+                ) from error
+
     @staticmethod
-    def resume(spark: SparkSession, checkpoint_dir: str, **options: Any) -> JobHandle:
+    def resume(spark: SparkSession, checkpoint_dir: str | os.PathLike[str], **options: Any) -> JobHandle:
         """Continue the job whose checkpoints are in ``checkpoint_dir``, as it was drawn, from its last complete
         checkpoint.
 
         ``options`` change settings of the run; the parallelism must stay. Raises ``CheckpointDirectoryError`` when
         there is nothing to resume.
         """
-        return JobHandle(resume_job(spark, checkpoint_dir, options))
+        return JobHandle(resume_job(spark, os.fspath(checkpoint_dir), options))

@@ -8,6 +8,7 @@ long"``) or ``pyarrow.Schema``. What cannot work raises ``ConfigurationError`` h
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -94,17 +95,17 @@ class Stream:
         self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node, None)
         return sink.name
 
-    def to_parquet(self, path: str, *, name: str | None = None) -> str:
+    def to_parquet(self, path: str | os.PathLike[str], *, name: str | None = None) -> str:
         """Exactly-once Parquet files in directory ``path``; returns the sink's name.
 
         What a checkpoint covers becomes visible to ``spark.read.parquet(path)`` and ``spark.readStream``, at once,
         when it completes. The directory must not hold data.
         """
-        return self._sink(ParquetSink(self._env.name_for("parquet", name), absolute(path)))
+        return self._sink(ParquetSink(self._env.name_for("parquet", name), absolute(os.fspath(path))))
 
-    def to_text(self, path: str, *, separator: str = "\t", name: str | None = None) -> str:
+    def to_text(self, path: str | os.PathLike[str], *, separator: str = "\t", name: str | None = None) -> str:
         """As ``to_parquet``, lines of text with columns joined by ``separator``."""
-        return self._sink(TextSink(self._env.name_for("text", name), absolute(path), separator))
+        return self._sink(TextSink(self._env.name_for("text", name), absolute(os.fspath(path)), separator))
 
     def collect(self, *, name: str | None = None) -> str:
         """Keep the committed rows in the driver (``job.collected(name)``); for tests and small results."""

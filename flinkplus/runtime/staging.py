@@ -46,7 +46,9 @@ def stage(df: DataFrame, source: StagedParquet, directory: str, parallelism: int
             df = df.repartition(parallelism)
         df.write.mode("overwrite").parquet(target)
     except Exception as error:  # pyspark's and py4j's errors: to the user they are one
-        raise InputError(f"source {source.name!r}: Spark could not stage the DataFrame: {spark_reason(error)}") from error
+        raise InputError(
+            f"source {source.name!r}: Spark could not stage the DataFrame: {spark_reason(error)}"
+        ) from error
     return source.staged_at(target)
 
 
