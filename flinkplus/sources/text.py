@@ -34,6 +34,7 @@ from typing_extensions import override
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.sources.base import Source
 from flinkplus.sources.splits import Block, SplitReader, check_options
+from flinkplus.sources.utf8 import first_invalid_byte, invalid_rows, repaired
 
 SCHEMA = pa.schema([("value", pa.string())])
 CHUNK_BYTES = 1 << 20
@@ -225,26 +226,16 @@ class _TextReader(SplitReader[TextSplit]):
     def _as_utf8(
         self, lines: pa.StringArray, text: bytes, starts: np.ndarray, path: str
     ) -> tuple[pa.StringArray, np.ndarray | None]:
-        if text.isascii():
+        invalid = None if text.isascii() else invalid_rows(lines)
+        if invalid is None:
             return lines, None
-        values: list[str] = []
-        invalid = np.zeros(len(lines), dtype=np.bool_)
-        try:
-            lines.validate(full=True)
-            return lines, None
-        except pa.ArrowInvalid:
-            for row, line in enumerate(lines.cast(pa.binary(), safe=False).to_pylist()):
-                try:
-                    values.append(line.decode())
-                except UnicodeDecodeError as error:
-                    if self._strict:
-                        where = int(starts[row]) + error.start
-                        raise InputError(
-                            f"{path!r} is not UTF-8 at byte {where} (0x{line[error.start]:02x})"
-                        ) from error
-                    values.append(line.decode(errors="replace"))
-                    invalid[row] = True
-        return pa.array(values, pa.string()), invalid
+        if self._strict:
+            row = int(invalid.argmax())
+            line: bytes = lines[row].as_buffer().to_pybytes()
+            at = first_invalid_byte(line)
+            assert at is not None
+            raise InputError(f"{path!r} is not UTF-8 at byte {int(starts[row]) + at} (0x{line[at]:02x})")
+        return repaired(lines), invalid
 
 
 class _LineBlocks:

@@ -17,7 +17,7 @@ def invalid_rows(array: pa.Array) -> npt.NDArray[np.bool_] | None:
     bad = np.zeros(len(array), dtype=np.bool_)
     if _is_text(array.type):
         for row, text in enumerate(_as_bytes(array).to_pylist()):
-            bad[row] = text is not None and not _is_utf8(text)
+            bad[row] = text is not None and first_invalid_byte(text) is not None
     elif pa.types.is_list(array.type):
         inner = invalid_rows(array.flatten())
         if inner is not None:
@@ -47,9 +47,10 @@ def _as_bytes(array: pa.Array) -> pa.Array:
     return array.cast(pa.large_binary() if pa.types.is_large_string(array.type) else pa.binary(), safe=False)
 
 
-def _is_utf8(text: bytes) -> bool:
+def first_invalid_byte(text: bytes) -> int | None:
+    """Position of the first byte at which ``text`` is not UTF-8; ``None`` when it is."""
     try:
         text.decode()
-        return True
-    except UnicodeDecodeError:
-        return False
+        return None
+    except UnicodeDecodeError as error:
+        return error.start
