@@ -27,6 +27,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.errors import InvariantViolation
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 """What may stand in a snapshot, a source position or a staged file's description."""
@@ -93,6 +96,12 @@ class OperatorContext:
     state: KeyedState | None = None
     metrics: dict[str, int] = field(default_factory=dict)
 
+    def keyed_state(self) -> KeyedState:
+        """``state``, for an operator that cannot work without. Raises ``InvariantViolation`` when there is none."""
+        if self.state is None:
+            raise InvariantViolation(f"operator {self.operator!r}, subtask {self.subtask}: created without keyed state")
+        return self.state
+
     def add(self, metric: str, amount: int) -> None:
         """Add ``amount`` to a running total."""
         self.metrics[metric] = self.metrics.get(metric, 0) + amount
@@ -147,3 +156,16 @@ class Operator(ABC):
     @abstractmethod
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         """The instance for one subtask."""
+
+
+@dataclass(frozen=True)
+class KeyedOperator(Operator):
+    """An operator whose rows with equal ``keys`` meet in one subtask."""
+
+    name: str
+    keys: tuple[str, ...]
+
+    @property
+    @override
+    def key_columns(self) -> tuple[str, ...]:
+        return self.keys

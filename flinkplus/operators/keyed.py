@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from flinkplus.errors import ConfigurationError, InvariantViolation, UserFunctionError
-from flinkplus.operators.base import Dtype, NumberStateLike, Operator, OperatorContext, OperatorInstance
+from flinkplus.errors import ConfigurationError, UserFunctionError
+from flinkplus.operators.base import Dtype, KeyedOperator, NumberStateLike, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut, plain_array
 from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys, small_unsigned
 
@@ -138,25 +138,11 @@ def _with_column(operator: str, schema: pa.Schema, output: str, dtype: pa.DataTy
     return schema.append(pa.field(output, dtype))
 
 
-def number_state(ctx: OperatorContext, dtype: Dtype) -> NumberStateLike:
-    """The operator's numbers, kept under its name."""
-    if ctx.state is None:
-        raise InvariantViolation(f"operator {ctx.operator!r}, subtask {ctx.subtask}: created without keyed state")
-    return ctx.state.number_state(ctx.operator, dtype)
-
-
 @dataclass(frozen=True)
-class Count(Operator):
+class Count(KeyedOperator):
     """Adds ``output`` (int64): how many rows with this row's key have been seen, this one included."""
 
-    name: str
-    keys: tuple[str, ...]
     output: str = "count"
-
-    @property
-    @override
-    def key_columns(self) -> tuple[str, ...]:
-        return self.keys
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -172,7 +158,7 @@ class _CountInstance(OperatorInstance):
     def __init__(self, descriptor: Count, ctx: OperatorContext) -> None:
         self._keys = descriptor.keys
         self._output = descriptor.output
-        self._state = number_state(ctx, "int64")
+        self._state = ctx.keyed_state().number_state(ctx.operator, "int64")
         self._rows = KeyRows(self._state)
 
     @override
@@ -186,22 +172,15 @@ class _CountInstance(OperatorInstance):
 
 
 @dataclass(frozen=True)
-class Sum(Operator):
+class Sum(KeyedOperator):
     """Adds ``output``: the running sum of ``column`` for this row's key; int64 for integers, float64 for floating
     point.
 
     A null adds nothing. An integer sum beyond 64 bits is an error.
     """
 
-    name: str
-    keys: tuple[str, ...]
     column: str
     output: str = "sum"
-
-    @property
-    @override
-    def key_columns(self) -> tuple[str, ...]:
-        return self.keys
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -230,7 +209,8 @@ class _SumInstance(OperatorInstance):
         self._descriptor = descriptor
         self._ctx = ctx
         self._dtype = dtype
-        self._state = number_state(ctx, "int64" if pa.types.is_integer(dtype) else "float64")
+        numbers: Dtype = "int64" if pa.types.is_integer(dtype) else "float64"
+        self._state = ctx.keyed_state().number_state(ctx.operator, numbers)
         self._rows = KeyRows(self._state)
         self._running_sums = running_integer_sums if pa.types.is_integer(dtype) else running_float_sums
 

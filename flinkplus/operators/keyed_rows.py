@@ -19,8 +19,7 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from flinkplus.errors import InvariantViolation
-from flinkplus.operators.base import KeyedState, ObjectStateLike, Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.base import KeyedOperator, ObjectStateLike, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut
 from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys
 from flinkplus.operators.row import USER_EXCEPTIONS, Row, RowConverter, make_row, row_type, rows_of, user_error
@@ -47,28 +46,15 @@ def _given(kept: Any) -> Any:
     return pickle.loads(kept) if type(kept) is _Pickled else kept
 
 
-def _keyed_state(ctx: OperatorContext) -> KeyedState:
-    if ctx.state is None:
-        raise InvariantViolation(f"operator {ctx.operator!r}, subtask {ctx.subtask}: created without keyed state")
-    return ctx.state
-
-
 @dataclass(frozen=True)
-class Reduce(Operator):
+class Reduce(KeyedOperator):
     """Combines the rows of each key: gives, for every row, ``fn(so far, row)``, and for a key's first row that row
     itself.
 
     Both arguments and the result are rows of the input's schema; the result's key columns are the function's business.
     """
 
-    name: str
-    keys: tuple[str, ...]
     fn: Callable[[Row, Row], Any]
-
-    @property
-    @override
-    def key_columns(self) -> tuple[str, ...]:
-        return self.keys
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -85,7 +71,7 @@ class _ReduceInstance(OperatorInstance):
         self._fn = descriptor.fn
         self._keys = descriptor.keys
         self._ctx = ctx
-        self._state = _keyed_state(ctx).object_state(ctx.operator)
+        self._state = ctx.keyed_state().object_state(ctx.operator)
         self._converter = RowConverter(ctx.operator, ctx.subtask, ctx.input_schema)
         self._kind = row_type(tuple(ctx.input_schema.names))
         self._changeable = any(pa.types.is_nested(field.type) for field in ctx.input_schema)
@@ -182,7 +168,7 @@ class ProcessContext:
         self.key: Any = None
         self.batch: KeyCodes | None = None
         self.code = 0
-        self._state = _keyed_state(ctx)
+        self._state = ctx.keyed_state()
         self._values: dict[str, ValueState] = {}
 
     def state(self, name: str) -> ValueState:
@@ -200,22 +186,15 @@ class ProcessContext:
 
 
 @dataclass(frozen=True)
-class Process(Operator):
+class Process(KeyedOperator):
     """``fn(key, row, ctx)`` for every row, with keyed state from ``ctx``; gives an iterable of rows of ``schema``, or
     ``None``.
 
     ``key`` is the value of the key column, or the tuple of values when there are several.
     """
 
-    name: str
-    keys: tuple[str, ...]
     fn: Callable[[Any, Row, ProcessContext], Any]
     schema: str | pa.Schema
-
-    @property
-    @override
-    def key_columns(self) -> tuple[str, ...]:
-        return self.keys
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
