@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 
@@ -58,13 +59,18 @@ def test_kill_at_a_point(spark: SparkSession, corpus: Path, tmp_path: Path, faul
     assert job.metrics()["slot_restarts"] == 1
 
 
+def reached(job: JobHandle, at: float) -> bool:
+    """Whether the job has run for ``at`` seconds, or is over."""
+    return job.done or (job.running_s or -1.0) >= at
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_kills_at_random_times(spark: SparkSession, corpus: Path, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     times = sorted(chance.uniform(0.0, 2.2) for _ in range(chance.choice([1, 2, 3])))
     with start(spark, corpus, tmp_path / "out") as job:
         for at in times:
-            wait_until(lambda at=at: job.done or (job.running_s or -1.0) >= at, f"{at} s of running")
+            wait_until(functools.partial(reached, job, at), f"{at} s of running")
             if not job.done:
                 job.kill(f"{chance.choice(['lines', 'count'])}:{chance.randrange(3)}")
         job.await_finish(60)

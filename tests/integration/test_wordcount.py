@@ -94,6 +94,17 @@ def test_two_keyed_stages_and_map_batches(spark: SparkSession, corpus: Path) -> 
     )
 
 
+def test_text_output(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, max_concurrent_checkpoints=3)
+    env.read_text(str(corpus)).tokenize().key_by("word").count().to_text(str(tmp_path / "out"))
+    with env.execute("text") as job:
+        job.await_finish(60)
+    lines = [line for file in (tmp_path / "out").glob("part-*") for line in file.read_text().splitlines()]
+    expected = expected_counts(corpus)
+    assert Counter(lines) == Counter(f"{w}\t{n}" for w, total in expected.items() for n in range(1, total + 1))
+    assert spark.read.text(str(tmp_path / "out")).count() == sum(expected.values())
+
+
 def test_empty_input_ends_cleanly(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")
     env = StreamEnvironment(spark, parallelism=2)
