@@ -30,6 +30,7 @@ from flinkplus.errors import (
     CorruptCheckpoint,
     CorruptState,
     FlinkPlusError,
+    InsufficientSlots,
     JobCancelled,
     JobFailed,
     PeerProtocolError,
@@ -588,6 +589,9 @@ class Coordinator:
             self._end(state, None)
         elif state is JobState.CANCELLED:
             self._end(state, JobCancelled("the job was cancelled"))
+        elif failure == "slots":
+            hint = f"the job needs {self.options.parallelism} Spark tasks at once; give the executors more cores"
+            self._end(state, InsufficientSlots(f"{reason}; {hint}, or lower parallelism"))
         else:
             failed = JobFailed(reason)
             if isinstance(error, BaseException):
