@@ -171,6 +171,8 @@ class Slot:
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while not self._stopping:
             self._drain()
+            if self._stopping:
+                break
             now = time.monotonic()
             if now >= self._next_heartbeat:
                 self._heartbeat(now)
@@ -263,6 +265,8 @@ class Slot:
             case PeerBroken(peer, incarnation, reason):
                 self._peer_broken(peer, incarnation, reason)
             case ControlLost(_, reason, _):
+                if self._stopping:
+                    return  # told to stop: the coordinator closes as soon as it has heard the answer
                 self.orphaned = True
                 raise CoordinatorLost(f"slot {self.index} lost its coordinator: {reason}")
             case _:
