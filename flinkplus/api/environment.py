@@ -21,12 +21,13 @@ from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.schema import parse_schema
-from flinkplus.runtime.running import RunningJob, absolute, resume_job, start_job
+from flinkplus.runtime.running import RunningJob, resume_job, start_job
 from flinkplus.runtime.staging import arrow_schema_of, check_dataframe
 from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.sources.text import TextFiles
+from flinkplus.state.files import absolute
 
 
 class StreamEnvironment:

@@ -22,12 +22,12 @@ from flinkplus.operators.keyed_rows import Process, Reduce
 from flinkplus.operators.keys import check_key_columns
 from flinkplus.operators.rows import Filter, FlatMap, Map, MapBatches
 from flinkplus.operators.tokenize import Tokenize
-from flinkplus.runtime.running import absolute
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.parquet import ParquetSink
 from flinkplus.sinks.text import TextSink
+from flinkplus.state.files import absolute
 
 if TYPE_CHECKING:
     from flinkplus.api.environment import StreamEnvironment

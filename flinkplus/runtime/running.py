@@ -49,6 +49,7 @@ from flinkplus.runtime.slot import SlotConfig
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
 from flinkplus.sources.parquet import StagedParquet
+from flinkplus.state.files import absolute
 from flinkplus.state.storage import CheckpointStorage
 
 PLAN_BLOB = "plan"
@@ -327,11 +328,6 @@ class RunningJob:
             "recoveries": len(self.coordinator.recoveries),
             "slot_restarts": self.coordinator.slot_restarts,
         }
-
-
-def absolute(path: str) -> str:
-    """A local path made absolute (processes of one job differ in their working directories); a URI as it is."""
-    return path if "://" in path else os.path.abspath(path)
 
 
 _running: weakref.WeakSet[RunningJob] = weakref.WeakSet()

@@ -186,12 +186,22 @@ class ArrowDirectory:
             self._fs.delete_file(self._path(name))
 
 
+def is_uri(location: str) -> bool:
+    """Whether this is a URI, and not a local path."""
+    return "://" in location or location.startswith("file:")
+
+
+def absolute(location: str) -> str:
+    """A local path made absolute (processes of one job differ in their working directories); a URI as it is."""
+    return location if is_uri(location) else os.path.abspath(os.path.expanduser(location))
+
+
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     """What a local path or a URI (``file:``, ``s3:``, ``gs:``, ``hdfs:``) means: a file system, and the path in it.
 
     Raises ``OSError`` or ``ValueError`` (pyarrow's ``ArrowInvalid``) for a URI that names no file system.
     """
-    if "://" not in location and not location.startswith("file:"):
+    if not is_uri(location):
         return fs.LocalFileSystem(), location
     filesystem, path = fs.FileSystem.from_uri(location)
     return filesystem, path
