@@ -169,10 +169,10 @@ class Slot:
         attempt = _spark_attempt()
         self._link.send(control.Register(self.index, attempt, os.getpid(), socket.gethostname(), address))
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
-        while not self._stopping:
+        while True:
             self._drain()
             if self._stopping:
-                break
+                return
             now = time.monotonic()
             if now >= self._next_heartbeat:
                 self._heartbeat(now)
