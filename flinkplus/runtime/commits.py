@@ -129,9 +129,15 @@ class Commits:
         self._storage.collect_garbage(generation, self._newest)
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """Retention: forget a checkpoint, in memory and on storage."""
+        """Forget a checkpoint, in memory and on storage: an old one, or one whose manifest was not stored for certain.
+
+        Of the latter only the manifest goes, if it is there all the same: the subtasks go on building upon its files.
+        """
         self._manifests.pop(checkpoint, None)
-        self._storage.drop(checkpoint)
+        if checkpoint > self._newest:
+            self._storage.withdraw(checkpoint)
+        else:
+            self._storage.drop(checkpoint)
 
     def handles(self, checkpoint: CheckpointId) -> dict[str, dict[str, Any]]:
         """Subtask -> snapshot handle of a checkpoint."""

@@ -11,6 +11,7 @@ back as an event. Whatever happens, the job ends in FINISHED, FAILED or CANCELLE
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -349,7 +350,8 @@ class Coordinator:
             return
         self.recoveries.kill_stamped(member.slot, time.time())
         if member.host == socket.gethostname():
-            os.kill(member.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # dead already; its lost stream is about to say so
+                os.kill(member.pid, signal.SIGKILL)
         else:
             self._rendezvous.send(member.connection, control.Die())
 

@@ -66,8 +66,8 @@ class Members:
         return self._members.get(slot)
 
     def all(self) -> list[Member]:
-        """The registered members, by slot."""
-        return [self._members[slot] for slot in sorted(self._members)]
+        """The registered members, by slot. Any thread may ask."""
+        return [member for _, member in sorted(list(self._members.items()), key=lambda item: item[0])]
 
     def silent_since(self, before_s: float) -> list[Member]:
         """Members that have not been heard of since ``before_s``."""

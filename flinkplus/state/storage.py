@@ -258,6 +258,15 @@ class CheckpointStorage:
             self._files.delete(f"state/{name}")
         return alone
 
+    def withdraw(self, checkpoint: int) -> None:
+        """Remove a manifest alone, of a checkpoint that is not to be: its state files may be part of snapshots to come.
+
+        What is not, is left to ``collect_garbage``.
+        """
+        self._files.delete(_manifest_name(checkpoint))
+        with self._lock:
+            self._named.pop(checkpoint, None)
+
     def collect_garbage(self, keep_generation_from: int, complete: int = 0, live: Iterable[str] = ()) -> list[str]:
         """Remove state files that no manifest names; returns their names.
 
