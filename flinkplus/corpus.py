@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,6 +58,23 @@ def write_demo(path: str | os.PathLike[str]) -> CorpusInfo:
 
     size = _write_atomically(path, write)
     return CorpusInfo(len(lines), sum(len(line.split()) for line in lines), size)
+
+
+def demo_file() -> Path:
+    """The demo text as a file in the user's cache directory (``XDG_CACHE_HOME``), written when it is not there yet.
+
+    It stays there: a job that is resumed reads it again. Raises ``InputError`` when it cannot be written.
+    """
+    text = "\n".join(demo_lines())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flinkplus"
+    path = cache / f"demo-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}.txt"
+    if not path.exists():
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"the demo text cannot be kept in {str(cache)!r}: {error}; set XDG_CACHE_HOME") from error
+        write_demo(path)
+    return path
 
 
 def write_corpus(

@@ -113,7 +113,6 @@ def _add_corpus(commands: Any) -> None:
 def _wordcount(arguments: argparse.Namespace) -> int:
     from flinkplus.cli import session, wordcount
 
-    wordcount.check_output_name(arguments.output)
     run = wordcount.WordCount(
         input=arguments.input,
         output=arguments.output,
@@ -131,6 +130,8 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "encoding_errors": arguments.encoding_errors,
         },
     )
+    wordcount.check_usage(run)
+    check_json(arguments.json)
     spark = session.open_session(arguments.master or session.default_master(arguments.parallelism))
     try:
         result = wordcount.run_wordcount(spark, run)
@@ -144,6 +145,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     from flinkplus.cli import demo
 
+    check_json(arguments.json)
     result = demo.run_demo()
     write_json(arguments.json, result)
     return EXIT_OK if result["matches_batch"] and result["recoveries"] else EXIT_FAILED
@@ -152,6 +154,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _resume(arguments: argparse.Namespace) -> int:
     from flinkplus.cli import resume
 
+    check_json(arguments.json)
     write_json(arguments.json, resume.run_resume(arguments.directory, arguments.master))
     return EXIT_OK
 
@@ -162,6 +165,22 @@ def _corpus(arguments: argparse.Namespace) -> int:
     write_corpus(arguments.output, arguments.words, arguments.vocabulary, arguments.seed)
     print(f"{arguments.words:,} words of a vocabulary of {arguments.vocabulary:,} written to {arguments.output}")
     return EXIT_OK
+
+
+def check_json(path: str | None) -> None:
+    """Raises ``ConfigurationError`` when figures could not be written to ``path`` at the end of a long run."""
+    if path is None:
+        return
+    target = Path(path)
+    existed = target.exists()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("ab"):
+            pass
+        if not existed:
+            target.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"cannot write --json {path}: {error}") from error
 
 
 def write_json(path: str | None, result: dict[str, Any]) -> None:
@@ -176,14 +195,22 @@ def write_json(path: str | None, result: dict[str, Any]) -> None:
         raise ConfigurationError(f"cannot write --json {path}: {error}") from error
 
 
-def _terminated(_signal: int, _frame: object) -> None:
+def _interrupted(_signal: int, _frame: object) -> None:
+    """Ctrl-C or SIGTERM: end the job. Whoever is impatient then must not interrupt that, or things are left behind."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _ending)
     raise KeyboardInterrupt
+
+
+def _ending(_signal: int, _frame: object) -> None:
+    os.write(sys.stderr.fileno(), b"ending the job, one moment\n")  # print may be what was interrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     warnings.simplefilter("default", RuntimeWarning)
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
     parsed = parser().parse_args(arguments)
     try:
         code: int = parsed.run(parsed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,6 @@ def open_session(master: str) -> SparkSession:
         .appName("flinkplus")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
         .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
         .config("spark.task.maxFailures", str(TASK_ATTEMPTS))
         .config("spark.sql.shuffle.partitions", "8")
@@ -69,8 +69,11 @@ def open_session(master: str) -> SparkSession:
     )
     if local_master(master) is not None or master.startswith("local-cluster"):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         return builder.getOrCreate()
     except Exception as error:  # py4j and pyspark raise many kinds here; to the user they are one
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigurationError(f"Spark could not be started on master {master!r}: {reason}") from error
+    finally:
+        signal.signal(signal.SIGINT, on_interrupt)  # PySpark's own handler would cancel the slots' job under ours

@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -21,8 +19,10 @@ from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.batch_check import BatchCheck, check_output
 from flinkplus.cli.progress import ProgressLine
-from flinkplus.corpus import demo_lines
+from flinkplus.config import options_from
+from flinkplus.corpus import demo_file
 from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.names import check_subtask, find_subtask
 from flinkplus.sources.text import TextFiles
 
 KILL = re.compile(r"(?P<subtask>.+)@(?P<at>\d+(?:\.\d+)?)$")
@@ -79,29 +79,31 @@ def draw(env: StreamEnvironment, run: WordCount, path: str) -> TextFiles:
 
 def run_wordcount(spark: SparkSession, run: WordCount, progress: bool = True) -> dict[str, Any]:
     """Run one WordCount to its end; returns every figure. Raises what ``execute`` and ``await_finish`` raise."""
-    with tempfile.TemporaryDirectory(prefix="flinkplus-demo-") as temporary:
-        path = run.input
-        if path is None:
-            path = str(Path(temporary) / "demo.txt")
-            Path(path).write_text("\n".join(demo_lines()) + "\n", encoding="utf-8")
-        env = StreamEnvironment(spark, **run.options)
-        source = draw(env, run, path)
-        _check_kills(env, run)
-        with env.execute("wordcount") as job:
-            _watch(job, run, progress)
-            job.await_finish()
-        check = None
-        if run.output is not None and run.check and run.duration_s is None:
-            check = check_output(spark, run.output, [file.path for file in source.files or ()], run.repeat)
-        return figures(job, env, run, check)
-
-
-def _check_kills(env: StreamEnvironment, run: WordCount) -> None:
-    from flinkplus.runtime.names import find_subtask
-
-    draft = env.graph.fuse()
+    env = StreamEnvironment(spark, **run.options)
+    source = draw(env, run, str(demo_file()) if run.input is None else run.input)
     for kill in run.kills:
-        find_subtask(kill.subtask, draft, env.options.parallelism)
+        find_subtask(kill.subtask, env.graph.fuse(), env.options.parallelism)
+    with env.execute("wordcount") as job:
+        _watch(job, run, progress)
+        job.await_finish()
+    check = None
+    if run.output is not None and run.check and run.duration_s is None:
+        check = check_output(spark, run.output, [file.path for file in source.files or ()], run.repeat)
+    return figures(job, env, run, check)
+
+
+def check_usage(run: WordCount) -> None:
+    """What is wrong and can be seen without Spark, whose start takes seconds.
+
+    Raises ``ConfigurationError`` or ``InputError``.
+    """
+    options = options_from({}, run.options)
+    if run.output is not None and not run.output.strip():
+        raise ConfigurationError("--output is empty; give a directory")
+    if run.input is not None:
+        TextFiles(name=SOURCE, path=run.input, repeat=run.repeat).planned()
+    for kill in run.kills:
+        check_subtask(kill.subtask, (SOURCE, TOKENIZE, COUNT, SINK), options.parallelism)
 
 
 def _watch(job: JobHandle, run: WordCount, progress: bool) -> None:
@@ -205,9 +207,3 @@ def recovery_table(recoveries: list[dict[str, Any]]) -> Table:
         cells = ["-" if value is None else f"{value:,.1f}" for value in times]
         table.add_row(recovery["mode"], recovery["failure"], *cells)
     return table
-
-
-def check_output_name(output: str | None) -> None:
-    """Raises ``ConfigurationError`` for an empty output name, which would be the current directory."""
-    if output is not None and not output.strip():
-        raise ConfigurationError("--output is empty")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from flinkplus.errors import ConfigurationError, PeerProtocolError
 from flinkplus.graph import JobGraph
@@ -21,11 +22,22 @@ def parse_subtask(text: str) -> SubtaskId:
 
 def find_subtask(text: str, graph: JobGraph, parallelism: int) -> SubtaskId:
     """The subtask a user means by ``count:1``. Raises ``ConfigurationError`` saying what there is."""
+    name, index = _typed(text, parallelism)
+    return SubtaskId(graph.vertex_of(name).name, index)
+
+
+def check_subtask(text: str, operators: Sequence[str], parallelism: int) -> None:
+    """Raises ``ConfigurationError`` when ``count:1`` means no subtask of a job with these operators."""
+    name, _ = _typed(text, parallelism)
+    if not set(name.split("+")) <= set(operators):
+        raise ConfigurationError(f"no operator is called {name!r}; the operators are: {', '.join(operators)}")
+
+
+def _typed(text: str, parallelism: int) -> tuple[str, int]:
     match = TYPED.match(text)
     if match is None:
         raise ConfigurationError(f"{text!r} is no subtask; write OPERATOR:INDEX, such as count:1")
-    index = int(match["a"] or match["b"])
-    vertex = graph.vertex_of(match["name"])
+    name, index = match["name"], int(match["a"] or match["b"])
     if index >= parallelism:
-        raise ConfigurationError(f"{text!r}: {match['name']!r} has subtasks 0 to {parallelism - 1}")
-    return SubtaskId(vertex.name, index)
+        raise ConfigurationError(f"{text!r}: {name!r} has subtasks 0 to {parallelism - 1}")
+    return name, index
