@@ -8,6 +8,7 @@ Row counters belong to the state: they are saved and restored with it, so replay
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -170,6 +171,7 @@ class FusedOperators:
         return next(reversed(self.members.values())).rows_out
 
     def close(self) -> None:
-        for member in self.members.values():
-            if member.closable is not None:
-                member.closable.close()
+        with contextlib.ExitStack() as closing:  # each of them, also when another one raises
+            for member in reversed(self.members.values()):
+                if member.closable is not None:
+                    closing.callback(member.closable.close)

@@ -276,7 +276,9 @@ class Slot:
         try:
             messages = decode_frame(frame)
         except PeerProtocolError as error:
-            log.warning("slot %d: dropped a malformed frame from slot %d: %s", self.index, peer, error)
+            # Nobody will send its messages again: their channels would stand still for good.
+            if self._order:
+                self._fail(self._order[0], PeerProtocolError(f"malformed frame from slot {peer}: {error}"))
             return
         for message, payload in messages:
             channel = message.channel

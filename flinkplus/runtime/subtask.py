@@ -10,6 +10,7 @@ as an event. The alignment core decides; this class obeys. An exception anywhere
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -414,11 +415,11 @@ class Subtask:
     def close(self) -> None:
         """Give everything back; the subtask is not used again."""
         self._running = False
-        if self._step is not None:
-            step, self._step = self._step, None
+        step, self._step = self._step, None
+        with contextlib.ExitStack() as closing:  # each of them, the step first, also when another one raises
+            if self.state is not None:
+                closing.callback(self.state.close)
+            if self.operators is not None:
+                closing.callback(self.operators.close)
             if isinstance(step, Generator):
-                step.close()
-        if self.operators is not None:
-            self.operators.close()
-        if self.state is not None:
-            self.state.close()
+                closing.callback(step.close)

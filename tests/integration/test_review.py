@@ -1,0 +1,83 @@
+"""Troubles that no kill stands for: broken streams between living slots, a failing store, a clock that jumps."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from flinkplus import StreamEnvironment
+from flinkplus.runtime.slot import Slot
+from tests.integration.conftest import assert_exact, expected_counts
+
+pytestmark = pytest.mark.integration
+
+
+def break_data_streams() -> int:
+    """Cut, below gRPC, every data stream that other slots have opened to this process; returns how many."""
+    connections = psutil.Process().net_connections("tcp")
+    listening = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+    cut = 0
+    for connection in connections:
+        if connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port in listening:
+            with socket.fromfd(connection.fd, socket.AF_INET, socket.SOCK_STREAM) as stream:
+                stream.shutdown(socket.SHUT_RDWR)
+            cut += 1
+    return cut
+
+
+def this_slot() -> Slot:
+    """The slot whose loop has called, at whatever depth, the user function that asks."""
+    frame = sys._getframe()
+    while not isinstance(slot := frame.f_locals.get("self"), Slot):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return slot
+
+
+def test_broken_streams_between_living_slots(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
+    """The output logs send again, and credit that was lost with a stream is given again."""
+    cuts = tmp_path / "cuts"
+    cuts.mkdir()
+
+    def cutting(row):
+        if row["count"] % 1000 == 0:
+            (cuts / f"{os.getpid()}-{row['count']}").write_text(str(break_data_streams()))
+        return row
+
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, window=2, batch_rows=500)
+    counts = env.read_text(str(corpus)).tokenize().key_by("word").count(name="count")
+    counts.map(cutting, schema="word string, count long").to_parquet(str(tmp_path / "out"))
+    with env.execute("cut") as job:
+        job.await_finish(60)
+        assert job.recoveries() == []
+    assert_exact(tmp_path / "out", expected_counts(corpus))
+    assert sum(int(path.read_text()) for path in cuts.iterdir()) > 5
+
+
+def test_a_malformed_frame_is_a_failure_and_no_standstill(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
+    """What shared the frame is lost, and nobody would send it again."""
+    flag = tmp_path / "sent"
+
+    def babbling(row):
+        if row["count"] == 100 and not flag.exists():
+            flag.touch()
+            plane = this_slot()._data
+            for peer in list(plane._out):
+                plane.send(peer, [b"\x99" * 40])
+        return row
+
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2)
+    words = env.read_text(str(corpus)).tokenize().key_by("word").count(name="first")
+    counts = words.map(babbling, schema="word string, count long").map(lambda row: (row["word"],), schema="word string")
+    counts.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"))
+    with env.execute("babble") as job:
+        job.await_finish(60)
+        recoveries = job.recoveries()
+    assert len(recoveries) == 1 and "malformed frame from slot" in recoveries[0]["reason"]
+    assert_exact(tmp_path / "out", expected_counts(corpus))

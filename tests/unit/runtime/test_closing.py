@@ -1,0 +1,47 @@
+"""Closing a subtask closes all of it, whatever one part of it thinks of that."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from flinkplus.operators.base import OperatorContext
+from flinkplus.runtime.fused import FusedOperators, Member
+from flinkplus.runtime.subtask import Subtask
+
+
+class Closable:
+    def __init__(self, name: str, told: list[str], fails: bool = False) -> None:
+        self._name, self._told, self._fails = name, told, fails
+
+    def close(self) -> None:
+        self._told.append(self._name)
+        if self._fails:
+            raise OSError(f"{self._name}: no space left on device")
+
+
+def member(part: Closable) -> Member:
+    context = OperatorContext("part", "part[0]", 0, 1, pa.schema([]), None)
+    return Member(None, context, writer=part)  # type: ignore[arg-type]
+
+
+def test_every_part_is_closed_also_when_one_raises() -> None:
+    told: list[str] = []
+
+    def step():
+        try:
+            yield
+        finally:
+            told.append("step")
+            raise RuntimeError("a user's generator")
+
+    operators = object.__new__(FusedOperators)
+    operators.members = {0: member(Closable("first", told, fails=True)), 1: member(Closable("second", told))}
+    subtask = object.__new__(Subtask)
+    subtask.operators = operators
+    subtask.state = Closable("state", told)  # type: ignore[assignment]
+    subtask._step = step()
+    next(subtask._step)
+    with pytest.raises(OSError, match="first: no space"):
+        subtask.close()
+    assert told == ["step", "first", "second", "state"]
