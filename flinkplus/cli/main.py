@@ -132,7 +132,9 @@ def _wordcount(arguments: argparse.Namespace) -> int:
     )
     wordcount.check_usage(run)
     check_json(arguments.json)
-    spark = session.open_session(arguments.master or session.default_master(arguments.parallelism))
+    master = arguments.master or session.default_master(arguments.parallelism)
+    session.check_master(master, arguments.parallelism)
+    spark = session.open_session(master)
     try:
         result = wordcount.run_wordcount(spark, run)
     finally:

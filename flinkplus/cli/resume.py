@@ -15,7 +15,9 @@ POLL_S = 0.25
 def run_resume(directory: str, master: str | None) -> dict[str, Any]:
     """Run the job to its end; returns its figures."""
     options = planned_options(directory)
-    spark = session.open_session(master or session.default_master(options.parallelism))
+    master = master or session.default_master(options.parallelism)
+    session.check_master(master, options.parallelism)
+    spark = session.open_session(master)
     try:
         with StreamEnvironment.resume(spark, directory) as job:
             print(f"resumed job {job.name!r} from checkpoint {job.restored_from or '(none: from the start)'}")

@@ -17,12 +17,13 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, JavaError
-from flinkplus.runtime.launcher import LOOPBACK, local_master
+from flinkplus.runtime.launcher import LOCAL_CLUSTER, LOOPBACK, check_slots, local_master
 
 JAVA_MINIMUM = 17
 JAVA_TIMEOUT_S = 30
 JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 INSTALL_HINT = "install it with: sudo apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
+REMOTE_MASTER = re.compile(r"(spark://.|k8s://.|yarn$)")
 TASK_ATTEMPTS = 100_000
 SPARE_THREADS = 2  # for the user's own queries beside the slots
 
@@ -50,6 +51,17 @@ def check_java() -> int:
 def default_master(parallelism: int) -> str:
     """A local master with a thread for each slot, some to spare, and restarts of killed slots."""
     return f"local[{parallelism + SPARE_THREADS},{TASK_ATTEMPTS}]"
+
+
+def check_master(master: str, slots: int) -> None:
+    """Raises ``ConfigurationError`` for what is no master URL, ``InsufficientSlots`` for one with too little room."""
+    known = local_master(master) is not None or LOCAL_CLUSTER.match(master) or REMOTE_MASTER.match(master)
+    if not known:
+        raise ConfigurationError(
+            f"{master!r} is no master URL; use local[N], local[*], local-cluster[N,CORES,MB], spark://HOST:PORT, yarn "
+            "or k8s://..."
+        )
+    check_slots(master, slots)
 
 
 def open_session(master: str) -> SparkSession:

@@ -111,17 +111,19 @@ def _watch(job: JobHandle, run: WordCount, progress: bool) -> None:
     line = ProgressLine(job, TOKENIZE) if progress else None
     kills = sorted(run.kills, key=lambda kill: kill.at_s)
     drained = False
-    while not job.wait(POLL_S):
-        running_s = job.running_s
-        while kills and running_s is not None and running_s >= kills[0].at_s:
-            job.kill(kills.pop(0).subtask)
-        if run.duration_s is not None and running_s is not None and running_s >= run.duration_s and not drained:
-            drained = True
-            job.drain()
+    try:
+        while not job.wait(POLL_S):
+            running_s = job.running_s
+            while kills and running_s is not None and running_s >= kills[0].at_s:
+                job.kill(kills.pop(0).subtask)
+            if run.duration_s is not None and running_s is not None and running_s >= run.duration_s and not drained:
+                drained = True
+                job.drain()
+            if line is not None:
+                line.tick()
+    finally:
         if line is not None:
-            line.tick()
-    if line is not None:
-        line.close()
+            line.close()
     for kill in kills:
         print(f"kill {kill.subtask}@{kill.at_s} did not happen: the job was over before", file=sys.stderr)
 

@@ -31,6 +31,7 @@ ENOUGH_TASK_FAILURES = 100
 RESUBMIT_PAUSE_S = 0.2
 STOP_TIMEOUT_S = 15.0
 LOCAL_MASTER = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*([0-9]+)\s*)?\])?$")
+LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0-9]+\s*\]$")
 
 log = logging.getLogger("flinkplus.launcher")
 
@@ -52,16 +53,12 @@ def check_cluster(spark: SparkSession, slots: int) -> None:
     """
     context = spark.sparkContext
     conf = context.getConf()
-    master = context.master
+    master = context.master or ""
     cpus = int(conf.get("spark.task.cpus", "1") or 1)
+    check_slots(master, slots, cpus)
     local = local_master(master)
     if local is not None:
         threads, failures = local
-        if threads < slots * cpus:
-            raise InsufficientSlots(
-                f"the job needs {slots} slots but master {master!r} runs {threads // cpus} tasks at once; "
-                f"use local[{slots * cpus},1000] or more, or parallelism={max(1, threads // cpus)}"
-            )
         where = f"master local[{threads},1000] instead of {master!r}"
     else:
         failures = int(conf.get("spark.task.maxFailures", "4") or 4)
@@ -74,6 +71,23 @@ def check_cluster(spark: SparkSession, slots: int) -> None:
             f"for fast recovery from killed processes use {where}",
             RuntimeWarning,
             stacklevel=4,
+        )
+
+
+def check_slots(master: str, slots: int, cpus: int = 1) -> None:
+    """Raises ``InsufficientSlots`` when the master URL says that fewer than ``slots`` tasks can run at once."""
+    local, cluster = local_master(master), LOCAL_CLUSTER.match(master)
+    if local is not None:
+        room, use = local[0] // cpus, f"local[{slots * cpus},1000] or more"
+    elif cluster is not None:
+        workers, cores = int(cluster[1]), int(cluster[2])
+        room, use = workers * (cores // cpus), "more workers or more cores for each"
+    else:
+        return  # executors come and go: slots that find no room are reported when they have not registered in time
+    if room < slots:
+        raise InsufficientSlots(
+            f"the job needs {slots} slots but master {master!r} runs {room} tasks at once; "
+            f"use {use}, or parallelism={max(1, room)}"
         )
 
 
