@@ -122,7 +122,7 @@ class JobHandle:
 
     def slot_pids(self) -> dict[int, int]:
         """The process of each registered slot."""
-        return self._running.coordinator.pids()
+        return {} if self.done else self._running.coordinator.pids()
 
     def collected(self, name: str) -> pa.Table:
         """The committed rows of a ``collect`` sink. Raises ``ConfigurationError`` when there is no such sink."""

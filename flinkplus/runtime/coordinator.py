@@ -86,12 +86,16 @@ Inbox = LinkEvent | WorkDone | SlotsDown | UserAsked
 
 @dataclass
 class Restore:
-    """Where a resumed job begins: a complete checkpoint, those it could fall back to, and the generation before."""
+    """Where a resumed job begins: a complete checkpoint, those it could fall back to, and the generation before.
+
+    ``draining``: the input was being ended. So it must be again: some sources may have ended early, and for good.
+    """
 
     checkpoint: CheckpointId | None = None
     available: tuple[CheckpointId, ...] = ()
     next_checkpoint: CheckpointId = FIRST_CHECKPOINT
     generation: Generation = NO_GENERATION
+    draining: bool = False
 
 
 @dataclass
@@ -160,7 +164,7 @@ class Coordinator:
         self._faults = Faults(options.faults, restore.generation + 1)
         self._due: deque[Callable[[], None]] = deque()
         self._looked_s = time.monotonic()
-        self._draining = False
+        self._draining = restore.draining
         self._run_number = int(restore.generation)
         self._run_began_s = 0.0
         self.first_started_s: float | None = None
@@ -177,6 +181,10 @@ class Coordinator:
 
     def slots_down(self, reason: str) -> None:
         self._inbox.put(SlotsDown(reason))
+
+    def give_up(self, reason: str) -> None:
+        """End the job now: there is nothing left that could run it."""
+        self._inbox.put(UserAsked(lambda: self._end(JobState.FAILED, JobFailed(reason))))
 
     def cancel(self) -> None:
         """Ask for the end of the job; returns at once."""

@@ -20,7 +20,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import InheritableThread
+from pyspark.core.broadcast import Broadcast
 from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, InsufficientSlots
@@ -102,11 +104,21 @@ def bind_host(spark: SparkSession) -> str:
 class SlotsJob:
     """The Spark job that runs the slots."""
 
-    def __init__(self, spark: SparkSession, config: SlotConfig, job_id: str, on_down: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: SlotConfig,
+        job_id: str,
+        on_down: Callable[[str], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        """``on_down``: all slots are gone, and are being started again; ``on_gone``: nothing can start them."""
         self._context = spark.sparkContext
         self._config = config
         self._group = f"flinkplus-{job_id}"
         self._on_down = on_down
+        self._on_gone = on_gone
+        self._plan: Broadcast[SlotConfig] | None = None
         self._stopping = threading.Event()
         self._thread = InheritableThread(target=self._run, name="flinkplus-slots-job", daemon=True)
 
@@ -114,26 +126,41 @@ class SlotsJob:
         self._thread.start()
 
     def _run(self) -> None:
+        while not self._stopping.is_set():
+            reason = "the Spark job of the slots ended"
+            try:
+                self._run_slots()
+            except Exception as error:  # whatever Spark raises here means the same: the slots are gone
+                reason = f"Spark gave the slots' job up: {(str(error).splitlines() or [type(error).__name__])[0][:300]}"
+            if self._stopping.is_set():
+                break
+            if self._is_stopped():
+                self._on_gone("Spark was stopped under the job; end a job (job.cancel()) before its session")
+                return
+            self._on_down(reason)
+            self._stopping.wait(RESUBMIT_PAUSE_S)
+        if self._plan is not None and not self._is_stopped():
+            self._plan.unpersist(blocking=False)
+
+    def _run_slots(self) -> None:
+        """One Spark job, to its end."""
         context, config = self._context, self._config
         context.setJobGroup(self._group, f"FlinkPlus slots of {config.job_name}", interruptOnCancel=False)
-        plan = context.broadcast(config)
+        plan = self._plan = self._plan or context.broadcast(config)
 
         def task(index: int, _rows: Iterable[Any]) -> Iterator[Any]:
             run_slot(index, plan.value)
             return iter(())
 
+        context.parallelize(range(config.slots), config.slots).mapPartitionsWithIndex(task).collect()
+
+    def _is_stopped(self) -> bool:
+        """Whether the user's session was stopped, here or in the JVM."""
+        jsc = self._context._jsc
         try:
-            while not self._stopping.is_set():
-                reason = "the Spark job of the slots ended"
-                try:
-                    context.parallelize(range(config.slots), config.slots).mapPartitionsWithIndex(task).collect()
-                except Exception as error:  # whatever Spark raises here means the same: the slots are gone
-                    reason = f"Spark gave the slots' job up: {str(error).splitlines()[0][:300]}"
-                if not self._stopping.is_set():
-                    self._on_down(reason)
-                    self._stopping.wait(RESUBMIT_PAUSE_S)
-        finally:
-            plan.unpersist(blocking=False)
+            return jsc is None or bool(jsc.sc().isStopped())
+        except (Py4JError, OSError):  # the JVM is gone
+            return True
 
     def stop(self, graceful_s: float) -> None:
         """Let the slots end by themselves for ``graceful_s`` seconds, then cancel the job; returns when it is over."""

@@ -213,6 +213,7 @@ def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore
     restore.checkpoint = CheckpointId(checkpoint)
     restore.available = tuple(CheckpointId(c) for c in known if c <= checkpoint)
     restore.next_checkpoint = CheckpointId(max(known) + 1)
+    restore.draining = any(handle["operator_state"].get("drained") for handle in manifest["subtasks"].values())
     return restore
 
 
@@ -276,7 +277,7 @@ class RunningJob:
             driver=(os.getpid(), psutil.Process().create_time()),
             local=directory.local,
         )
-        self._slots = SlotsJob(spark, config, self.job_id, self.coordinator.slots_down)
+        self._slots = SlotsJob(spark, config, self.job_id, self.coordinator.slots_down, self.coordinator.give_up)
         self._slots.start()
         self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
         self._closer.start()

@@ -20,7 +20,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +40,7 @@ from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.gates import InputChannel
 from flinkplus.runtime.links import ControlArrived, ControlLink, ControlLost
 from flinkplus.runtime.names import parse_subtask
+from flinkplus.runtime.scratch import make_scratch, remove_scratch
 from flinkplus.runtime.subtask import Subtask, SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.transport import DataPlane, FrameArrived, PeerBroken, PeerConnected
 from flinkplus.runtime.wire import Kind, Message, decode_frame, encode
@@ -117,13 +117,13 @@ def run_slot(index: int, config: SlotConfig) -> None:
     previous = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
-    scratch = Path(tempfile.mkdtemp(prefix=f"slot-{index}-", dir=config.scratch))
+    scratch = make_scratch(config.job_id, index, config.scratch)
     slot = Slot(index, config, scratch)
     try:
         slot.run()
     finally:
         slot.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_scratch(scratch, config.job_id)
         if slot.orphaned and config.ephemeral and not _is_alive(*config.driver):
             shutil.rmtree(config.ephemeral, ignore_errors=True)
         sys.setswitchinterval(previous)

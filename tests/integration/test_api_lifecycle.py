@@ -1,0 +1,284 @@
+"""The life of a job seen from a program: begun, ended in every way there is, and nothing left of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from flinkplus import StreamEnvironment
+from flinkplus.errors import ConfigurationError, JobCancelled
+from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from tests.integration.programs import program, script
+
+pytestmark = pytest.mark.integration
+
+
+def endless(spark: SparkSession, directory: Path, **options: object) -> StreamEnvironment:
+    """A WordCount without end over a vocabulary of ten, drawn and not started; everything of it below ``directory``."""
+    work = directory / "work"
+    work.mkdir(exist_ok=True)
+    env = StreamEnvironment(spark, **{"parallelism": 2, "checkpoint_interval": 0.2, "work_dir": work, **options})
+    words = env.generate(lambda i: f"w{i % 10}", schema="word string", rate=2_000, name="words")
+    words.key_by("word").count(name="count").to_parquet(directory / "out", name="out")
+    return env
+
+
+def assert_over(spark: SparkSession, directory: Path, pids: list[int]) -> None:
+    """No slot, no Spark job, no thread, no temporary file of the job."""
+    assert list((directory / "work").iterdir()) == []
+    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+    for pid in pids:  # Spark keeps its worker processes; what made one a slot must be gone
+        wait_until(lambda pid=pid: not _listens(pid), f"process {pid} listens no more", 5)  # type: ignore[misc]
+    wait_until(lambda: not _threads(), f"the end of {_threads()}", 5)
+
+
+def _listens(pid: int) -> bool:
+    try:
+        connections = psutil.Process(pid).net_connections(kind="inet")
+    except psutil.NoSuchProcess:
+        return False
+    return any(connection.status == psutil.CONN_LISTEN for connection in connections)
+
+
+def _threads() -> list[str]:
+    """Threads of jobs; the I/O thread belongs to the process."""
+    names = (thread.name for thread in threading.enumerate())
+    return sorted(name for name in names if name.startswith("flinkplus-") and name != "flinkplus-io")
+
+
+# --- cancelling
+
+
+def test_leaving_the_block_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    with endless(spark, tmp_path).execute("left") as job:
+        wait_for_checkpoint(job)
+        pids = list(job.slot_pids().values())
+        assert len(pids) == 2 and not job.wait(0)
+    assert job.done and job.state == "cancelled"
+    assert_over(spark, tmp_path, pids)
+    with pytest.raises(JobCancelled, match="cancelled"):
+        job.await_finish()
+
+
+def test_an_error_in_the_block_ends_the_job_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), endless(spark, tmp_path).execute("left") as job:
+        wait_for_checkpoint(job)
+        1 // 0  # noqa: B018
+    assert job.done and job.state == "cancelled"
+    assert_over(spark, tmp_path, [])
+
+
+def test_cancel_while_it_starts(spark: SparkSession, tmp_path: Path) -> None:
+    job = endless(spark, tmp_path).execute("early")
+    job.cancel()
+    assert job.done and job.state == "cancelled"
+    assert job.metrics()["committed_rows"] == {"out": 0}
+    assert_over(spark, tmp_path, [])
+    again = endless(spark, tmp_path).execute("again")  # the directory is as good as new
+    wait_for_checkpoint(again)
+    again.cancel()
+    assert pq.read_table(tmp_path / "out").num_rows > 0
+
+
+def test_cancel_twice_and_from_several_threads(spark: SparkSession, tmp_path: Path) -> None:
+    job = endless(spark, tmp_path).execute("twice")
+    wait_for_checkpoint(job)
+    threads = [threading.Thread(target=job.cancel) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    job.cancel()
+    assert job.state == "cancelled"
+    assert_over(spark, tmp_path, [])
+
+
+def test_cancel_after_the_end_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    job = endless(spark, tmp_path).execute("finished")
+    job.drain()
+    job.await_finish(60)
+    job.cancel()
+    job.await_finish()
+    assert job.state == "finished"
+    assert pq.read_table(tmp_path / "out").num_rows == job.metrics()["committed_rows"]["out"]
+
+
+# --- waiting, asking, after the end
+
+
+def test_await_finish_with_a_timeout(spark: SparkSession, tmp_path: Path) -> None:
+    with endless(spark, tmp_path).execute("patience") as job:
+        wait_for_checkpoint(job)
+        with pytest.raises(TimeoutError, match=r"job 'patience' has not finished within 0\.05 s; it is running"):
+            job.await_finish(0.05)
+        assert not job.wait(0)
+        last = job.metrics()["checkpoints_completed"]
+        wait_for_checkpoint(job, last + 1)  # it was not disturbed
+        assert job.state == "running"
+
+
+def test_a_checkpoint_on_demand(spark: SparkSession, tmp_path: Path) -> None:
+    with endless(spark, tmp_path, checkpoint_interval=None).execute("on demand") as job:
+        wait_until(lambda: job.state == "running", "the start")
+        job.checkpoint_now()
+        wait_for_checkpoint(job)
+        assert [c["status"] for c in job.checkpoints()] == ["complete"]
+        assert job.metrics()["committed_rows"]["out"] == pq.read_table(tmp_path / "out").num_rows
+
+
+def test_a_handle_after_the_end(spark: SparkSession, tmp_path: Path) -> None:
+    job = endless(spark, tmp_path).execute("over")
+    wait_for_checkpoint(job)
+    job.cancel()
+    before = job.metrics()
+    job.drain()
+    job.checkpoint_now()
+    job.kill("count:1")
+    assert job.slot_pids() == {}
+    assert job.metrics() == before
+    assert job.recoveries() == []
+    assert job.checkpoints()[0]["status"] == "complete"
+    with pytest.raises(ConfigurationError):
+        job.kill("cuont:1")
+
+
+# --- the program ends
+
+PROGRAM = """
+import sys, warnings
+from pathlib import Path
+from pyspark.sql import SparkSession
+from flinkplus import StreamEnvironment
+
+def session(master, **conf):
+    builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.log.level", "OFF")
+    if master:
+        builder = builder.master(master)
+    for key, value in conf.items():
+        builder = builder.config(key.replace("_", "."), value)
+    return builder.getOrCreate()
+
+def wordcount(spark, text, out, rate=None, repeat=1, **options):
+    env = StreamEnvironment(spark, **options)
+    words = env.read_text(text, repeat=repeat, name="lines").tokenize(name="tokenize")
+    if rate:
+        words.throttle(rate)
+    words.key_by("word").count(name="count").to_parquet(out, name="out")
+    return env
+
+def wait_for_checkpoint(job):
+    import time
+    until = time.monotonic() + 60
+    while job.metrics()["checkpoints_completed"] < 1:
+        assert not job.done and time.monotonic() < until, job.state
+        time.sleep(0.01)
+
+TEXT, OUT = sys.argv[1:3]
+"""
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise RuntimeError('a bug of mine')"])
+def test_the_interpreter_ends(corpus: Path, tmp_path: Path, ending: str) -> None:
+    text = f"""{PROGRAM}
+spark = session("local[4,100]")
+job = wordcount(spark, TEXT, OUT, rate=50_000, repeat=10_000, parallelism=2, checkpoint_interval=0.2).execute("left")
+wait_for_checkpoint(job)
+print("running", flush=True)
+{ending}
+"""
+    with program([sys.executable, script(tmp_path, text), str(corpus), str(tmp_path / "out")], tmp_path) as run:
+        code = run.wait()
+        run.assert_nothing_left()
+    assert run.out == "running\n"
+    assert code == (1 if "raise" in ending else 3)
+    assert run.err.count("Traceback") == (1 if "raise" in ending else 0), run.err
+    assert pq.read_table(tmp_path / "out").num_rows > 0
+    assert not (tmp_path / "out" / "_staging").exists()
+
+
+def test_the_session_is_stopped_under_a_job(corpus: Path, tmp_path: Path) -> None:
+    text = f"""{PROGRAM}
+import time
+spark = session("local[4,100]")
+job = wordcount(spark, TEXT, OUT, rate=50_000, repeat=10_000, parallelism=2, checkpoint_interval=0.2).execute("cut off")
+wait_for_checkpoint(job)
+spark.stop()
+begun = time.monotonic()
+try:
+    job.await_finish(50)
+except Exception as error:
+    print(type(error).__name__, job.state, job.done, error, sep="|")
+print(time.monotonic() - begun < 10)
+"""
+    with program([sys.executable, script(tmp_path, text), str(corpus), str(tmp_path / "out")], tmp_path) as run:
+        assert run.wait(90) == 0, run.err
+        run.assert_nothing_left()
+    error, quick = run.out.splitlines()
+    assert error.startswith("JobFailed|failed|True|")
+    assert "Spark" in error and "stopped" in error
+    assert quick == "True"
+    assert "Traceback" not in run.err, run.err
+
+
+# --- masters
+
+
+def test_spark_submit_and_a_local_master_without_retries(corpus: Path, tmp_path: Path) -> None:
+    text = f"""{PROGRAM}
+spark = session(None)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    job = wordcount(spark, TEXT, OUT, rate=30_000).execute("submitted")
+print([str(w.message) for w in said if "FlinkPlus" in str(w.message) or "gives a job up" in str(w.message)])
+wait_for_checkpoint(job)
+print(sorted(job.slot_pids()))
+job.kill("count:1")
+job.await_finish(60)
+print(job.recoveries()[0]["mode"], job.metrics()["slot_restarts"])
+spark.stop()
+"""
+    conf = ["spark.flinkplus.parallelism=3", "spark.flinkplus.checkpointInterval=0.2", "spark.ui.enabled=false"]
+    submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[4]"]
+    submit += [part for setting in conf for part in ("--conf", setting)]
+    arguments = [*submit, script(tmp_path, text), str(corpus), str(tmp_path / "out")]
+    with program(arguments, tmp_path) as run:
+        assert run.wait(90) == 0, run.err
+        run.assert_nothing_left()
+    warned, slots, recovered = run.out.splitlines()
+    assert "use master local[4,1000] instead of 'local[4]'" in warned
+    assert slots == "[0, 1, 2]"
+    assert recovered == "rollback 3"
+    assert_exact(tmp_path / "out", expected_counts(corpus))
+
+
+@pytest.mark.slow
+def test_a_local_cluster(corpus: Path, tmp_path: Path) -> None:
+    text = f"""{PROGRAM}
+from flinkplus.errors import InsufficientSlots
+spark = session("local-cluster[2,2,1024]", spark_executor_memory="1g", spark_task_maxFailures="1000")
+options = {{"rate": 30_000, "checkpoint_interval": 0.2}}
+try:
+    wordcount(spark, TEXT, OUT, parallelism=5, **options).execute("too wide")
+except InsufficientSlots as error:
+    print(error)
+job = wordcount(spark, TEXT, OUT, parallelism=4, **options).execute("cluster")
+wait_for_checkpoint(job)
+job.kill("count:1")
+job.await_finish(90)
+print(job.recoveries()[0]["mode"], job.metrics()["slot_restarts"])
+spark.stop()
+"""
+    with program([sys.executable, script(tmp_path, text), str(corpus), str(tmp_path / "out")], tmp_path) as run:
+        assert run.wait(115) == 0, run.err
+        run.assert_nothing_left()
+    refused, recovered = run.out.splitlines()
+    assert "needs 5 slots but master 'local-cluster[2,2,1024]' runs 4 tasks at once" in refused
+    assert recovered == "rollback 1"
+    assert_exact(tmp_path / "out", expected_counts(corpus))
