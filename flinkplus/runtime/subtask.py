@@ -366,6 +366,7 @@ class Subtask:
             "inputs": self.inputs.cursors(),
             "outputs": {c: seq + 1 for c, seq in self.outputs.cursors().items()},  # behind the barrier, sent next
             "ended": self.ended,
+            "drained": self._draining,
             "run": (self._run, self._run_base),
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
         }

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
+from flinkplus.errors import JobFailed
+from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.slot import Slot
-from tests.integration.conftest import assert_exact, expected_counts
+from tests.integration.conftest import assert_exact, expected_counts, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -81,3 +85,48 @@ def test_a_malformed_frame_is_a_failure_and_no_standstill(spark: SparkSession, c
         recoveries = job.recoveries()
     assert len(recoveries) == 1 and "malformed frame from slot" in recoveries[0]["reason"]
     assert_exact(tmp_path / "out", expected_counts(corpus))
+
+
+def test_a_drain_goes_on_after_a_resume(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint may hold a source that the drain has ended, beside one that it has not: both must end there."""
+    hold, holding, directory = tmp_path / "hold", tmp_path / "holding", str(tmp_path / "checkpoints")
+
+    def held(i):
+        while i % 2 and hold.exists():
+            holding.touch()
+            time.sleep(0.001)
+        return i
+
+    store = Commits.store
+
+    def without_the_last(self, checkpoint, generation, handles, final):
+        if final:
+            raise OSError("the driver dies about here")
+        store(self, checkpoint, generation, handles, final)
+
+    env = StreamEnvironment(
+        spark, parallelism=2, checkpoint_interval=None, checkpoint_dir=directory, batch_rows=100, max_restarts=0
+    )
+    env.generate(held, schema="i long", count=200_000, rate=20_000).to_parquet(str(tmp_path / "out"))
+    with monkeypatch.context() as dying:
+        dying.setattr(Commits, "store", without_the_last)
+        job = env.execute("drained")
+        wait_until(lambda: sum(job.rows_out("generator").values()) > 2000, "rows")
+        hold.touch()
+        wait_until(holding.exists, "one source in the middle of a step")
+        coordinator = job._running.coordinator
+        job.drain()
+        wait_until(lambda: len(coordinator._checkpoints._exhausted) == 1, "the end of one source")
+        job.checkpoint_now()
+        wait_until(lambda: any(c["status"] == "pending" for c in job.checkpoints()), "the trigger")
+        hold.unlink()
+        with pytest.raises(JobFailed, match="no last checkpoint"):
+            job.await_finish(60)
+    assert [c["status"] for c in job.checkpoints()].count("complete") == 1
+    with StreamEnvironment.resume(spark, directory) as resumed:
+        resumed.await_finish(60)
+    rows = sorted(pq.read_table(tmp_path / "out").column("i").to_pylist())
+    for parity in (0, 1):
+        mine = [i for i in rows if i % 2 == parity]
+        assert mine == list(range(parity, 2 * len(mine), 2))
+        assert len(mine) < 100_000
