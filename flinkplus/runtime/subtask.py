@@ -229,7 +229,7 @@ class Subtask:
 
     def deadline(self, now: float) -> float:
         """When a paced source may read next; ``now`` when nothing is to be waited for."""
-        if self._is_source and self._step is None and not self._triggers and not self.ended:
+        if self._is_source and self._step is None and not (self._triggers or self._draining or self.ended):
             return self._pacer.ready_at(now, self._counted)
         return now
 

@@ -130,3 +130,13 @@ def test_a_drain_goes_on_after_a_resume(spark: SparkSession, tmp_path: Path, mon
         mine = [i for i in rows if i % 2 == parity]
         assert mine == list(range(parity, 2 * len(mine), 2))
         assert len(mine) < 100_000
+
+
+def test_a_drain_does_not_wait_for_the_next_row_of_a_slow_source(spark: SparkSession) -> None:
+    env = StreamEnvironment(spark, parallelism=2)
+    env.generate(lambda i: i, schema="i long", rate=0.02).discard()
+    with env.execute("slow") as job:
+        wait_until(lambda: sum(job.rows_out("generator").values()) == 2, "the first rows")
+        job.drain()
+        job.await_finish(20)
+    assert job.metrics()["operators"]["generator"]["rows_out"] == 2
