@@ -230,6 +230,7 @@ print(time.monotonic() - begun < 10)
 # --- masters
 
 
+@pytest.mark.slow
 def test_spark_submit_and_a_local_master_without_retries(corpus: Path, tmp_path: Path) -> None:
     text = f"""{PROGRAM}
 spark = session(None)
