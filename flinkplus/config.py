@@ -82,6 +82,8 @@ class Options:
             ("flush_interval", 0.001),
         ):
             _check_seconds(name, getattr(self, name), low_s)
+        if self.heartbeat_timeout < 3 * self.heartbeat_interval:
+            raise ConfigurationError("heartbeat_timeout must be at least three times heartbeat_interval")
         _check_seconds("checkpoint_min_pause", self.checkpoint_min_pause, 0.0)
         if self.checkpoint_interval is not None:
             _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)

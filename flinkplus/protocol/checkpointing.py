@@ -309,7 +309,7 @@ class CheckpointCoordinator:
             if self._final_failures >= self._config.final_attempts:
                 effects.append(FinalCheckpointAbandoned(pending.checkpoint, self._generation, reason))
             else:
-                self._final_at_ms = self._pause_until_ms
+                self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
         return effects
 
     def _record(self, now_ms: int, pending: _Pending, outcome: CheckpointOutcome, reason: str) -> RecordCheckpoint:

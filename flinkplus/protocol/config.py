@@ -40,6 +40,8 @@ class CheckpointConfig:
     """For one manifest, and for one attempt at a commit, to be answered; else both are given up for good."""
     final_attempts: int = 10
     """Last checkpoints that may fail, one after the other, in one generation."""
+    final_retry_ms: int = 500
+    """From a failed last checkpoint to the next attempt at one: a short outage must not use them up."""
 
     def __post_init__(self) -> None:
         _check_at_least(self, tuple(field.name for field in fields(self)), 0)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from flinkplus.errors import CorruptCheckpoint
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
@@ -114,7 +115,10 @@ class Commits:
             committer.retract_after(checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if checkpoint is not None and c <= checkpoint}
         self._uncommitted = {name: [] for name in self.sinks}
-        commits = {} if checkpoint is None else self.manifest(checkpoint)["commits"]
+        try:
+            commits = {} if checkpoint is None else self.manifest(checkpoint)["commits"]
+        except CorruptCheckpoint:
+            commits = {}  # whoever restores it will see that, and go back further
         self._newest = checkpoint or CheckpointId(0)
         self.rows = {name: commits.get(name, {}).get("rows", 0) for name in self.sinks}
 

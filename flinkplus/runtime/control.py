@@ -140,12 +140,13 @@ class Suspend:
 
 @dataclass(frozen=True)
 class Start:
-    """Run. ``run``: which run of the job this is (a resume is another); ``run_began_s``: when its subtasks first
-    started, in seconds since the Unix epoch."""
+    """Run. ``run``: which run of the job this is (a resume is another); ``run_age_s``: how long ago its subtasks first
+    started (an age, since hosts may differ in their clocks).
+    """
 
     generation: int
     run: int
-    run_began_s: float
+    run_age_s: float
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ from flinkplus.runtime.recoveries import RecoveryLog
 
 MAX_IDLE_S = 0.2
 STOP_AT_ONCE_S = 3.0
+RESTART_PATIENCE = 3  # Spark itself takes up to spark.network.timeout, 120 s, to see that a host is gone
 FIRST_CHECKPOINT = CheckpointId(1)
 NO_GENERATION = Generation(0)
 log = logging.getLogger("flinkplus.coordinator")
@@ -124,7 +125,7 @@ def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:
         max_restarts=options.max_restarts,
         max_slot_losses=options.max_slot_losses,
         slot_timeout_ms=ms(options.slot_timeout),
-        restart_slot_timeout_ms=ms(options.slot_timeout),
+        restart_slot_timeout_ms=ms(RESTART_PATIENCE * options.slot_timeout),
         deploy_timeout_ms=ms(options.deploy_timeout),
     )
     return checkpoints, recovery
@@ -166,7 +167,6 @@ class Coordinator:
         self._looked_s = time.monotonic()
         self._draining = restore.draining
         self._run_number = int(restore.generation)
-        self._run_began_s = 0.0
         self.first_started_s: float | None = None
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
@@ -383,8 +383,10 @@ class Coordinator:
         while self._due:
             try:
                 self._due[0]()
-            finally:
-                self._due.popleft()
+            except BaseException:
+                self._due.clear()
+                raise
+            self._due.popleft()
 
     def _step_checkpoints(self, event: events.CheckpointingEvent) -> None:
         self._soon(lambda: self._step_checkpoints_now(event))
@@ -526,8 +528,9 @@ class Coordinator:
                 self._deploy(generation, restore, dict(assignment))
             case effects.StartSubtasks(generation):
                 if self.first_started_s is None:
-                    self.first_started_s, self._run_began_s = time.monotonic(), time.time()
-                self._tell_all(control.Start(generation, self._run_number, self._run_began_s))
+                    self.first_started_s = time.monotonic()
+                age_s = time.monotonic() - self.first_started_s
+                self._tell_all(control.Start(generation, self._run_number, age_s))
                 if self._draining:
                     self._tell_all(control.Drain(generation))
                 self._worker.submit(self._collect_garbage, generation)
@@ -600,8 +603,11 @@ class Coordinator:
         elif state is JobState.CANCELLED:
             self._end(state, JobCancelled("the job was cancelled"))
         elif failure == "slots":
-            hint = f"the job needs {self.options.parallelism} Spark tasks at once; give the executors more cores"
-            self._end(state, InsufficientSlots(f"{reason}; {hint}, or lower parallelism"))
+            hint = (
+                f"the job needs {self.options.parallelism} Spark tasks at once: give the executors more cores, or "
+                "lower parallelism; if none registered, see the executors' logs: their Python must have flinkplus"
+            )
+            self._end(state, InsufficientSlots(f"{reason}; {hint}"))
         else:
             failed = JobFailed(reason)
             if isinstance(error, BaseException):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import threading
 import time
 import warnings
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark import InheritableThread
+from pyspark import RDD, InheritableThread, SparkContext
 from pyspark.core.broadcast import Broadcast
 from pyspark.sql import SparkSession
 
@@ -36,6 +37,7 @@ LOCAL_MASTER = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*([0-9]+)\s*)?\])?$
 LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0-9]+\s*\]$")
 
 log = logging.getLogger("flinkplus.launcher")
+_python_lock = threading.Lock()
 
 
 def local_master(master: str | None) -> tuple[int, int] | None:
@@ -93,12 +95,31 @@ def check_slots(master: str, slots: int, cpus: int = 1) -> None:
         )
 
 
-def bind_host(spark: SparkSession) -> str:
-    """The address the coordinator listens on: loopback for local masters, the driver's own otherwise."""
+def coordinator_hosts(spark: SparkSession) -> tuple[str, str]:
+    """The address the coordinator binds, and the one slots reach it at: loopback for local masters, else the
+    driver's.
+    """
     if local_master(spark.sparkContext.master) is not None:
-        return LOOPBACK
+        return LOOPBACK, LOOPBACK
     conf = spark.sparkContext.getConf()
-    return conf.get("spark.driver.bindAddress") or conf.get("spark.driver.host") or LOOPBACK
+    host = conf.get("spark.driver.host") or LOOPBACK
+    return conf.get("spark.driver.bindAddress") or host, host
+
+
+def _with_our_python(context: SparkContext, rdd: RDD[Any]) -> None:
+    """Have this job's workers run the driver's own Python.
+
+    In a local master they could run nothing better, and the default is the ``python3`` of the PATH, which need not have
+    FlinkPlus when the program was started by a path such as ``.venv/bin/python``. The Java side of the RDD, made here,
+    notes which Python to run; the session's own setting is as it was afterwards.
+    """
+    with _python_lock:
+        theirs = context.pythonExec
+        context.pythonExec = sys.executable
+        try:
+            _ = rdd._jrdd
+        finally:
+            context.pythonExec = theirs
 
 
 class SlotsJob:
@@ -152,7 +173,10 @@ class SlotsJob:
             run_slot(index, plan.value)
             return iter(())
 
-        context.parallelize(range(config.slots), config.slots).mapPartitionsWithIndex(task).collect()
+        slots = context.parallelize(range(config.slots), config.slots).mapPartitionsWithIndex(task)
+        if config.local:
+            _with_our_python(context, slots)
+        slots.collect()
 
     def _is_stopped(self) -> bool:
         """Whether the user's session was stopped, here or in the JVM."""

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flinkplus.errors import PeerProtocolError
 from flinkplus.runtime import control
 from flinkplus.runtime.io_thread import IoThread, aio, grpc
 from flinkplus.runtime.transport import GRPC_OPTIONS, FrameWriter, identity
@@ -93,8 +92,8 @@ class ControlLink:
             reason = f"{error.code().name}: {error.details()}"
         except asyncio.TimeoutError:
             reason = f"no answer from the coordinator at {self._address} within {CONNECT_TIMEOUT_S} s"
-        except PeerProtocolError as error:
-            reason = str(error)
+        except Exception as error:  # whatever it is, the stream is gone, and the slot must hear of it
+            reason = f"{type(error).__name__}: {error}"
         finally:
             for task in (pump, beat):
                 if task is not None:

@@ -44,7 +44,7 @@ from flinkplus.protocol.ids import CheckpointId, Generation
 from flinkplus.runtime import staging
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, Restore
-from flinkplus.runtime.launcher import SlotsJob, bind_host, check_cluster, local_master
+from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
 from flinkplus.runtime.slot import SlotConfig
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -260,8 +260,9 @@ class RunningJob:
         self._started_s = time.monotonic()
         self._elapsed_s: float | None = None
         token = secrets.token_urlsafe(24)
-        self.coordinator = Coordinator(plan.graph, plan.options, commits, restore, bind_host(spark), token)
-        address = self.coordinator.start()
+        bind, reach = coordinator_hosts(spark)
+        self.coordinator = Coordinator(plan.graph, plan.options, commits, restore, bind, token)
+        address = f"{reach}:{self.coordinator.start().rpartition(':')[2]}"
         config = SlotConfig(
             job_id=self.job_id,
             job_name=plan.name,

@@ -345,10 +345,10 @@ class Slot:
         match message:
             case control.Deploy():
                 self._deploy(message)
-            case control.Start(generation, run, run_began_s):
+            case control.Start(generation, run, run_age_s):
                 if generation == self._generation:
                     for subtask in list(self._order):
-                        self._guard(subtask, lambda s=subtask: s.start(run, run_began_s))  # type: ignore[misc]
+                        self._guard(subtask, lambda s=subtask: s.start(run, run_age_s))  # type: ignore[misc]
             case control.Suspend(generation):
                 if generation >= self._generation:
                     self._retire_all()

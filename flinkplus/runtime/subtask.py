@@ -169,17 +169,17 @@ class Subtask:
 
     # --- driven by the slot's loop
 
-    def start(self, run: int, run_began_s: float) -> None:
+    def start(self, run: int, run_age_s: float) -> None:
         """Begin to work; a source that had ended already says so again.
 
-        ``run_began_s``: when this run of the job first started (seconds since the Unix epoch); paced rows arrive from
-        then on, beginning with the first one that no earlier run has read.
+        ``run_age_s``: how long ago this run of the job first started; paced rows arrive from then on, beginning
+        with the first one that no earlier run has read.
         """
         self._running = True
         if run != self._run:
             self._run, self._run_base = run, self._counted
         rate = self._rate or 1.0
-        self._pacer.begin(time.monotonic() - (time.time() - run_began_s) - self._run_base / rate)
+        self._pacer.begin(time.monotonic() - run_age_s - self._run_base / rate)
         self._ports.reach("start", str(self.id))
         if self.ended:
             self._caught_up()

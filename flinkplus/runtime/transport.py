@@ -30,6 +30,11 @@ GRPC_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.keepalive_time_ms", 10_000),  # a peer that is cut off without a word is noticed
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
 ]
 
 
@@ -222,6 +227,8 @@ class _Outgoing:
                 self._deliver(FrameArrived(self.peer, frame))
         except aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
+        except Exception as error:  # whatever it is, the stream is gone, and the slot must hear of it
+            reason = f"{type(error).__name__}: {error}"
         finally:
             self.alive = self.connected = False
             if pump is not None:

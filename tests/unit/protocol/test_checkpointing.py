@@ -66,7 +66,12 @@ class History:
 
 
 def started(complete: tuple[CheckpointId, ...] = (), **options: int | None) -> History:
-    settings: dict[str, int | None] = {"interval_ms": 100, "timeout_ms": 1_000, "storage_timeout_ms": 5_000}
+    settings: dict[str, int | None] = {
+        "interval_ms": 100,
+        "timeout_ms": 1_000,
+        "storage_timeout_ms": 5_000,
+        "final_retry_ms": 0,
+    }
     history = History(CheckpointConfig(**{**settings, **options}), complete)  # type: ignore[arg-type]
     assert history.at(0, RUNNING) == []
     return history
@@ -476,6 +481,14 @@ def test_a_failed_last_checkpoint_is_tried_again_after_the_pause() -> None:
     history.at(1_110, *acks(C3))
     history.at(1_120, ManifestFailed(C3, "no"))
     assert history.time(1_160) == [trigger(C4, final=True)]
+
+
+def test_a_failed_last_checkpoint_is_not_tried_again_at_once() -> None:
+    history = started(final_retry_ms=500)
+    history.at(10, *exhausted())
+    assert not any(isinstance(e, TriggerCheckpoint) for e in history.at(20, SnapshotDeclined(C1, K0, G1, "no")))
+    assert history.machine.next_deadline_ms() == 520
+    assert history.time(520) == [trigger(C2, final=True)]
 
 
 def test_last_checkpoints_are_tried_so_often_and_no_more() -> None:

@@ -288,6 +288,7 @@ class Cluster:
             interval_ms=rng.choice([None, 20, 60]),
             timeout_ms=rng.choice([80, 300]),
             min_pause_ms=rng.choice([0, 20]),
+            final_retry_ms=rng.choice([0, 20]),
             max_concurrent=rng.randint(1, 3),
             retained=rng.randint(1, 3),
             commit_attempts=50,
