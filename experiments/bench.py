@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from flinkplus.corpus import write_corpus
 from pyspark.sql import SparkSession
 
 from experiments.bench_state import measure_sync_part
@@ -34,6 +33,7 @@ from flinkplus.api.environment import StreamEnvironment
 from flinkplus.cli import session
 from flinkplus.cli.main import write_json
 from flinkplus.cli.wordcount import TOKENIZE, WordCount, draw, run_wordcount
+from flinkplus.corpus import write_corpus
 
 WORDS = 1_100_000
 VOCABULARY = 50_000
