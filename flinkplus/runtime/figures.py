@@ -61,9 +61,12 @@ class Figures:
         self._kept: deque[int] = deque()
         self.last_complete: int | None = None
         self.completed = 0
+        self._final = False
 
     def heard(self, subtasks: dict[str, dict[str, Any]]) -> None:
-        """A slot's heartbeat."""
+        """A slot's heartbeat. One that was under way when the last checkpoint completed has nothing new to say."""
+        if self._final:
+            return
         self._subtasks = {**self._subtasks, **subtasks}
 
     def triggered(self, checkpoint: int) -> None:
@@ -104,6 +107,7 @@ class Figures:
 
     def _adopt_cut(self, figures: CheckpointFigures) -> None:
         """The last checkpoint's counters are the job's final ones; heartbeats may lag behind them."""
+        self._final = True
         merged = dict(self._subtasks)
         for subtask, operators in figures.parts.items():
             known = merged.get(subtask, {"busy_s": 0.0, "rows_out": 0, "operators": {}})

@@ -51,6 +51,7 @@ class IoThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
+        aio.init_grpc_aio()  # for good: else gRPC ends its poller between two jobs, and prints what it trips over
         self.loop.run_forever()
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
