@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import tempfile
 import threading
 import time
@@ -42,6 +41,7 @@ from flinkplus.graph import JobGraph
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId, Generation
 from flinkplus.runtime import staging
+from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, Restore
 from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
@@ -58,6 +58,7 @@ PLAN_FORMAT = 1
 GENERATIONS_PER_RUN = 100_000
 GRACEFUL_STOP_S = 2.0
 EXIT_WAIT_S = 20.0
+REMOVE_PATIENCE_S = 5.0
 
 log = logging.getLogger("flinkplus")
 
@@ -241,7 +242,8 @@ class JobDirectory:
         self.scratch = str(self.path) if self.local else None
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the directory; slots that are just ending may still put files into it."""
+        remove_tree(self.path, REMOVE_PATIENCE_S)
 
 
 class RunningJob:

@@ -16,7 +16,6 @@ import gc
 import logging
 import os
 import queue
-import shutil
 import signal
 import socket
 import sys
@@ -36,6 +35,7 @@ from flinkplus.errors import CorruptState, FlinkPlusError, PeerProtocolError, Us
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
+from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.gates import InputChannel
 from flinkplus.runtime.links import ControlArrived, ControlLink, ControlLost
@@ -50,6 +50,7 @@ from flinkplus.state.storage import CheckpointStorage
 SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpreter
 RECONNECT_LIMIT = 20
 RECONNECT_PAUSE_S = 0.1
+ORPHAN_PATIENCE_S = 2.0
 
 log = logging.getLogger("flinkplus.slot")
 
@@ -125,7 +126,7 @@ def run_slot(index: int, config: SlotConfig) -> None:
         slot.close()
         remove_scratch(scratch, config.job_id)
         if slot.orphaned and config.ephemeral and not _is_alive(*config.driver):
-            shutil.rmtree(config.ephemeral, ignore_errors=True)
+            remove_tree(config.ephemeral, ORPHAN_PATIENCE_S)
         sys.setswitchinterval(previous)
         signal.signal(signal.SIGHUP, hang_up)
 
