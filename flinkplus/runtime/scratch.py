@@ -30,11 +30,15 @@ def remove_scratch(path: Path, job_id: str) -> None:
 def sweep(job_id: str, base: str | None) -> None:
     """Remove directories of slots of this job whose process does not live any more."""
     pattern = re.compile(re.escape(_prefix(job_id)) + r"slot-\d+-(\d+)-")
-    with os.scandir(base or tempfile.gettempdir()) as entries:
-        for entry in entries:
-            match = pattern.match(entry.name)
-            if match is not None and not psutil.pid_exists(int(match[1])):
-                shutil.rmtree(entry.path, ignore_errors=True)
+    where = base or tempfile.gettempdir()
+    try:
+        names = os.listdir(where)
+    except FileNotFoundError:
+        return  # the whole job was cleaned up meanwhile
+    for name in names:
+        match = pattern.match(name)
+        if match is not None and not psutil.pid_exists(int(match[1])):
+            shutil.rmtree(os.path.join(where, name), ignore_errors=True)
 
 
 def _prefix(job_id: str) -> str:
