@@ -86,10 +86,12 @@ def start_job(
     """Check, prepare and start a job; returns once its slots are being started."""
     check_cluster(spark, options.parallelism)
     directory = JobDirectory(spark, options)
+    claimed: CheckpointStorage | None = None
     try:
         storage = CheckpointStorage(directory.checkpoints)
         fingerprint = graph.fingerprint(options.parallelism)
         storage.prepare({"name": name, "fingerprint": fingerprint}, resume)
+        claimed = None if resume else storage
         old = _load_plan(storage, directory.checkpoints) if resume else None
         if old is not None:
             output_id = old.output_id
@@ -102,6 +104,8 @@ def start_job(
         plan = Plan(PLAN_FORMAT, name, output_id, graph, options)
         return _launch(spark, plan, storage, directory, resume)
     except BaseException:
+        if claimed is not None:
+            claimed.release()
         directory.remove()
         raise
 
@@ -227,8 +231,8 @@ class JobDirectory:
     def __init__(self, spark: SparkSession, options: Options) -> None:
         master = spark.sparkContext.master or ""
         self.local = local_master(master) is not None
-        shared = self.local or master.startswith("local-cluster")
-        if options.checkpoint_dir is None and not shared:
+        self.one_host = self.local or master.startswith("local-cluster")
+        if options.checkpoint_dir is None and not self.one_host:
             raise ConfigurationError(
                 f"on {master} the slots run on other machines: give checkpoint_dir, a directory or URI that all of "
                 "them can reach"
@@ -276,7 +280,7 @@ class RunningJob:
             options=plan.options,
             checkpoint_dir=directory.checkpoints,
             scratch=directory.scratch,
-            ephemeral=str(directory.path) if directory.local else None,
+            ephemeral=str(directory.path) if directory.one_host else None,
             driver=(os.getpid(), psutil.Process().create_time()),
             local=directory.local,
         )

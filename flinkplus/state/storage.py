@@ -96,6 +96,13 @@ class CheckpointStorage:
                 f"checkpoint directory {self.uri!r} cannot be written: {error}; choose one that this user may write"
             ) from error
 
+    def release(self) -> None:
+        """Give up a claim made with ``resume=False`` by a job that never started: the directory is free again."""
+        for folder in ("blobs", "staged", "state"):
+            for name in self._files.names(folder):
+                self._files.delete(name)
+        self._files.delete(JOB_FILE)
+
     def _job(self) -> dict[str, Any] | None:
         try:
             document = json.loads(self._files.read(JOB_FILE))

@@ -56,8 +56,9 @@ def _table_options(cache: Cache | None) -> BlockBasedOptions:
         table.disable_cache()
     else:
         table.set_block_cache(cache)
-        table.set_cache_index_and_filter_blocks(True)
-        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        # Index and filter belong to the open file, and go with it. In the cache those of every file that ever was would
+        # stay until it is full: a file a second.
+        table.set_cache_index_and_filter_blocks(False)
     return table
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
-from flinkplus.errors import ConfigurationError, JobCancelled
+from flinkplus.errors import ConfigurationError, JobCancelled, OutputDirectoryError
 from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
 from tests.integration.programs import program, script
 
@@ -282,4 +282,22 @@ spark.stop()
     refused, recovered = run.out.splitlines()
     assert "needs 5 slots but master 'local-cluster[2,2,1024]' runs 4 tasks at once" in refused
     assert recovered == "rollback 1"
+    assert_exact(tmp_path / "out", expected_counts(corpus))
+
+
+def test_a_start_that_fails_claims_nothing(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
+    checkpoints, taken = tmp_path / "checkpoints", tmp_path / "taken"
+    taken.mkdir()
+    (taken / "data.txt").write_text("mine")
+
+    def draw(parallelism: int, out: Path) -> StreamEnvironment:
+        env = StreamEnvironment(spark, parallelism=parallelism, checkpoint_dir=str(checkpoints))
+        lines = env.from_spark(spark.read.text(str(corpus)))
+        lines.tokenize().key_by("word").count().to_parquet(out)
+        return env
+
+    with pytest.raises(OutputDirectoryError):
+        draw(2, taken).execute("first try")
+    with draw(3, tmp_path / "out").execute("another name and parallelism") as job:
+        job.await_finish(60)
     assert_exact(tmp_path / "out", expected_counts(corpus))
