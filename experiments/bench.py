@@ -21,7 +21,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ SEED = 1
 PARALLELISM = 2
 ENDLESS = 1_000_000_000
 MEMORY_PERIOD_S = 1.0
+STEPS = ("throughput", "checkpoint_cost", "scaling", "snapshot", "memory")
 
 
 def throughput(spark: SparkSession, path: str, seconds: float, interval: float | None) -> dict[str, Any]:
@@ -142,8 +143,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(quick: bool, soak_minutes: float) -> dict[str, Any]:
-    """All of it; returns the figures."""
+def run(quick: bool, soak_minutes: float, only: Sequence[str]) -> dict[str, Any]:
+    """All of it, or the steps named in ``only``; returns the figures."""
     seconds, pair_seconds, pairs = (8.0, 5.0, 1) if quick else (30.0, 15.0, 3)
     figures: dict[str, Any] = {
         "machine": machine(),
@@ -164,6 +165,8 @@ def run(quick: bool, soak_minutes: float) -> dict[str, Any]:
             if soak_minutes:
                 steps.append(("memory", lambda: memory(spark, path, soak_minutes)))
             for name, step in steps:
+                if only and name not in only:
+                    continue
                 figures[name] = step()
                 print(f"{name}: {json.dumps(figures[name])}", flush=True)
         finally:
@@ -177,8 +180,9 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="short runs, to see that everything works")
     parser.add_argument("--soak-minutes", type=float, default=0.0, metavar="M", help="memory over M minutes as well")
+    parser.add_argument("--only", choices=STEPS, action="append", default=[], help="this step alone (may be repeated)")
     arguments = parser.parse_args()
-    write_json(arguments.json, run(arguments.quick, arguments.soak_minutes))
+    write_json(arguments.json, run(arguments.quick, arguments.soak_minutes, arguments.only))
 
 
 if __name__ == "__main__":
