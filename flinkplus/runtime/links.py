@@ -17,7 +17,7 @@ from typing import Any
 
 from flinkplus.runtime import control
 from flinkplus.runtime.io_thread import IoThread, aio, grpc
-from flinkplus.runtime.transport import GRPC_OPTIONS, FrameWriter, identity
+from flinkplus.runtime.transport import GRPC_OPTIONS, FrameWriter, identity, start_server
 
 METHOD = "/flinkplus.Control/Stream"
 SERVICE, NAME = "flinkplus.Control", "Stream"
@@ -141,11 +141,7 @@ class Rendezvous:
         return f"{self._host}:{self._io.submit(self._start()).result()}"
 
     async def _start(self) -> int:
-        self._server = aio.server(options=GRPC_OPTIONS)
-        handler = grpc.stream_stream_rpc_method_handler(self._serve, identity, identity)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
-        port: int = self._server.add_insecure_port(f"{self._host}:0")
-        await self._server.start()
+        self._server, port = await start_server(SERVICE, NAME, self._serve, self._host)
         return port
 
     async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:

@@ -43,6 +43,16 @@ def identity(data: bytes) -> bytes:
     return data
 
 
+async def start_server(service: str, name: str, serve: Callable[..., Any], host: str) -> tuple[aio.Server, int]:
+    """A started server of one bidirectional stream of bytes, on a port of ``host`` that the system picks."""
+    server = aio.server(options=GRPC_OPTIONS)
+    handler = grpc.stream_stream_rpc_method_handler(serve, identity, identity)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
+    port: int = server.add_insecure_port(f"{host}:0")
+    await server.start()
+    return server, port
+
+
 @dataclass(frozen=True, slots=True)
 class FrameArrived:
     peer: int
@@ -126,11 +136,7 @@ class DataPlane:
         return f"{self._host}:{port}"
 
     async def _start(self) -> int:
-        self._server = aio.server(options=GRPC_OPTIONS)
-        handler = grpc.stream_stream_rpc_method_handler(self._serve, identity, identity)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
-        port: int = self._server.add_insecure_port(f"{self._host}:0")
-        await self._server.start()
+        self._server, port = await start_server(SERVICE, NAME, self._serve, self._host)
         return port
 
     async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
