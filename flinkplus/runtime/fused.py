@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -40,7 +40,6 @@ class Member:
     writer: SinkWriter | None = None
     rows_in: int = 0
     rows_out: int = 0
-    staged: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def own(self) -> dict[str, int]:
