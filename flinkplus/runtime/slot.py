@@ -35,6 +35,7 @@ from flinkplus.errors import CorruptState, FlinkPlusError, PeerProtocolError, Us
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
+from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.gates import InputChannel
@@ -115,6 +116,7 @@ def run_slot(index: int, config: SlotConfig) -> None:
     """Run slot ``index`` until the job ends. Called in a Spark task; raises ``CoordinatorLost`` when the driver is
     gone.
     """
+    use_one_arena()
     previous = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
