@@ -101,6 +101,60 @@ class Progressed:
 
 
 @dataclass(frozen=True)
+class VersionStaged:
+    """This slot, a standby of ``subtask``, holds all of ``version``; ``generation``: of the chain it came in."""
+
+    generation: int
+    subtask: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """The answer to ``Fence``: nothing of an older generation has an effect here any more.
+
+    ``received``: channel -> next ``seq`` expected, of every channel from a failed subtask to one that is active here;
+    ``sent``: channel -> next ``seq`` to send, of every channel to a failed subtask from one that is active here.
+    ``determinants``: failed subtask -> runs of known determinants, each ``[first step, [values]]``.
+    """
+
+    attempt: int
+    received: dict[str, int]
+    sent: dict[str, int]
+    determinants: dict[str, list[list[Any]]]
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """All subtasks of a ``Promote`` are at work; ``restore_ms`` is what restoring them took."""
+
+    attempt: int
+    restore_ms: float
+    time_s: float
+
+
+@dataclass(frozen=True)
+class PromotionRefused:
+    attempt: int
+    subtask: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeersReady:
+    """The answer to ``Peers``: there is a stream to every one of them."""
+
+    serial: int
+
+
+@dataclass(frozen=True)
+class SessionLost:
+    """The slot's session expired: it has stopped sending and is about to end."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Stopped:
     """All subtasks are closed; the slot's Spark task is about to return."""
 
@@ -150,6 +204,68 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Join:
+    """To a new incarnation of a slot while the job runs: what the others know. It hosts nothing active yet.
+
+    ``generation``: of the deployment. ``assignment``: subtask -> slot. ``generations``: subtask -> its own generation.
+    """
+
+    generation: int
+    assignment: dict[str, int]
+    generations: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Have a stream to each of these slots (slot -> [incarnation, address]) and to no other; answer ``PeersReady``."""
+
+    serial: int
+    addresses: dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Who follows whom: subtask -> [generation, [slots, head first]], all subtasks of the job."""
+
+    chains: dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Subtasks ``failed`` (-> slot of the new head) have a new ``generation``: retire those that are here, refuse what is
+    older, answer ``Fenced``.
+    """
+
+    attempt: int
+    generation: int
+    failed: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Promote:
+    """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionRefused``.
+
+    ``subtasks``: name -> ``version``, ``handle`` (of that version, empty for version 0), ``received`` (channel -> next
+    ``seq`` that a living consumer expects), ``determinants`` (runs, as in ``Fenced``), ``marks`` (channel -> next
+    ``seq`` that a living producer had not sent before the failure).
+    """
+
+    attempt: int
+    generation: int
+    run: int
+    run_age_s: float
+    draining: bool
+    subtasks: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Trim:
+    """``version`` is complete, and every chain has it: nothing before it can be asked for."""
+
+    version: int
+
+
+@dataclass(frozen=True)
 class Drain:
     """Sources read no more: they end as if exhausted."""
 
@@ -196,11 +312,23 @@ ControlMessage = (
     | Exhausted
     | Heartbeat
     | Progressed
+    | VersionStaged
+    | Fenced
+    | Promoted
+    | PromotionRefused
+    | PeersReady
+    | SessionLost
     | Stopped
     | Welcome
     | Deploy
     | Suspend
     | Start
+    | Join
+    | Peers
+    | Chains
+    | Fence
+    | Promote
+    | Trim
     | Drain
     | Trigger
     | Abort

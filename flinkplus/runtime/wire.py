@@ -20,20 +20,22 @@ import pyarrow as pa
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 
-FORMAT_VERSION = 1
-# version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes
-HEADER = struct.Struct("<BBHIIIIQQ")
+FORMAT_VERSION = 2
+# version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes, determinant bytes (before the payload)
+HEADER = struct.Struct("<BBHIIIIQQI")
 HEADER_BYTES = HEADER.size
 MAX_MESSAGE_BYTES = 2**31 - 1
 
 
 class Kind(IntEnum):
-    """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor."""
+    """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor. REPLICA is
+    between members of a chain: its channel is empty and its payload belongs to ``chain_backup``."""
 
     RECORDS = 1
     BARRIER = 2
     END_OF_INPUT = 3
     CREDIT = 4
+    REPLICA = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Message:
     """One message. ``epoch`` of a BARRIER is the checkpoint it starts. ``records`` is set for RECORDS only.
 
     ``size`` is the payload's size in bytes: as sent, or as held in memory when it never leaves the slot.
+    ``determinants``: those of the sender's that this receiver has not been sent before.
     """
 
     kind: Kind
@@ -50,6 +53,7 @@ class Message:
     epoch: CheckpointId
     records: pa.RecordBatch | None = None
     size: int = 0
+    determinants: bytes = b""
 
 
 def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
@@ -77,8 +81,9 @@ def encode(message: Message, payload: Any = b"") -> list[Any]:
         message.epoch,
         message.seq,
         length,
+        len(message.determinants),
     )
-    return [header, payload] if length else [header]
+    return [part for part in (header, message.determinants, payload) if len(part)]
 
 
 def decode_frame(frame: bytes) -> Iterator[tuple[Message, memoryview]]:
@@ -89,17 +94,19 @@ def decode_frame(frame: bytes) -> Iterator[tuple[Message, memoryview]]:
     while at < len(view):
         if len(view) - at < HEADER_BYTES:
             raise PeerProtocolError(f"frame cut inside a header: {len(view) - at} bytes left")
-        version, kind, edge, producer, consumer, generation, epoch, seq, length = HEADER.unpack_from(view, at)
+        version, kind, edge, producer, consumer, generation, epoch, seq, length, known = HEADER.unpack_from(view, at)
         if version != FORMAT_VERSION:
             raise PeerProtocolError(f"message format {version}, this program speaks {FORMAT_VERSION}")
         at += HEADER_BYTES
-        if length > len(view) - at:
-            raise PeerProtocolError(f"frame cut inside a payload: {length} bytes announced, {len(view) - at} left")
+        if known + length > len(view) - at:
+            raise PeerProtocolError(
+                f"frame cut inside a payload: {known + length} bytes announced, {len(view) - at} left"
+            )
         try:
             message_kind = Kind(kind)
         except ValueError:
             raise PeerProtocolError(f"unknown message kind {kind}") from None
-        if (message_kind is Kind.RECORDS) != (length > 0):
+        if (message_kind in (Kind.RECORDS, Kind.REPLICA)) != (length > 0):
             raise PeerProtocolError(f"a {message_kind.name} message with {length} payload bytes")
         message = Message(
             message_kind,
@@ -108,7 +115,9 @@ def decode_frame(frame: bytes) -> Iterator[tuple[Message, memoryview]]:
             Seq(seq),
             CheckpointId(epoch),
             size=length,
+            determinants=bytes(view[at : at + known]),
         )
+        at += known
         found.append((message, view[at : at + length]))
         at += length
     return iter(found)
