@@ -232,8 +232,8 @@ class Chains:
 
 @dataclass(frozen=True)
 class Fence:
-    """Subtasks ``failed`` (-> slot of the new head) have a new ``generation``: retire those that are here, refuse what is
-    older, answer ``Fenced``.
+    """Subtasks ``failed`` (-> slot of the new head) have a new ``generation``: retire those that are here, refuse what
+    is older, answer ``Fenced``.
     """
 
     attempt: int

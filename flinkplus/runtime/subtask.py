@@ -284,8 +284,8 @@ class Subtask:
             case Kind.END_OF_INPUT:
                 end.ended = True
                 return self._end() if all(e.ended for e in self.inputs.channels.values()) else iter(())
-            case Kind.CREDIT:
-                raise PeerProtocolError(f"credit on input channel {end.channel}")
+            case Kind.CREDIT | Kind.REPLICA:
+                raise PeerProtocolError(f"{message.kind.name} on input channel {end.channel}")
             case _:
                 assert_never(message.kind)
 

@@ -28,8 +28,8 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 
 class Kind(IntEnum):
-    """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor. REPLICA is
-    between members of a chain: its channel is empty and its payload belongs to ``chain_backup``."""
+    """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor. REPLICA
+    is between members of a chain: its channel is empty and its payload belongs to ``chain_backup``."""
 
     RECORDS = 1
     BARRIER = 2
