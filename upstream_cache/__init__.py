@@ -1,5 +1,7 @@
 """Output logs: what a producer keeps of each channel so that it can be sent, held back, and sent again."""
 
 from upstream_cache.log import LogFull, OutputLog
+from upstream_cache.retention import Codec, Retention
+from upstream_cache.segments import CorruptSegment
 
-__all__ = ["LogFull", "OutputLog"]
+__all__ = ["Codec", "CorruptSegment", "LogFull", "OutputLog", "Retention"]

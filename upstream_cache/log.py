@@ -1,23 +1,31 @@
-"""The output log of one channel: send buffer, back-pressure, replay and retention in one ordered log, held in memory.
+"""The output log of one channel: send buffer, back-pressure, replay and retention in one ordered log.
 
 Rules:
 
 - Messages are opaque; they are numbered ``seq`` = first, first + 1, ... without gaps, in the order of ``append``.
 - Four cursors, each the ``seq`` of the *next* message to be trimmed, acknowledged, sent, appended:
   ``trimmed <= acknowledged <= sent <= appended``. Messages ``[trimmed, appended)`` are kept.
-- Bounded: ``append`` is refused (``LogFull``) while as many messages or bytes are unsent as the limits allow. One
-  message may overshoot the byte limit, so that a message larger than the limit can pass at all. What is sent but not
-  yet acknowledged is bounded by the consumer's credit (``limit``), and what is acknowledged by whoever calls
-  ``trim``.
+- Bounded: ``append`` is refused (``LogFull``) while as many messages or bytes were never sent as the limits allow. One
+  message may overshoot the byte limit, so that a message larger than the limit can pass at all. What waits to be sent
+  *again* after ``rewind`` does not count: a replay to one slow consumer does not stop the producer at once. What is
+  sent but not yet acknowledged is bounded by the consumer's credit (``limit``), and what is acknowledged by whoever
+  calls ``trim``.
+- With a ``Retention`` the oldest messages may be on disk: ``[trimmed, kept)`` there, ``[kept, appended)`` in memory.
+  Read back for a replay, a message is dropped from memory again once sent.
 - An illegal call raises and changes nothing.
-- Not locked: producer and sender share one lock, which they need anyway to wait for room and for something to send.
+- Not locked: producer and sender share one lock, or one thread.
 
-Imports nothing of the project. Spilling to disk is not in here yet.
+Imports nothing of the project.
 """
 
 from __future__ import annotations
 
 from typing import Generic, TypeVar
+
+from upstream_cache.cursors import Cursors
+from upstream_cache.retention import MESSAGE_OVERHEAD_BYTES, Retention
+from upstream_cache.segments import CorruptSegment
+from upstream_cache.spilled import SpilledMessages
 
 M = TypeVar("M")
 
@@ -26,138 +34,167 @@ class LogFull(Exception):
     """A message was appended although the log had no room; ask ``has_room`` first and wait."""
 
 
-class OutputLog(Generic[M]):
+class OutputLog(Cursors, Generic[M]):
     """The log of one channel.
 
-    ``channel`` is any value that names the channel in errors. Raises ``ValueError`` for limits below 1.
+    ``channel`` is any value that names the channel in errors. ``first``: the first ``seq``. ``received``: messages
+    before it, when they are appended, count as sent and acknowledged at once, since the consumer has them from an
+    earlier incarnation of the producer; they are kept until trimmed. ``retention``: what the log shares with the other
+    logs of its slot; without it all is held in memory. Raises ``ValueError`` for limits below 1, or for ``received``
+    below ``first``.
     """
 
-    __slots__ = (
-        "_acknowledged",
-        "_appended",
-        "_messages",
-        "_retained_bytes",
-        "_sent",
-        "_trimmed",
-        "_unsent_bytes",
-        "channel",
-        "max_unsent_bytes",
-        "max_unsent_messages",
-    )
+    __slots__ = ("_messages", "_retention", "_spilled", "channel", "max_unsent_bytes", "max_unsent_messages")
 
-    def __init__(self, channel: object, max_unsent_messages: int, max_unsent_bytes: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        channel: object,
+        max_unsent_messages: int,
+        max_unsent_bytes: int,
+        first: int = 0,
+        *,
+        received: int | None = None,
+        retention: Retention[M] | None = None,
+    ) -> None:
         if max_unsent_messages < 1 or max_unsent_bytes < 1 or first < 0:
             raise ValueError(
                 f"output log of {channel}: limits must be at least 1 and the first seq at least 0, "
                 f"got {max_unsent_messages} messages, {max_unsent_bytes} bytes, first {first}"
             )
+        if received is not None and received < first:
+            raise ValueError(
+                f"output log of {channel}: begins at {first}, but the consumer received only to {received}"
+            )
+        super().__init__(first, first if received is None else received)
         self.channel = channel
         self.max_unsent_messages = max_unsent_messages
         self.max_unsent_bytes = max_unsent_bytes
-        self._messages: dict[int, tuple[M, int]] = {}
-        self._trimmed = self._acknowledged = self._sent = self._appended = first
-        self._unsent_bytes = 0
-        self._retained_bytes = 0
+        # seq -> message, size, position
+        self._messages: dict[int, tuple[M, int, int]] = {}
+        self._retention = retention
+        self._spilled: SpilledMessages[M] | None = None
+        if retention is not None:
+            self._spilled = SpilledMessages(channel, retention)
+            retention.add(self)
 
     @property
-    def trimmed(self) -> int:
-        """The oldest ``seq`` that is still kept."""
-        return self._trimmed
+    def spilled_bytes(self) -> int:
+        """Bytes of this log's segments on disk."""
+        return self._spilled.file_bytes if self._spilled is not None else 0
 
     @property
-    def acknowledged(self) -> int:
-        """The consumer has consumed every message before this one."""
-        return self._acknowledged
-
-    @property
-    def sent(self) -> int:
-        """The next ``seq`` to send."""
-        return self._sent
-
-    @property
-    def appended(self) -> int:
-        """The ``seq`` that the next appended message will get."""
-        return self._appended
-
-    @property
-    def unsent_messages(self) -> int:
-        """Messages appended and not sent."""
-        return self._appended - self._sent
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes appended and not sent."""
-        return self._unsent_bytes
-
-    @property
-    def retained_bytes(self) -> int:
-        """Bytes of every message that is kept."""
-        return self._retained_bytes
+    def accepts(self) -> bool:
+        """Whether ``append`` would accept a message: what was never sent is below the limits."""
+        return (
+            self._appended - self._sent < self.max_unsent_messages
+            and self._appended_at - self._sent_at < self.max_unsent_bytes
+        ) or self._accepts_beside_replay()
 
     @property
     def has_room(self) -> bool:
-        """Whether ``append`` would accept a message."""
-        return self.unsent_messages < self.max_unsent_messages and self._unsent_bytes < self.max_unsent_bytes
+        """Whether a message should be appended now: ``accepts``, and the memory budget holds or the disk takes more.
+
+        Whoever has found room in several logs may append one message to each, and what lets trimming go on (a
+        checkpoint barrier) needs ``accepts`` only: a blocked spill volume may be freed by it.
+        """
+        return (
+            (
+                self._appended - self._sent < self.max_unsent_messages
+                and self._appended_at - self._sent_at < self.max_unsent_bytes
+            )
+            or self._accepts_beside_replay()
+        ) and (self._retention is None or self._retention.blocked is None or self._retention.relieve())
+
+    def _accepts_beside_replay(self) -> bool:
+        """``accepts`` when what waits to be sent again is not counted; apart, since it is seldom asked."""
+        return (
+            self._sent < self._resend_end
+            and self._appended - self._resend_end < self.max_unsent_messages
+            and self._appended_at - self._resend_end_at < self.max_unsent_bytes
+        )
 
     def append(self, message: M, size_bytes: int) -> int:
-        """Add a message and return its ``seq``. Raises ``LogFull`` when there is no room, ``ValueError`` for a
-        negative size.
+        """Add a message and return its ``seq``. Raises ``LogFull`` when the log does not accept it, ``ValueError`` for
+        a negative size.
         """
-        if not self.has_room:
+        seq, position = self._appended, self._appended_at
+        if (
+            seq - self._sent >= self.max_unsent_messages or position - self._sent_at >= self.max_unsent_bytes
+        ) and not self._accepts_beside_replay():
             raise LogFull(
-                f"output log of {self.channel}: {self.unsent_messages} messages, {self._unsent_bytes} bytes unsent; "
+                f"output log of {self.channel}: {self.unsent_messages} messages, {self.unsent_bytes} bytes unsent; "
                 f"the limits are {self.max_unsent_messages} and {self.max_unsent_bytes}"
             )
         if size_bytes < 0:
             raise ValueError(f"output log of {self.channel}: a message cannot have {size_bytes} bytes")
-        seq = self._appended
-        self._messages[seq] = (message, size_bytes)
+        self._messages[seq] = (message, size_bytes, position)
         self._appended = seq + 1
-        self._unsent_bytes += size_bytes
-        self._retained_bytes += size_bytes
+        self._appended_at = position + size_bytes
+        if seq < self._received:
+            self._sent = self._acknowledged = seq + 1
+            self._sent_at = position + size_bytes
+        retention = self._retention
+        if retention is not None:
+            retention.memory_bytes += size_bytes + MESSAGE_OVERHEAD_BYTES
+            if retention.memory_bytes > retention.budget_bytes:
+                retention.make_room(size_bytes + MESSAGE_OVERHEAD_BYTES)
         return seq
 
     def next_to_send(self, limit: int) -> tuple[int, M] | None:
         """The next message, as ``(seq, message)``, now counted as sent; ``None`` when all are sent or ``seq`` reaches
         ``limit``.
 
-        ``limit`` is the consumer's credit: the first ``seq`` that it will not take yet.
+        ``limit`` is the consumer's credit: the first ``seq`` that it will not take yet. Raises ``CorruptSegment``.
         """
         seq = self._sent
         if seq >= self._appended or seq >= limit:
             return None
-        message, size_bytes = self._messages[seq]
+        if seq < self._kept:
+            message, size_bytes = self._read_back(seq)
+        else:
+            message, size_bytes, _ = self._messages[seq]
         self._sent = seq + 1
-        self._unsent_bytes -= size_bytes
+        self._sent_at += size_bytes
         return seq, message
 
     def take_to_send(self, limit: int, max_messages: int, max_bytes: int) -> list[tuple[int, M]]:
         """Several next messages for one transport frame, now counted as sent.
 
         As ``next_to_send``, until ``max_messages``, or until one more would exceed ``max_bytes``; but one, if any,
-        whatever its size.
+        whatever its size. Raises ``CorruptSegment`` when the first one cannot be read.
         """
         taken: list[tuple[int, M]] = []
         left = max_bytes
         while len(taken) < max_messages and self._sent < min(limit, self._appended):
-            message, size_bytes = self._messages[self._sent]
-            if taken and size_bytes > left:
-                break
-            taken.append((self._sent, message))
+            seq = self._sent
+            if seq < self._kept:
+                if taken and self._position(seq + 1) - self._sent_at > left:
+                    break
+                try:
+                    message, size_bytes = self._read_back(seq)
+                except CorruptSegment:
+                    if taken:
+                        break  # what was taken goes out first; the next call raises
+                    raise
+            else:
+                message, size_bytes, _ = self._messages[seq]
+                if taken and size_bytes > left:
+                    break
+            taken.append((seq, message))
             left -= size_bytes
-            self._sent += 1
-            self._unsent_bytes -= size_bytes
+            self._sent = seq + 1
+            self._sent_at += size_bytes
         return taken
 
     def acknowledge(self, seq: int) -> None:
         """The consumer has consumed every message before ``seq``. An older acknowledgement than the last changes
         nothing.
 
-        Raises ``ValueError`` for a message that was never sent.
+        Raises ``ValueError`` for a message that was neither sent (since the last ``rewind``) nor received before.
         """
-        if seq > self._sent:
+        if seq > self._sent and seq > self._received:
             raise ValueError(f"output log of {self.channel}: {seq} acknowledged, but only {self._sent} sent")
-        self._acknowledged = max(self._acknowledged, seq)
+        self._acknowledged = max(self._acknowledged, min(seq, self._sent))
 
     def trim(self, seq: int) -> None:
         """Forget every message before ``seq``; less than what is trimmed already changes nothing.
@@ -168,19 +205,117 @@ class OutputLog(Generic[M]):
             raise ValueError(
                 f"output log of {self.channel}: cannot trim to {seq}, acknowledged is {self._acknowledged}"
             )
-        for old in range(self._trimmed, seq):
-            self._retained_bytes -= self._messages.pop(old)[1]
-        self._trimmed = max(self._trimmed, seq)
+        if seq <= self._trimmed:
+            return
+        at = self._position(seq)
+        for old in range(self._kept, seq):
+            del self._messages[old]
+        some_on_disk = self._trimmed < self._kept
+        self._trimmed, self._trimmed_at = seq, at
+        freed = 0
+        if seq > self._kept:
+            freed = self._memory_bytes(self._kept, self._kept_at, seq, at)
+            self._kept, self._kept_at = seq, at
+        if self._spilled is not None and self._retention is not None:
+            if some_on_disk:
+                self._spilled.trim(seq)
+            self._retention.trimmed(freed)
 
     def rewind(self, seq: int) -> None:
-        """Send again from ``seq`` on: replay. ``acknowledged`` goes back with it where it was further.
+        """Send again from ``seq`` on: replay, to the same or another consumer, which has nothing from ``seq`` on.
 
+        ``acknowledged`` goes back with it where it was further; so does what counted as received before.
         Raises ``ValueError`` for a message that is trimmed or was never sent.
         """
         if not self._trimmed <= seq <= self._sent:
             raise ValueError(
                 f"output log of {self.channel}: cannot rewind to {seq}, only within {self._trimmed} and {self._sent}"
             )
-        self._unsent_bytes += sum(self._messages[again][1] for again in range(seq, self._sent))
-        self._sent = seq
+        if self._sent > self._resend_end:
+            self._resend_end, self._resend_end_at = self._sent, self._sent_at
+        self._go_to(seq)
         self._acknowledged = min(self._acknowledged, seq)
+        self._received = min(self._received, seq)
+
+    def skip_to(self, seq: int) -> None:
+        """The consumer has every message before ``seq``: count them as sent and acknowledged without handing them out,
+        also those that are appended later (as with ``received``). They are kept until trimmed.
+        """
+        if seq > self._sent:
+            self._go_to(min(seq, self._appended))
+        self._acknowledged = max(self._acknowledged, min(seq, self._sent))
+        self._received = max(self._received, seq)
+
+    def close(self) -> None:
+        """Forget everything, on disk too. A closed log is empty and takes no message."""
+        if self._spilled is not None and self._retention is not None:
+            freed = self._memory_bytes(self._kept, self._kept_at, self._appended, self._appended_at)
+            self._spilled.close()
+            self._retention.drop(self)
+            self._retention.trimmed(freed)
+            self._retention = self._spilled = None
+        self._messages.clear()
+        self._trimmed = self._kept = self._acknowledged = self._sent = self._appended
+        self._trimmed_at = self._kept_at = self._sent_at = self._appended_at
+        self.max_unsent_messages = 0
+
+    def spillable_bytes(self, again: bool) -> int:
+        """For ``Retention``: memory that ``spill`` could free."""
+        if again and self._resend_end > self._sent:
+            return self._memory_bytes(self._kept, self._kept_at, self._resend_end, self._resend_end_at)
+        return self._memory_bytes(self._kept, self._kept_at, self._sent, self._sent_at)
+
+    def spill(self, target_bytes: int, again: bool) -> int:
+        """For ``Retention``: write the oldest messages in memory to disk, until ``target_bytes`` of memory are free.
+
+        Returns how many are. Raises ``OSError``, and has changed nothing then.
+        """
+        if self._spilled is None or self._retention is None:
+            return 0
+        seq, end = self._kept, self.sent_once if again else self._sent
+        at = self._kept_at
+        encode = self._retention.codec.encode
+        records = []
+        freed = 0
+        while seq < end and freed < target_bytes:
+            message, size_bytes, _ = self._messages[seq]
+            records.append((size_bytes, encode(message)))
+            freed += size_bytes + MESSAGE_OVERHEAD_BYTES
+            seq += 1
+            at += size_bytes
+        self._spilled.write(self._kept, self._kept_at, records)
+        for old in range(self._kept, seq):
+            del self._messages[old]
+        self._kept, self._kept_at = seq, at
+        self._retention.memory_bytes -= freed
+        return freed
+
+    @staticmethod
+    def _memory_bytes(first: int, first_at: int, end: int, end_at: int) -> int:
+        """What messages ``[first, end)`` count in the memory budget; below 0 when that is backwards."""
+        return end_at - first_at + MESSAGE_OVERHEAD_BYTES * (end - first)
+
+    def _position(self, seq: int) -> int:
+        """Bytes of all messages before ``seq``, which is kept or ``appended``."""
+        if seq == self._appended:
+            return self._appended_at
+        if seq < self._kept and self._spilled is not None:
+            return self._spilled.position(seq)
+        return self._messages[seq][2]
+
+    def _go_to(self, seq: int) -> None:
+        """Send ``seq`` next."""
+        at = self._position(seq)
+        if self._spilled is not None:
+            self._spilled.stop_reading()
+        self._sent, self._sent_at = seq, at
+
+    def _read_back(self, seq: int) -> tuple[M, int]:
+        """Message ``seq`` from disk, and its size."""
+        if self._spilled is None:
+            raise KeyError(seq)
+        size_bytes = self._spilled.size_bytes(seq)
+        message = self._spilled.read(seq)
+        if seq + 1 == self._kept:
+            self._spilled.stop_reading()
+        return message, size_bytes

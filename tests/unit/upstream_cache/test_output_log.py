@@ -1,4 +1,4 @@
-"""The output log against a plain list with four integers, and its errors one by one."""
+"""The output log against a plain list with six integers, and its errors one by one."""
 
 from __future__ import annotations
 
@@ -30,20 +30,30 @@ class LogAgainstList(RuleBasedStateMachine):
         super().__init__()
         self.log: OutputLog[int] = OutputLog("c", MAX_MESSAGES, MAX_BYTES)
         self.sizes: list[int] = []
-        self.trimmed = self.acknowledged = self.sent = 0
+        self.trimmed = self.acknowledged = self.sent = self.sent_once = self.received = 0
 
     def unsent(self) -> list[int]:
         return self.sizes[self.sent :]
 
+    def sent_to(self, seq: int) -> None:
+        self.sent = seq
+        self.sent_once = max(self.sent_once, seq)
+
     @rule(size=st.integers(0, 150))
     def append(self, size: int) -> None:
         seq = len(self.sizes)
-        if len(self.unsent()) < MAX_MESSAGES and sum(self.unsent()) < MAX_BYTES:
+        never_sent = self.sizes[self.sent_once :]
+        if len(never_sent) < MAX_MESSAGES and sum(never_sent) < MAX_BYTES:
             assert self.log.has_room
+            assert self.log.accepts
             assert self.log.append(seq, size) == seq
             self.sizes.append(size)
+            if seq < self.received:
+                self.sent_to(seq + 1)
+                self.acknowledged = seq + 1
         else:
             assert not self.log.has_room
+            assert not self.log.accepts
             with pytest.raises(LogFull):
                 self.log.append(seq, size)
 
@@ -52,7 +62,7 @@ class LogAgainstList(RuleBasedStateMachine):
         limit = self.sent + ahead
         if self.sent < min(limit, len(self.sizes)):
             assert self.log.next_to_send(limit) == (self.sent, self.sent)
-            self.sent += 1
+            self.sent_to(self.sent + 1)
         else:
             assert self.log.next_to_send(limit) is None
 
@@ -65,17 +75,17 @@ class LogAgainstList(RuleBasedStateMachine):
                 break
             expected.append(seq)
         assert self.log.take_to_send(self.sent + ahead, messages, size) == [(e, e) for e in expected]
-        self.sent += len(expected)
+        self.sent_to(self.sent + len(expected))
 
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
         seq = data.draw(st.integers(0, self.sent + 1))
-        if seq > self.sent:
+        if seq > max(self.sent, self.received):
             with pytest.raises(ValueError, match="acknowledged"):
                 self.log.acknowledge(seq)
         else:
             self.log.acknowledge(seq)
-            self.acknowledged = max(self.acknowledged, seq)
+            self.acknowledged = max(self.acknowledged, min(seq, self.sent))
 
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
@@ -93,18 +103,29 @@ class LogAgainstList(RuleBasedStateMachine):
         if self.trimmed <= seq <= self.sent:
             self.log.rewind(seq)
             self.sent, self.acknowledged = seq, min(self.acknowledged, seq)
+            self.received = min(self.received, seq)
         else:
             with pytest.raises(ValueError, match="rewind"):
                 self.log.rewind(seq)
+
+    @rule(ahead=st.integers(-2, 8))
+    def skip_to(self, ahead: int) -> None:
+        seq = max(0, self.sent + ahead)
+        self.log.skip_to(seq)
+        self.received = max(self.received, seq)
+        self.sent_to(max(self.sent, min(seq, len(self.sizes))))
+        self.acknowledged = max(self.acknowledged, min(seq, self.sent))
 
     @invariant()
     def same_as_model(self) -> None:
         log = self.log
         assert (log.trimmed, log.acknowledged, log.sent) == (self.trimmed, self.acknowledged, self.sent)
+        assert log.sent_once == self.sent_once
         assert log.trimmed <= log.acknowledged <= log.sent <= log.appended == len(self.sizes)
         assert log.unsent_messages == len(self.unsent())
         assert log.unsent_bytes == sum(self.unsent())
         assert log.retained_bytes == sum(self.sizes[self.trimmed :])
+        assert log.retained_messages == len(self.sizes) - self.trimmed
 
 
 TestLogAgainstList = LogAgainstList.TestCase
@@ -151,6 +172,65 @@ def test_numbering_can_begin_where_a_version_left_off() -> None:
     assert log.next_to_send(8) == (7, "m")
 
 
+def test_a_replay_does_not_stop_the_producer_at_once() -> None:
+    log: OutputLog[str] = OutputLog("c", 2, 100)
+    for seq in range(6):
+        log.append(f"m{seq}", 60)
+        log.next_to_send(10)
+    log.rewind(1)
+    assert (log.unsent_messages, log.unsent_bytes, log.sent_once) == (5, 300, 6)
+    assert log.has_room
+    log.append("m6", 60)
+    log.append("m7", 60)
+    with pytest.raises(LogFull):
+        log.append("m8", 60)
+    assert [seq for seq, _ in log.take_to_send(10, 10, 1000)] == [1, 2, 3, 4, 5, 6, 7]
+    assert log.has_room
+
+
+def test_a_promoted_producer_does_not_send_what_its_consumer_has() -> None:
+    log: OutputLog[str] = OutputLog("c", 2, 100, first=3, received=6)
+    log.acknowledge(6)
+    for seq in range(3, 8):
+        assert log.has_room
+        assert log.append(f"m{seq}", 60) == seq
+    assert (log.trimmed, log.acknowledged, log.sent) == (3, 6, 6)
+    assert log.take_to_send(10, 10, 1000) == [(6, "m6"), (7, "m7")]
+    log.rewind(4)
+    assert log.next_to_send(10) == (4, "m4")
+
+
+def test_a_consumer_that_lost_what_it_had_received_gets_it_although_it_is_appended_only_now() -> None:
+    log: OutputLog[str] = OutputLog("c", 10, 100, first=3, received=6)
+    log.append("m3", 1)
+    log.rewind(4)
+    log.append("m4", 1)
+    assert log.next_to_send(10) == (4, "m4")
+
+
+def test_what_is_skipped_is_kept() -> None:
+    log = filled(5)
+    log.skip_to(3)
+    assert (log.acknowledged, log.sent, log.trimmed) == (3, 3, 0)
+    assert log.next_to_send(10) == (3, "m3")
+    log.skip_to(2)
+    assert log.next_to_send(10) == (4, "m4")
+    log.rewind(1)
+    assert log.next_to_send(10) == (1, "m1")
+
+
+def test_a_closed_log_is_empty_and_takes_nothing() -> None:
+    log = filled(5)
+    log.take_to_send(2, 10, 100)
+    log.close()
+    assert (log.retained_messages, log.retained_bytes, log.unsent_messages) == (0, 0, 0)
+    assert log.next_to_send(100) is None
+    assert not log.has_room
+    with pytest.raises(LogFull):
+        log.append("m", 1)
+    log.close()
+
+
 def test_errors_name_the_channel() -> None:
     log: OutputLog[str] = OutputLog("tokenize[0]->count[1]", 1, 100)
     log.append("m", 1)
@@ -164,6 +244,11 @@ def test_errors_name_the_channel() -> None:
 def test_limits_must_make_sense(limits: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="limits"):
         OutputLog("c", *limits)
+
+
+def test_a_log_cannot_begin_behind_what_the_consumer_needs() -> None:
+    with pytest.raises(ValueError, match="received only to 2"):
+        OutputLog("c", 1, 1, first=3, received=2)
 
 
 def test_the_library_imports_nothing_of_the_project() -> None:
