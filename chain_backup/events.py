@@ -1,0 +1,173 @@
+"""What can happen to the machine of local failover: events, in the past tense.
+
+Rules: frozen data; an answer carries the attempt, the slot and the generation that tell a late, doubled or old one
+apart. ``error`` is opaque. A *version* is the number of the checkpoint that it was taken for; 0 is the empty start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from chain_backup.line import Cursors
+from flinkplus.protocol.events import JobInterrupted, TimeAdvanced
+from flinkplus.protocol.ids import ChannelId, Generation, SubtaskId
+
+# ------------------------------------------------------------------------------------------- the job and its slots
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """All subtasks were deployed, from ``version``, and told to start: each on its home slot, every slot alive."""
+
+    generation: Generation
+    version: int
+    cursors: tuple[tuple[SubtaskId, Cursors], ...]
+    """Of ``version``; what is left out has all its cursors at 0."""
+    hosts: tuple[tuple[int, str], ...]
+    """(slot, host), all slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLost:
+    """The process of ``slot`` is gone, or nobody will listen to it any more."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotJoined:
+    """A new process took the place of ``slot``, after its ``SlotLost``; there are data streams to and from it."""
+
+    slot: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskFailed:
+    """The head of ``subtask`` threw; its slot lives. ``error`` is what the user should see if this ends the job."""
+
+    subtask: SubtaskId
+    generation: Generation
+    reason: str
+    error: object = None
+
+
+# ------------------------------------------------------------------------------------------ versions and checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPersisted:
+    """The head's snapshot was acknowledged: ``version`` is in the durable store."""
+
+    subtask: SubtaskId
+    generation: Generation
+    version: int
+    cursors: Cursors
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStaged:
+    """A standby on ``slot`` holds all of ``version``, verified; ``generation``: of the chain that it came in."""
+
+    subtask: SubtaskId
+    slot: int
+    generation: Generation
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAborted:
+    version: int
+
+
+# ------------------------------------------------------------------------------------------------- answers to effects
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsWritten:
+    """Answer to ``WriteRecords``: they are in ZooKeeper."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsRefused:
+    """Answer to ``WriteRecords``: they are not, and another try would not help."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFenced:
+    """Answer to ``FenceSlots``: nothing of an older generation has an effect on ``slot`` any more.
+
+    ``received``: (channel, next ``seq`` expected), of every channel from a failed subtask to one at work on ``slot``.
+    """
+
+    attempt: int
+    slot: int
+    received: tuple[tuple[ChannelId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StandbysPromoted:
+    """Answer to ``PromoteStandbys``: all of them are at work."""
+
+    attempt: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionFailed:
+    """Answer to ``PromoteStandbys``: at least ``subtask`` is not at work, so that none of them counts as promoted."""
+
+    attempt: int
+    slot: int
+    subtask: SubtaskId
+    reason: str
+
+
+FailoverEvent: TypeAlias = (
+    JobStarted
+    | JobInterrupted
+    | SlotLost
+    | SlotJoined
+    | SubtaskFailed
+    | HeadPersisted
+    | VersionStaged
+    | CheckpointCompleted
+    | CheckpointAborted
+    | RecordsWritten
+    | RecordsRefused
+    | SlotFenced
+    | StandbysPromoted
+    | PromotionFailed
+    | TimeAdvanced
+)
+
+__all__ = [
+    "CheckpointAborted",
+    "CheckpointCompleted",
+    "FailoverEvent",
+    "HeadPersisted",
+    "JobInterrupted",
+    "JobStarted",
+    "PromotionFailed",
+    "RecordsRefused",
+    "RecordsWritten",
+    "SlotFenced",
+    "SlotJoined",
+    "SlotLost",
+    "StandbysPromoted",
+    "SubtaskFailed",
+    "TimeAdvanced",
+    "VersionStaged",
+]

@@ -1,0 +1,583 @@
+"""Local failover: when a slot or a subtask dies, its standbys go on, and nothing else stops.
+
+The life of one attempt, for a failed set of subtasks::
+
+                +--records ordered--> REGISTRY --written------------------+
+    detected ---+                                                         +--both--> line --> promoting --> done
+        ^       +--slots told-------> FENCE -----all living ones fenced---+                       |
+        |                               |                                                         |
+        +-- a further failure: the union of both sets --+---- of what is being promoted ----------+
+                                                             (the rest goes on being promoted)
+
+A handover takes the two one after the other: slots are told when the records are written.
+
+Rules:
+
+- Nobody is promoted before the new generation and members are in ZooKeeper, nor before every living slot has fenced the
+  old generation, which is when the line is known. Neither waits for the other: to refuse what is old is right whether
+  or not there will be something new. Slots that have fenced while ZooKeeper is away just wait.
+- An attempt takes one new number and one new generation for all of its failed set. What answers an older attempt has no
+  effect, with one exception: what was told to begin stays told. When something else fails while standbys are being
+  promoted, these go on, and their answers count; only what failed is in the new attempt.
+- A head that fails leaves its chain, even when its slot lives: its slot joins again as the tail, when all is over.
+- Failed subtasks go back to the last complete version, or to a newer one that every head has in the durable store
+  (then it is about to become complete, and must not be undone); with ``pending_versions`` also to a newer one that
+  all new heads of a component have staged.
+- What cannot be proved safe is left to rollback (``FallBack``): no member left, no line, determinants lost, the same
+  subtask throwing twice without a complete checkpoint in between, ZooKeeper refusing or silent.
+- A handover is a failover that nothing makes necessary: only after a complete checkpoint, only when nothing else is
+  going on, only what is provable. Until the first slot is told to fence, it can still be called off, and is, for any
+  failure.
+
+Invariants: generations and attempts rise and are never used twice; at most one slot is head of a subtask, and it is
+alive; no line is older than what is trimmed or complete; every wait has a deadline of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from typing_extensions import assert_never
+
+from chain_backup.chains import Chain, ChainTable
+from chain_backup.checks import EventCheck
+from chain_backup.config import FailoverConfig
+from chain_backup.effects import (
+    EvictSlot,
+    FailoverDone,
+    FailoverEffect,
+    FailoverKind,
+    FailoverPhase,
+    FailoverPhaseName,
+    FallBack,
+    FenceSlots,
+    PromoteStandbys,
+    ReplaceInCheckpoints,
+    TrimLogs,
+    WriteRecords,
+)
+from chain_backup.events import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    FailoverEvent,
+    HeadPersisted,
+    JobInterrupted,
+    JobStarted,
+    PromotionFailed,
+    RecordsRefused,
+    RecordsWritten,
+    SlotFenced,
+    SlotJoined,
+    SlotLost,
+    StandbysPromoted,
+    SubtaskFailed,
+    TimeAdvanced,
+    VersionStaged,
+)
+from chain_backup.line import NoLine, provable
+from chain_backup.placement import Strategy, members, spread
+from chain_backup.topology import Topology
+from flinkplus.protocol.ids import ChannelId, Generation, SubtaskId, invariant
+
+HANDOVER_PAUSE = 10
+"""Complete checkpoints before a slot that could not take its work back is asked again."""
+
+__all__ = ["HANDOVER_PAUSE", "FailoverConfig", "FailoverProtocol"]
+
+
+@dataclass(slots=True)
+class _Failover:
+    """What is going on, from the first failure until all are at work."""
+
+    number: int
+    kind: FailoverKind
+    reason: str
+    error: object
+    subtasks: dict[SubtaskId, None] = field(default_factory=dict)  # an ordered set
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The failed set on its way to the line; each of it has its new head first in its chain."""
+
+    number: int
+    generation: Generation
+    failed: tuple[SubtaskId, ...]
+    registry_until_ms: int
+    undo: dict[SubtaskId, tuple[int, ...]] | None
+    """The members before, while this is a handover that can be called off."""
+    written: bool = False
+    fence_until_ms: int = 0
+    awaited: list[int] = field(default_factory=list)
+    """Slots that were told to fence and have not. None are told later than the records are written."""
+    received: dict[ChannelId, int] = field(default_factory=dict)
+
+    @property
+    def deadlines_ms(self) -> list[int]:
+        """Of what is waited for."""
+        registry = [] if self.written else [self.registry_until_ms]
+        return [*registry, self.fence_until_ms] if self.awaited else registry
+
+
+@dataclass(slots=True)
+class _Promotion:
+    """Standbys on one slot that were told to begin."""
+
+    subtasks: tuple[SubtaskId, ...]
+    until_ms: int
+
+
+class FailoverProtocol:
+    """The machine of one job, over all its deployments. Raises ``PlacementError`` when ``strategy`` is no good."""
+
+    def __init__(
+        self, topology: Topology, slots: int, config: FailoverConfig | None = None, strategy: Strategy = spread
+    ) -> None:
+        invariant(slots >= 1, "a job needs at least one slot", slots=slots)
+        self._topology = topology
+        self._slots = tuple(range(slots))
+        self._config = config or FailoverConfig()
+        self._strategy = strategy
+        self._check = EventCheck(topology, self._slots)
+        self._running = False
+        self._table = ChainTable(topology)
+        self._newest_generation = Generation(0)
+        self._attempts = 0
+        self._failovers = 0
+        self._threw: set[SubtaskId] = set()  # since the last complete checkpoint; never iterated
+        self._not_home: dict[int, int] = {}  # slots that could not take their work back -> checkpoints to wait
+        self._in_step: set[int] = set()  # home slots that may have their work back; never iterated
+        self._failover: _Failover | None = None
+        self._attempt: _Attempt | None = None
+        self._promotions: dict[tuple[int, int], _Promotion] = {}  # (attempt, slot)
+        self._place({})
+
+    def _place(self, hosts: Mapping[int, str]) -> list[tuple[int, ...]]:
+        replicas = min(self._config.replicas, len(self._slots))
+        return [
+            members(self._strategy, index, self._slots, {slot: hosts.get(slot, "") for slot in self._slots}, replicas)
+            for index in range(self._topology.parallelism)
+        ]
+
+    # ------------------------------------------------------------------------------------------------- what is so
+
+    @property
+    def heads(self) -> Mapping[SubtaskId, int]:
+        """Where each subtask is at work, or will be when the failover under way is over; empty while no job runs."""
+        return {chain.subtask: chain.head for chain in self._table}
+
+    @property
+    def generations(self) -> Mapping[SubtaskId, Generation]:
+        """The newest generation of each subtask: the one that slots are told to accept."""
+        return {chain.subtask: chain.generation for chain in self._table}
+
+    @property
+    def chains(self) -> Mapping[SubtaskId, tuple[int, ...]]:
+        """The members of each chain, head first."""
+        return {chain.subtask: chain.members for chain in self._table}
+
+    @property
+    def stable(self) -> Mapping[SubtaskId, int]:
+        """The newest version that all members of a chain (that count) have; -1: none yet."""
+        return {chain.subtask: chain.stable for chain in self._table}
+
+    @property
+    def newest_generation(self) -> Generation:
+        """No number up to this one may be used again."""
+        return self._newest_generation
+
+    @property
+    def trimmed(self) -> int:
+        """The newest version whose ``TrimLogs`` was ordered, or from which the job started."""
+        return self._table.trimmed
+
+    @property
+    def active(self) -> bool:
+        """Whether a failover is under way."""
+        return self._failover is not None
+
+    def is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
+        """Whether a snapshot (or a failure) that ``subtask`` reports in ``generation`` counts. Checkpoints must take
+        acknowledgements by the same rule, else one is complete with a history that was left."""
+        return self._running and self._table[subtask].working == generation
+
+    def next_deadline_ms(self) -> int | None:
+        """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
+        deadlines = [promotion.until_ms for promotion in self._promotions.values()]
+        if self._attempt is not None:
+            deadlines += self._attempt.deadlines_ms
+        return min(deadlines, default=None)
+
+    # ------------------------------------------------------------------------------------------------------- step
+
+    def step(self, now_ms: int, event: FailoverEvent) -> list[FailoverEffect]:
+        """What to do about ``event``, and about all that is due at ``now_ms``.
+
+        Raises ``PeerProtocolError`` or ``InvariantViolation``, and changes nothing, when the event cannot be.
+        """
+        self._check(event, self._newest_generation, self._running)
+        if isinstance(event, JobStarted):
+            return self._on_started(event)
+        if not self._running:
+            return []
+        effects = self._handle(now_ms, event)
+        return effects + self._advance(now_ms)
+
+    def _handle(self, now_ms: int, event: FailoverEvent) -> list[FailoverEffect]:
+        match event:
+            case TimeAdvanced() | JobStarted():
+                return []
+            case JobInterrupted():
+                self._stop()
+                return []
+            case SlotLost(slot, reason):
+                return self._on_slots_lost(now_ms, [slot], f"slot {slot}: {reason}")
+            case SlotJoined(slot):
+                return self._on_joined(slot)
+            case SubtaskFailed():
+                return self._on_subtask_failed(now_ms, event)
+            case HeadPersisted() | VersionStaged() | CheckpointCompleted() | CheckpointAborted():
+                return self._on_progress(now_ms, event)
+            case RecordsWritten(attempt):
+                return self._on_written(now_ms, attempt)
+            case RecordsRefused(attempt, reason):
+                return self._on_refused(attempt, reason)
+            case SlotFenced(attempt, slot, received):
+                return self._on_fenced(now_ms, attempt, slot, received)
+            case StandbysPromoted(attempt, slot):
+                return self._on_promoted(attempt, slot)
+            case PromotionFailed(attempt, slot, subtask, reason):
+                why = f"{subtask} not promoted on slot {slot}: {reason}"
+                return self._on_not_promoted(now_ms, [(attempt, slot)], why)
+            case _:
+                assert_never(event)
+
+    # ------------------------------------------------------------------------------------------- the job's life
+
+    def _on_started(self, event: JobStarted) -> list[FailoverEffect]:
+        planned = self._place(dict(event.hosts))
+        self._stop()
+        self._running = True
+        self._newest_generation = event.generation
+        self._table.form(planned, self._slots, event.generation, event.version, dict(event.cursors))
+        return self._tell()
+
+    def _stop(self) -> None:
+        """Forget the deployment, not the numbers that were used."""
+        self._running = False
+        self._table = ChainTable(self._topology)
+        self._failover = self._attempt = None
+        self._promotions = {}
+        self._threw.clear()
+        self._not_home.clear()
+        self._in_step.clear()
+
+    def _tell(self) -> list[FailoverEffect]:
+        """Write down and broadcast the members that changed."""
+        records = self._table.unwritten()
+        return [WriteRecords(None, records), self._table.formation()] if records else []
+
+    def _on_progress(
+        self, now_ms: int, event: HeadPersisted | VersionStaged | CheckpointCompleted | CheckpointAborted
+    ) -> list[FailoverEffect]:
+        match event:
+            case HeadPersisted(subtask, generation, version, cursors):
+                if self.is_current(subtask, generation):
+                    self._table.persist(subtask, version, cursors)
+                return []
+            case CheckpointAborted(version):
+                self._table.abort(version)
+                return []
+            case VersionStaged(subtask, slot, generation, version):
+                if not self.is_current(subtask, generation) or slot not in self._table[subtask].members:
+                    return []
+                self._table.stage(subtask, slot, version)
+            case CheckpointCompleted(version):
+                before = self._table.complete
+                if not self._table.finish(version, self._config.max_versions_behind):
+                    return []
+                self._threw.clear()
+                self._not_home = {slot: left - 1 for slot, left in self._not_home.items() if left > 1}
+                fit = [slot for slot in self._slots if slot not in self._not_home]
+                self._in_step = {slot for slot in fit if self._has_at_home(slot, before)}
+            case _:
+                assert_never(event)
+        return self._trim() + self._hand_back(now_ms)
+
+    def _trim(self) -> list[FailoverEffect]:
+        """Let go of what no line can need. Not during a failover: its line may be any version since the last trim."""
+        if self._failover is not None and not self._may_call_off:
+            return []
+        trimmed = self._table.trim()
+        return [] if trimmed is None else [TrimLogs(trimmed)]
+
+    # ------------------------------------------------------------------------------------- slots come and go
+
+    def _on_slots_lost(self, now_ms: int, slots: list[int], reason: str) -> list[FailoverEffect]:
+        lost = [slot for slot in slots if self._table.is_alive(slot)]
+        if not lost:
+            return []
+        effects = self._call_off()
+        failed = self._table.lose(lost)
+        if failed:
+            return effects + self._fail(now_ms, "slot", failed, reason)
+        if self._failover is None:
+            return effects + self._settle()
+        if self._attempt is None:
+            return effects + self._tell()
+        self._attempt.awaited = [slot for slot in self._attempt.awaited if slot not in lost]
+        return effects + self._promote_when_ready(now_ms)
+
+    def _on_joined(self, slot: int) -> list[FailoverEffect]:
+        if self._table.is_alive(slot):
+            return []
+        self._table.join(slot)
+        self._not_home.pop(slot, None)
+        return [] if self._failover is not None else self._settle()
+
+    def _settle(self) -> list[FailoverEffect]:
+        """Nothing is under way: back to full strength."""
+        self._table.replenish()
+        return self._tell() + self._trim()
+
+    # ------------------------------------------------------------------------------------------------ failures
+
+    def _on_subtask_failed(self, now_ms: int, event: SubtaskFailed) -> list[FailoverEffect]:
+        subtask, reason = event.subtask, f"{event.subtask}: {event.reason}"
+        if not self.is_current(subtask, event.generation):
+            return []
+        effects = self._call_off()
+        if self._attempt is not None and subtask in self._attempt.failed:
+            return effects
+        if subtask in self._threw:
+            again = f"{reason} (again, without a complete checkpoint in between: the same input fails each successor)"
+            return [*effects, *self._fall_back("exception", (subtask,), again, event.error)]
+        self._threw.add(subtask)
+        self._table.drop_head(subtask)
+        return effects + self._fail(now_ms, "exception", [subtask], reason, event.error)
+
+    def _fail(
+        self, now_ms: int, kind: FailoverKind, failed: list[SubtaskId], reason: str, error: object = None
+    ) -> list[FailoverEffect]:
+        """Begin an attempt for ``failed``, whose heads have left their chains, and for what is not promoted yet."""
+        failover = self._join_failover(kind, reason, error)
+        if self._attempt is not None:
+            failed = [*failed, *self._attempt.failed]
+        together = tuple(sorted(set(failed)))
+        failover.subtasks.update(dict.fromkeys(together))
+        for key, promotion in tuple(self._promotions.items()):
+            promotion.subtasks = tuple(subtask for subtask in promotion.subtasks if subtask not in together)
+            if not promotion.subtasks:
+                del self._promotions[key]
+        orphans = [str(subtask) for subtask in together if not self._table[subtask].members]
+        if orphans:
+            return self._give_up(f"{reason}; no standby of {', '.join(orphans)} is left")
+        unsafe = provable(together, self._topology, self._table.unsettled(together))
+        if unsafe is not None:
+            return self._give_up(f"{reason}; {unsafe}")
+        for subtask in together:
+            self._table[subtask].put_best_first(self._table.complete)
+        return self._attempt_for(now_ms, together)
+
+    def _attempt_for(
+        self, now_ms: int, failed: tuple[SubtaskId, ...], undo: dict[SubtaskId, tuple[int, ...]] | None = None
+    ) -> list[FailoverEffect]:
+        self._attempts += 1
+        self._newest_generation = Generation(self._newest_generation + 1)
+        for subtask in failed:
+            self._table[subtask].generation = self._newest_generation
+        until_ms = now_ms + self._config.registry_timeout_ms
+        attempt = self._attempt = _Attempt(self._attempts, self._newest_generation, failed, until_ms, undo)
+        records = WriteRecords(attempt.number, self._table.written(failed))
+        fence = [] if self._may_call_off else self._fence(now_ms, attempt)
+        return [self._phase("detect"), records, *fence]
+
+    def _join_failover(self, kind: FailoverKind, reason: str, error: object) -> _Failover:
+        if self._failover is None:
+            self._failovers += 1
+            self._failover = _Failover(self._failovers, kind, reason, error)
+            return self._failover
+        self._failover.reason = reason
+        if self._failover.kind == "handover":
+            self._failover.kind = kind
+        if self._failover.error is None:
+            self._failover.error = error
+        return self._failover
+
+    def _give_up(self, reason: str) -> list[FailoverEffect]:
+        failover = self._open()
+        return self._fall_back(failover.kind, tuple(sorted(failover.subtasks)), reason, failover.error)
+
+    def _fall_back(
+        self, kind: FailoverKind, subtasks: tuple[SubtaskId, ...], reason: str, error: object
+    ) -> list[FailoverEffect]:
+        self._stop()
+        return [FallBack(kind, subtasks, reason, error)]
+
+    def _open(self) -> _Failover:
+        invariant(self._failover is not None, "no failover is under way")
+        assert self._failover is not None  # for the type checker only
+        return self._failover
+
+    def _phase(self, phase: FailoverPhaseName) -> FailoverPhase:
+        failover = self._open()
+        return FailoverPhase(failover.number, phase, failover.kind, tuple(sorted(failover.subtasks)), failover.reason)
+
+    # ---------------------------------------------------------------------------------------- registry and fence
+
+    def _on_written(self, now_ms: int, number: int) -> list[FailoverEffect]:
+        attempt = self._attempt
+        if attempt is None or attempt.number != number or attempt.written:
+            return []
+        attempt.written = True
+        if self._may_call_off:
+            attempt.undo = None
+            return self._fence(now_ms, attempt)
+        return self._promote_when_ready(now_ms)
+
+    def _fence(self, now_ms: int, attempt: _Attempt) -> list[FailoverEffect]:
+        attempt.awaited = [slot for slot in self._slots if self._table.is_alive(slot)]
+        attempt.fence_until_ms = now_ms + self._config.fence_timeout_ms
+        targets = tuple((subtask, self._table[subtask].head) for subtask in attempt.failed)
+        fence = FenceSlots(attempt.number, attempt.generation, targets, tuple(attempt.awaited))
+        return [self._phase("fence"), fence]
+
+    def _on_refused(self, number: int, reason: str) -> list[FailoverEffect]:
+        attempt = self._attempt
+        if attempt is None or attempt.number != number or attempt.written:
+            return []
+        return self._without_registry(f"ZooKeeper refused the new chains: {reason}")
+
+    def _without_registry(self, reason: str) -> list[FailoverEffect]:
+        """A handover is called off; a failover cannot go on."""
+        if self._may_call_off:
+            return self._call_off() + self._settle()
+        return self._give_up(f"{self._open().reason}; {reason}")
+
+    def _on_fenced(
+        self, now_ms: int, number: int, slot: int, received: tuple[tuple[ChannelId, int], ...]
+    ) -> list[FailoverEffect]:
+        attempt = self._attempt
+        if attempt is None or attempt.number != number or slot not in attempt.awaited:
+            return []
+        attempt.awaited.remove(slot)
+        attempt.received.update(received)
+        return self._promote_when_ready(now_ms)
+
+    def _promote_when_ready(self, now_ms: int) -> list[FailoverEffect]:
+        attempt = self._attempt
+        if attempt is None or not attempt.written or attempt.awaited:
+            return []
+        line = self._table.line(attempt.failed, attempt.received, self._config.pending_versions)
+        if isinstance(line, NoLine):
+            return self._give_up(f"{self._open().reason}; there is no version to go on from: {line.reason}")
+        self._attempt = None
+        effects: list[FailoverEffect] = [self._phase("promote"), self._phase("restore")]
+        by_slot: dict[int, list[tuple[SubtaskId, int]]] = {}
+        for subtask, version in line.items():
+            self._table[subtask].begin(version, self._config.max_concurrent_checkpoints + 1)
+            by_slot.setdefault(self._table[subtask].head, []).append((subtask, version))
+        until_ms = now_ms + self._config.promote_timeout_ms
+        for slot, told in sorted(by_slot.items()):
+            self._promotions[attempt.number, slot] = _Promotion(tuple(subtask for subtask, _ in told), until_ms)
+            effects.append(PromoteStandbys(attempt.number, attempt.generation, slot, tuple(told)))
+        formed = self._tell() or [self._table.formation()]
+        return [*effects, *formed, ReplaceInCheckpoints(tuple(line.items()))]
+
+    # -------------------------------------------------------------------------------------------------- promotion
+
+    def _on_promoted(self, number: int, slot: int) -> list[FailoverEffect]:
+        if self._promotions.pop((number, slot), None) is None or self._promotions or self._attempt is not None:
+            return []
+        effects: list[FailoverEffect] = [self._phase("replay"), FailoverDone(self._open().number)]
+        self._failover = None
+        return effects + self._settle()
+
+    def _on_not_promoted(self, now_ms: int, keys: list[tuple[int, int]], reason: str) -> list[FailoverEffect]:
+        failed: list[SubtaskId] = []
+        for key in keys:
+            promotion = self._promotions.pop(key, None)
+            if promotion is not None:
+                self._not_home[key[1]] = HANDOVER_PAUSE
+                self._in_step.discard(key[1])
+                failed += promotion.subtasks
+        for subtask in failed:
+            self._table.drop_head(subtask)
+        return self._fail(now_ms, self._open().kind, failed, reason) if failed else []
+
+    # --------------------------------------------------------------------------------------------------- handover
+
+    def _hand_back(self, now_ms: int) -> list[FailoverEffect]:
+        """Begin to move the work of one slot back home: once for each complete checkpoint, and soon after it, so that
+        little is repeated. So a slot must have been in step when it became complete, not come to it long after."""
+        if self._failover is not None or not self._config.failback:
+            return []
+        for slot in self._slots:
+            if slot in self._in_step and self._has_at_home(slot, self._table.complete):
+                return self._hand_over(now_ms, slot)
+        return []
+
+    def _has_at_home(self, slot: int, version: int) -> bool:
+        """Whether ``slot`` has ``version`` or newer of all that should be at work there and is not."""
+        away = self._away(slot)
+        return bool(away) and all(chain.newest_staged(slot) >= version for chain in away)
+
+    def _away(self, slot: int) -> list[Chain]:
+        return [chain for chain in self._table if chain.home == slot != chain.head]
+
+    def _hand_over(self, now_ms: int, slot: int) -> list[FailoverEffect]:
+        """Move as many as can be moved at once without doubt; the others follow after the next checkpoints."""
+        self._in_step.clear()
+        undo: dict[SubtaskId, tuple[int, ...]] = {}
+        for chain in self._away(slot):
+            together = (*undo, chain.subtask)
+            if provable(together, self._topology, self._table.unsettled(together)) is None:
+                undo[chain.subtask] = chain.members
+        if not undo:
+            return []
+        failover = self._join_failover("handover", f"slot {slot} is back", None)
+        failover.subtasks.update(dict.fromkeys(undo))
+        for subtask in undo:
+            self._table.drop_head(subtask)
+            self._table[subtask].put_first(slot)
+        return self._attempt_for(now_ms, tuple(sorted(undo)), undo)
+
+    @property
+    def _may_call_off(self) -> bool:
+        return self._attempt is not None and self._attempt.undo is not None
+
+    def _call_off(self) -> list[FailoverEffect]:
+        """Nobody has been told of the handover under way, if that is what is under way: the old heads just go on."""
+        attempt = self._attempt
+        if attempt is None or attempt.undo is None:
+            return []
+        for subtask, before in attempt.undo.items():
+            self._table.restore(subtask, before)
+        effects: list[FailoverEffect] = [FailoverDone(self._open().number)]
+        self._attempt = self._failover = None
+        return effects
+
+    # ------------------------------------------------------------------------------------------------ what is due
+
+    def _advance(self, now_ms: int) -> list[FailoverEffect]:
+        effects: list[FailoverEffect] = []
+        attempt = self._attempt
+        if attempt is not None and not attempt.written and now_ms >= attempt.registry_until_ms:
+            limit_ms = self._config.registry_timeout_ms
+            effects += self._without_registry(f"ZooKeeper did not take the new chains within {limit_ms} ms")
+        elif attempt is not None and attempt.awaited and now_ms >= attempt.fence_until_ms:
+            effects += self._evict(now_ms, attempt)
+        keys = [key for key, promotion in self._promotions.items() if now_ms >= promotion.until_ms]
+        if keys:
+            where = ", ".join(str(slot) for _, slot in keys)
+            reason = f"standbys not promoted on slots {where} within {self._config.promote_timeout_ms} ms"
+            effects += self._on_not_promoted(now_ms, keys, reason)
+        return effects
+
+    def _evict(self, now_ms: int, attempt: _Attempt) -> list[FailoverEffect]:
+        late = list(attempt.awaited)
+        reason = f"not fenced within {self._config.fence_timeout_ms} ms"
+        where = ", ".join(str(slot) for slot in late)
+        evictions: list[FailoverEffect] = [EvictSlot(slot, reason) for slot in late]
+        return evictions + self._on_slots_lost(now_ms, late, f"slots {where}: {reason}")

@@ -1,0 +1,51 @@
+"""What one slot knows of each chain that it is in, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chain_backup.replica import Replica
+from chain_backup.transfers import Inbound, Partial
+
+Chain = tuple[int, tuple[int, ...]]
+"""Generation, and members, head first."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """What this slot knows and has of one subtask.
+
+    ``active``: generation in which the subtask runs here. ``successor_staged``: the newest version that the successor
+    is known to hold; ``refused``: one that it cannot take. ``fenced``: the newest generation that was retired here.
+    """
+
+    subtask: str
+    replica: Replica
+    generation: int = 0
+    members: tuple[int, ...] = ()
+    active: int | None = None
+    fenced: int = -1
+    successor_staged: int = 0
+    refused: int = 0
+    reported: tuple[int, int] = (0, 0)
+    inbound: Inbound | None = None
+    partial: Partial | None = None
+
+    def neighbour(self, slot: int, distance: int) -> int | None:
+        """The member ``distance`` places behind ``slot`` in the chain."""
+        if slot not in self.members:
+            return None
+        place = self.members.index(slot) + distance
+        return self.members[place] if 0 <= place < len(self.members) else None
+
+
+@dataclass(slots=True)
+class ReplicationFigures:
+    """Totals of one agent, for metrics."""
+
+    bytes_received: int = 0
+    versions_staged: int = 0
+    versions_applied: int = 0
+    frames_refused: int = 0
+    files_refused: int = 0
+    files_from_storage: int = 0

@@ -1,0 +1,303 @@
+"""One subtask's copy on one slot: verified files, staged versions, and a RocksDB that is a little behind.
+
+Rules:
+- files are kept under ``<folder>/replica/``, as second names (hard links) where the active state of this slot has them
+  too: each side removes its own names and never the other's;
+- only what was written here by the active state, or was checked whole when it arrived, is *held*; held files are
+  trusted from then on, so that a promotion reads none;
+- a version is its list of files. The RocksDB holds a list of files too, and further ones are ingested on top only when
+  its list begins the version's list. Otherwise (the version stands on a new base: that has no tombstones for what the
+  old files hold) a new RocksDB is made of the version's files, from links, without reading them;
+- such a new RocksDB is made as soon as the version is held, beside the old one, which stays until the version is
+  trimmed to: a promotion finds either;
+- a version number alone is not believed: a failover may have given it to another content.
+
+One thread. Layout of ``folder``: ``replica/<generation>-<checkpoint>-<n>.sst[.part]``, ``standby-<n>/`` (RocksDB).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flinkplus.errors import CorruptState
+from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, Prepared, parse_files
+from flinkplus.state.delta import StateFile
+from flinkplus.state.files import file_chunks, link_or_copy
+from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.store import SubtaskStore
+
+_FILE_NAME = re.compile(r"^(?P<generation>\d+)-\d+-\d+\.sst$")
+SMALL_BYTES = 1 << 20
+"""Files up to this are taken in without waiting for the disk, also when there is time."""
+
+log = logging.getLogger("flinkplus")
+
+
+def base_name(name: str) -> str:
+    """What a state file is called within its subtask's folders."""
+    return name.rpartition("/")[2]
+
+
+def files_of(handle: dict[str, Any], folder: str) -> tuple[StateFile, ...]:
+    """The files of a handle, which must all be of the subtask that has ``folder``; ``CorruptState`` otherwise."""
+    if not handle:
+        return ()
+    files = parse_files(handle)
+    for file in files:
+        prefix, _, name = file.name.rpartition("/")
+        if prefix != folder or not _FILE_NAME.match(name) or file.bytes <= 0:
+            raise CorruptState(f"a version in {folder!r} names the state file {file.name!r} of {file.bytes} bytes")
+    return files
+
+
+@dataclass(slots=True)
+class StagedVersion:
+    """A version of which every file is held. ``generation``: of the chain it was last offered in, or made in."""
+
+    number: int
+    generation: int
+    handle: bytes
+    files: tuple[StateFile, ...]
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A RocksDB that holds exactly ``files``."""
+
+    files: tuple[StateFile, ...]
+    store: SubtaskStore
+
+    def begins(self, files: tuple[StateFile, ...]) -> bool:
+        """Whether ingesting the rest of ``files`` on top gives their content."""
+        return self.files == files[: len(self.files)]
+
+
+class Replica:
+    """The copy of one subtask. ``folder``: the subtask's, in the slot's work directory."""
+
+    def __init__(self, folder: Path, storage: CheckpointStorage) -> None:
+        self.staged: dict[int, StagedVersion] = {}
+        self._folder = folder
+        self._storage = storage
+        self._files = folder / REPLICA_FOLDER
+        shutil.rmtree(self._files, ignore_errors=True)  # of a dead process: nothing says what was checked
+        self._files.mkdir(parents=True)
+        self._held: dict[str, StateFile] = {}
+        self._copies: list[_Copy] = []  # at most two: of what was trimmed to, and one ahead of it
+        self._left: list[SubtaskStore] = []  # to be removed when there is time
+        self._opened = 0
+        self._untidy: tuple[int, tuple[StateFile, ...]] | None = None
+
+    @property
+    def folder_name(self) -> str:
+        return self._folder.name
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def path(self, file: StateFile) -> Path:
+        """Where a held file is."""
+        return self._files / base_name(file.name)
+
+    def holds(self, file: StateFile) -> bool:
+        return self._held.get(base_name(file.name)) == file
+
+    def missing(self, files: Sequence[StateFile]) -> list[StateFile]:
+        return [file for file in files if not self.holds(file)]
+
+    def part_path(self, file: StateFile) -> Path:
+        """Where a file is while it arrives."""
+        return self._files / (base_name(file.name) + ".part")
+
+    def adopt(self, file: StateFile, verified: Path) -> None:
+        """``verified`` (in the same folder) has exactly the bytes of ``file``: it is held from now on."""
+        verified.replace(self.path(file))
+        self._held[base_name(file.name)] = file
+
+    def take_own(self, files: Sequence[StateFile], generation: int) -> None:
+        """Hold files that the active state on this slot has; what it has removed meanwhile comes from storage.
+
+        ``generation``: of that state, which needs no standby's RocksDB beside it.
+        """
+        self.drop_stores()
+        if self._untidy is not None and self._untidy[0] != generation:
+            self._untidy = None  # the promoted state is gone, and another has its own files here
+        for file in self.missing(files):
+            try:
+                link_or_copy(self._folder / FILES_FOLDER / base_name(file.name), self.path(file))
+                self._held[base_name(file.name)] = file
+            except OSError:
+                self.fetch(file)
+
+    def fetch(self, file: StateFile) -> None:
+        """Hold a file of the durable storage: slow. ``CorruptState``, ``StateError`` when storage has it not."""
+        part = self.part_path(file)
+        try:
+            self._storage.download(file.name, part)
+            file.check(file_chunks(part), file.name)
+            self.adopt(file, part)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _prune(self) -> None:
+        """Remove files that no staged version names. A RocksDB has names, or copies, of its own."""
+        needed = {base_name(file.name) for version in self.staged.values() for file in version.files}
+        for name in sorted(self._held.keys() - needed):
+            (self._files / name).unlink(missing_ok=True)
+            del self._held[name]
+
+    # -- versions -------------------------------------------------------------------------------------------------
+
+    def stage(self, number: int, generation: int, handle: bytes, files: tuple[StateFile, ...]) -> None:
+        """All of a version is held. What older generations made of this number and later ones is void by that."""
+        void = [v.number for v in self.staged.values() if v.number >= number and v.generation < generation]
+        for other in void:
+            del self.staged[other]
+        self.staged[number] = StagedVersion(number, generation, handle, files)
+
+    def newest(self, up_to: int) -> StagedVersion | None:
+        """The newest staged version that is not newer than ``up_to``."""
+        numbers = [number for number in self.staged if number <= up_to]
+        return self.staged[max(numbers)] if numbers else None
+
+    def forget_before(self, number: int) -> None:
+        """Versions older than ``number`` are not needed any more, nor the files that only they name."""
+        for old in [other for other in self.staged if other < number]:
+            del self.staged[old]
+        for copy in list(self._copies):
+            if not any(copy.begins(version.files) for version in self.staged.values()):
+                self._leave(copy)
+        self._prune()
+
+    # -- the store ------------------------------------------------------------------------------------------------
+
+    def look_ahead(self, files: tuple[StateFile, ...]) -> None:
+        """Have a RocksDB on top of which these held files can be reached quickly."""
+        if files and self._nearest(files) is None:
+            for copy in self._copies[1:]:
+                self._leave(copy)
+            self._copies.append(self._make(files))
+
+    def apply(self, files: tuple[StateFile, ...]) -> None:
+        """Bring a RocksDB to exactly these held files. What fails is made anew the next time."""
+        if files:
+            copy = self._bring(files)
+            self._copies.remove(copy)
+            self._copies.insert(0, copy)
+
+    def _nearest(self, files: tuple[StateFile, ...]) -> _Copy | None:
+        return max(
+            (copy for copy in self._copies if copy.begins(files)), key=lambda copy: len(copy.files), default=None
+        )
+
+    def _bring(self, files: tuple[StateFile, ...], swift: bool = False) -> _Copy:
+        copy = self._nearest(files)
+        if copy is None:
+            copy = self._make(files, swift)
+            self._copies.append(copy)
+        elif copy.files != files:
+            try:
+                self._ingest(copy.store, files[len(copy.files) :], swift)
+            except BaseException:
+                self._leave(copy)
+                raise
+            copy.files = files
+        return copy
+
+    def _make(self, files: tuple[StateFile, ...], swift: bool = False) -> _Copy:
+        store = self._open_store()
+        try:
+            self._ingest(store, files, swift)
+            store.check_format()
+        except BaseException:
+            store.destroy()
+            raise
+        return _Copy(files, store)
+
+    def _open_store(self) -> SubtaskStore:
+        while True:
+            self._opened += 1
+            directory = self._folder / f"standby-{self._opened}"
+            if not directory.exists():  # a dead process may have left one
+                return SubtaskStore(directory, quiet=True)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
+        links = [self.path(file).with_suffix(".ingest") for file in files]
+        try:
+            for file, link in zip(files, links, strict=True):
+                link_or_copy(self.path(file), link)
+            store.ingest(links, swift or sum(file.bytes for file in files) <= SMALL_BYTES)
+        finally:
+            for link in links:
+                link.unlink(missing_ok=True)
+
+    def _leave(self, copy: _Copy) -> None:
+        self._copies.remove(copy)
+        self._left.append(copy.store)
+
+    def clear_away(self) -> None:
+        """Remove what is left of stores that are not used any more."""
+        left, self._left = self._left, []
+        for store in left:
+            store.destroy()
+
+    def drop_stores(self) -> None:
+        """No RocksDB here any more."""
+        for copy in list(self._copies):
+            self._leave(copy)
+        self.clear_away()
+
+    def promote(self, files: tuple[StateFile, ...], generation: int) -> Prepared:
+        """A RocksDB, brought to ``files`` and given away. Files that are not held come from storage first."""
+        for file in self.missing(files):
+            self.fetch(file)
+        copy = self._bring(files, swift=True) if files else None
+        if copy is not None:
+            self._copies.remove(copy)
+        for other in list(self._copies):
+            self._leave(other)
+        self._untidy = (generation, files)
+        return Prepared(files, None if copy is None else copy.store)
+
+    def tidy(self) -> None:
+        """After a promotion, beside the stream: the active state's own names for its files, and none for older ones.
+
+        It would find out by itself, at a price in its restore.
+        """
+        self.clear_away()
+        if self._untidy is None:
+            return
+        generation, files = self._untidy
+        self._untidy = None
+        folder = self._folder / FILES_FOLDER
+        folder.mkdir(exist_ok=True)
+        needed = {base_name(file.name) for file in files}
+        for path in list(folder.iterdir()):
+            match = _FILE_NAME.match(path.name)
+            if match and path.name not in needed and int(match["generation"]) < generation:
+                path.unlink(missing_ok=True)
+        newest = self.newest(max(self.staged, default=0))
+        for file in files:
+            target = folder / base_name(file.name)
+            if self.holds(file) and newest is not None and file in newest.files and not target.exists():
+                with contextlib.suppress(OSError):
+                    os.link(self.path(file), target)
+
+    def close(self) -> None:
+        """Stop and remove everything."""
+        self.drop_stores()
+        shutil.rmtree(self._files, ignore_errors=True)
+
+
+def encode_handle(handle: dict[str, Any]) -> bytes:
+    """A handle as bytes, the same for the same content."""
+    return json.dumps(handle, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,510 @@
+"""Standby copies on one slot: versions flow down each subtask's chain, and become a running state at a promotion.
+
+Protocol of one hop, from a member to its successor::
+
+    OFFER (handle)  ->            WANT names and offsets of the files that are not held, or STAGED
+    CHUNK ...       ->            ACK each; at most a few are under way per hop
+                                  file complete and matching its checksum: held; all of them: STAGED
+
+Rules:
+- whoever holds a version whole offers it to its successor, under the generation it got it in, and no other: a version
+  of a fenced head goes nowhere;
+- offers are taken from the predecessor of the chain's present generation only; one that comes before its ``form`` waits
+  for it;
+- a torn, altered, repeated or missing frame is noticed by checksum and number, and answered by RESYNC: everything under
+  way is offered again, and files go on where they stopped; so is everything when a stream is new. Should a frame get
+  lost with no other behind it, the next version's PROBE brings that to light;
+- retries are bounded: a file that keeps failing is taken from durable storage, a version that cannot be taken is left
+  out, a hop that only loses frames falls silent until the next version or stream;
+- a standby's RocksDB gets a version when it is trimmed to, see ``replica``. Between versions nothing runs here.
+
+Not locked: one thread calls everything. No network, no clock but for numbering streams.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import assert_never
+
+from chain_backup import frames
+from chain_backup.frames import NO_TOPIC, Frame, Kind, Topic, decode
+from chain_backup.members import Chain, Member, ReplicationFigures
+from chain_backup.replica import Replica, StagedVersion, base_name, encode_handle, files_of
+from chain_backup.transfers import MAX_RESYNCS, MAX_TRIES, Hop, Inbound, Outbound, Partial, Send
+from flinkplus.errors import CorruptState, PeerProtocolError, StateError
+from flinkplus.state.backend import Prepared, folder_name
+from flinkplus.state.delta import StateFile
+from flinkplus.state.storage import CheckpointStorage
+
+MAX_EARLY_OFFERS = 1024
+MAX_BEHIND = 2
+"""Of how many versions a successor is sent each; one that is further behind gets the newest only."""
+
+Staged = Callable[[str, int, int], None]
+log = logging.getLogger("flinkplus")
+
+
+class ReplicationAgent:
+    """Everything about standby copies on ``slot``, except the network.
+
+    ``send(slot, frame)``: to the agent of another slot, reliable and in order while the stream lives, perhaps lost when
+    it breaks. ``staged(subtask, generation, version)``: this slot, as a standby, holds all of it. ``later(work)``: run
+    ``work`` in the same thread behind all that waits there (some ms of RocksDB for each standby and version); at once,
+    if nothing is given.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        work_dir: Path,
+        storage: CheckpointStorage,
+        send: Send,
+        staged: Staged,
+        later: Callable[[Callable[[], None]], None] = lambda work: work(),
+    ) -> None:
+        self.slot = slot
+        self.figures = ReplicationFigures()
+        self._work_dir = work_dir
+        self._storage = storage
+        self._send = send
+        self._report = staged
+        self._later = later
+        self._due: dict[str, None] = {}
+        self._members: dict[str, Member] = {}
+        self._hops: dict[int, Hop] = {}
+        self._early: dict[str, tuple[int, Frame]] = {}
+        self._transfers = 0
+        self._streams = 0
+        self._trimmed = 0
+
+    # -- who is who -----------------------------------------------------------------------------------------------
+
+    def form(self, chains: Mapping[str, Chain]) -> None:
+        """Who follows whom, for the whole job: subtask -> (generation, members, head first)."""
+        for subtask in [known for known in self._members if known not in chains]:
+            self._drop(self._members[subtask])
+        for subtask, (generation, members) in chains.items():
+            member = self._members.get(subtask)
+            if member is None:
+                if self.slot not in members:
+                    continue
+                member = self._member(subtask)
+            if generation >= member.generation:
+                self._reform(member, generation, tuple(members))
+        early, self._early = self._early, {}
+        for peer, offer in early.values():
+            self._take_offer(peer, offer)
+        for member in self._members.values():
+            self._offer_next(member)
+
+    def _reform(self, member: Member, generation: int, members: tuple[int, ...]) -> None:
+        before, predecessor = member.neighbour(self.slot, 1), member.neighbour(self.slot, -1)
+        newer = generation > member.generation
+        if member.active is not None and member.active < generation:
+            self.retire(member.subtask)  # the whole job was stopped, or nobody said so
+        member.generation, member.members = generation, members
+        successor = member.neighbour(self.slot, 1)
+        if newer or successor != before:
+            if before is not None:
+                self._hop(before).end(member.subtask)
+            member.successor_staged = member.refused = 0
+        if newer or member.neighbour(self.slot, -1) != predecessor:
+            member.inbound = None
+
+    def _member(self, subtask: str) -> Member:
+        member = self._members.get(subtask)
+        if member is None:
+            folder = self._work_dir / folder_name(subtask)
+            member = self._members[subtask] = Member(subtask, Replica(folder, self._storage))
+        return member
+
+    def _drop(self, member: Member) -> None:
+        del self._members[member.subtask]
+        for hop in self._hops.values():
+            hop.end(member.subtask)
+        self._discard_partial(member)
+        member.replica.close()
+
+    def _hop(self, peer: int) -> Hop:
+        hop = self._hops.get(peer)
+        if hop is None:
+            hop = self._hops[peer] = Hop(peer, self._new_stream(), self._send)
+        return hop
+
+    def _new_stream(self) -> int:
+        """Numbers that rise, also from one process of a slot to the next."""
+        self._streams = max(self._streams + 1, time.time_ns())
+        return self._streams
+
+    def peer_connected(self, peer: int) -> None:
+        """The stream to and from ``peer`` is new: what was under way may be lost, or the peer be another process."""
+        self._hop(peer).renew(self._new_stream())
+        for member in self._members.values():
+            if member.neighbour(self.slot, 1) == peer:
+                member.successor_staged = member.refused = 0
+                self._offer_next(member)
+
+    # -- the active side ------------------------------------------------------------------------------------------
+
+    def persisted(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
+        """The active subtask here has a new version, which is in storage. Raises ``CorruptState`` for a bad handle and
+        ``StateError`` when its files are neither here nor there; the next version is another chance then.
+        """
+        member = self._member(subtask)
+        if generation < member.generation or generation <= member.fenced:
+            return  # too late: its successor is another
+        files = files_of(handle, member.replica.folder_name)
+        number = int(handle["checkpoint"])
+        member.active = generation
+        member.inbound = None
+        member.replica.take_own(files, generation)
+        member.replica.stage(number, generation, encode_handle(handle), files)
+        self._new_version(member)
+
+    def prepare(self, subtask: str, version: int, handle: dict[str, Any], generation: int) -> Prepared:
+        """Promotion: the open store of exactly that version, of which this slot is the head from now on.
+
+        An empty ``handle`` is the empty state. Files that are not here come from durable storage, which is slow. Raises
+        ``CorruptState`` or ``StateError`` when there is no way to them; nothing is promoted then.
+        """
+        member = self._member(subtask)
+        files = files_of(handle, member.replica.folder_name)
+        member.inbound = None
+        self._discard_partial(member)
+        self.figures.files_from_storage += len(member.replica.missing(files))
+        prepared = member.replica.promote(files, generation)
+        member.active = generation
+        if handle:
+            member.replica.stage(version, generation, encode_handle(handle), files)
+        self._offer_next(member)
+        return prepared
+
+    def retire(self, subtask: str) -> None:
+        """The active subtask here was fenced: a standby again, whose RocksDB is to be made anew."""
+        member = self._members.get(subtask)
+        if member is not None and member.active is not None:
+            member.fenced, member.active = member.active, None
+
+    def trim(self, version: int) -> None:
+        """``version`` is complete and stable: standbys apply it, and what is older goes."""
+        self._trimmed = max(self._trimmed, version)
+        for member in list(self._members.values()):
+            if member.active is None and self.slot not in member.members:
+                self._drop(member)
+            else:
+                self._tend_soon(member)
+
+    # -- the copies -----------------------------------------------------------------------------------------------
+
+    def _tend_soon(self, member: Member) -> None:
+        self._due[member.subtask] = None
+        if len(self._due) == 1:
+            self._later(self._tend_next)
+
+    def _tend_next(self) -> None:
+        """Tend one of those that are due. A promotion may come between two: it waits for one of them at most."""
+        subtask = next(iter(self._due), None)
+        if subtask is None:
+            return
+        del self._due[subtask]
+        try:
+            if subtask in self._members:
+                self._tend(self._members[subtask])
+        finally:
+            if self._due:
+                self._later(self._tend_next)
+
+    def _tend(self, member: Member) -> None:
+        """A standby's RocksDB gets what is trimmed to, and is ready for what is newest; what is older goes."""
+        replica = member.replica
+        trimmed = replica.newest(self._trimmed)
+        if trimmed is not None:
+            replica.forget_before(trimmed.number)
+        if member.active is None:
+            try:
+                if trimmed is not None:
+                    replica.apply(trimmed.files)
+                    self.figures.versions_applied += 1
+                newest = replica.newest(max(replica.staged, default=0))
+                if newest is not None:
+                    replica.look_ahead(newest.files)
+            except (StateError, CorruptState, OSError):
+                log.warning("the standby of %s has no store for now", member.subtask, exc_info=True)
+        replica.tidy()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def _offer_next(self, member: Member) -> None:
+        """Offer the successor the next version that it does not have, unless one is under way."""
+        successor = member.neighbour(self.slot, 1)
+        if successor is None or member.subtask in self._hop(successor).outbound:
+            return
+        version = self._next_version(member)
+        if version is None:
+            return
+        self._transfers += 1
+        topic = Topic(member.subtask, version.generation, version.number, self._transfers)
+        sources = {base_name(file.name): member.replica.path(file) for file in version.files}
+        self._hop(successor).begin(Outbound(topic, sources), member.successor_staged, version.handle)
+
+    def _new_version(self, member: Member) -> None:
+        """A version was staged here. If one is still under way, see to it that it does not wait for what was lost."""
+        successor = member.neighbour(self.slot, 1)
+        if successor is None:
+            return
+        hop = self._hop(successor)
+        if member.subtask not in hop.outbound:
+            self._offer_next(member)
+        elif hop.resyncs_left == 0:
+            hop.resyncs_left = MAX_RESYNCS
+            self._offer_again(hop)
+        else:
+            hop.say(Kind.PROBE, NO_TOPIC)
+
+    def _next_version(self, member: Member) -> StagedVersion | None:
+        waiting = sorted(
+            version.number
+            for version in member.replica.staged.values()
+            if version.generation == member.generation and version.number > max(member.successor_staged, member.refused)
+        )
+        if not waiting:
+            return None
+        behind = member.successor_staged == 0 or len(waiting) > MAX_BEHIND
+        return member.replica.staged[waiting[-1 if behind else 0]]
+
+    def _pump(self, hop: Hop) -> None:
+        for subtask, error in hop.pump():
+            # A name of ours is gone or unreadable: this version stays here; the next one is another chance.
+            log.warning("a version of %s cannot be read for slot %d: %s", subtask, hop.peer, error)
+            self._give_up(self._members[subtask], hop)
+
+    def _give_up(self, member: Member, hop: Hop) -> None:
+        member.refused = max(member.refused, hop.outbound[member.subtask].topic.version)
+        hop.end(member.subtask)
+        self._offer_next(member)
+
+    def _offer_again(self, hop: Hop) -> None:
+        hop.clear()
+        for member in self._members.values():
+            if member.neighbour(self.slot, 1) == hop.peer:
+                self._offer_next(member)
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def receive(self, peer: int, frame: bytes | memoryview) -> None:
+        """A frame came from the agent of slot ``peer``."""
+        hop = self._hop(peer)
+        try:
+            found = decode(frame)
+        except PeerProtocolError as error:
+            log.warning("slot %d: %s", peer, error)
+            self._lost(hop)
+            return
+        if found.kind is Kind.PROBE:
+            hop.resyncs_left = MAX_RESYNCS  # there is a new version: try again
+        match hop.accept(found):
+            case False:
+                self.figures.frames_refused += 1
+            case None:
+                self._lost(hop)
+                if found.kind is Kind.OFFER:
+                    self._take_offer(peer, found)
+            case True:
+                self._take(hop, found)
+
+    def _lost(self, hop: Hop) -> None:
+        """Something from this peer was lost: an answer, perhaps, or a part of an offer."""
+        self.figures.frames_refused += 1
+        if hop.resyncs_left == 0:
+            return
+        hop.resync()
+        self._offer_again(hop)
+
+    def _take(self, hop: Hop, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.OFFER:
+                self._take_offer(hop.peer, frame)
+            case Kind.CHUNK:
+                self._take_chunk(hop, frame)
+            case Kind.RESYNC:
+                self._offer_again(hop)
+            case Kind.PROBE:
+                hop.say(Kind.ECHO, NO_TOPIC)
+            case Kind.ECHO:
+                pass
+            case Kind.WANT | Kind.ACK | Kind.STAGED | Kind.FAILED:
+                self._take_answer(hop, frame)
+            case _:
+                assert_never(frame.kind)
+
+    def _take_answer(self, hop: Hop, frame: Frame) -> None:
+        """The successor says something about the transfer to it; about an older one it has no effect."""
+        member = self._members.get(frame.topic.subtask)
+        transfer = hop.current(frame.topic)
+        if member is None or transfer is None:
+            return
+        match frame.kind:
+            case Kind.WANT:
+                wanted = [(str(name), int(offset)) for name, offset in frame.fields["files"]]
+                if all(name in transfer.sources for name, _ in wanted):
+                    transfer.want(frame.fields["round"], wanted)
+                    hop.start(member.subtask)
+            case Kind.ACK:
+                if frame.fields["round"] == transfer.round and transfer.unacknowledged:
+                    transfer.unacknowledged -= 1
+                    hop.resyncs_left = MAX_RESYNCS
+            case Kind.STAGED:
+                member.successor_staged = max(member.successor_staged, frame.topic.version)
+                hop.resyncs_left = MAX_RESYNCS
+                hop.end(member.subtask)
+                self._offer_next(member)
+            case _:
+                log.warning("slot %d refuses a version of %s: %s", hop.peer, member.subtask, frame.fields["reason"])
+                self._give_up(member, hop)
+        self._pump(hop)
+
+    def _take_offer(self, peer: int, frame: Frame) -> None:
+        topic = frame.topic
+        member = self._members.get(topic.subtask)
+        if member is None or topic.generation > member.generation or member.neighbour(self.slot, -1) != peer:
+            self._wait_for_chain(peer, frame)
+            return
+        if topic.generation < member.generation or member.active is not None:
+            return
+        self._early.pop(topic.subtask, None)
+        handle = bytes(frame.payload)
+        known = member.replica.staged.get(topic.version)
+        try:
+            files = files_of(json.loads(handle), member.replica.folder_name)
+        except (ValueError, TypeError, CorruptState) as error:
+            self._hop(peer).say(Kind.FAILED, topic, {"reason": str(error)})
+            return
+        missing = member.replica.missing(files)
+        inbound = member.inbound = Inbound(peer, topic, handle, files, deque(missing))
+        if missing:
+            self._ask(member, inbound)
+        else:
+            again = known is not None and known.handle == handle and known.generation == topic.generation
+            self._finish(member, inbound, again)
+
+    def _wait_for_chain(self, peer: int, frame: Frame) -> None:
+        """An offer whose chain is not known here: perhaps ``form`` is on its way. One is kept for each subtask."""
+        subtask = frame.topic.subtask
+        member = self._members.get(subtask)
+        if member is not None and frame.topic.generation < member.generation:
+            return
+        if subtask in self._early or len(self._early) < MAX_EARLY_OFFERS:
+            self._early[subtask] = (peer, replace(frame, payload=memoryview(bytes(frame.payload))))
+
+    def _ask(self, member: Member, inbound: Inbound) -> None:
+        """Ask for what is missing, from where it stops."""
+        partial = member.partial
+        if partial is not None and (partial.complete or partial.file not in inbound.missing):
+            self._discard_partial(member)
+            partial = None
+        if partial is not None:  # first, since files arrive one after the other
+            inbound.missing.remove(partial.file)
+            inbound.missing.appendleft(partial.file)
+        inbound.round += 1
+        offsets = [partial.offset if partial is not None and partial.file == file else 0 for file in inbound.missing]
+        files = [[base_name(file.name), offset] for file, offset in zip(inbound.missing, offsets, strict=True)]
+        self._hop(inbound.peer).say(Kind.WANT, inbound.topic, {"files": files, "round": inbound.round})
+
+    def _take_chunk(self, hop: Hop, frame: Frame) -> None:
+        member = self._members.get(frame.topic.subtask)
+        inbound = None if member is None else member.inbound
+        if member is None or inbound is None or inbound.topic != frame.topic or inbound.peer != hop.peer:
+            return
+        if frame.fields["round"] != inbound.round or not inbound.missing:
+            return
+        file = inbound.missing[0]
+        partial = member.partial
+        offset = 0 if partial is None else partial.offset
+        fits = 0 < len(frame.payload) <= min(frames.CHUNK_BYTES, file.bytes - offset)
+        if (frame.fields["name"], frame.fields["offset"]) != (base_name(file.name), offset) or not fits:
+            self._file_failed(member, inbound, file)
+            return
+        try:
+            if partial is None:
+                partial = member.partial = Partial.begin(file, member.replica.part_path(file))
+            partial.append(frame.payload)
+        except OSError as error:
+            self._refuse(member, inbound, f"{file.name} cannot be written: {error}")
+            return
+        self.figures.bytes_received += len(frame.payload)
+        hop.resyncs_left = MAX_RESYNCS
+        hop.say(Kind.ACK, frame.topic, {"round": inbound.round})
+        if partial.complete:
+            self._file_complete(member, inbound, partial)
+
+    def _file_complete(self, member: Member, inbound: Inbound, partial: Partial) -> None:
+        if not partial.matches:
+            self._file_failed(member, inbound, partial.file)
+            return
+        partial.close()
+        member.partial = None
+        member.replica.adopt(partial.file, partial.path)
+        inbound.missing.popleft()
+        if not inbound.missing:
+            self._finish(member, inbound)
+
+    def _file_failed(self, member: Member, inbound: Inbound, file: StateFile) -> None:
+        """What arrived is not the file: once more, and after a few times from durable storage."""
+        self.figures.files_refused += 1
+        self._discard_partial(member)
+        tries = inbound.tries[file.name] = inbound.tries.get(file.name, 0) + 1
+        if tries >= MAX_TRIES:
+            try:
+                self.figures.files_from_storage += 1
+                member.replica.fetch(file)
+            except (CorruptState, StateError, OSError) as error:
+                self._refuse(member, inbound, str(error))
+                return
+            inbound.missing.popleft()
+        if inbound.missing:
+            self._ask(member, inbound)
+        else:
+            self._finish(member, inbound)
+
+    def _refuse(self, member: Member, inbound: Inbound, reason: str) -> None:
+        log.warning("standby of %s cannot take version %d: %s", member.subtask, inbound.topic.version, reason)
+        self._discard_partial(member)
+        member.inbound = None
+        self._hop(inbound.peer).say(Kind.FAILED, inbound.topic, {"reason": reason})
+
+    def _finish(self, member: Member, inbound: Inbound, again: bool = False) -> None:
+        """All of the version is held."""
+        topic = inbound.topic
+        member.inbound = None
+        if not again:
+            member.replica.stage(topic.version, topic.generation, inbound.handle, inbound.files)
+            self.figures.versions_staged += 1
+        self._hop(inbound.peer).say(Kind.STAGED, topic)
+        if not again or member.reported != (topic.generation, topic.version):
+            member.reported = (topic.generation, topic.version)
+            self._report(member.subtask, topic.generation, topic.version)
+        self._new_version(member)
+        self._tend_soon(member)
+
+    def _discard_partial(self, member: Member) -> None:
+        partial, member.partial = member.partial, None
+        if partial is not None:
+            partial.discard()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give everything back; what was handed out by ``prepare`` stays with its owner."""
+        for hop in self._hops.values():
+            hop.clear()
+        for member in list(self._members.values()):
+            self._drop(member)
+        self._due.clear()

@@ -1,0 +1,134 @@
+"""The chain records of an application, read and written by its coordinator alone.
+
+Rules: one write is one transaction: all of its records or none. It checks the coordinator's epoch, so that a driver
+that was replaced writes nothing, and the version of every record, so that nothing is overwritten unseen. After a write
+whose outcome is open (the connection broke, no answer came) the records themselves tell whether it was done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from threading import Lock
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from chain_backup.zookeeper.client import UNCERTAIN, Client, commit, result
+from chain_backup.zookeeper.errors import CoordinatorElsewhere, RegistryUnavailable, StaleRecord
+from chain_backup.zookeeper.records import ChainRecord, Paths, unquote
+
+ABSENT = -1  # the version of a record that is not there
+Found = tuple[int, bytes]  # version, data
+
+
+class ChainStore:
+    """Reads and writes; each call blocks until its timeout at most, and may come from any thread."""
+
+    def __init__(self, client: Client, paths: Paths) -> None:
+        self._client = client
+        self._paths = paths
+        self._lock = Lock()
+        self._known: dict[str, int] = {}  # versions
+        self._open: dict[str, bytes] = {}  # what writes of open outcome wanted
+
+    def read(self, timeout_s: float) -> dict[str, ChainRecord]:
+        """All records; what is written next is checked against them. Raises ``RegistryUnavailable``, ``BadRecord``."""
+        with self._lock:
+            deadline = time.monotonic() + timeout_s
+            while True:
+                self._client.await_connected(deadline, "reading the chains")
+                try:
+                    found = self._read_all(deadline)
+                    break
+                except UNCERTAIN as error:
+                    self._pause(error, deadline, "reading the chains")
+            records = {subtask: ChainRecord.decode(subtask, data) for subtask, (_, data) in found.items()}
+            self._known = {subtask: version for subtask, (version, _) in found.items()}
+            self._open.clear()
+            return records
+
+    def write(self, records: Sequence[ChainRecord], epoch: int, timeout_s: float) -> None:
+        """Write all or nothing, as the coordinator of ``epoch``.
+
+        Raises ``StaleRecord`` or ``CoordinatorElsewhere`` (then nothing was written), ``RegistryUnavailable``.
+        """
+        wanted = {record.subtask: record.encode() for record in records}
+        what = f"writing the chains of {', '.join(list(wanted)[:5])}"
+        with self._lock:
+            deadline = time.monotonic() + timeout_s
+            while wanted:
+                self._client.await_connected(deadline, what)
+                try:
+                    if self._open and self._settle(wanted, deadline):
+                        return
+                    self._commit(wanted, epoch, deadline)
+                    return
+                except UNCERTAIN as error:
+                    self._pause(error, deadline, what)
+
+    def _commit(self, wanted: Mapping[str, bytes], epoch: int, deadline: float) -> None:
+        transaction = self._client.transaction()
+        transaction.check(self._paths.epoch, epoch)
+        for subtask, data in wanted.items():
+            version = self._known.get(subtask, ABSENT)
+            if version == ABSENT:
+                transaction.create(self._paths.subtask(subtask), data)
+            else:
+                transaction.set_data(self._paths.subtask(subtask), data, version)
+        self._open.update(wanted)  # until there is an answer
+        _, error, failed = commit(transaction, deadline)
+        for subtask in wanted:
+            del self._open[subtask]
+            if error is None:
+                self._known[subtask] = self._known.get(subtask, ABSENT) + 1
+        if error is None:
+            return
+        if failed == 0:
+            raise CoordinatorElsewhere(f"another driver has taken over {self._paths.base}")
+        what = f"the chain of {list(wanted)[failed - 1]}"
+        if isinstance(error, (BadVersionError, NodeExistsError, NoNodeError)):
+            raise StaleRecord(f"{what} was changed by another: {type(error).__name__}")
+        raise RegistryUnavailable(f"{what} cannot be written: {type(error).__name__} {error}")
+
+    def _settle(self, wanted: Mapping[str, bytes], deadline: float) -> bool:
+        """Find out what became of open writes: True when that of ``wanted`` was done. Raises ``StaleRecord``."""
+        kazoo = self._client.kazoo
+        result(kazoo.sync_async(self._paths.subtasks), deadline)  # what a broken connection has sent is behind us then
+        found = self._read_these(list(self._open), deadline)
+        done = all(self._open.get(subtask) == data for subtask, data in wanted.items())
+        for subtask, data in self._open.items():
+            known = self._known.get(subtask, ABSENT)
+            version, content = found[subtask]
+            if version == known + 1 and content == data:
+                self._known[subtask] = version
+            elif version == known:
+                done = False
+            else:
+                raise StaleRecord(f"the chain of {subtask} was changed by another")
+        self._open.clear()
+        return done
+
+    def _read_these(self, subtasks: Sequence[str], deadline: float) -> dict[str, Found]:
+        answers = [self._client.kazoo.get_async(self._paths.subtask(subtask)) for subtask in subtasks]
+        found: dict[str, Found] = {}
+        for subtask, answer in zip(subtasks, answers, strict=True):
+            try:
+                data, stat = result(answer, deadline)
+                found[subtask] = (stat.version, data)
+            except NoNodeError:
+                found[subtask] = (ABSENT, b"")
+        return found
+
+    def _read_all(self, deadline: float) -> dict[str, Found]:
+        kazoo = self._client.kazoo
+        result(kazoo.sync_async(self._paths.subtasks), deadline)
+        steps = result(kazoo.get_children_async(self._paths.subtasks), deadline)
+        found = self._read_these(sorted(unquote(step) for step in steps), deadline)
+        return {subtask: entry for subtask, entry in found.items() if entry[0] != ABSENT}
+
+    def _pause(self, error: Exception, deadline: float, what: str) -> None:
+        """Before the next try; a connection that has broken is told of by kazoo a moment after the request's error."""
+        left = deadline - time.monotonic()
+        if left <= 0 or self._client.closing.is_set():
+            raise RegistryUnavailable(f"{what}: {type(error).__name__}") from error
+        self._client.closing.wait(min(0.02, left))

@@ -1,0 +1,208 @@
+"""One kazoo client: its threads, its deadlines, and an end that is always bounded.
+
+Rules: kazoo's connection thread calls ``on_state`` and must not be held up; everything that talks to the server from
+within a callback runs in kazoo's callback thread, by ``post``. Every wait for the server has a deadline. ``close``
+returns within ``CLOSE_TIMEOUT_S`` + ``SEVER_TIMEOUT_S`` with all threads ended, whether the server answers or not.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kazoo.client import KazooClient, KazooState, TransactionRequest
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.retry import KazooRetry
+
+from chain_backup.zookeeper.errors import RegistryUnavailable
+from flinkplus.errors import ConfigurationError
+
+SESSION_TIMEOUT_S = 4.0  # what an ensemble with ZooKeeper's own tick time grants at least
+MIN_SESSION_TIMEOUT_S = 1.0  # kazoo's pings come up to 0.4 s late: below this a healthy session could be lost
+CONNECT_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 1.5
+SEVER_TIMEOUT_S = 3.0
+RECONNECT_DELAY_S = 0.05
+RECONNECT_MAX_DELAY_S = 0.5
+
+UNCERTAIN = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, KazooTimeoutError)
+"""What leaves open whether a request was done; ``KazooTimeoutError`` is no answer within a deadline."""
+
+_log = logging.getLogger(__name__)
+_kazoo_log = logging.getLogger(f"{__name__}.kazoo")
+_kazoo_log.setLevel(logging.ERROR)  # a lost connection is an event here, not a line on the user's terminal
+
+
+class Client:
+    """A kazoo client for ``hosts`` that connects in the background once started.
+
+    ``on_state(state, reason)`` is called from kazoo's connection thread with ``KazooState`` values; no more after
+    ``close`` has begun. Raises ``ConfigurationError`` for hosts or a session timeout that cannot work.
+    """
+
+    def __init__(self, hosts: str, session_timeout_s: float, on_state: Callable[[str], None]) -> None:
+        if session_timeout_s < MIN_SESSION_TIMEOUT_S:
+            raise ConfigurationError(
+                f"a ZooKeeper session of {session_timeout_s} s is too short; at least {MIN_SESSION_TIMEOUT_S} s"
+            )
+        self.closing = threading.Event()
+        self._on_state = on_state
+        self._handler = _Handler()
+        try:
+            self.kazoo = KazooClient(
+                hosts,
+                timeout=session_timeout_s,
+                handler=self._handler,
+                connection_retry=KazooRetry(
+                    max_tries=-1, delay=RECONNECT_DELAY_S, backoff=1.5, max_delay=RECONNECT_MAX_DELAY_S
+                ),
+                logger=_kazoo_log,
+            )
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(f"{hosts!r} names no ZooKeeper servers; write host:port,host:port,...") from error
+        self.kazoo.add_listener(self._state_changed)
+        self._connected = threading.Condition()
+        self._closer: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Connect in the background."""
+        self.kazoo.start_async()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection and a session right now."""
+        return bool(self.kazoo.connected) and not self.closing.is_set()
+
+    @property
+    def session(self) -> int | None:
+        """Number of the session; None while there is no connection."""
+        identity = self.kazoo.client_id
+        return None if identity is None else int(identity[0])
+
+    timeout = KazooTimeoutError
+
+    def await_connected(self, deadline: float, what: str) -> None:
+        """Wait for a connection. Raises ``RegistryUnavailable`` naming ``what`` at ``deadline`` (monotonic seconds)."""
+        with self._connected:
+            while not self.connected:
+                left = deadline - time.monotonic()
+                if self.closing.is_set() or left <= 0:
+                    why = "closed" if self.closing.is_set() else "no connection to ZooKeeper"
+                    raise RegistryUnavailable(f"{what}: {why}")
+                self._connected.wait(left)
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the callback thread, after what was posted before."""
+        self._handler.callback_queue.put(work)
+
+    def transaction(self) -> TransactionRequest:
+        """A new transaction; see ``commit``."""
+        return self.kazoo.transaction()
+
+    def close(self) -> None:
+        """End the session and all threads, bounded; may be called twice, and from any thread but the client's own."""
+        with self._connected:
+            first = self._closer is None
+            if first:
+                self.closing.set()
+                self._connected.notify_all()
+                self._closer = threading.Thread(target=self._stop, name="flinkplus-zookeeper-close", daemon=True)
+                self._closer.start()
+            closer = self._closer
+        assert closer is not None
+        closer.join(CLOSE_TIMEOUT_S)
+        if closer.is_alive():
+            self._handler.sever()
+            closer.join(SEVER_TIMEOUT_S)
+            if closer.is_alive():
+                _log.warning("the connection to ZooKeeper ends later: it waits for the name service")
+
+    def close_soon(self) -> None:
+        """``close`` from one of the client's own threads: begins it, does not wait."""
+        threading.Thread(target=self.close, name="flinkplus-zookeeper-close", daemon=True).start()
+
+    def _stop(self) -> None:
+        try:
+            self.kazoo.stop()
+            self.kazoo.close()
+        except Exception:  # kazoo raises bare Exceptions here; the threads end as its socket is cut
+            _log.exception("closing the connection to ZooKeeper")
+        self._handler.join()
+
+    def _state_changed(self, state: str) -> None:
+        with self._connected:
+            self._connected.notify_all()
+        if not self.closing.is_set():
+            self._on_state(state)
+
+
+def result(answer: Any, deadline: float) -> Any:
+    """The result of one of kazoo's ``..._async`` calls. Raises what it failed with, ``KazooTimeoutError`` when late."""
+    return answer.get(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def commit(transaction: TransactionRequest, deadline: float) -> tuple[Sequence[Any], KazooException | None, int]:
+    """Commit: the results, the first real error (None: done, all of it), and which operation had it."""
+    results = result(transaction.commit_async(), deadline)
+    failed = [(index, answer) for index, answer in enumerate(results) if isinstance(answer, KazooException)]
+    for index, answer in failed:
+        if type(answer).__name__ not in ("RolledBackError", "RuntimeInconsistency"):
+            return results, answer, index
+    if failed:
+        return results, failed[0][1], failed[0][0]
+    return results, None, -1
+
+
+class _Handler(SequentialThreadingHandler):
+    """kazoo's threads and sockets, within our reach: threads have names and are joined, the socket can be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._severed = False
+        self._threads: list[threading.Thread] = []
+
+    def spawn(self, func: Callable[..., object], *args: Any, **kwargs: Any) -> threading.Thread:
+        thread = threading.Thread(target=func, args=args, kwargs=kwargs, name="flinkplus-zookeeper", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> socket.socket:
+        kwargs["timeout"] = min(CONNECT_TIMEOUT_S, kwargs.get("timeout") or CONNECT_TIMEOUT_S)
+        made: socket.socket = super().create_connection(*args, **kwargs)
+        with self._lock:
+            self._socket = made
+            if self._severed:
+                made.close()
+                raise OSError("the client is closed")
+        return made
+
+    def sever(self) -> None:
+        """Cut the connection, now and for good: whoever waits for the server learns that it is gone."""
+        with self._lock:
+            self._severed = True
+            if self._socket is not None:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def join(self) -> None:
+        """Wait for all threads to end."""
+        for thread in self._threads:
+            thread.join()
+
+
+__all__ = ["SESSION_TIMEOUT_S", "UNCERTAIN", "Client", "KazooState", "commit", "result"]

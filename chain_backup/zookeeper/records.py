@@ -1,0 +1,183 @@
+"""What stands in ZooKeeper, and the events that tell of its changes.
+
+Layout below ``/flinkplus/<application>`` (and the prefix that the hosts may end with)::
+
+    epoch            its version is raised by every election; every write checks it, so an old coordinator cannot write
+    coordinator      ephemeral: who coordinates
+    slots/<i>        ephemeral: a living slot
+    subtasks/<name>  generation, members and stable version of a chain
+
+Rules: every node is a JSON object with ``format``; application and subtask names are percent-quoted in paths.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from chain_backup.zookeeper.errors import BadRecord
+from flinkplus.errors import ConfigurationError
+
+ROOT = "/flinkplus"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRecord:
+    """One subtask's chain: ``members`` are slots, head first; ``stable`` is the newest version they all hold."""
+
+    subtask: str
+    generation: int
+    members: tuple[int, ...]
+    stable: int
+
+    def encode(self) -> bytes:
+        """As bytes; equal records give equal bytes."""
+        return encode(generation=self.generation, members=list(self.members), stable=self.stable)
+
+    @staticmethod
+    def decode(subtask: str, data: bytes) -> ChainRecord:
+        """Of ``encode``. Raises ``BadRecord``."""
+        fields = decode(f"chain record of {subtask}", data)
+        try:
+            members = tuple(int(slot) for slot in fields["members"])
+            return ChainRecord(subtask, int(fields["generation"]), members, int(fields["stable"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadRecord(f"chain record of {subtask}: {data[:200]!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRecord:
+    """A living slot: ``address`` (host:port) of its server, ``host``, process, and the coordinator's number of it."""
+
+    address: str
+    host: str
+    pid: int
+    incarnation: int
+
+    def encode(self, epoch: int) -> bytes:
+        """As bytes, with the coordinator's ``epoch`` it was registered in."""
+        return encode(address=self.address, host=self.host, pid=self.pid, incarnation=self.incarnation, epoch=epoch)
+
+    @staticmethod
+    def decode(slot: int, data: bytes) -> tuple[SlotRecord, int]:
+        """The record and the epoch of ``encode``. Raises ``BadRecord``."""
+        fields = decode(f"slot {slot}", data)
+        try:
+            record = SlotRecord(
+                str(fields["address"]), str(fields["host"]), int(fields["pid"]), int(fields["incarnation"])
+            )
+            return record, int(fields["epoch"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadRecord(f"slot {slot}: {data[:200]!r}") from error
+
+
+def encode(**fields: Any) -> bytes:
+    """A node's data."""
+    return json.dumps({"format": FORMAT, **fields}, sort_keys=True).encode()
+
+
+def decode(what: str, data: bytes) -> dict[str, Any]:
+    """The fields of a node's data. Raises ``BadRecord`` naming ``what``."""
+    try:
+        fields = json.loads(data)
+    except ValueError as error:
+        raise BadRecord(f"{what}: {data[:200]!r} is no JSON") from error
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise BadRecord(f"{what}: {data[:200]!r} is not of format {FORMAT}")
+    return fields
+
+
+class Paths:
+    """The nodes of one application below ``prefix``. Raises ``ConfigurationError`` when it has no name."""
+
+    def __init__(self, application: str, prefix: str = "") -> None:
+        if not application:
+            raise ConfigurationError("an application needs a name to have a place in ZooKeeper")
+        self.base = f"{prefix}{ROOT}/{quote(application)}"
+        self.epoch = f"{self.base}/epoch"
+        self.coordinator = f"{self.base}/coordinator"
+        self.slots = f"{self.base}/slots"
+        self.subtasks = f"{self.base}/subtasks"
+
+    def slot(self, slot: int) -> str:
+        """A slot's node."""
+        return f"{self.slots}/{slot}"
+
+    def subtask(self, subtask: str) -> str:
+        """A subtask's node."""
+        return f"{self.subtasks}/{quote(subtask)}"
+
+
+def split_hosts(hosts: str) -> tuple[str, str]:
+    """``host:port,host:port/some/prefix`` as servers and prefix: made when missing, unlike kazoo's own."""
+    servers, _, prefix = hosts.partition("/")
+    steps = [step for step in prefix.split("/") if step]
+    return servers, "".join(f"/{step}" for step in steps)
+
+
+def quote(name: str) -> str:
+    """A name as one step of a path; ``.`` and ``..`` are none in ZooKeeper."""
+    return urllib.parse.quote(name, safe="+[]").replace(".", "%2E")
+
+
+def unquote(step: str) -> str:
+    """The name of ``quote``."""
+    return urllib.parse.unquote(step)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotNodeSeen:
+    """A slot has registered (again)."""
+
+    slot: int
+    record: SlotRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SlotNodeGone:
+    """The registration ``record`` of a slot is gone: closed, expired, or replaced by a newer one (told next)."""
+
+    slot: int
+    record: SlotRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryLost:
+    """No connection to ZooKeeper, until ``RegistryBack``; never again when ``final``: another driver has taken over."""
+
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryBack:
+    """Connected again, and still (or again) the coordinator; what changed in between has been told."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """The slot has registered for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSuspended:
+    """No connection to ZooKeeper; the session may still live."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBack:
+    """Connected again in the same session, and registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionExpired:
+    """The registration is lost for good: the slot must stop sending. Told once; nothing follows."""
+
+    reason: str
+
+
+RegistryEvent: TypeAlias = SlotNodeSeen | SlotNodeGone | RegistryLost | RegistryBack
+SessionEvent: TypeAlias = SessionOpened | SessionSuspended | SessionBack | SessionExpired

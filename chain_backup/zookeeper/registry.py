@@ -1,0 +1,294 @@
+"""The coordinator's side: its election, the chains, and which slots live.
+
+Rules: there is one coordinator per application: whoever holds the ephemeral node, which an election creates together
+with a new epoch. A coordinator whose session expired takes its place again while the epoch is still its own. What lives
+is compared with what was told, in kazoo's callback thread, after each watch and each reconnection: a change that comes
+and goes in between may go untold, the last state never does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Event, Lock
+
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+
+from chain_backup.zookeeper.chains import ChainStore
+from chain_backup.zookeeper.client import SESSION_TIMEOUT_S, Client, KazooState, commit, result
+from chain_backup.zookeeper.errors import BadRecord, CoordinatorElsewhere, RegistryUnavailable
+from chain_backup.zookeeper.records import (
+    ChainRecord,
+    Paths,
+    RegistryBack,
+    RegistryEvent,
+    RegistryLost,
+    SlotNodeGone,
+    SlotNodeSeen,
+    SlotRecord,
+    decode,
+    encode,
+    split_hosts,
+)
+from chain_backup.zookeeper.session import SlotSession
+
+ANSWER_TIMEOUT_S = 5.0
+WRITE_TIMEOUT_S = 15.0
+CLEAN_TIMEOUT_S = 3.0
+CLEAN_TRIES = 5
+RETRY_DELAY_S = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+class Registry:
+    """Connects in the background. ``elect`` must have succeeded before anything else is called.
+
+    ``deliver`` is called from other threads with ``RegistryEvent``s, from ``elect`` until ``close``; it must only
+    enqueue. Raises ``ConfigurationError``.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        application: str,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        deliver: Callable[[RegistryEvent], None],
+    ) -> None:
+        servers, prefix = split_hosts(hosts)
+        self._paths = Paths(application, prefix)
+        self._application = application
+        self._deliver = deliver
+        self._lock = Lock()
+        self._connection = 0  # number of the connection, so that what a broken one has found out is not told
+        self._lost = False
+        self._ended = False
+        self._epoch: int | None = None
+        self._slots: dict[int, tuple[int, SlotRecord]] = {}  # what was told: czxid and record
+        self._stale: set[int] = set()  # told slots whose node has changed since
+        self._watches: dict[int, Callable[[object], None]] = {}
+        self._client = Client(servers, session_timeout_s, self._state_changed)
+        self._chains = ChainStore(self._client, self._paths)
+        self._client.start()
+
+    @property
+    def session(self) -> int | None:
+        """Number of the ZooKeeper session; None while not connected."""
+        return self._client.session
+
+    def elect(self, timeout_s: float) -> None:
+        """Become the coordinator.
+
+        Raises ``CoordinatorElsewhere`` naming the other one, when it is still there after ``timeout_s`` (an old driver
+        that was killed is, for its session timeout); ``RegistryUnavailable`` when ZooKeeper does not answer.
+        """
+        what, deadline = f"becoming coordinator of {self._application!r}", time.monotonic() + timeout_s
+        while self._epoch is None:
+            self._client.await_connected(deadline, what)
+            gone = Event()
+            try:
+                self._epoch = self._try_elect(gone, max(deadline, time.monotonic() + 1.0))
+            except (KazooException, self._client.timeout) as error:
+                if time.monotonic() > deadline:
+                    raise RegistryUnavailable(f"{what}: {type(error).__name__} {error}") from error
+                self._client.closing.wait(RETRY_DELAY_S)
+                continue
+            if self._epoch is None and not gone.wait(max(0.0, deadline - time.monotonic())):
+                raise CoordinatorElsewhere(f"{self._application!r} is coordinated by {self._who()}")
+        self._chains.read(max(1.0, deadline - time.monotonic()))
+        self._client.post(self._refresh)
+
+    def write(self, records: Sequence[ChainRecord], timeout_s: float = WRITE_TIMEOUT_S) -> None:
+        """Write chain records in one transaction; blocks. Each is checked against what was last written or read.
+
+        Raises ``StaleRecord`` when another has changed one, ``CoordinatorElsewhere`` when another driver has taken over
+        (in both cases nothing was written), ``RegistryUnavailable`` when ZooKeeper does not answer in time.
+        """
+        if self._epoch is None:
+            raise CoordinatorElsewhere(f"not elected as the coordinator of {self._application!r}")
+        self._chains.write(records, self._epoch, timeout_s)
+
+    def read(self, timeout_s: float = WRITE_TIMEOUT_S) -> dict[str, ChainRecord]:
+        """All chain records by subtask. Raises ``RegistryUnavailable``, ``BadRecord``."""
+        return self._chains.read(timeout_s)
+
+    def close(self, *, clean: bool = False) -> None:
+        """Give up the place and end all threads, bounded; nothing is delivered any more.
+
+        ``clean`` removes all of the application, if ZooKeeper can be reached and this is still its coordinator.
+        """
+        with self._lock:
+            self._ended = True
+        if clean and self._client.connected and self._epoch is not None:
+            try:
+                self._remove_all(self._epoch)
+            except (KazooException, self._client.timeout) as error:
+                _log.warning("%s stays in ZooKeeper: %s", self._paths.base, type(error).__name__)
+        self._client.close()
+
+    def _try_elect(self, gone: Event, deadline: float) -> int | None:
+        """Our epoch; None when another has the place: ``gone`` is set once that changes."""
+        kazoo, session = self._client.kazoo, self._client.session
+        for path in (self._paths.slots, self._paths.subtasks, self._paths.epoch):
+            result(kazoo.ensure_path_async(path), deadline)
+        stat = result(kazoo.exists_async(self._paths.coordinator, watch=lambda event: gone.set()), deadline)
+        epoch = result(kazoo.exists_async(self._paths.epoch), deadline)
+        if stat is not None and epoch is not None:
+            return int(epoch.version) if stat.ephemeralOwner == session else None
+        if epoch is None:
+            gone.set()  # another driver has just cleaned up
+            return None
+        transaction = self._client.transaction()
+        transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
+        transaction.set_data(self._paths.epoch, b"", epoch.version)
+        _, error, _ = commit(transaction, deadline)
+        if error is not None:
+            gone.set()
+            return None
+        return int(epoch.version) + 1
+
+    @staticmethod
+    def _self() -> bytes:
+        return encode(host=socket.gethostname(), pid=os.getpid())
+
+    def _who(self) -> str:
+        try:
+            data, _ = result(self._client.kazoo.get_async(self._paths.coordinator), time.monotonic() + ANSWER_TIMEOUT_S)
+            fields = decode("coordinator", data)
+            return f"process {fields.get('pid')} on {fields.get('host')}"
+        except (KazooException, self._client.timeout, BadRecord) as error:
+            return f"another driver ({type(error).__name__})"
+
+    def _state_changed(self, state: str) -> None:
+        with self._lock:
+            self._connection += 1
+        if state != KazooState.CONNECTED:
+            self._tell_lost("the ZooKeeper session has expired" if state == KazooState.LOST else "connection lost")
+        elif self._epoch is not None:
+            self._client.post(self._refresh)
+
+    def _tell_lost(self, reason: str, final: bool = False) -> None:
+        with self._lock:
+            if self._epoch is None or self._ended or (self._lost and not final):
+                return
+            self._lost = True
+            self._ended = final
+            self._deliver(RegistryLost(reason, final))
+
+    def _changed(self, event: object) -> None:
+        """A watch fired; they all do when the connection breaks, too."""
+        if self._client.connected:
+            self._client.post(self._refresh)
+
+    def _slot_changed(self, slot: int, event: object) -> None:
+        self._stale.add(slot)
+        self._changed(event)
+
+    def _refresh(self) -> None:
+        """Keep the place, and tell what has changed. In the callback thread."""
+        with self._lock:
+            connection = self._connection
+        while self._client.connected and not self._ended:
+            try:
+                if self._keep_place():
+                    self._look_at_slots(connection)
+                    self._tell_back(connection)
+                return
+            except (KazooException, self._client.timeout):
+                self._client.closing.wait(RETRY_DELAY_S)
+
+    def _keep_place(self) -> bool:
+        """Whether we are the coordinator, after taking the place again if it is empty."""
+        deadline, session = time.monotonic() + ANSWER_TIMEOUT_S, self._client.session
+        assert self._epoch is not None
+        while session is not None:
+            stat = result(self._client.kazoo.exists_async(self._paths.coordinator, watch=self._changed), deadline)
+            if stat is not None and stat.ephemeralOwner == session:
+                return True
+            epoch = result(self._client.kazoo.exists_async(self._paths.epoch), deadline)
+            if epoch is None or epoch.version != self._epoch:
+                self._tell_lost(f"{self._application!r} is now coordinated by {self._who()}", final=True)
+                return False
+            if stat is not None:
+                raise NodeExistsError()  # our own, of a session that is about to end
+            transaction = self._client.transaction()
+            transaction.check(self._paths.epoch, self._epoch)
+            transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
+            commit(transaction, deadline)
+        return False
+
+    def _look_at_slots(self, connection: int) -> None:
+        deadline, kazoo = time.monotonic() + ANSWER_TIMEOUT_S, self._client.kazoo
+        steps = result(kazoo.get_children_async(self._paths.slots, watch=self._changed), deadline)
+        living = {int(step) for step in steps if step.isdigit()}
+        look = sorted(slot for slot in living if slot not in self._slots or slot in self._stale)
+        answers = [kazoo.get_async(self._paths.slot(slot), watch=self._watch(slot)) for slot in look]
+        found: dict[int, tuple[int, SlotRecord]] = {}
+        for slot, answer in zip(look, answers, strict=True):
+            try:
+                data, stat = result(answer, deadline)
+                record, epoch = SlotRecord.decode(slot, data)
+                if epoch == self._epoch:
+                    found[slot] = (stat.czxid, record)
+                else:
+                    living.discard(slot)  # a slot of the driver before us
+            except NoNodeError:
+                living.discard(slot)
+            except BadRecord as error:
+                _log.warning("ignoring a registration: %s", error)
+                living.discard(slot)
+        self._stale.clear()
+        self._tell_slots(living, found, connection)
+
+    def _watch(self, slot: int) -> Callable[[object], None]:
+        """The same function each time, so that kazoo keeps one watch per slot."""
+        return self._watches.setdefault(slot, partial(self._slot_changed, slot))
+
+    def _tell_slots(self, living: set[int], found: dict[int, tuple[int, SlotRecord]], connection: int) -> None:
+        with self._lock:
+            if self._ended or connection != self._connection:
+                self._stale |= set(found)
+                return
+            for slot in sorted(self._slots.keys() | found.keys()):
+                told = self._slots.get(slot)
+                new = found.get(slot, told if slot in living else None)
+                if told is not None and new is not None and told[0] == new[0]:
+                    continue
+                if told is not None:
+                    del self._slots[slot]
+                    self._deliver(SlotNodeGone(slot, told[1]))
+                if new is not None:
+                    self._slots[slot] = new
+                    self._deliver(SlotNodeSeen(slot, new[1]))
+
+    def _tell_back(self, connection: int) -> None:
+        with self._lock:
+            if self._lost and not self._ended and connection == self._connection:
+                self._lost = False
+                self._deliver(RegistryBack())
+
+    def _remove_all(self, epoch: int) -> None:
+        """Remove the application's nodes in one transaction, unless another driver has taken over."""
+        kazoo, deadline = self._client.kazoo, time.monotonic() + CLEAN_TIMEOUT_S
+        for _ in range(CLEAN_TRIES):
+            transaction = self._client.transaction()
+            transaction.check(self._paths.epoch, epoch)
+            for parent in (self._paths.slots, self._paths.subtasks):
+                for step in result(kazoo.get_children_async(parent), deadline):
+                    transaction.delete(f"{parent}/{step}")
+                transaction.delete(parent)
+            if result(kazoo.exists_async(self._paths.coordinator), deadline) is not None:
+                transaction.delete(self._paths.coordinator)
+            transaction.delete(self._paths.epoch)
+            transaction.delete(self._paths.base)
+            _, error, failed = commit(transaction, deadline)
+            if error is None or failed == 0:
+                return
+
+
+__all__ = ["ChainRecord", "Registry", "RegistryUnavailable", "SlotSession"]

@@ -1,0 +1,120 @@
+"""The failover machine in a small world with random faults: ``failover_world.py`` says what is modelled and checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chain_backup import chains, failover
+from chain_backup.config import FailoverConfig
+from chain_backup.line import recovery_line
+from chain_backup.topology import Topology
+from flinkplus.errors import InvariantViolation
+from flinkplus.protocol.ids import ChannelId, SubtaskId
+from tests.unit.chain_backup.failover_world import World
+
+TWO = Topology(("lines", "count"), 2, ((0, "lines", "count"),))
+WIDE = Topology(("lines", "count"), 3, ((0, "lines", "count"),))
+THREE = Topology(("lines", "words", "count"), 2, ((0, "lines", "words"), (1, "words", "count")))
+FORK = Topology(("a", "b", "c", "d"), 2, ((0, "a", "b"), (1, "a", "c"), (2, "b", "d"), (3, "c", "d")))
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 2**32),
+    topology=st.sampled_from([TWO, WIDE, THREE, FORK]),
+    slots=st.integers(2, 5),
+    replicas=st.integers(1, 3),
+    pending_versions=st.booleans(),
+    failback=st.booleans(),
+    rate=st.sampled_from([0.0, 0.0005, 0.002, 0.01]),
+)
+def test_any_schedule_of_faults(
+    seed: int,
+    topology: Topology,
+    slots: int,
+    replicas: int,
+    pending_versions: bool,
+    failback: bool,
+    rate: float,
+) -> None:
+    config = FailoverConfig(replicas=replicas, pending_versions=pending_versions, failback=failback)
+    World(seed, topology, slots, config).run(1_000, rate)
+
+
+def test_without_faults_nothing_fails_over_and_checkpoints_are_trimmed() -> None:
+    world = World(1, WIDE, 3, FailoverConfig())
+    world.run(3_000, rate=0.0)
+    assert world.counts["failovers"] == world.counts["fallbacks"] == world.counts["handovers"] == 0
+    assert world.complete > 2
+    assert world.machine.trimmed == world.complete
+
+
+def test_the_seeds_see_everything() -> None:
+    """Else the world could be quiet and prove nothing."""
+    seen: Counter[str] = Counter()
+    for seed in range(1_000):
+        world = World(seed, (TWO, THREE)[seed % 2], 4, FailoverConfig(pending_versions=seed % 4 > 1))
+        world.run(1_000, 0.001)
+        seen.update(world.counts)
+        if all(seen[what] for what in world.counts):
+            return
+    raise AssertionError(f"the seeds do not see everything: {seen}")
+
+
+# --------------------------------------------------------------------------------- does the world notice mistakes?
+
+
+def ignoring_what_was_received(
+    failed: Sequence[SubtaskId], versions: Any, received: Mapping[ChannelId, int], *rest: Any
+) -> Any:
+    everything = {channel: 1_000_000 for channel in TWO.channels()}
+    return recovery_line(failed, versions, everything, *rest)
+
+
+def ignoring_whose_snapshot_it_is(self: Any, chain: Any, version: int, pending: bool) -> bool:
+    return version == self.complete
+
+
+def ignoring_slots_that_have_not_fenced(self: Any, now_ms: int, number: int, slot: int, received: Any) -> list[Any]:
+    attempt = self._attempt
+    if attempt is None or attempt.number != number:
+        return []
+    attempt.received.update(received)
+    attempt.awaited = []
+    effects: list[Any] = self._promote_when_ready(now_ms)
+    return effects
+
+
+promote_when_ready = failover.FailoverProtocol._promote_when_ready
+
+
+def not_waiting_for_zookeeper(self: Any, now_ms: int) -> list[Any]:
+    if self._attempt is not None:
+        self._attempt.written = True
+    effects: list[Any] = promote_when_ready(self, now_ms)
+    return effects
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "mistake", "topology"),
+    [
+        (chains, "recovery_line", ignoring_what_was_received, TWO),
+        (chains.ChainTable, "_can_begin", ignoring_whose_snapshot_it_is, TWO),
+        (failover.FailoverProtocol, "_on_fenced", ignoring_slots_that_have_not_fenced, TWO),
+        (failover.FailoverProtocol, "_promote_when_ready", not_waiting_for_zookeeper, TWO),
+        (failover, "provable", lambda failed, topology, unsettled: None, THREE),
+    ],
+)
+def test_a_machine_with_a_mistake_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, mistake: Callable[..., Any], topology: Topology
+) -> None:
+    monkeypatch.setattr(where, name, mistake)
+    with pytest.raises((AssertionError, InvariantViolation)):
+        for seed in range(300):
+            World(seed, topology, 4, FailoverConfig(pending_versions=True)).run(1_500, 0.002)
