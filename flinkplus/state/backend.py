@@ -10,6 +10,7 @@ Rules:
   when it is there and matches its checksum, and the stored one otherwise.
 
 Layout of ``work_dir``: ``<subtask>/files/`` (local copies, kept over generations), ``<subtask>/db-<generation>-<n>/``.
+A standby's are beside them, see ``chain_backup.replica``: ``<subtask>/replica/``, ``<subtask>/standby-<n>/``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -35,6 +37,8 @@ from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
 HANDLE_FORMAT = 1
 MAX_FOLDER_CHARACTERS = 120
+FILES_FOLDER = "files"
+REPLICA_FOLDER = "replica"
 
 State = NumberState | ObjectState
 
@@ -48,11 +52,36 @@ def folder_name(subtask: str) -> str:
     return f"{name.lstrip('.')[: MAX_FOLDER_CHARACTERS - 17]}-{digest}"
 
 
+def parse_files(handle: dict[str, Any]) -> tuple[StateFile, ...]:
+    """The files that a handle names, in the order they are ingested; ``CorruptState`` when they cannot be told."""
+    if handle.get("format") != HANDLE_FORMAT:
+        raise CorruptState(f"a state handle has format {handle.get('format')!r}, known is {HANDLE_FORMAT}")
+    return tuple(StateFile.from_json(entry) for entry in handle["files"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """What a promoted standby begins with: an open store that holds exactly ``files``, all of them in storage.
+
+    ``store`` is ``None`` when there are no files. It belongs to whoever has this object, in any thread: hand it to a
+    ``SubtaskState``, or ``close`` it.
+    """
+
+    files: tuple[StateFile, ...] = ()
+    store: SubtaskStore | None = None
+
+    def close(self) -> None:
+        """Not needed after all: stop and remove the store."""
+        if self.store is not None:
+            self.store.destroy()
+
+
 class SubtaskState:
     """All keyed state of one subtask in one generation.
 
     ``work_dir``: a scratch directory of the slot, shared by its subtasks. ``max_entries``: bound of each state in
-    memory.
+    memory. ``prepared``: a promoted standby's store, which is this state's from now on; ``restore`` of the handle that
+    it was prepared for then takes no time.
     """
 
     def __init__(
@@ -64,6 +93,7 @@ class SubtaskState:
         *,
         max_entries: int = DEFAULT_MAX_ENTRIES,
         policy: BasePolicy | None = None,
+        prepared: Prepared | None = None,
     ) -> None:
         self.subtask = subtask
         self.generation = generation
@@ -71,14 +101,17 @@ class SubtaskState:
         self._max_entries = max_entries
         self._policy = policy or BasePolicy()
         self._folder = work_dir / folder_name(subtask)
-        self._files_folder = self._folder / "files"
+        self._files_folder = self._folder / FILES_FOLDER
         self._files_folder.mkdir(parents=True, exist_ok=True)
         self._states: dict[str, State] = {}
         self._restored: dict[str, dict[str, Any]] = {}
         self._last_checkpoint = 0
         self._opened = 0
-        self._store = self._open_store()
-        self._versions = self._open_versions(())
+        files = () if prepared is None else prepared.files
+        store = None if prepared is None else prepared.store
+        self._held: tuple[StateFile, ...] | None = files  # what the store holds, as long as nothing was written to it
+        self._store = store or self._open_store()
+        self._versions = self._open_versions(files)
 
     def _open_store(self) -> SubtaskStore:
         while True:
@@ -152,6 +185,7 @@ class SubtaskState:
         """The synchronous part: everything as it is now, on its way to disk. ``operator_state`` must be JSON-able."""
         begun = time.perf_counter()
         encoded = json.dumps(operator_state)
+        self._held = None
         self._thaw_failed()
         self._last_checkpoint = max(self._last_checkpoint, checkpoint)
         full = self._worth_a_base()
@@ -194,6 +228,7 @@ class SubtaskState:
         """
         if not any(state.needs_spill for state in self._states.values()):
             return False
+        self._held = None
         self._thaw_failed()
         pending = PendingSnapshot(self._last_checkpoint + 1, self._freeze_states(), spill=True)
         self._versions.enqueue(pending)
@@ -229,7 +264,21 @@ class SubtaskState:
 
         Raises ``CorruptState`` when a file is missing or damaged in storage, ``StateError`` when storage or disk fails.
         """
-        files = _handle_files(handle)
+        files = parse_files(handle)
+        if not (files and files == self._held):
+            self._reload(files)
+        self._held = None
+        self._last_checkpoint = handle["checkpoint"]
+        self._restored = {name: dict(meta) for name, meta in handle.get("states", {}).items()}
+        states, self._states = self._states, {}
+        for name, state in states.items():
+            state.rebind(self._store, 0)
+            self._adopt(name, state)
+        operator_state: dict[str, Any] = handle["operator_state"]
+        return operator_state
+
+    def _reload(self, files: Sequence[StateFile]) -> None:
+        """A new store with the content of ``files``."""
         self._keep_only(files)
         paths = [self._local_copy(file) for file in files]
         self._versions.close()
@@ -245,14 +294,6 @@ class SubtaskState:
                 link.unlink(missing_ok=True)
         self._store.check_format()
         self._versions = self._open_versions(files)
-        self._last_checkpoint = handle["checkpoint"]
-        self._restored = {name: dict(meta) for name, meta in handle.get("states", {}).items()}
-        states, self._states = self._states, {}
-        for name, state in states.items():
-            state.rebind(self._store, 0)
-            self._adopt(name, state)
-        operator_state: dict[str, Any] = handle["operator_state"]
-        return operator_state
 
     def _keep_only(self, files: Sequence[StateFile]) -> None:
         """Remove local files of older generations that this version does not need."""
@@ -264,9 +305,12 @@ class SubtaskState:
 
     def _local_copy(self, file: StateFile) -> Path:
         path = self._versions.local(file.name)
-        with contextlib.suppress(FileNotFoundError, CorruptState):
-            file.check(file_chunks(path), str(path))
-            return path
+        for candidate in (path, self._folder / REPLICA_FOLDER / path.name):
+            with contextlib.suppress(FileNotFoundError, CorruptState):
+                file.check(file_chunks(candidate), str(candidate))
+                if candidate != path:
+                    link_or_copy(candidate, path)
+                return path
         fetched = path.with_suffix(".fetch")
         try:
             self._storage.download(file.name, fetched)
@@ -291,9 +335,3 @@ def _state_meta(state: State) -> dict[str, Any]:
     if isinstance(state, NumberState):
         meta["dtype"] = state.dtype
     return meta
-
-
-def _handle_files(handle: dict[str, Any]) -> list[StateFile]:
-    if handle.get("format") != HANDLE_FORMAT:
-        raise CorruptState(f"a state handle has format {handle.get('format')!r}, known is {HANDLE_FORMAT}")
-    return [StateFile.from_json(entry) for entry in handle["files"]]

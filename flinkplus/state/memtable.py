@@ -35,6 +35,7 @@ VALUE_BYTES = 8
 ZERO_VALUE = bytes(VALUE_BYTES)
 CONVERT_CHUNK_ENTRIES = 8192
 DEFAULT_MAX_ENTRIES = 500_000
+FEW_KEYS = 128
 
 
 def state_prefix(name: str) -> bytes:
@@ -171,9 +172,12 @@ class NumberState:
         """Row of each key (shape ``len(keys)``); keys that nobody has seen begin at 0. About 0.2 us a key in memory."""
         if len(self._table) > self.max_entries:
             self._evict()
-        rows, hashes = self._table.find(keys)
-        if len(rows) and rows.min() < 0:
-            self._load(keys, rows, hashes)
+        if len(keys) <= FEW_KEYS:
+            rows = self._few_rows(keys)
+        else:
+            rows, hashes = self._table.find(keys)
+            if rows.min() < 0:
+                self._load(keys, rows, hashes)
         self._tick += 1
         self._used[rows] = self._tick
         return rows
@@ -187,13 +191,31 @@ class NumberState:
         self._values[rows] = values
         self._dirty[rows] = True
 
+    def _few_rows(self, keys: list[bytes]) -> Rows:
+        rows = self._table.find_few(keys)
+        if FREE in rows:
+            fresh = list(dict.fromkeys(key for key, row in zip(keys, rows, strict=True) if row == FREE))
+            self._add(fresh, self._table.hashes_of(fresh))
+            rows = self._table.find_few(keys)
+        return np.array(rows, np.int64)
+
     def _load(self, keys: list[bytes], rows: Rows, hashes: Hashes) -> None:
         """Give a row to each key that has none (``rows`` < 0), with its value from RocksDB."""
         positions = np.flatnonzero(rows == FREE)
         fresh: dict[bytes, int] = {}
         firsts = [position for position in positions.tolist() if fresh.setdefault(keys[position], position) == position]
-        found = self._stored(list(fresh))
-        first = self._table.insert(list(fresh), hashes[firsts])
+        first = self._add(list(fresh), hashes[firsts])
+        stop = len(self._table)
+        if len(firsts) == len(positions):
+            rows[positions] = np.arange(first, stop)
+        else:
+            row_of = dict(zip(fresh, range(first, stop), strict=True))
+            rows[positions] = [row_of[keys[position]] for position in positions.tolist()]
+
+    def _add(self, keys: list[bytes], hashes: Hashes) -> int:
+        """Rows for ``keys``, which are distinct and have none, with their values from RocksDB; returns the first."""
+        found = self._stored(keys)
+        first = self._table.insert(keys, hashes)
         stop = len(self._table)
         self._reserve(self._table.capacity)
         if found is None:
@@ -203,11 +225,7 @@ class NumberState:
             self._values[first:stop], self._dirty[first:stop] = found
         self._part[first:stop] = 0
         self.live_keys += int(np.count_nonzero(self._dirty[first:stop]))
-        if len(firsts) == len(positions):
-            rows[positions] = np.arange(first, stop)
-        else:
-            row_of = dict(zip(fresh, range(first, stop), strict=True))
-            rows[positions] = [row_of[keys[position]] for position in positions.tolist()]
+        return first
 
     def _stored(self, keys: list[bytes]) -> tuple[Numbers, npt.NDArray[np.bool_]] | None:
         """Values of ``keys`` in RocksDB and which of them it does not have; None: it can have none of them."""

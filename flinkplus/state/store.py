@@ -4,6 +4,9 @@ Rules:
 - nothing is ever put key by key: files are ingested whole, in order, and later ones win; so there is no write-ahead
   log, and the store is scratch: durable state is the files;
 - ``FORMAT_KEY`` is the store's own and sorts before every other key; readers never see it;
+- so nothing of it must survive the process, and that which RocksDB would wait for the disk for (its manifest, names of
+  files) is in shared memory where there is any; the files themselves are in the directory, and the names link to them;
+- a store can be opened *quiet*: nothing is compacted until ``be_active``, so a standby uses no processor time;
 - an iterator sees the store as it was when the iterator was made (a RocksDB iterator pins its version), also while
   files are ingested. ``rocksdict``'s ``Snapshot`` is not used: its point reads honour the snapshot, its iterators
   were seen not to.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,12 +31,14 @@ from rocksdict import (
     Cache,
     DbClosedError,
     DBCompressionType,
+    DBPath,
     IngestExternalFileOptions,
     Options,
     Rdict,
 )
 
 from flinkplus.errors import CorruptState, StateError
+from flinkplus.state import volatile
 
 STATE_FORMAT = 1
 FORMAT_KEY = b"\x00"
@@ -40,6 +46,9 @@ FIRST_KEY = b"\x01"
 FORMAT_VALUE = json.dumps({"format": STATE_FORMAT}).encode()
 BLOCK_CACHE_BYTES = 8 << 20
 BLOOM_BITS_PER_KEY = 10
+NO_LIMIT_BYTES = 1 << 60
+TIDY_AFTER_FILES = 4
+SWIFT_BYTES = 8 << 20
 
 
 @functools.cache
@@ -70,7 +79,7 @@ def sst_options() -> Options:
     return options
 
 
-def _store_options() -> Options:
+def _store_options(quiet: bool) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(_table_options(_block_cache()))
@@ -82,23 +91,41 @@ def _store_options() -> Options:
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(64 << 10)
+    options.set_max_manifest_file_size(256 << 10)
     options.set_manifest_preallocation_size(64 << 10)
+    options.set_disable_auto_compactions(quiet)
     return options
 
 
 class SubtaskStore:
     """RocksDB in ``directory``, which is created and must not hold another store."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, quiet: bool = False) -> None:
         self.directory = directory
+        self._quiet = quiet
+        self._names = volatile.make_folder()
+        self._taken = 0
+        self._in_memory = 0
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
-            self._db = Rdict(str(directory), _store_options())
+            self._db = self._open()
         except Exception as error:  # rocksdict has no error type of its own for this
+            if self._names is not None:
+                shutil.rmtree(self._names, ignore_errors=True)
             raise StateError(f"state store {directory} cannot be opened: {error}") from error
         self._ingest_options = IngestExternalFileOptions()
         self._ingest_options.set_move_files(True)
         self.empty = True
+
+    def _open(self) -> Rdict:
+        options = _store_options(self._quiet)
+        if self._names is None:
+            return Rdict(str(self.directory), options)
+        self.directory.mkdir(exist_ok=True)
+        # Ingested files get their name in the first path; what compaction writes goes to the first one with room.
+        options.set_db_paths([DBPath(str(self._names), 0), DBPath(str(self.directory), NO_LIMIT_BYTES)])
+        return Rdict(str(self._names), options)
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """The values of ``keys``, in order; None where there is none. About 1 us a key."""
@@ -114,17 +141,76 @@ class SubtaskStore:
             raise StateError(f"state store {self.directory} cannot be read: {error}") from error
         return found
 
-    def ingest(self, paths: Sequence[Path]) -> None:
-        """Take in sorted files, later ones over earlier ones, all or none (1-2 ms). The files are moved away."""
+    def ingest(self, paths: Sequence[Path], swift: bool = False) -> None:
+        """Take in sorted files, later ones over earlier ones, all or none (1-2 ms). The files are moved away.
+
+        ``swift``: a busy disk is not waited for, if the files are small and there is shared memory: they stay there
+        until they are compacted. ``SWIFT_BYTES`` of a store may be there, and ``volatile.MAX_BYTES`` of a process.
+        """
         if not paths:
             return
+        sources = list(paths) if self._names is None else self._take(paths, self._names, swift)
         try:
-            self._db.ingest_external_file([str(path) for path in paths], self._ingest_options)
+            self._db.ingest_external_file([str(path) for path in sources], self._ingest_options)
         except DbClosedError as error:
             raise StateError(f"state store {self.directory} was closed") from error
         except Exception as error:
             raise StateError(f"state store {self.directory} cannot ingest {paths[0]}: {error}") from error
+        finally:
+            if self._names is not None:
+                self._tidy(self._names, sources)
         self.empty = False
+
+    def _take(self, paths: Sequence[Path], names: Path, swift: bool) -> list[Path]:
+        """Move files into the directory, and give them names for RocksDB to move on; ``swift``: copy all of them."""
+        links = []
+        try:
+            swift = swift and self._reserve(sum(path.stat().st_size for path in paths))
+            for path in paths:
+                self._taken += 1
+                link = names / f"taken-{self._taken}"
+                if swift:
+                    shutil.copyfile(path, link)
+                    path.unlink()
+                else:
+                    target = self.directory.absolute() / f"taken-{self._taken}.sst"
+                    path.replace(target)
+                    link.symlink_to(target)
+                links.append(link)
+        except OSError as error:
+            raise StateError(f"state store {self.directory} cannot take {paths[0]}: {error}") from error
+        return links
+
+    def _reserve(self, size: int) -> bool:
+        if self._in_memory + size > SWIFT_BYTES or not volatile.reserve(size):
+            return False
+        self._in_memory += size
+        return True
+
+    def _tidy(self, names: Path, sources: Sequence[Path]) -> None:
+        """Remove names that RocksDB did not take, and, every few files, files whose names it has removed."""
+        for link in sources:
+            link.unlink(missing_ok=True)
+        if self._taken % TIDY_AFTER_FILES < len(sources):
+            live = set()
+            for name in names.glob("*.sst"):
+                with contextlib.suppress(OSError):  # RocksDB removes names at any time; some are files
+                    live.add(os.readlink(name))
+            for path in self.directory.absolute().glob("taken-*.sst"):
+                if str(path) not in live:
+                    path.unlink(missing_ok=True)
+
+    def be_active(self) -> None:
+        """A quiet store begins to compact what it has taken in."""
+        if not self._quiet:
+            return
+        try:
+            self._db.set_options({"disable_auto_compactions": "false"})
+        except DbClosedError as error:
+            raise StateError(f"state store {self.directory} was closed") from error
+        except Exception as error:
+            raise StateError(f"state store {self.directory} cannot be made active: {error}") from error
+        self._quiet = False
 
     def check_format(self) -> None:
         """Raise ``CorruptState`` when the ingested files are of a format this version does not know."""
@@ -153,3 +239,7 @@ class SubtaskStore:
         """Close and remove the directory."""
         self.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+        if self._names is not None:
+            shutil.rmtree(self._names, ignore_errors=True)
+            volatile.release(self._in_memory)
+            self._in_memory = 0

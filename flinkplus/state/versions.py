@@ -195,17 +195,19 @@ class StateVersions:
     # -- writing --------------------------------------------------------------------------------------------------
 
     def _write(self, pending: PendingSnapshot) -> None:
-        files = self._files
+        file = None
         if pending.parts:
-            kind: Kind = "base" if pending.full or not files else "delta"
+            kind: Kind = "base" if pending.full or not self._files else "delta"
             file = self._new_file(self._part_chunks(pending.parts), pending.checkpoint, kind)
             self._ingest(self.local(file.name))
             for part in pending.parts:
                 part.release()
-            files = (file,) if kind == "base" else (*files, file)
         with self._lock:
-            self._files = pending.files = files
-            self._local_names.update(file.name for file in files)
+            if file is not None:
+                # Upon what is listed now: a new base may have replaced what was when the writing began.
+                self._files = (file,) if file.kind == "base" else (*self._files, file)
+                self._local_names.add(file.name)
+            pending.files = self._files
             pending.parts = []
             pending.written = True
             pending.failed = False
@@ -214,6 +216,7 @@ class StateVersions:
         link = path.with_suffix(".ingest")
         try:
             link_or_copy(path, link)
+            self._store.be_active()  # not before: right after a promotion there is better use for the processors
             self._store.ingest([link])
         except BaseException:
             path.unlink(missing_ok=True)

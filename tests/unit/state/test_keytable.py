@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flinkplus.state.keytable import FREE, KeyTable
+from flinkplus.state.keytable import FREE, RECENT_KEYS, KeyTable
 
 HASHERS: dict[str, Callable[[bytes], int]] = {
     "python": hash,
@@ -37,6 +37,32 @@ def test_finds_what_a_dict_finds(hasher: Callable[[bytes], int], batches: list[l
             model = {key: row for row, key in enumerate(left)}
         assert len(table) == len(model)
         assert table.keys[: len(table)].tolist() == list(model)
+
+
+@pytest.mark.parametrize("hasher", HASHERS.values(), ids=HASHERS)
+@given(batches=BATCHES)
+def test_finds_few_as_it_finds_many(hasher: Callable[[bytes], int], batches: list[list[bytes]]) -> None:
+    table = KeyTable(hasher)
+    for number, keys in enumerate(batches):
+        rows, hashes = table.find(keys)
+        assert hashes.tolist() == table.hashes_of(keys).tolist()
+        assert table.find_few(keys) == rows.tolist()
+        assert table.find_few(keys) == rows.tolist(), "the second time from memory"
+        new = {key: position for position, key in enumerate(keys) if rows[position] == FREE}
+        table.insert(list(new), hashes[list(new.values())])
+        assert table.find_few(keys) == table.find(keys)[0].tolist()
+        if number % 3 == 2:
+            table.keep(np.arange(len(table)) % 2 == 0)
+            assert table.find_few(keys) == table.find(keys)[0].tolist()
+
+
+def test_remembers_no_more_than_its_limit() -> None:
+    table = KeyTable()
+    keys = [b"%d" % number for number in range(RECENT_KEYS + 100)]
+    table.insert(keys, table.find(keys)[1])
+    for start in range(0, len(keys), 100):
+        assert table.find_few(keys[start : start + 100]) == list(range(start, min(start + 100, len(keys))))
+        assert len(table._recent) <= RECENT_KEYS
 
 
 def test_grows_far_past_its_first_size() -> None:

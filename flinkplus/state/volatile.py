@@ -1,0 +1,90 @@
+"""Folders in shared memory for small files that need not survive the process, so that writing them waits for no disk.
+
+Rules:
+- each process has one folder there, whose lock it holds while it lives; the operating system gives the lock up when the
+  process ends, however it ends, and whoever begins next removes folders that nobody holds;
+- what is more than names and the like is reserved before it is written: a process may have ``MAX_BYTES`` of it;
+- no shared memory, or too little: there is no folder, and callers do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+ROOT = Path("/dev/shm")
+PREFIX = "flinkplus-stores-"
+LOCK_FILE = "lock"
+MIN_FREE_BYTES = 32 << 20
+MAX_BYTES = 64 << 20
+ATTEMPTS = 5
+
+_guard = threading.Lock()
+_mine: dict[tuple[int, Path], tuple[Path, int]] = {}
+"""(process, root) -> folder and the open lock: a forked child has a folder of its own."""
+_reserved = {"bytes": 0}
+
+
+def make_folder() -> Path | None:
+    """A new, empty folder in shared memory; ``None`` when there is no room for it. The caller removes it."""
+    with _guard, contextlib.suppress(OSError):
+        space = os.statvfs(ROOT)
+        if space.f_bavail * space.f_frsize >= MIN_FREE_BYTES:
+            return Path(tempfile.mkdtemp(dir=_process_folder()))
+    return None
+
+
+def reserve(size: int) -> bool:
+    """Whether ``size`` bytes more may be written to folders of this process; they are to be released some time."""
+    with _guard:
+        if _reserved["bytes"] + size > MAX_BYTES:
+            return False
+        _reserved["bytes"] += size
+        return True
+
+
+def release(size: int) -> None:
+    """As many bytes are gone again."""
+    with _guard:
+        _reserved["bytes"] -= size
+
+
+def _process_folder() -> Path:
+    key = (os.getpid(), ROOT)
+    if key in _mine and _mine[key][0].exists():
+        return _mine[key][0]
+    _sweep()
+    for _ in range(ATTEMPTS):
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=ROOT))
+        with contextlib.suppress(OSError):
+            handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if _locked(handle) and (folder / LOCK_FILE).exists():
+                _mine[key] = (folder, handle)
+                return folder
+            os.close(handle)  # a sweep came between
+    raise OSError(f"no folder in {ROOT} could be kept")
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sweep() -> None:
+    """Remove what processes that are no more have left."""
+    for folder in ROOT.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if _locked(handle):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(handle)
