@@ -101,6 +101,17 @@ class InputCursor:
         self._received = Seq(seq + 1)
         return ACCEPT
 
+    def replace_producer(self, generation: Generation) -> None:
+        """The producer has a new generation from now on: it goes on where the old one was; what is received stays."""
+        invariant(
+            generation >= self._generation,
+            "a channel's producer goes back in generation",
+            channel=self._channel,
+            known=self._generation,
+            given=generation,
+        )
+        self._generation = generation
+
     def consume(self, count: int = 1) -> None:
         """The subtask took the next ``count`` received messages."""
         consumed = Seq(self._consumed + count)

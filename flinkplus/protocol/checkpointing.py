@@ -15,6 +15,9 @@ Rules:
 - A checkpoint that becomes complete supersedes the older pending ones.
 - When every source of the running generation is exhausted, a last checkpoint (``final``) is triggered at once, beside
   any pending one, and after failures again, a bounded number of times. No other kind is triggered after it.
+- A subtask that local failover replaced goes on from an older version: what it had said of newer pending checkpoints
+  is void, unless they are ready or being stored, and if it is a source it is told again to begin them. But for a
+  pending last one: the source may have its end before it once more, so that one is aborted, and another follows.
 - Acknowledgements, declines and exhausted sources of another generation than the running one have no effect.
 
 Invariants: checkpoint numbers rise and are never used twice; at most ``max_concurrent`` + 1 are pending; the newest
@@ -58,6 +61,7 @@ from flinkplus.protocol.events import (
     SnapshotAcknowledged,
     SnapshotDeclined,
     SourceExhausted,
+    SubtasksReplaced,
     TimeAdvanced,
 )
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId, invariant
@@ -105,6 +109,7 @@ class CheckpointCoordinator:
         self._requested = False
         self._final_at_ms: int | None = None
         self._final_failures = 0
+        self._final_complete = False
         self._complete = list(complete)
         self._commits = CommitQueue(config)
         self._draining = False
@@ -156,6 +161,8 @@ class CheckpointCoordinator:
                 return []
             case CheckpointsAbandoned(after):
                 return self._on_abandoned(after)
+            case SubtasksReplaced(subtasks):
+                return self._on_replaced(now_ms, dict(subtasks))
             case SourceExhausted(subtask, generation):
                 return self._on_exhausted(now_ms, subtask, generation)
             case SnapshotAcknowledged():
@@ -199,6 +206,7 @@ class CheckpointCoordinator:
         self._exhausted.clear()
         self._final_at_ms = None
         self._final_failures = 0
+        self._final_complete = False
         if self._config.interval_ms is not None:
             self._periodic_at_ms = now_ms + self._config.interval_ms
         return []
@@ -230,9 +238,38 @@ class CheckpointCoordinator:
             raise PeerProtocolError(f"{subtask} says that it is exhausted, but it is no source")
         before = self._all_exhausted()
         self._exhausted.add(subtask)
-        if self._all_exhausted() and not before:
+        if self._all_exhausted() and not before and not self._has_final():
             self._final_at_ms = now_ms
         return []
+
+    def _has_final(self) -> bool:
+        """Whether a last checkpoint is pending or complete."""
+        return self._final_complete or any(pending.final for pending in self._pending.values())
+
+    def _on_replaced(self, now_ms: int, replaced: dict[SubtaskId, CheckpointId]) -> list[CheckpointingEffect]:
+        invariant(set(replaced) <= set(self._subtasks), "replaced subtasks are of the job", replaced=tuple(replaced))
+        if not self._running:
+            return []
+        effects: list[CheckpointingEffect] = []
+        self._exhausted.difference_update(replaced)
+        if not self._all_exhausted():
+            self._final_at_ms = None
+        for pending in tuple(self._pending.values()):
+            if pending.acknowledged_ms is not None:
+                continue
+            again = [
+                subtask for subtask in self._subtasks if replaced.get(subtask, pending.checkpoint) < pending.checkpoint
+            ]
+            sources = tuple(subtask for subtask in self._sources if subtask in again)
+            if sources and pending.final:
+                why = f"{', '.join(str(source) for source in sources)} moved before the end of its input"
+                effects += self._abort(now_ms, pending, why, blame=False)
+                continue
+            for subtask in again:
+                pending.handles.pop(subtask, None)
+            if sources:
+                effects.append(TriggerCheckpoint(pending.checkpoint, sources, pending.final, self._generation))
+        return effects
 
     def _is_outdated(self, generation: Generation) -> bool:
         if generation > self._generation:
@@ -275,6 +312,7 @@ class CheckpointCoordinator:
         pending = self._pending.pop(checkpoint)
         self._pause_until_ms = now_ms + self._config.min_pause_ms
         self._complete.append(checkpoint)
+        self._final_complete = self._final_complete or pending.final
         self._commits.add(checkpoint, pending.final)
         effects: list[CheckpointingEffect] = [NotifyComplete(checkpoint, self._generation)]
         for older in tuple(self._pending.values()):
@@ -297,18 +335,19 @@ class CheckpointCoordinator:
             effects.append(DropCheckpoint(self._complete.pop(0)))
         return effects
 
-    def _abort(self, now_ms: int, pending: _Pending, reason: str) -> list[CheckpointingEffect]:
+    def _abort(self, now_ms: int, pending: _Pending, reason: str, blame: bool = True) -> list[CheckpointingEffect]:
+        """``blame``: whether this is one of the attempts at a last checkpoint that may fail."""
         del self._pending[pending.checkpoint]
         self._pause_until_ms = now_ms + self._config.min_pause_ms
         effects: list[CheckpointingEffect] = [
             AbortCheckpoint(pending.checkpoint, reason, self._generation),
             self._record(now_ms, pending, CheckpointOutcome.ABORTED, reason),
         ]
-        if pending.final and self._running:
+        if pending.final and self._running and blame:
             self._final_failures += 1
             if self._final_failures >= self._config.final_attempts:
                 effects.append(FinalCheckpointAbandoned(pending.checkpoint, self._generation, reason))
-            else:
+            elif self._all_exhausted():
                 self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
         return effects
 
@@ -386,6 +425,7 @@ class CheckpointCoordinator:
         return (
             self._running
             and not self._all_exhausted()
+            and not self._has_final()
             and len(self._pending) < self._config.max_concurrent
             and len(self._commits) < self._config.max_uncommitted
         )

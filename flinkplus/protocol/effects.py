@@ -109,7 +109,7 @@ class CheckpointStats:
 
 @dataclass(frozen=True, slots=True)
 class TriggerCheckpoint:
-    """Tell the source subtasks to begin ``checkpoint``."""
+    """Tell the source subtasks to begin ``checkpoint``; again, when some of them were replaced since."""
 
     checkpoint: CheckpointId
     sources: tuple[SubtaskId, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from flinkplus.protocol.effects import FailureKind
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 
 
@@ -144,6 +145,14 @@ class CommitFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SubtasksReplaced:
+    """Local failover: each of these subtasks goes on from its ``version`` (a checkpoint's number; 0: the very start) in
+    another incarnation. What it said of newer checkpoints is void."""
+
+    subtasks: tuple[tuple[SubtaskId, CheckpointId], ...]
+
+
 CheckpointingEvent: TypeAlias = (
     JobRunning
     | JobInterrupted
@@ -158,6 +167,7 @@ CheckpointingEvent: TypeAlias = (
     | ManifestFailed
     | OutputCommitted
     | CommitFailed
+    | SubtasksReplaced
 )
 
 # ---------------------------------------------------------------------------------------------------------- job
@@ -176,6 +186,44 @@ class SlotLost:
     slot: int
     incarnation: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLeft:
+    """As ``SlotLost``, but a running job goes on: local failover sees to the subtasks that were there."""
+
+    slot: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverStarted:
+    """A running job has a failure that local failover takes on: it costs what a rollback would cost, and may be one too
+    many. ``kind``: "exception" or "slot"."""
+
+    kind: FailureKind
+    reason: str
+    error: object
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFailoverRefused:
+    """Local failover of ``subtasks`` cannot be proved safe, or did not come about: roll back. ``counted``: a
+    ``FailoverStarted`` was spent on this failure already."""
+
+    kind: FailureKind
+    subtasks: tuple[SubtaskId, ...]
+    reason: str
+    error: object
+    counted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationsUsed:
+    """Local failover gave single subtasks generations up to ``newest``: the next deployment takes a higher one."""
+
+    newest: Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +320,10 @@ class CancelRequested:
 JobEvent: TypeAlias = (
     SlotRegistered
     | SlotLost
+    | SlotLeft
+    | FailoverStarted
+    | LocalFailoverRefused
+    | GenerationsUsed
     | SlotDeployed
     | SlotStopped
     | SubtaskFailed

@@ -1,5 +1,8 @@
 """The life of a job, and its recovery by rollback.
 
+With local failover a running job stays RUNNING while single subtasks move; it hears of that only what it must know:
+which slots are there, what it cost, which generations are taken, and when a rollback is needed after all.
+
 States, and what leads from one to the next (any of them but the last goes to STOPPING when the job is cancelled, when
 it cannot go on, or when the final commit is done)::
 
@@ -18,6 +21,7 @@ Rules:
   flight are drained first. When that checkpoint is corrupt it goes back to the one before (None: the very start), and
   the output committed since is retracted first.
 - Several slots lost at once are one failure; slots lost while the job waits for slots cost nothing but time.
+- A failure that local failover takes on is spent from the same budget as one that rolls back.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
 - The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
 
@@ -54,14 +58,18 @@ from flinkplus.protocol.events import (
     CheckpointCompleted,
     CheckpointDropped,
     CommitAbandoned,
+    FailoverStarted,
     FinalAbandoned,
     FinalCommitted,
+    GenerationsUsed,
     JobEvent,
+    LocalFailoverRefused,
     OutputDrained,
     OutputRetracted,
     RestoreFailed,
     RetractionFailed,
     SlotDeployed,
+    SlotLeft,
     SlotLost,
     SlotRegistered,
     SlotStopped,
@@ -132,6 +140,7 @@ class JobProtocol:
         self._assignment = tuple((subtask, subtask.index % slots) for subtask in sorted(subtasks))
         self._state = JobState.STARTING
         self._generation = Generation(first_generation - 1)
+        self._newest_used = self._generation
         self._deployed: set[int] = set()  # never iterated
         self._available = [known for known in available if restore_from is not None and known <= restore_from]
         self._newest_complete = max(available, default=CheckpointId(0))
@@ -197,10 +206,17 @@ class JobProtocol:
                 return self._on_slot_registered(now_ms, slot, incarnation)
             case SlotLost(slot, incarnation, reason):
                 return self._on_slot_gone(now_ms, slot, incarnation, reason)
+            case SlotLeft(slot, incarnation, reason):
+                return self._on_slot_gone(now_ms, slot, incarnation, reason, bearable=self._state is JobState.RUNNING)
             case SlotStopped(slot):
                 return self._on_slot_gone(now_ms, slot, self._slots.holder(slot), "it stopped by itself")
             case SlotDeployed(generation, slot):
                 self._on_slot_deployed(generation, slot)
+                return []
+            case FailoverStarted() | LocalFailoverRefused():
+                return self._on_local_failure(now_ms, event)
+            case GenerationsUsed(newest):
+                self._newest_used = max(self._newest_used, newest)
                 return []
             case SubtaskFailed() | RestoreFailed() | FinalAbandoned():
                 return self._on_generation_failed(now_ms, event)
@@ -233,11 +249,15 @@ class JobProtocol:
             return []
         return self._fail(now_ms, self._slot_failure(slot, f"incarnation {incarnation} registered in its place"))
 
-    def _on_slot_gone(self, now_ms: int, slot: int, incarnation: int | None, reason: str) -> list[JobEffect]:
+    def _on_slot_gone(
+        self, now_ms: int, slot: int, incarnation: int | None, reason: str, bearable: bool = False
+    ) -> list[JobEffect]:
         if incarnation is None or self._slots.holder(slot) != incarnation:
             return []
         self._slots.release(slot)
-        return self._fail(now_ms, self._slot_failure(slot, reason)) if self._state in LIVE else []
+        if bearable or self._state not in LIVE:
+            return []
+        return self._fail(now_ms, self._slot_failure(slot, reason))
 
     def _slot_failure(self, slot: int, reason: str) -> _Failure:
         hosted = tuple(subtask for subtask, at in self._assignment if at == slot)
@@ -284,11 +304,27 @@ class JobProtocol:
         self._retraction = _Retraction(self.restore_from, why)
         return self._interrupt(now_ms, _Failure("restore", (), why))
 
+    def _on_local_failure(self, now_ms: int, event: FailoverStarted | LocalFailoverRefused) -> list[JobEffect]:
+        if self._state is not JobState.RUNNING:
+            return []
+        match event:
+            case FailoverStarted(kind, reason, error):
+                enough = self._budget.spend(kind)
+                return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
+            case LocalFailoverRefused(kind, subtasks, reason, error, counted):
+                failure = _Failure(kind, subtasks, reason)
+                return self._interrupt(now_ms, failure) if counted else self._fail(now_ms, failure, error)
+            case _:
+                assert_never(event)
+
+    def _too_many(self, now_ms: int, kind: FailureKind, reason: str, error: object, enough: str) -> list[JobEffect]:
+        return self._stop(now_ms, JobEnded(JobState.FAILED, error, f"{reason} ({enough})", kind))
+
     def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
         """The newest generation is dead: recover, or end the job when that was tried often enough."""
         enough = self._budget.spend(failure.kind)
         if enough is not None:
-            return self._stop(now_ms, JobEnded(JobState.FAILED, error, f"{failure.reason} ({enough})", failure.kind))
+            return self._too_many(now_ms, failure.kind, failure.reason, error, enough)
         return self._interrupt(now_ms, failure)
 
     def _interrupt(self, now_ms: int, failure: _Failure) -> list[JobEffect]:
@@ -459,7 +495,7 @@ class JobProtocol:
         return None
 
     def _deploy(self, now_ms: int) -> list[JobEffect]:
-        self._generation = Generation(self._generation + 1)
+        self._generation = self._newest_used = Generation(self._newest_used + 1)
         self._deployed.clear()
         self._state = JobState.DEPLOYING
         self._deploy_until_ms = now_ms + self._config.deploy_timeout_ms

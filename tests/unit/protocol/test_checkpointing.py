@@ -37,6 +37,7 @@ from flinkplus.protocol.events import (
     SnapshotAcknowledged,
     SnapshotDeclined,
     SourceExhausted,
+    SubtasksReplaced,
     TimeAdvanced,
 )
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
@@ -561,3 +562,118 @@ def test_abandoned_checkpoints_are_dropped_newest_first() -> None:
 def test_limits_are_checked(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         CheckpointConfig(**{name: 0})
+
+
+# -------------------------------------------------------------------------------------------------- local failover
+
+START = CheckpointId(0)
+
+
+def replaced(version: CheckpointId, *subtasks: SubtaskId) -> SubtasksReplaced:
+    return SubtasksReplaced(tuple((subtask, version) for subtask in subtasks))
+
+
+def again(checkpoint: CheckpointId, *sources: SubtaskId) -> TriggerCheckpoint:
+    return TriggerCheckpoint(checkpoint, sources, False, G1)
+
+
+def ack(checkpoint: CheckpointId, subtask: SubtaskId, handle: str = "") -> SnapshotAcknowledged:
+    return SnapshotAcknowledged(checkpoint, subtask, G1, handle or str(subtask))
+
+
+def test_what_a_replaced_subtask_had_acknowledged_is_taken_again() -> None:
+    history = started()
+    history.time(100)
+    history.at(110, ack(C1, K0), ack(C1, S0))
+    assert history.at(120, replaced(START, K0)) == []
+    assert history.at(130, ack(C1, S1)) == []
+    (stored,) = history.at(140, ack(C1, K0, "new"))
+    assert isinstance(stored, StoreManifest)
+    assert dict(stored.handles) == {K0: "new", S0: str(S0), S1: str(S1)}
+
+
+def test_a_replaced_source_is_told_again_whether_it_had_acknowledged_or_not() -> None:
+    history = started()
+    history.time(100)
+    assert history.at(110, replaced(START, S1)) == [again(C1, S1)]
+    history.at(120, ack(C1, S0), ack(C1, S1))
+    assert history.at(130, replaced(START, S1, K0)) == [again(C1, S1)]
+    assert history.at(140, ack(C1, K0)) == []
+    assert history.at(150, ack(C1, S1, "new")) != []
+
+
+def test_checkpoints_up_to_the_version_that_a_subtask_goes_on_from_stay_as_they_are() -> None:
+    history = started(max_concurrent=2)
+    history.time(100)
+    history.at(110, ack(C1, S0), ack(C1, K0))
+    assert history.time(200) == [trigger(C2)]
+    history.at(210, ack(C2, S0))
+    assert history.at(220, replaced(C1, S0)) == [again(C2, S0)]
+    assert history.at(230, ack(C1, S1)) == [store(C1)]
+
+
+def test_a_checkpoint_that_is_being_stored_or_could_be_is_not_touched() -> None:
+    history = started(max_concurrent=2)
+    history.time(100)
+    assert history.at(110, *acks(C1)) == [store(C1)]
+    history.time(200)
+    assert history.at(210, *acks(C2)) == []  # ready; the older manifest is not stored yet
+    assert history.at(220, replaced(START, *SUBTASKS)) == []
+    assert store(C2) in history.at(230, ManifestStored(C1))
+
+
+def test_a_replaced_source_is_not_at_its_end_any_more() -> None:
+    history = started(interval_ms=None)
+    first, second = exhausted()
+    assert history.at(100, first, replaced(START, S0), second) == []
+    assert history.at(110, first) == [trigger(C1, final=True)]
+
+
+def test_a_last_checkpoint_is_given_up_when_a_source_has_to_reach_its_end_again() -> None:
+    history = started(final_attempts=1)
+    assert history.at(50, *exhausted()) == [trigger(C1, final=True)]
+    effects = history.at(60, ack(C1, S0), replaced(START, S1))
+    assert without_records(effects) == [AbortCheckpoint(C1, "lines[1] moved before the end of its input", G1)]
+    assert history.at(70, SourceExhausted(S1, G1)) == [trigger(C2, final=True)]
+
+
+def test_a_last_checkpoint_goes_on_when_only_others_are_replaced() -> None:
+    history = started()
+    history.at(50, *exhausted())
+    history.at(60, ack(C1, K0, "old"))
+    assert history.at(70, replaced(START, K0)) == []
+    assert history.at(80, *acks(C1)) == [store(C1, final=True)]
+
+
+def test_no_second_last_checkpoint_while_one_is_stored_or_complete() -> None:
+    history = started()
+    history.at(50, *exhausted())
+    assert history.at(60, *acks(C1)) == [store(C1, final=True)]
+    assert history.at(70, replaced(START, S0), SourceExhausted(S0, G1)) == []
+    assert CommitOutput(C1, True) in history.at(80, ManifestStored(C1))
+    assert history.at(90, replaced(C1, S0)) == []
+    assert history.time(1000) == []  # no periodic one either, though not all sources are at their end
+    assert history.at(1010, SourceExhausted(S0, G1)) == []
+    assert history.at(1020, OutputCommitted(C1)) == [FinalCheckpointCommitted(C1)]
+
+
+def test_a_last_checkpoint_that_fails_waits_for_sources_on_their_way() -> None:
+    history = started()
+    history.at(50, *exhausted())
+    assert history.at(60, *acks(C1)) == [store(C1, final=True)]
+    history.at(70, replaced(START, S0))
+    assert history.at(80, ManifestFailed(C1, "disk full")) != []
+    assert without_records(history.time(90)) == []
+    assert history.at(100, SourceExhausted(S0, G1)) == [trigger(C2, final=True)]
+
+
+def test_subtasks_replaced_in_a_job_that_was_interrupted_matter_no_more() -> None:
+    history = started()
+    history.time(100)
+    history.at(110, JobInterrupted())
+    assert history.at(120, replaced(START, S0)) == []
+
+
+def test_replaced_subtasks_must_be_of_the_job() -> None:
+    with pytest.raises(InvariantViolation, match="of the job"):
+        started().at(10, replaced(START, SubtaskId("nobody", 0)))

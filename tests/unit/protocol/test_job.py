@@ -27,14 +27,18 @@ from flinkplus.protocol.events import (
     CheckpointCompleted,
     CheckpointDropped,
     CommitAbandoned,
+    FailoverStarted,
     FinalAbandoned,
     FinalCommitted,
+    GenerationsUsed,
     JobEvent,
+    LocalFailoverRefused,
     OutputDrained,
     OutputRetracted,
     RestoreFailed,
     RetractionFailed,
     SlotDeployed,
+    SlotLeft,
     SlotLost,
     SlotRegistered,
     SlotStopped,
@@ -557,3 +561,86 @@ def test_a_job_that_cannot_be() -> None:
 def test_limits_are_checked(name: str, value: int) -> None:
     with pytest.raises(ConfigurationError, match=name):
         RecoveryConfig(**{name: value})
+
+
+# -------------------------------------------------------------------------------------------------- local failover
+
+LEFT = SlotLeft(1, 1, "stream broken")
+TOLD_SLOT = FailoverStarted("slot", "slot 1 was lost: stream broken", None)
+REFUSED = LocalFailoverRefused("slot", ON_SLOT_1, "no standby of count[1] is left", None, True)
+
+
+def refused(recovery: int, name: Phase) -> RecoveryPhase:
+    return phase(recovery, name, "slot", ON_SLOT_1, "no standby of count[1] is left")
+
+
+def test_a_running_job_goes_on_when_a_slot_leaves_and_another_takes_its_place() -> None:
+    history = running()
+    assert history.at(100, LEFT, TOLD_SLOT, SlotRegistered(1, 2)) == []
+    assert history.state is JobState.RUNNING
+    assert history.machine.next_deadline_ms() is None
+    assert history.at(200, SlotLost(1, 1, "late news of the first one")) == []
+    assert history.state is JobState.RUNNING
+
+
+def test_a_slot_that_leaves_a_job_which_does_not_run_is_lost() -> None:
+    history = deploying()
+    effects = history.at(100, LEFT)
+    assert without_phases(effects) == [HaltSubtasks(G1)]
+    assert history.state is JobState.INTERRUPTED
+
+
+def test_what_local_failover_refuses_rolls_back() -> None:
+    history = running()
+    assert history.at(100, LEFT, TOLD_SLOT) == []
+    assert history.at(110, REFUSED) == [refused(1, "detect"), HaltSubtasks(G1), *INTERRUPTED]
+    assert history.at(120, OutputDrained()) == [refused(1, "fence")]
+    assert history.at(130, SlotRegistered(1, 2)) == [refused(1, "restore"), Deploy(G2, None, ASSIGNMENT)]
+    assert history.at(140, REFUSED) == []  # late: of the generation before
+
+
+def test_a_deployment_takes_a_generation_above_those_that_failovers_used() -> None:
+    history = running()
+    assert history.at(100, GenerationsUsed(Generation(5)), GenerationsUsed(Generation(4))) == []
+    assert history.machine.generation == G1
+    assert HaltSubtasks(G1) in history.at(110, failed(G1))
+    assert history.at(120, OutputDrained())[-1] == Deploy(Generation(6), None, ASSIGNMENT)
+    assert history.at(130, *deployed(G1)) == []
+    assert StartSubtasks(Generation(6)) in history.at(140, *deployed(Generation(6)))
+    assert HaltSubtasks(Generation(6)) in history.at(150, failed(Generation(6)))
+
+
+def test_exceptions_that_local_failover_takes_on_are_counted_in_total() -> None:
+    history = running(max_restarts=2)
+    told = FailoverStarted("exception", "count[1]: boom", "the error")
+    assert history.at(100, told, told, CheckpointCompleted(ONE)) == []
+    effects = history.at(110, told)
+    assert effects == [*INTERRUPTED, StopSlots()]
+    assert history.at(120, OutputDrained(), SlotStopped(0), SlotStopped(1)) == [
+        JobEnded(JobState.FAILED, "the error", "count[1]: boom (failure 3, and max_restarts is 2)", "exception")
+    ]
+
+
+def test_slots_that_local_failover_replaces_are_counted_between_checkpoints() -> None:
+    history = running(max_slot_losses=1)
+    assert history.at(100, TOLD_SLOT, CheckpointCompleted(ONE), TOLD_SLOT) == []
+    assert StopSlots() in history.at(110, TOLD_SLOT)
+
+
+def test_a_failure_is_counted_once_when_it_is_refused_after_all() -> None:
+    history = running(max_slot_losses=1)
+    assert history.at(100, LEFT, TOLD_SLOT) == []
+    assert history.at(110, REFUSED)[0] == refused(1, "detect")
+    assert history.state is JobState.INTERRUPTED
+
+
+def test_a_refusal_that_was_not_counted_yet_is_counted() -> None:
+    history = running(max_slot_losses=0)
+    assert StopSlots() in history.at(100, LocalFailoverRefused("slot", ON_SLOT_1, "handover failed", None, False))
+
+
+def test_a_job_that_stops_takes_no_notice_of_failovers() -> None:
+    history = running(max_slot_losses=0)
+    history.at(100, CancelRequested())
+    assert history.at(110, TOLD_SLOT, REFUSED, GenerationsUsed(G4)) == []
+    assert history.state is JobState.STOPPING
