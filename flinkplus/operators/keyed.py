@@ -8,13 +8,14 @@ Rules:
   batch the running values come from a stable sort by key.
 - The result does not depend on how the rows are cut into batches. For floating-point sums this means adding one by
   one, since the difference of two running totals over the batch would round differently.
-- A single string or binary key column leaves dictionary-encoded.
+- Of more than a few rows, a single string or binary key column leaves dictionary-encoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,11 @@ from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base import Dtype, KeyedOperator, NumberStateLike, OperatorContext, OperatorInstance
-from flinkplus.operators.columns import cut, plain_array
-from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys, small_unsigned
+from flinkplus.operators.columns import SchemaMemo, cut, plain_array
+from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys, row_keys, small_unsigned
 
+FEW_ROWS = 96
+"""Up to so many rows a loop over them costs less than the array operations do."""
 _INT64_LIMIT = float(1 << 62)
 
 
@@ -56,6 +59,33 @@ class KeyRows:
         marks = np.arange(len(idx))
         self._seen_as[idx] = marks
         return bool((self._seen_as[idx] == marks).all())
+
+
+class FewRows:
+    """What a running operator does with a batch of few rows, one after the other: the same results for less."""
+
+    def __init__(self, state: NumberStateLike, keys: tuple[str, ...], output: str, dtype: pa.DataType) -> None:
+        self._state = state
+        self._keys = keys
+        self._dtype = dtype
+        self._numbers = dtype.to_pandas_dtype()
+        self._schema_of = SchemaMemo(lambda schema: schema.append(pa.field(output, dtype)))
+
+    def process(self, batch: pa.RecordBatch, values: Sequence[Any]) -> pa.RecordBatch:
+        """``batch`` and for each row the sum of ``values`` up to it. Raises ``OverflowError`` beyond 64 bits, and then
+        nothing has changed.
+        """
+        keys = row_keys(batch, self._keys).to_pylist()
+        distinct = list(dict.fromkeys(keys))
+        idx = self._state.indices(distinct)
+        totals = dict(zip(distinct, self._state.gather(idx).tolist(), strict=True))
+        running = []
+        for key, value in zip(keys, values, strict=True):
+            totals[key] = total = totals[key] + value
+            running.append(total)
+        column = pa.array(np.array(running, self._numbers))
+        self._state.scatter(idx, np.array(list(totals.values()), self._numbers))
+        return pa.RecordBatch.from_arrays([*batch.columns, column], schema=self._schema_of(batch.schema))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +190,15 @@ class _CountInstance(OperatorInstance):
         self._output = descriptor.output
         self._state = ctx.keyed_state().number_state(ctx.operator, "int64")
         self._rows = KeyRows(self._state)
+        self._few = FewRows(self._state, self._keys, self._output, pa.int64())
 
     @override
-    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        if not batch.num_rows:
-            return
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        if batch.num_rows > FEW_ROWS:
+            return self._process_many(batch)
+        return (self._few.process(batch, [1] * batch.num_rows),) if batch.num_rows else ()
+
+    def _process_many(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         key, idx = self._rows.find(encode_keys(batch, self._keys))
         running, totals = running_counts(key.codes, self._state.gather(idx))
         self._state.scatter(idx, totals)
@@ -212,21 +246,29 @@ class _SumInstance(OperatorInstance):
         numbers: Dtype = "int64" if pa.types.is_integer(dtype) else "float64"
         self._state = ctx.keyed_state().number_state(ctx.operator, numbers)
         self._rows = KeyRows(self._state)
+        self._few = FewRows(self._state, descriptor.keys, descriptor.output, dtype)
         self._running_sums = running_integer_sums if pa.types.is_integer(dtype) else running_float_sums
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if not batch.num_rows:
             return
-        key, idx = self._rows.find(encode_keys(batch, self._descriptor.keys))
         column = batch.column(self._descriptor.column)
         try:
-            values = plain_array(column, self._dtype).fill_null(0).to_numpy(zero_copy_only=False)
-            running, totals = self._running_sums(key.codes, values, self._state.gather(idx))
+            values = plain_array(column, self._dtype).fill_null(0)
+            if batch.num_rows <= FEW_ROWS:
+                output = self._few.process(batch, values.to_pylist())
+            else:
+                output = self._process_many(batch, values.to_numpy(zero_copy_only=False))
         except (OverflowError, pa.ArrowInvalid) as error:
             row = f"one of {batch.num_rows} rows, column {self._descriptor.column!r}"
             raise UserFunctionError(
                 self._descriptor.name, self._ctx.subtask, row, f"the sum goes beyond 64 bits ({error})"
             ) from error
+        yield from cut(output)
+
+    def _process_many(self, batch: pa.RecordBatch, values: np.ndarray) -> pa.RecordBatch:
+        key, idx = self._rows.find(encode_keys(batch, self._descriptor.keys))
+        running, totals = self._running_sums(key.codes, values, self._state.gather(idx))
         self._state.scatter(idx, totals)
-        yield from cut(with_running(batch, self._descriptor.keys, key, self._descriptor.output, running))
+        return with_running(batch, self._descriptor.keys, key, self._descriptor.output, running)

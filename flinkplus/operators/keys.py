@@ -28,15 +28,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.operators.columns import compact, dictionary_array
+from flinkplus.operators.columns import SMALL_ROWS, compact, decoded, dictionary_array
 
 _NULL_TEXT = b"\xff"
 _SIGN = np.uint64(1 << 63)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FINALISER = np.uint64(0xFF51AFD7ED558CCD)
+_SHIFT = np.uint64(33)
+_ONE = np.uint64(1)
 _LONG_KEY = 4096
 _POWERS = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER, dtype=np.uint64))
 _MAX_TARGETS = 1 << 16
+_BINARY = pa.binary()
+_TEXT_TYPES = frozenset(dtype.id for dtype in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,7 @@ def check_key_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
 
 
 def _is_text(dtype: pa.DataType) -> bool:
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    return any(is_kind(dtype) for is_kind in kinds)
+    return dtype.id in _TEXT_TYPES
 
 
 def _is_fixed(dtype: pa.DataType) -> bool:
@@ -129,13 +132,33 @@ def encode_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> KeyCodes:
     for part in parts:
         assert part.column is not None
         nulls = part.column.dictionary.is_null().to_pylist()
-        tagged = [
-            b"\x00" if null else b"\x01" + struct.pack(">I", len(key)) + key
-            for key, null in zip(part.keys, nulls, strict=True)
-        ]
+        tagged = [_tagged(key, null) for key, null in zip(part.keys, nulls, strict=True)]
         pieces.append([tagged[code] for code in part.codes[first].tolist()])
     encoded = pa.array([b"".join(key) for key in zip(*pieces, strict=True)], type=pa.binary())
     return KeyCodes(codes, encoded, None, True)
+
+
+def row_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
+    """The bytes of the key of each row, the same as those of ``encode_keys``: for a small batch, where it is cheaper
+    to do everything once for each row than to find the distinct keys.
+    """
+    parts = [_decoded_column(batch.column(column)) for column in columns]
+    if len(parts) == 1:
+        return encode_values(parts[0])
+    pieces = []
+    for part in parts:
+        nulls = part.is_null().to_pylist()
+        pieces.append([_tagged(k, null) for k, null in zip(encode_values(part).to_pylist(), nulls, strict=True)])
+    return pa.array([b"".join(key) for key in zip(*pieces, strict=True)], type=pa.binary())
+
+
+def _decoded_column(array: pa.Array) -> pa.Array:
+    return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
+
+
+def _tagged(key: bytes, null: bool) -> bytes:
+    """A column's part in a key of several columns."""
+    return b"\x00" if null else b"\x01" + struct.pack(">I", len(key)) + key
 
 
 def _encode_column(array: pa.Array) -> KeyCodes:
@@ -165,7 +188,9 @@ def encode_values(values: pa.Array) -> pa.BinaryArray:
 
 
 def _encode_text(values: pa.Array) -> pa.BinaryArray:
-    binary = values.view(pa.binary()) if pa.types.is_string(values.type) else values.cast(pa.binary())
+    if pa.types.is_string(values.type) and not values.null_count:
+        return values.view(_BINARY)
+    binary = values.view(_BINARY) if pa.types.is_string(values.type) else values.cast(_BINARY)
     if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
         offsets, data = _offsets_and_data(binary.fill_null(b"") if binary.null_count else binary)
         filled = np.flatnonzero(np.diff(offsets))
@@ -211,16 +236,16 @@ def hash_keys(encoded: pa.BinaryArray) -> npt.NDArray[np.uint64]:
     """
     offsets, data = _offsets_and_data(encoded)
     lengths = offsets[1:] - offsets[:-1]
-    if len(lengths) and lengths.max() > _LONG_KEY:
+    if len(data) > _LONG_KEY and lengths.max() > _LONG_KEY:
         keys = [key if len(key) <= _LONG_KEY else hashlib.blake2b(key).digest() for key in encoded.to_pylist()]
         return hash_keys(pa.array(keys, type=pa.binary()))
     position = np.arange(len(data)) - offsets[:-1].repeat(lengths)
     sums = np.zeros(len(data) + 1, dtype=np.uint64)
-    ((data.astype(np.uint64) + np.uint64(1)) * _POWERS[position]).cumsum(out=sums[1:])  # modulo 2**64
+    ((data.astype(np.uint64) + _ONE) * _POWERS[position]).cumsum(out=sums[1:])  # modulo 2**64
     hashes = sums[offsets[1:]] - sums[offsets[:-1]]
-    hashes ^= hashes >> np.uint64(33)
+    hashes ^= hashes >> _SHIFT
     hashes *= _FINALISER
-    hashes ^= hashes >> np.uint64(33)
+    hashes ^= hashes >> _SHIFT
     return hashes
 
 
@@ -241,10 +266,23 @@ class HashPartitioner:
     def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         """``(target, rows)`` for every target that gets rows, ascending; rows keep their order.
 
-        A single string or binary key column leaves dictionary-encoded, each part with only the keys it holds.
+        Of a large batch a single string or binary key column leaves dictionary-encoded, each part with only the keys
+        it holds; a small batch leaves plain.
         """
         if self.targets == 1 or not batch.num_rows:
             return [(0, batch)] if batch.num_rows else []
+        if batch.num_rows <= SMALL_ROWS and (small := decoded(batch)) is not None:
+            return self._split_small(small)
+        return self._split_large(batch)
+
+    def _split_small(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        hashes = hash_keys(row_keys(batch, self.columns))
+        target_of_row = (hashes % np.uint64(self.targets)).astype(small_unsigned(self.targets))
+        ordered = batch.take(pa.array(np.argsort(target_of_row, kind="stable")))
+        bounds = pairwise(_bounds(target_of_row, self.targets))
+        return [(target, ordered.slice(at, end - at)) for target, (at, end) in enumerate(bounds) if at < end]
+
+    def _split_large(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         key = encode_keys(batch, self.columns)
         target_of_key = (hash_keys(key.encoded) % np.uint64(self.targets)).astype(small_unsigned(self.targets))
         target_of_row = target_of_key[key.codes]

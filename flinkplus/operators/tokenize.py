@@ -3,7 +3,8 @@
 How: Arrow lowers and splits ASCII text at blank, tab, LF, VT, FF and CR. What Python does beyond that (other letters
 and blanks, and the control characters 1C to 1F, which it takes for blanks) is done by Python for those rows that need
 it; such a row goes back into the column as its words joined by blanks, which the ASCII split takes apart again
-without touching anything else.
+without touching anything else. A few lines are taken apart by Python altogether: that costs less than to begin with
+Arrow.
 """
 
 from __future__ import annotations
@@ -21,18 +22,33 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut, plain_array
 
+FEW_LINES = 32
+FEW_BYTES = 4096
 _FIRST_OTHER_BLANK, _OTHER_BLANKS = np.uint8(0x1C), np.uint8(4)
+_STRING = pa.string()
 _FIRST_NON_ASCII = np.uint8(0x80)
 
 
 def tokenize(lines: pa.Array, lower: bool = True) -> pa.StringArray:
     """The words of all lines in order: ``line.lower().split()``, or ``line.split()``. A null line has no words."""
-    lines = _prepared(plain_array(lines, pa.string()), lower)
+    lines = plain_array(lines, pa.string())
+    if len(lines) <= FEW_LINES and _text_bytes(lines) <= FEW_BYTES:
+        texts = [line for line in lines.to_pylist() if line is not None]
+        return pa.array([word for text in texts for word in (text.lower() if lower else text).split()], _STRING)
+    lines = _prepared(lines, lower)
     words = pc.ascii_split_whitespace(pc.ascii_lower(lines) if lower else lines).flatten()
     if isinstance(words, pa.ChunkedArray):
         words = words.combine_chunks()
     lengths = pc.binary_length(words).to_numpy()
     return words if lengths.all() else words.filter(pa.array(lengths > 0))
+
+
+def _text_bytes(lines: pa.StringArray) -> int:
+    offsets = lines.buffers()[1]
+    if offsets is None or not len(lines):
+        return 0
+    positions = memoryview(offsets).cast("i")
+    return positions[lines.offset + len(lines)] - positions[lines.offset]
 
 
 def _prepared(lines: pa.StringArray, lower: bool) -> pa.StringArray:

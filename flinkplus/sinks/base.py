@@ -13,7 +13,8 @@ Rules:
   one at a time; checkpoint ids are never reused. Hence a file described for a checkpoint up to the last committed one
   is committed already, and every later one is not: all that a committer has to remember is that one number.
 - ``commit`` may be repeated, also by another process after a crash at any point of it, and then finishes what is left.
-- Before a subtask is deployed anew, every complete checkpoint is committed: a writer begins with nothing staged.
+- Before a subtask is deployed anew, every complete checkpoint is committed: a writer begins with nothing staged. The
+  writer of a promoted standby adopts what its version describes.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ class SinkWriter(ABC):
     @abstractmethod
     def checkpoint_complete(self, checkpoint: int) -> None:
         """What was staged up to this checkpoint need not be described again."""
+
+    @abstractmethod
+    def adopt(self, staged: Sequence[StagedFile]) -> None:
+        """Begin as the successor of a writer that had described ``staged``: describe it again, until it is complete."""
 
     def close(self) -> None:
         """Remove what is open; what is staged stays. Called once, also after a failure."""

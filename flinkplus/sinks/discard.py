@@ -41,6 +41,9 @@ class MemoryWriter(SinkWriter):
             self._rows = 0
         return [dict(file) for file in self._staged]
 
+    def adopt(self, staged: Sequence[StagedFile]) -> None:
+        self._staged = [dict(file) for file in staged]
+
     def checkpoint_complete(self, checkpoint: int) -> None:
         self._staged = [file for file in self._staged if file["checkpoint"] > checkpoint]
 

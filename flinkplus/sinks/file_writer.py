@@ -2,20 +2,25 @@
 
 A file is written under an ``open-`` name in the job's staging directory and gets its final name when it is staged. A
 checkpoint without rows stages no file.
+
+Small batches are gathered and encoded together: to encode one costs the same whether it has ten rows or a thousand.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from flinkplus.operators.columns import plain
+from flinkplus.operators.columns import SMALL_ROWS, merge, plain
 from flinkplus.sinks.base import SinkContext, SinkWriter, StagedFile
 from flinkplus.sinks.file_names import OpenName, PartName, staging_directory
 from flinkplus.sinks.files import OutputFiles
+
+GATHERED_BATCHES = 128
+GATHERED_BYTES = 1 << 20
 
 
 class Encoder(ABC):
@@ -55,6 +60,8 @@ class FileSinkWriter(SinkWriter):
         self._rows = 0
         self._stream: Any = None
         self._encoder: Encoder | None = None
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
@@ -62,11 +69,27 @@ class FileSinkWriter(SinkWriter):
         if self._encoder is None:
             self._stream = self._files.open_output(self._open_path())
             self._encoder = self._new_encoder(self._stream)
-        self._encoder.write(plain(batch, self._schema))
+        batch = plain(batch, self._schema)
         self._rows += batch.num_rows
+        size = batch.get_total_buffer_size()
+        if batch.num_rows > SMALL_ROWS or size > GATHERED_BYTES:
+            self._encode_gathered()
+            self._encoder.write(batch)
+            return
+        self._gathered.append(batch)
+        self._gathered_bytes += size
+        if len(self._gathered) >= GATHERED_BATCHES or self._gathered_bytes >= GATHERED_BYTES:
+            self._encode_gathered()
+
+    def _encode_gathered(self) -> None:
+        if self._gathered and self._encoder is not None:
+            self._encoder.write(merge(self._gathered))
+        self._gathered = []
+        self._gathered_bytes = 0
 
     def stage(self, checkpoint: int) -> list[StagedFile]:
         if self._encoder is not None:
+            self._encode_gathered()
             self._encoder.finish()
             size = self._stream.tell()
             self._stream.close()
@@ -78,12 +101,16 @@ class FileSinkWriter(SinkWriter):
             self._rows = 0
         return [dict(file) for file in self._staged]
 
+    def adopt(self, staged: Sequence[StagedFile]) -> None:
+        self._staged = [dict(file) for file in staged]
+
     def checkpoint_complete(self, checkpoint: int) -> None:
         self._staged = [file for file in self._staged if file["checkpoint"] > checkpoint]
 
     def close(self) -> None:
         if self._stream is not None:
             self._encoder = None
+            self._gathered = []
             self._stream.close()
             self._files.delete(self._open_path())
             self._stream = None

@@ -6,6 +6,7 @@ import pickle
 from collections import defaultdict
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, UserFunctionError
+from flinkplus.operators import keyed
 from flinkplus.operators.base import MAX_OUTPUT_ROWS, Operator
 from flinkplus.operators.keyed import Count, Sum
 from flinkplus.operators.keys import HashPartitioner
@@ -40,9 +42,17 @@ def batches_of(rows: list[tuple[Any, ...]], cuts: list[int], encode: bool) -> li
     return [whole.slice(a, b - a) for a, b in pairwise(bounds)]
 
 
-@given(rows, st.lists(st.integers(0, 30), max_size=4), st.booleans())
-@settings(max_examples=200, deadline=None)
-def test_counts_and_sums_as_with_dicts(rows: list[tuple[Any, ...]], cuts: list[int], encode: bool) -> None:
+@given(rows, st.lists(st.integers(0, 30), max_size=4), st.booleans(), st.sampled_from([0, 4, keyed.FEW_ROWS]))
+@settings(max_examples=300, deadline=None)
+def test_counts_and_sums_as_with_dicts(
+    rows: list[tuple[Any, ...]], cuts: list[int], encode: bool, few_rows: int
+) -> None:
+    """However the rows are cut, and whether they are taken one by one or all at once."""
+    with mock.patch.object(keyed, "FEW_ROWS", few_rows):
+        check_counts_and_sums(rows, cuts, encode)
+
+
+def check_counts_and_sums(rows: list[tuple[Any, ...]], cuts: list[int], encode: bool) -> None:
     batches = batches_of(rows, cuts, encode)
     counts: dict[Any, int] = defaultdict(int)
     sums: dict[Any, int] = defaultdict(int)
@@ -71,9 +81,12 @@ def test_counts_and_sums_as_with_dicts(rows: list[tuple[Any, ...]], cuts: list[i
         assert [row["total"] for row in summed] == [e[1] for e in expected]
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([1, 2, None])), max_size=20))
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([1, 2, None])), max_size=20),
+    st.sampled_from([0, keyed.FEW_ROWS]),
+)
 @settings(deadline=None)
-def test_keys_of_several_columns(rows: list[tuple[Any, ...]]) -> None:
+def test_keys_of_several_columns(rows: list[tuple[Any, ...]], few_rows: int) -> None:
     schema = pa.schema([("a", pa.string()), ("b", pa.int64())])
     batch = pa.record_batch([pa.array([r[i] for r in rows], f.type) for i, f in enumerate(schema)], schema=schema)
     counts: dict[Any, int] = defaultdict(int)
@@ -81,7 +94,8 @@ def test_keys_of_several_columns(rows: list[tuple[Any, ...]]) -> None:
     for row in rows:
         counts[row] += 1
         expected.append(counts[row])
-    assert [r["count"] for r in run(Count("count", ("a", "b")), [batch], schema, FakeState())] == expected
+    with mock.patch.object(keyed, "FEW_ROWS", few_rows):
+        assert [r["count"] for r in run(Count("count", ("a", "b")), [batch], schema, FakeState())] == expected
 
 
 def test_a_dictionary_with_the_same_word_twice_counts_it_once() -> None:

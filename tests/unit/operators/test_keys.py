@@ -15,8 +15,15 @@ import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.operators.columns import compact, plain
-from flinkplus.operators.keys import HashPartitioner, check_key_columns, encode_keys, encode_values, hash_keys
+from flinkplus.operators.columns import SMALL_ROWS, compact, plain
+from flinkplus.operators.keys import (
+    HashPartitioner,
+    check_key_columns,
+    encode_keys,
+    encode_values,
+    hash_keys,
+    row_keys,
+)
 
 words = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=6))
 bytestrings = st.one_of(st.none(), st.binary(max_size=4), st.sampled_from([b"\xff", b"\xff\xff", b"\xff\x00"]))
@@ -97,8 +104,36 @@ def test_split_keeps_every_row_in_order_and_equal_keys_together(batch: pa.Record
     assert seen == batch.num_rows
 
 
+@given(keyed_batches(), st.integers(2, 5))
+@settings(max_examples=300, deadline=None)
+def test_small_batches_are_split_exactly_as_large_ones(batch: pa.RecordBatch, targets: int) -> None:
+    """A snapshot's state is where the keys went to: the way there must never matter."""
+    columns = batch.schema.names[:-1]
+    key = encode_keys(batch, columns)
+    assert row_keys(batch, columns).to_pylist() == [key.keys[code] for code in key.codes.tolist()]
+    if not batch.num_rows:
+        return
+    partitioner = HashPartitioner(columns, targets)
+    small, large = partitioner.split(batch), partitioner._split_large(batch)
+    assert [target for target, _ in small] == [target for target, _ in large]
+    for (_, one), (_, other) in zip(small, large, strict=True):
+        one.validate(full=True)
+        assert repr(one.to_pylist()) == repr(other.to_pylist())
+        assert not any(isinstance(column, pa.DictionaryArray) for column in one.columns)
+
+
+def test_a_small_batch_that_would_not_be_small_any_more_stays_encoded() -> None:
+    text = pa.array(["x" * 100_000, "y"]).dictionary_encode().take(pa.array([0, 1] * 100))
+    for _, part in HashPartitioner(["text"], 2).split(pa.RecordBatch.from_arrays([text], names=["text"])):
+        assert isinstance(part.column("text"), pa.DictionaryArray)
+    few = pa.array([f"{i}" * 100 for i in range(100_000)]).dictionary_encode().slice(0, 10)
+    for _, part in HashPartitioner(["text"], 2).split(pa.RecordBatch.from_arrays([few], names=["text"])):
+        assert not isinstance(part.column("text"), pa.DictionaryArray)
+
+
 def test_split_key_column_leaves_encoded_with_only_its_own_keys() -> None:
-    batch = pa.record_batch({"word": [f"w{i % 50}" for i in range(200)], "n": range(200)})
+    rows = 2 * SMALL_ROWS
+    batch = pa.record_batch({"word": [f"w{i % 50}" for i in range(rows)], "n": range(rows)})
     for _, part in HashPartitioner(["word"], 3).split(batch):
         column = part.column("word")
         assert isinstance(column, pa.DictionaryArray)
@@ -107,8 +142,9 @@ def test_split_key_column_leaves_encoded_with_only_its_own_keys() -> None:
 
 
 def test_other_encoded_columns_are_compacted_too() -> None:
-    city = pa.array([f"c{i}" for i in range(100)]).dictionary_encode()
-    batch = pa.record_batch({"id": pa.array(range(100)), "city": city})
+    rows = 2 * SMALL_ROWS
+    city = pa.array([f"c{i}" for i in range(rows)]).dictionary_encode()
+    batch = pa.record_batch({"id": pa.array(range(rows)), "city": city})
     for _, part in HashPartitioner(["id"], 4).split(batch):
         assert len(part.column("city").dictionary) == part.num_rows
 

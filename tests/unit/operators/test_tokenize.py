@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from unittest import mock
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators import tokenize as tokenizing
 from flinkplus.operators.base import MAX_OUTPUT_ROWS
 from flinkplus.operators.tokenize import Tokenize, tokenize
 from tests.unit.operators.operator_fakes import create, run
@@ -24,7 +26,7 @@ text = st.text(
 )
 
 
-@given(st.lists(st.one_of(st.none(), text)), st.booleans())
+@given(st.lists(st.one_of(st.none(), text)), st.booleans(), st.booleans())
 @example(
     lines=[
         "",
@@ -38,11 +40,13 @@ text = st.text(
         "a\u0085b\u180eC",
     ],
     lower=True,
+    few=False,
 )
-@settings(max_examples=400, deadline=None)
-def test_as_python_does_it(lines: list[str | None], lower: bool) -> None:
+@settings(max_examples=600, deadline=None)
+def test_as_python_does_it(lines: list[str | None], lower: bool, few: bool) -> None:
     expected = [w for line in lines if line is not None for w in (line.lower() if lower else line).split()]
-    words = tokenize(pa.array(lines, type=pa.string()), lower)
+    with mock.patch.object(tokenizing, "FEW_LINES", tokenizing.FEW_LINES if few else 0):
+        words = tokenize(pa.array(lines, type=pa.string()), lower)
     words.validate(full=True)
     assert words.to_pylist() == expected
 
@@ -54,15 +58,27 @@ def test_every_character(start: int) -> None:
     assert tokenize(pa.array(lines)).to_pylist() == [word for line in lines for word in line.lower().split()]
 
 
-@given(st.lists(text, min_size=1), st.data())
+@given(st.lists(text, min_size=1), st.data(), st.booleans())
 @settings(deadline=None)
-def test_slices_of_a_column(lines: list[str], data: st.DataObject) -> None:
+def test_slices_of_a_column(lines: list[str], data: st.DataObject, few: bool) -> None:
     start = data.draw(st.integers(0, len(lines)))
     part = pa.array(lines).slice(start, data.draw(st.integers(0, 5)))
-    assert tokenize(part).to_pylist() == [w for line in part.to_pylist() for w in line.lower().split()]
+    with mock.patch.object(tokenizing, "FEW_LINES", tokenizing.FEW_LINES if few else 0):
+        words = tokenize(part)
+    assert words.to_pylist() == [w for line in part.to_pylist() for w in line.lower().split()]
 
 
-def test_bytes_under_a_null_are_not_text() -> None:
+def test_a_few_long_lines_are_a_lot() -> None:
+    lines = pa.array(["a B " * 10_000] * 2)
+    with mock.patch.object(tokenizing, "_prepared", wraps=tokenizing._prepared) as prepared:
+        assert tokenize(lines).to_pylist() == ["a", "b"] * 20_000
+        assert tokenize(lines.slice(0, 0)).to_pylist() == []
+    assert prepared.call_count == 1
+
+
+@pytest.mark.parametrize("few_lines", [0, 32])
+def test_bytes_under_a_null_are_not_text(few_lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizing, "FEW_LINES", few_lines)
     whole = pa.array(["one", "tw\u00f6 B", "three"])
     mask = pa.py_buffer(b"\x05")
     holed = pa.Array.from_buffers(pa.string(), 3, [mask, *whole.buffers()[1:]])

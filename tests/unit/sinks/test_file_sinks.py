@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, OutputDirectoryError
 from flinkplus.operators.base import OperatorContext
-from flinkplus.sinks import spark_log
+from flinkplus.sinks import file_writer, spark_log
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.parquet import ParquetSink
 from flinkplus.sinks.text import TextSink
@@ -133,6 +133,35 @@ def test_what_is_open_goes_with_its_writer_and_what_is_staged_stays(tmp_path: Pa
     for writer in job.writers:
         writer.close()
     assert names(staging) == {"part-c00000001-s0-g2-0.txt", "part-c00000001-s1-g2-0.txt"}
+
+
+@pytest.mark.parametrize("kind", [ParquetSink, TextSink])
+def test_small_and_large_batches_keep_their_order(
+    tmp_path: Path, kind: type[ParquetSink] | type[TextSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_writer, "GATHERED_BATCHES", 3)
+    monkeypatch.setattr(file_writer, "GATHERED_BYTES", 4000)
+    job = Job(kind("out", str(tmp_path / "out")))
+    written: list[tuple[str, int]] = []
+    for number, size in enumerate([1, 2, 1, 1, 600, 3, 1, 1, 1, 400, 5, 5]):
+        batch = [(f"batch{number:02d}", row) for row in range(size)]
+        written += batch
+        job.writers[0].write(rows(*batch))
+    (staged,) = job.writers[0].stage(1)
+    assert staged["rows"] == len(written)
+    job.committer.commit(1, [staged])
+    (path,) = visible_files(tmp_path / "out")
+    if kind is ParquetSink:
+        assert [tuple(row.values()) for row in pq.read_table(path).to_pylist()] == written
+    else:
+        assert path.read_text() == "".join(f"{word}\t{count}\n" for word, count in written)
+
+
+def test_what_was_gathered_goes_with_its_writer(tmp_path: Path) -> None:
+    job = text_job(tmp_path / "out")
+    job.writers[0].write(rows(("a", 1)))
+    job.writers[0].close()
+    assert job.writers[0].stage(1) == []
 
 
 def test_dictionary_encoded_columns_are_stored_plain(tmp_path: Path) -> None:
