@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,12 @@ from typing import Any
 from flinkplus.errors import ConfigurationError
 
 CONF_PREFIX = "spark.flinkplus."
-RECOVERY_MODES = ("rollback",)
+RECOVERY_MODES = ("rollback", "standby")
+PLACEMENTS = ("spread", "near")
+FAILBACK_MODES = ("auto", "never")
+CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
+MAX_FLUSH_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,15 @@ class Options:
     flight per channel. ``batch_rows``: rows per message aimed at. ``flush_interval``: seconds between two reads of a
     paced source. ``max_restarts``: recoveries after exceptions before the job fails. ``max_slot_losses``: slots lost in
     a row, without a checkpoint between, before it fails. ``memtable_entries``: keys of each keyed state held in memory.
-    ``encoding_errors``: what to do with text that is not UTF-8. ``faults``: see ``flinkplus.runtime.faults``.
+    ``recovery``: ``standby`` moves only what failed, to a standby; ``rollback`` takes the whole job back. ``replicas``:
+    copies of each subtask's state, the working one included, at most one per slot. ``placement``: where they are,
+    ``spread`` over hosts, ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work
+    goes back to a slot that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job.
+    ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB
+    of output log that a slot keeps in memory before it uses the disk.
+    ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a directory that slots and driver
+    share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
+    ``faults``: see ``flinkplus.runtime.faults``.
     """
 
     parallelism: int = 2
@@ -43,7 +56,13 @@ class Options:
     max_concurrent_checkpoints: int = 1
     retained_checkpoints: int = 3
     checkpoint_dir: str | None = None
-    recovery: str = "rollback"
+    recovery: str = "standby"
+    replicas: int = 3
+    placement: str = "spread"
+    failback: str = "auto"
+    zookeeper: str | None = None
+    session_timeout: float = 4.0
+    cache_memory_mb: int = 64
     max_restarts: int = 3
     max_slot_losses: int = 20
     slot_timeout: float = 60.0
@@ -56,6 +75,7 @@ class Options:
     memtable_entries: int = 2_000_000
     encoding_errors: str = "replace"
     work_dir: str | None = None
+    trace_output: str | None = None
     faults: tuple[str, ...] = ()
 
     def checked(self) -> Options:
@@ -64,6 +84,8 @@ class Options:
             ("parallelism", 1, MAX_PARALLELISM),
             ("max_concurrent_checkpoints", 1, 16),
             ("retained_checkpoints", 1, 1000),
+            ("replicas", 1, 100),
+            ("cache_memory_mb", 1, 1_000_000),
             ("max_restarts", 0, 1_000_000),
             ("max_slot_losses", 0, 1_000_000),
             ("batch_rows", 1, 1_000_000),
@@ -80,6 +102,7 @@ class Options:
             ("heartbeat_interval", 0.01),
             ("heartbeat_timeout", 0.1),
             ("flush_interval", 0.001),
+            ("session_timeout", 0.2),
         ):
             _check_seconds(name, getattr(self, name), low_s)
         if self.heartbeat_timeout < 3 * self.heartbeat_interval:
@@ -87,18 +110,57 @@ class Options:
         _check_seconds("checkpoint_min_pause", self.checkpoint_min_pause, 0.0)
         if self.checkpoint_interval is not None:
             _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)
-        if self.recovery not in RECOVERY_MODES:
-            raise ConfigurationError(f"recovery must be one of {', '.join(RECOVERY_MODES)}, not {self.recovery!r}")
-        for name in ("checkpoint_dir", "work_dir"):
+        _check_one_of("recovery", self.recovery, RECOVERY_MODES)
+        _check_one_of("failback", self.failback, FAILBACK_MODES)
+        self._check_placement()
+        for name, what in (
+            ("checkpoint_dir", "a path, a URI"),
+            ("work_dir", "a path, a URI"),
+            ("trace_output", "a path"),
+            ("zookeeper", "HOST:PORT,..."),
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
-                raise ConfigurationError(f"{name} must be a path, a URI or None, not {value!r}")
+                raise ConfigurationError(f"{name} must be {what} or None, not {value!r}")
         faults: Any = self.faults
         if isinstance(faults, str) or not all(isinstance(fault, str) for fault in faults):
             raise ConfigurationError(f"faults must be a sequence of texts, not {faults!r}")
         if self.encoding_errors not in ("replace", "strict"):
             raise ConfigurationError(f"encoding_errors must be 'replace' or 'strict', not {self.encoding_errors!r}")
         return self
+
+    def _check_placement(self) -> None:
+        placement: Any = self.placement
+        if placement not in PLACEMENTS and not (isinstance(placement, str) and CUSTOM_PLACEMENT.match(placement)):
+            raise ConfigurationError(
+                f"placement must be {' or '.join(PLACEMENTS)}, or a function of your own as 'module:function', "
+                f"not {placement!r}"
+            )
+
+    @property
+    def paced_flush_interval(self) -> float:
+        """Seconds between two reads of one subtask of a paced source.
+
+        The subtasks take turns, and each read becomes a message for every consumer. So the interval grows with the
+        parallelism, up to ``MAX_FLUSH_S``: a consumer hears from one of them twice in ``flush_interval`` all the same.
+        """
+        longer = self.flush_interval * self.parallelism / 2
+        return max(self.flush_interval, min(longer, MAX_FLUSH_S))
+
+    @property
+    def standbys(self) -> bool:
+        """Whether there are standbys, and local failover: not with one copy only, nor without checkpoints."""
+        return self.recovery == "standby" and self.members > 1 and self.checkpoint_interval is not None
+
+    @property
+    def members(self) -> int:
+        """How many slots hold each subtask: ``replicas``, as far as there are slots for them."""
+        return min(self.replicas, self.parallelism)
+
+
+def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigurationError(f"{name} must be one of {', '.join(known)}, not {value!r}")
 
 
 def _check_seconds(name: str, value: Any, low: float) -> None:

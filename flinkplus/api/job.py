@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.names import find_subtask
+from flinkplus.runtime.output_trace import read_traces
 from flinkplus.runtime.running import RunningJob
 from flinkplus.sinks.collect import CollectCommitter
 
@@ -95,7 +96,13 @@ class JobHandle:
         self.wait()
 
     def metrics(self) -> dict[str, Any]:
-        """Figures so far: elapsed seconds, rows per operator, committed rows per sink, state, checkpoints, restarts."""
+        """Figures so far: elapsed seconds, rows per operator, committed rows per sink, state, checkpoints, restarts.
+
+        ``blocked``: sources that stand still, and why (``spill volume full: ...``).
+
+        With standbys: how many ``failovers`` there were, ``handovers`` of work to slots that had come back, and
+        ``fallbacks`` to a rollback (``fallback_reasons`` says why); ``zookeeper``: ``connected``, or what is wrong.
+        """
         return self._running.metrics()
 
     def rows_out(self, operator: str) -> dict[str, int]:
@@ -109,6 +116,18 @@ class JobHandle:
     def recoveries(self) -> list[dict[str, Any]]:
         """Every recovery: mode, failure, subtasks, phase times in ms."""
         return self._running.coordinator.recoveries.as_dicts()
+
+    def handovers(self) -> list[dict[str, Any]]:
+        """Every planned move of work to a slot that had come back, told like a recovery."""
+        return self._running.coordinator.recoveries.handovers()
+
+    def output_trace(self) -> dict[str, list[tuple[float, int]]]:
+        """When each subtask with a sink had put out how many rows (``flinkplus.runtime.output_trace``).
+
+        Empty without the option ``trace_output``.
+        """
+        directory = self._running.coordinator.options.trace_output
+        return {} if directory is None else read_traces(directory)
 
     def checkpoint_now(self) -> None:
         """Ask for a checkpoint at once; returns before it is complete."""

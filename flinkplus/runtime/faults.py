@@ -1,14 +1,12 @@
 """Fault injection at named points: SIGKILL of a slot exactly when something is half done.
 
 A fault is written ``POINT:SUBTASK[#N]``: when the slot that hosts the subtask (``count[1]``) reaches the point for
-the N-th
-time (1 when left out), its process is killed. A fault strikes in the first generation of a run only, so a job recovers
-from it. Points reached by a subtask: ``start``, ``alignment`` (a channel was blocked), ``snapshot`` (frozen,
-barrier not
-sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``end`` (end of
-input).
-Points reached by the coordinator, which then kills the subtask's slot: ``manifest`` (before it is written), ``commit``
-(before output is made visible), ``committed``.
+the N-th time (1 when left out), its process is killed. A fault strikes in the first generation of a run only, so a job
+recovers from it. Points reached by a subtask: ``start``, ``alignment`` (a channel was blocked), ``snapshot`` (frozen,
+barrier not sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``end``
+(end of input). Points reached by a standby of the subtask, in the first failover of a run: ``promotion`` (told to take
+over), ``promoted`` (has begun to work, and not said so yet). Points reached by the coordinator, which then kills the
+subtask's slot: ``manifest`` (before it is written), ``commit`` (before output is made visible), ``committed``.
 
 Rules: costs a dictionary look-up per point when no fault is armed; for tests and experiments.
 """
@@ -24,6 +22,7 @@ from dataclasses import dataclass
 from flinkplus.errors import ConfigurationError
 
 SUBTASK_POINTS = ("start", "alignment", "snapshot", "upload", "uploaded", "end")
+STANDBY_POINTS = ("promotion", "promoted")
 COORDINATOR_POINTS = ("manifest", "commit", "committed")
 FAULT = re.compile(r"(?P<point>[a-z]+):(?P<subtask>[^#]+\[\d+\])(?:#(?P<count>\d+))?$")
 
@@ -40,8 +39,9 @@ class Fault:
 def parse_fault(text: str) -> Fault:
     """Raises ``ConfigurationError`` naming the points there are."""
     match = FAULT.match(text)
-    if match is None or match["point"] not in SUBTASK_POINTS + COORDINATOR_POINTS:
-        points = ", ".join(SUBTASK_POINTS + COORDINATOR_POINTS)
+    known = SUBTASK_POINTS + STANDBY_POINTS + COORDINATOR_POINTS
+    if match is None or match["point"] not in known:
+        points = ", ".join(known)
         raise ConfigurationError(f"{text!r} is no fault; write POINT:SUBTASK[INDEX]#N with a point of: {points}")
     return Fault(match["point"], match["subtask"], int(match["count"] or 1))
 

@@ -33,7 +33,7 @@ class CheckpointFigures:
     bytes_total: int = 0
     keys: int = 0
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -70,6 +70,9 @@ class Figures:
         self._subtasks = {**self._subtasks, **subtasks}
 
     def triggered(self, checkpoint: int) -> None:
+        """A checkpoint was triggered; or some of its sources were told again."""
+        if checkpoint in self._checkpoints:
+            return
         self._checkpoints = {**self._checkpoints, checkpoint: CheckpointFigures(checkpoint, time.time())}
         self._kept.append(checkpoint)
         if len(self._kept) > KEPT_CHECKPOINTS:
@@ -83,10 +86,8 @@ class Figures:
             return
         figures.sync_ms = max(figures.sync_ms, handle.get("sync_ms", 0.0))
         figures.async_ms = max(figures.async_ms, handle.get("async_ms", 0.0))
-        figures.bytes_new += handle.get("bytes_new", 0)
-        figures.bytes_total += handle.get("bytes_total", 0)
-        figures.keys += handle.get("keys", 0)
-        figures.sizes[subtask] = (handle.get("keys", 0), handle.get("bytes_total", 0))
+        figures.sizes[subtask] = (handle.get("keys", 0), handle.get("bytes_total", 0), handle.get("bytes_new", 0))
+        figures.keys, figures.bytes_total, figures.bytes_new = map(sum, zip(*figures.sizes.values(), strict=True))
         figures.parts[subtask] = handle["operator_state"].get("operators", {})
 
     def checkpoint(self, stats: CheckpointStats) -> None:
@@ -120,7 +121,7 @@ class Figures:
                 }
                 for name, entry in operators.items()
             }
-            keys, size = figures.sizes[subtask]
+            keys, size, _ = figures.sizes[subtask]
             merged[subtask] = {**known, "operators": counters, "keys": keys, "bytes": size}
         self._subtasks = merged
 
@@ -141,6 +142,10 @@ class Figures:
             "state_bytes": sum(c["bytes"] for c in every),
             "busy_s": round(sum(c["busy_s"] for c in every), 3),
         }
+
+    def blocked(self) -> dict[str, str]:
+        """Subtasks that stand still, and why."""
+        return {name: c["blocked"] for name, c in sorted(self._subtasks.items()) if c.get("blocked")}
 
     def rows_out(self, operator: str) -> dict[str, int]:
         """Rows that have left each subtask of one operator."""

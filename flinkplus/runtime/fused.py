@@ -137,8 +137,11 @@ class FusedOperators:
             saved[member.node.name] = entry
         return saved
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Take back what ``stage`` gave, or begin at the start when ``saved`` is empty."""
+    def restore(self, saved: dict[str, Any], promoted: bool = False) -> None:
+        """Take back what ``stage`` gave, or begin at the start when ``saved`` is empty.
+
+        ``promoted``: the job has gone on since; output that is staged may not be committed yet, and is still wanted.
+        """
         for member in self.members.values():
             if saved and member.node.name not in saved:
                 raise CorruptState(f"the snapshot of {member.context.subtask} holds nothing of it")
@@ -149,6 +152,8 @@ class FusedOperators:
                 member.reader.open(entry.get("position"))
             if member.instance is not None and entry:
                 member.instance.restore(entry["state"])
+            if member.writer is not None and promoted:
+                member.writer.adopt(entry.get("staged", []))
 
     def checkpoint_complete(self, checkpoint: int) -> None:
         for member in self.members.values():

@@ -12,6 +12,7 @@ import asyncio
 import atexit
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -37,6 +38,8 @@ class IoThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._posted: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._awoken = False
         self._thread = threading.Thread(target=self._run, name="flinkplus-io", daemon=True)
         self._thread.start()
         self._pid = os.getpid()
@@ -59,8 +62,27 @@ class IoThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
-        """Call ``callback(*args)`` soon in the loop's thread."""
-        self.loop.call_soon_threadsafe(callback, *args)
+        """Call ``callback(*args)`` soon in the loop's thread. To wake the loop takes a system call: one does for all
+        that is posted until it comes round.
+        """
+        self._posted.append((callback, args))
+        if not self._awoken:
+            self._awoken = True
+            try:
+                self.loop.call_soon_threadsafe(self._take_posted)
+            except BaseException:
+                self._awoken = False
+                raise
+
+    def _take_posted(self) -> None:
+        self._awoken = False  # before anything is taken: what is posted from now on wakes the loop again
+        while self._posted:
+            callback, args = self._posted.popleft()
+            try:
+                callback(*args)
+            except Exception as error:  # as the loop does with what it calls itself: the others are called all the same
+                context = {"message": f"posted {callback!r} failed", "exception": error}
+                self.loop.call_exception_handler(context)
 
     def stop(self) -> None:
         """Stop the loop and wait for the thread, bounded."""

@@ -27,7 +27,8 @@ from pyspark.core.broadcast import Broadcast
 from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, InsufficientSlots
-from flinkplus.runtime.slot import SlotConfig, run_slot
+from flinkplus.runtime.slot import run_slot
+from flinkplus.runtime.slot_config import SlotConfig
 
 LOOPBACK = "127.0.0.1"
 ENOUGH_TASK_FAILURES = 100
@@ -128,14 +129,16 @@ class SlotsJob:
     def __init__(
         self,
         spark: SparkSession,
-        config: SlotConfig,
+        make_config: Callable[[], SlotConfig],
         job_id: str,
         on_down: Callable[[str], None],
         on_gone: Callable[[str], None],
     ) -> None:
-        """``on_down``: all slots are gone, and are being started again; ``on_gone``: nothing can start them."""
+        """``make_config`` is called once, in this job's thread, and may wait. ``on_down``: all slots are gone, and are
+        being started again; ``on_gone``: nothing can start them.
+        """
         self._context = spark.sparkContext
-        self._config = config
+        self._make_config = make_config
         self._group = f"flinkplus-{job_id}"
         self._on_down = on_down
         self._on_gone = on_gone
@@ -147,10 +150,15 @@ class SlotsJob:
         self._thread.start()
 
     def _run(self) -> None:
+        try:
+            config = self._make_config()
+        except Exception as error:  # whatever it is, there is nothing to start slots with
+            self._on_gone(f"{type(error).__name__}: {error}")
+            return
         while not self._stopping.is_set():
             reason = "the Spark job of the slots ended"
             try:
-                self._run_slots()
+                self._run_slots(config)
             except Exception as error:  # whatever Spark raises here means the same: the slots are gone
                 reason = f"Spark gave the slots' job up: {(str(error).splitlines() or [type(error).__name__])[0][:300]}"
             if self._stopping.is_set():
@@ -163,9 +171,9 @@ class SlotsJob:
         if self._plan is not None and not self._is_stopped():
             self._plan.unpersist(blocking=False)
 
-    def _run_slots(self) -> None:
+    def _run_slots(self, config: SlotConfig) -> None:
         """One Spark job, to its end."""
-        context, config = self._context, self._config
+        context = self._context
         context.setJobGroup(self._group, f"FlinkPlus slots of {config.job_name}", interruptOnCancel=False)
         plan = self._plan = self._plan or context.broadcast(config)
 

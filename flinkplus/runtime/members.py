@@ -7,6 +7,7 @@ closed. What comes on a connection that is not current is ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flinkplus.runtime import control
 
@@ -68,6 +69,10 @@ class Members:
     def all(self) -> list[Member]:
         """The registered members, by slot. Any thread may ask."""
         return [member for _, member in sorted(list(self._members.items()), key=lambda item: item[0])]
+
+    def addresses(self) -> dict[str, list[Any]]:
+        """Slot -> [incarnation, address], as control messages have it."""
+        return {str(member.slot): [member.incarnation, member.address] for member in self.all()}
 
     def silent_since(self, before_s: float) -> list[Member]:
         """Members that have not been heard of since ``before_s``."""

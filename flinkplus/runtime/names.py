@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from flinkplus.errors import ConfigurationError, PeerProtocolError
 from flinkplus.graph import JobGraph
-from flinkplus.protocol.ids import SubtaskId
+from flinkplus.protocol.ids import ChannelId, SubtaskId
 
 TYPED = re.compile(r"(?P<name>.+?)(?::(?P<a>\d+)|\[(?P<b>\d+)\])$")
+CHANNEL = re.compile(r"(\d+):(\d+)->(\d+)$")
 
 
 def parse_subtask(text: str) -> SubtaskId:
@@ -18,6 +19,14 @@ def parse_subtask(text: str) -> SubtaskId:
     if not bracket or not rest.endswith("]") or not rest[:-1].isdigit():
         raise PeerProtocolError(f"{text!r} is no subtask")
     return SubtaskId(name, int(rest[:-1]))
+
+
+def parse_channel(text: str) -> ChannelId:
+    """The channel of ``str(channel)``, ``edge:producer->consumer``. Raises ``PeerProtocolError`` for anything else."""
+    match = CHANNEL.match(text)
+    if match is None:
+        raise PeerProtocolError(f"{text!r} is no channel")
+    return ChannelId(*map(int, match.groups()))
 
 
 def find_subtask(text: str, graph: JobGraph, parallelism: int) -> SubtaskId:

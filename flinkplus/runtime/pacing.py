@@ -1,7 +1,9 @@
 """How much a source reads at a time, and when: batches of a useful size, and a steady rate where one is asked for.
 
 A steady rate means *arrival*: record k is there at ``anchor + k / rate``, as if something outside produced it. A
-source that went back to a checkpoint finds everything that has arrived since, and reads it as fast as it can.
+source that went back to a checkpoint finds everything that has arrived since, and reads it as fast as it can. One that
+is up to date reads at the ticks of a clock, one every ``flush_s`` seconds; the subtasks of a source have their ticks in
+turn, so that what they feed hears from one of them all the time.
 
 Rules: no clock of its own; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate counts
 the rows
@@ -11,7 +13,10 @@ although the source reads lines.
 
 from __future__ import annotations
 
+import math
+
 FIRST_READ_ROWS = 1024
+TICK_TOLERANCE = 1e-6
 SMOOTHING = 0.3
 
 
@@ -20,14 +25,16 @@ class Pacer:
 
     ``rate``: rows per second for this subtask, ``None`` for as fast as possible. ``batch_rows``: rows aimed at per
     read,
-    counted where the stream is widest. ``flush_s``: seconds between two reads at a steady rate. ``counted``: rows that
-    have left the operator that the rate counts at, all in all.
+    counted where the stream is widest. ``flush_s``: seconds between two reads at a steady rate. ``turn``: where between
+    two ticks of the first subtask this one's are, from 0 to 1. ``counted``: rows that have left the operator that the
+    rate counts at, all in all.
     """
 
-    def __init__(self, rate: float | None, batch_rows: int, flush_s: float) -> None:
+    def __init__(self, rate: float | None, batch_rows: int, flush_s: float, turn: float = 0.0) -> None:
         self._rate = rate
         self._batch_rows = batch_rows
         self._flush_s = flush_s
+        self._offset = turn * flush_s
         self._anchor = 0.0
         self._expansion: float | None = None
         self._rate_expansion: float | None = None
@@ -38,7 +45,11 @@ class Pacer:
 
     def ready_at(self, now: float, counted: int) -> float:
         """When the next read may start; not after ``now`` means at once."""
-        return now if self._rate is None else self._anchor + counted / self._rate
+        if self._rate is None:
+            return now
+        arrives = self._anchor + counted / self._rate
+        ticks = math.ceil((arrives - self._offset) / self._flush_s - TICK_TOLERANCE)
+        return self._offset + ticks * self._flush_s
 
     def rows(self, now: float, counted: int) -> int:
         """How many source rows to read now."""
@@ -47,7 +58,7 @@ class Pacer:
         rows = self._batch_rows / max(self._expansion, 1e-9)
         if self._rate is not None:
             arrived = (now - self._anchor) * self._rate - counted
-            rows = min(rows, max(arrived, self._rate * self._flush_s) / max(self._rate_expansion, 1e-9))
+            rows = min(rows, arrived / max(self._rate_expansion, 1e-9))
         return max(1, min(round(rows), self._batch_rows))
 
     def after(self, read: int, widest: int, counted: int) -> None:

@@ -1,27 +1,32 @@
 """What happened in each recovery, with the time of every phase, in the terms of the design's section on measuring.
 
-Times are stamped when an event arrives at the coordinator, or where they happen when a slot reports them with its own
-clock. ``recovery_ms`` runs from the kill (or, when nobody announced one, from detection) to the first *new* output
-of the
-failed subtasks: a row beyond what they had put out at their last report before the failure, which is at most one
-heartbeat older than the failure. ``caught_up_ms``: the same for every subtask of the job.
+Times are stamped when an event arrives at the coordinator's machine, or where they happen when a slot reports them with
+its own clock. A recovery begins with the kill, or with the time the failed subtask itself reports; when neither is
+known, with detection. ``recovery_ms`` runs from there to the first *new* output of those failed subtasks that have a
+sink or keyed state (of all failed ones when there is no such): rows beyond what was put out before the failure. With a
+rollback that is what they had reported last, at most one heartbeat before it. ``caught_up_ms``: the same for all failed
+subtasks, and in a rollback, where all subtasks go back, for every one of the job.
 
 Rules: nothing here decides anything; a recovery that is interrupted by another failure ends unfinished (times are
-``None``).
+``None``). Local failover that ends in a rollback is one recovery, by rollback, with the reason in ``fallback``.
+Handovers are planned, so they are listed apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 PHASES = ("detect", "fence", "promote", "restore", "replay")
+HANDOVER = "handover"
+KEPT = 1000
 
 
 @dataclass
 class Recovery:
-    """One recovery. ``stamps``: phase -> seconds since the Unix epoch when it was *entered* (``started``,
-    ``done``...).
+    """One recovery. ``stamps``: phase -> seconds since the Unix epoch when it was *entered*; in a rollback, ``fence``
+    is when all was fenced, which in a failover is when ``promote`` was entered.
     """
 
     number: int
@@ -29,105 +34,194 @@ class Recovery:
     failure: str
     subtasks: list[str]
     reason: str
-    killed_s: float | None
+    begun_s: float | None
     stamps: dict[str, float] = field(default_factory=dict)
     waiting_failed: set[str] = field(default_factory=set)
     waiting_all: set[str] = field(default_factory=set)
     first_new_s: float | None = None
     caught_up_s: float | None = None
+    registry_ms: float | None = None
+    """From the order to write the records to the answer of the registry, in the last attempt that it answered. In a
+    failover the slots fence meanwhile; in a handover, afterwards.
+    """
+    restored_ms: float | None = None
     checkpoint: int | None = None
     fallback: str | None = None
 
-    @property
-    def begin_s(self) -> float:
-        return self.killed_s if self.killed_s is not None else self.stamps["detect"]
-
-    def between(self, start: str, end: str) -> float | None:
-        """Milliseconds from one stamp to another, ``None`` when either is missing."""
-        begun, ended = self.stamps.get(start), self.stamps.get(end)
-        return None if begun is None or ended is None else _ms(begun, ended)
+    def enter(self, phase: str, now_s: float) -> None:
+        """A phase that is entered again voids what came after it; but a failure is detected once."""
+        if phase == "detect" and phase in self.stamps:
+            return
+        for later in PHASES[PHASES.index(phase) :]:
+            self.stamps.pop(later, None)
+        self.stamps[phase] = now_s
+        if phase in ("detect", "fence", "restore"):
+            self.restored_ms = None
 
     def as_dict(self) -> dict[str, Any]:
         """Figures for users; times in milliseconds, each phase by itself; ``None`` where a phase did not happen."""
-        done = self.first_new_s
+        detected, replayed = self.stamps.get("detect"), self.stamps.get("replay")
+        fenced = self.stamps.get("promote", self.stamps.get("fence"))
+        promoted = _ms(fenced, replayed)
+        begun = self.begun_s if self.begun_s is not None else detected
         return {
             "mode": self.mode,
             "failure": self.failure,
             "subtasks": self.subtasks,
             "reason": self.reason,
             "checkpoint": self.checkpoint,
-            "detect_ms": None if self.killed_s is None else _ms(self.killed_s, self.stamps["detect"]),
-            "fence_ms": self.between("detect", "fence"),
-            "promote_ms": self.between("fence", "restore"),
-            "restore_ms": self.between("restore", "replay"),
-            "replay_ms": None if done is None or "replay" not in self.stamps else _ms(self.stamps["replay"], done),
-            "recovery_ms": None if done is None else _ms(self.begin_s, done),
-            "caught_up_ms": None if self.caught_up_s is None else _ms(self.begin_s, self.caught_up_s),
+            "begin_s": None if begun is None else round(begun, 6),
+            "detect_ms": _ms(self.begun_s, detected),
+            "fence_ms": _ms(detected, fenced),
+            "registry_ms": None if self.registry_ms is None else round(self.registry_ms, 3),
+            "promote_ms": None if promoted is None else round(max(0.0, promoted - (self.restored_ms or 0.0)), 3),
+            "restore_ms": None if replayed is None else round(self.restored_ms or 0.0, 3),
+            "replay_ms": _ms(replayed, self.first_new_s),
+            "recovery_ms": _ms(begun, self.first_new_s),
+            "caught_up_ms": _ms(begun, self.caught_up_s),
             "fallback": self.fallback,
         }
 
 
-def _ms(begun: float, ended: float) -> float:
-    return round(max(0.0, ended - begun) * 1000, 3)
+def _ms(begun: float | None, ended: float | None) -> float | None:
+    return None if begun is None or ended is None else round(max(0.0, ended - begun) * 1000, 3)
 
 
 class RecoveryLog:
-    """All recoveries of a job, and what is needed to measure the next one."""
+    """All recoveries of a job, and what is needed to measure the next one.
 
-    def __init__(self, mode: str) -> None:
-        self._mode = mode
-        self._recoveries: list[Recovery] = []
+    ``has_results``: whether a subtask (as text) has a sink or keyed state.
+    """
+
+    def __init__(self, has_results: Callable[[str], bool]) -> None:
+        self._has_results = has_results
+        self._records: list[Recovery] = []
         self._kills: dict[int, float] = {}
+        self._begun: dict[str, float] = {}
+        self._refused: tuple[Recovery | None, str] | None = None
         self.rows_out: dict[str, int] = {}
         self.marks: dict[str, int] = {}
+
+    # --- when it began
 
     def kill_stamped(self, slot: int, time_s: float) -> None:
         """A kill of ``slot`` is about to be sent; the next loss of that slot is measured from here."""
         self._kills[slot] = time_s
 
+    def slot_lost(self, slot: int, subtasks: Collection[str]) -> None:
+        """``slot``, which hosted ``subtasks``, is gone."""
+        killed_s = self._kills.pop(slot, None)
+        if killed_s is not None:
+            self._begun.update(dict.fromkeys(subtasks, killed_s))
+
+    def subtask_failed(self, subtask: str, time_s: float) -> None:
+        """``subtask`` says that it failed at ``time_s`` (0: it does not say when)."""
+        if time_s:
+            self._begun[subtask] = time_s
+
+    # --- how it goes on
+
     def entered(
-        self, number: int, phase: str, failure: str, subtasks: list[str], reason: str, slots: set[int], now_s: float
+        self, mode: str, number: int, phase: str, failure: str, subtasks: Collection[str], reason: str, now_s: float
     ) -> None:
-        """Recovery ``number`` entered ``phase``; ``slots`` are those that hosted the failed subtasks."""
-        if phase == "detect" and not any(r.number == number for r in self._recoveries):
-            stamps = [self._kills.pop(slot) for slot in sorted(slots) if failure == "slot" and slot in self._kills]
-            recovery = Recovery(number, self._mode, failure, sorted(subtasks), reason, min(stamps, default=None))
-            self._recoveries.append(recovery)
+        """Recovery ``number`` of ``mode`` entered ``phase``."""
+        record = self._find(mode, number) or self._open(mode, number, failure, subtasks, reason)
+        if record.failure == HANDOVER != failure:  # something failed on the way: now it is a recovery from that
+            record.failure, record.reason, record.begun_s, record.stamps = failure, reason, None, {}
+            record.registry_ms = None
+        record.subtasks = sorted({*record.subtasks, *subtasks})
+        begun = [self._begun.pop(name) for name in record.subtasks if name in self._begun]
+        record.begun_s = min([*begun, *([] if record.begun_s is None else [record.begun_s])], default=None)
+        record.enter(phase, now_s)
+        if phase == "restore":
+            record.waiting_all = set(self.marks) if mode == "rollback" else set(record.subtasks)
+            failed = set(record.subtasks) & record.waiting_all
+            record.waiting_failed = {name for name in failed if self._has_results(name)} or failed
+            record.first_new_s = record.caught_up_s = None
+        elif phase == "replay" and mode == "rollback":
+            self._begun.clear()  # of failures that came while this one was being recovered from
+
+    def _find(self, mode: str, number: int) -> Recovery | None:
+        return next((r for r in reversed(self._records) if (r.mode, r.number) == (mode, number)), None)
+
+    def _open(self, mode: str, number: int, failure: str, subtasks: Collection[str], reason: str) -> Recovery:
+        refused, self._refused = self._refused, None
+        record = None
+        if mode == "rollback":
             self.marks = {name: max(rows, self.marks.get(name, 0)) for name, rows in self.rows_out.items()}
-        recovery = self._recoveries[-1]
-        recovery.stamps[phase] = now_s
-        if phase == "detect":
-            recovery.subtasks = sorted(set(recovery.subtasks) | set(subtasks))
-        if phase == "replay":
-            recovery.waiting_failed = set(recovery.subtasks) & set(self.marks)
-            recovery.waiting_all = set(self.marks)
+            record = refused[0] if refused is not None else None
+        if record is None:
+            record = Recovery(number, mode, failure, sorted(subtasks), reason, None)
+            self._records = [*self._records, record][-KEPT:]
+        else:
+            record.number, record.mode, record.registry_ms = number, mode, None
+            record.stamps = {phase: at for phase, at in record.stamps.items() if phase == "detect"}
+        if refused is not None:
+            record.fallback = refused[1]
+        return record
+
+    def refused(self, number: int | None, reason: str) -> None:
+        """Failover ``number`` (``None``: one that did not even begin) is given up; the rollback that follows is its
+        end.
+        """
+        record = None if number is None else self._find("standby", number)
+        if record is not None and record.failure == HANDOVER:
+            record = None
+        self._refused = (record, reason)
+
+    def called_off(self, number: int) -> None:
+        """Handover ``number`` moved nothing."""
+        record = self._find("standby", number)
+        self._records = [known for known in self._records if known is not record]
+
+    def recorded(self, number: int, registry_ms: float) -> None:
+        """The new heads of failover ``number`` are in the registry, which took ``registry_ms``."""
+        record = self._find("standby", number)
+        if record is not None:
+            record.registry_ms = registry_ms
 
     def restored_from(self, checkpoint: int | None) -> None:
-        if self._recoveries:
-            self._recoveries[-1].checkpoint = checkpoint
+        """The last recovery restores this checkpoint."""
+        if self._records:
+            self._records[-1].checkpoint = checkpoint
+
+    def restored(self, restore_ms: float) -> None:
+        """A slot restored its part of the last recovery; the slowest counts."""
+        if self._records:
+            self._records[-1].restored_ms = max(restore_ms, self._records[-1].restored_ms or 0.0)
 
     def fell_back(self, reason: str) -> None:
         """The last recovery had to use an older checkpoint than the newest."""
-        if self._recoveries:
-            self._recoveries[-1].fallback = reason
+        if self._records:
+            self._records[-1].fallback = reason
 
     def progressed(self, subtask: str, time_s: float) -> None:
         """A subtask put out its first new row."""
-        if not self._recoveries:
+        record = next((r for r in reversed(self._records) if subtask in r.waiting_all), None)
+        if record is None:
             return
-        recovery = self._recoveries[-1]
-        for waiting, attribute in ((recovery.waiting_failed, "first_new_s"), (recovery.waiting_all, "caught_up_s")):
-            if subtask in waiting:
-                waiting.remove(subtask)
-                if not waiting:
-                    setattr(recovery, attribute, max(time_s, recovery.stamps["replay"]))
+        time_s = max(time_s, record.stamps.get("restore", time_s))
+        record.waiting_all.discard(subtask)
+        if subtask in record.waiting_failed:
+            record.waiting_failed.discard(subtask)
+            if not record.waiting_failed:
+                record.first_new_s = time_s
+        if not record.waiting_all:
+            record.caught_up_s = time_s
 
     def heard(self, subtask: str, rows_out: int) -> None:
         """A heartbeat said how far a subtask is."""
         self.rows_out[subtask] = rows_out
 
+    # --- figures, from any thread
+
     def as_dicts(self) -> list[dict[str, Any]]:
-        return [recovery.as_dict() for recovery in self._recoveries]
+        """The recoveries, oldest first."""
+        return [record.as_dict() for record in self._records if record.failure != HANDOVER]
+
+    def handovers(self) -> list[dict[str, Any]]:
+        """The planned moves, oldest first."""
+        return [record.as_dict() for record in self._records if record.failure == HANDOVER]
 
     def __len__(self) -> int:
-        return len(self._recoveries)
+        return sum(record.failure != HANDOVER for record in self._records)

@@ -43,9 +43,12 @@ from flinkplus.protocol.ids import CheckpointId, Generation
 from flinkplus.runtime import staging
 from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
-from flinkplus.runtime.coordinator import Coordinator, Restore
+from flinkplus.runtime.coordinator import Coordinator
 from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
-from flinkplus.runtime.slot import SlotConfig
+from flinkplus.runtime.outcome import Restore
+from flinkplus.runtime.placements import find_strategy
+from flinkplus.runtime.registry import JobRegistry
+from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
 from flinkplus.sources.parquet import StagedParquet
@@ -85,6 +88,7 @@ def start_job(
 ) -> RunningJob:
     """Check, prepare and start a job; returns once its slots are being started."""
     check_cluster(spark, options.parallelism)
+    find_strategy(options.placement)
     directory = JobDirectory(spark, options)
     claimed: CheckpointStorage | None = None
     try:
@@ -121,6 +125,7 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
         )
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
     check_cluster(spark, given.parallelism)
+    find_strategy(given.placement)
     directory = JobDirectory(spark, given)
     try:
         fingerprint = plan.graph.fingerprint(given.parallelism)
@@ -268,7 +273,21 @@ class RunningJob:
         token = secrets.token_urlsafe(24)
         bind, reach = coordinator_hosts(spark)
         self.coordinator = Coordinator(plan.graph, plan.options, commits, restore, bind, token)
+        self._registry: JobRegistry | None = None
+        if plan.options.standbys:
+            self._registry = JobRegistry(
+                plan.options,
+                self.job_id,
+                directory.path / "zookeeper",
+                bind,
+                reach,
+                self.coordinator.registry_told,
+                self.coordinator.give_up,
+            )
+            self.coordinator.write_records_to(self._registry)
         address = f"{reach}:{self.coordinator.start().rpartition(':')[2]}"
+        if self._registry is not None:
+            self._registry.begin()
         config = SlotConfig(
             job_id=self.job_id,
             job_name=plan.name,
@@ -283,8 +302,15 @@ class RunningJob:
             ephemeral=str(directory.path) if directory.one_host else None,
             driver=(os.getpid(), psutil.Process().create_time()),
             local=directory.local,
+            application=self.job_id,
         )
-        self._slots = SlotsJob(spark, config, self.job_id, self.coordinator.slots_down, self.coordinator.give_up)
+
+        def with_zookeeper() -> SlotConfig:
+            return config if self._registry is None else replace(config, zookeeper=self._registry.hosts())
+
+        self._slots = SlotsJob(
+            spark, with_zookeeper, self.job_id, self.coordinator.slots_down, self.coordinator.give_up
+        )
         self._slots.start()
         self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
         self._closer.start()
@@ -311,6 +337,9 @@ class RunningJob:
             if result.error is None:
                 result.error = JobFailed(f"the job's output could not be completed: {error}")
         finally:
+            if self._registry is not None:
+                self._registry.close()
+                self.coordinator.join(GRACEFUL_STOP_S)
             self._directory.remove()
             self.closed.set()
 
@@ -331,10 +360,12 @@ class RunningJob:
             "operators": figures.operators(),
             "committed_rows": dict(self._commits.rows),
             **figures.totals(),
+            "blocked": figures.blocked(),
             "checkpoints_completed": figures.completed,
             "last_checkpoint": figures.last_complete,
             "recoveries": len(self.coordinator.recoveries),
             "slot_restarts": self.coordinator.slot_restarts,
+            **self.coordinator.failover_figures(),
         }
 
 

@@ -24,63 +24,60 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from pyspark import cloudpickle
 from typing_extensions import assert_never
 
-from flinkplus.config import Options
+from chain_backup.zookeeper.records import (
+    SessionBack,
+    SessionExpired,
+    SessionOpened,
+    SessionSuspended,
+    SlotRecord,
+)
 from flinkplus.errors import CorruptState, FlinkPlusError, PeerProtocolError, UserFunctionError
 from flinkplus.graph import JobGraph
-from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.runtime import control
+from flinkplus.runtime.active import ActiveSubtasks, Credit
 from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.gates import InputChannel
 from flinkplus.runtime.links import ControlArrived, ControlLink, ControlLost
+from flinkplus.runtime.log_codec import MessageCodec
 from flinkplus.runtime.names import parse_subtask
+from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.scratch import make_scratch, remove_scratch
-from flinkplus.runtime.subtask import Subtask, SubtaskPlan, SubtaskPorts
-from flinkplus.runtime.transport import DataPlane, FrameArrived, PeerBroken, PeerConnected
+from flinkplus.runtime.slot_config import SlotConfig, slot_host
+from flinkplus.runtime.slot_failover import SlotFailover
+from flinkplus.runtime.standbys import StandbyReady, Standbys
+from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.transport import DataPlane, FrameArrived, PeerAttached, PeerBroken, PeerConnected
 from flinkplus.runtime.wire import Kind, Message, decode_frame, encode
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
+from upstream_cache.retention import Retention
+
+if TYPE_CHECKING:
+    from chain_backup.zookeeper.session import SlotSession
 
 SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpreter
 RECONNECT_LIMIT = 20
-RECONNECT_PAUSE_S = 0.1
+MALFORMED_LIMIT = 20
 ORPHAN_PATIENCE_S = 2.0
 
 log = logging.getLogger("flinkplus.slot")
 
 
+class SessionGone(FlinkPlusError):
+    """The slot's ZooKeeper session expired: what it did is no longer its to do."""
+
+
 class CoordinatorLost(FlinkPlusError):
     """The control stream broke: the driver is gone, or has given this attempt up."""
-
-
-@dataclass(frozen=True)
-class SlotConfig:
-    """What the driver ships to every slot, through Spark. ``plan`` is the job graph, cloudpickled.
-
-    ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``ephemeral`` is a
-    directory that a slot removes when the ``driver`` (process id, creation time) is dead: nobody else is left to do it.
-    """
-
-    job_id: str
-    job_name: str
-    slots: int
-    first_generation: int
-    coordinator: str
-    token: str
-    plan: bytes
-    options: Options
-    checkpoint_dir: str
-    scratch: str | None
-    ephemeral: str | None
-    driver: tuple[int, float]
-    local: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +91,20 @@ class SnapshotWritten:
     reason: str
 
 
-SlotEvent = ControlArrived | ControlLost | FrameArrived | PeerConnected | PeerBroken | SnapshotWritten
-
-
-def slot_host(config: SlotConfig) -> str:
-    """The address this slot's data server binds: loopback in local mode, else the one that routes to the
-    coordinator.
-    """
-    if config.local:
-        return "127.0.0.1"
-    host, port = config.coordinator.rsplit(":", 1)
-    with socket.socket(
-        socket.AF_INET, socket.SOCK_DGRAM
-    ) as probe:  # a UDP connect sends nothing, it only looks up the route
-        probe.connect((host, int(port)))
-        address: str = probe.getsockname()[0]
-    return address
+SlotEvent = (
+    ControlArrived
+    | ControlLost
+    | FrameArrived
+    | PeerConnected
+    | PeerAttached
+    | PeerBroken
+    | SnapshotWritten
+    | StandbyReady
+    | SessionOpened
+    | SessionSuspended
+    | SessionBack
+    | SessionExpired
+)
 
 
 def run_slot(index: int, config: SlotConfig) -> None:
@@ -147,19 +142,25 @@ class Slot:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
         self._data = DataPlane(index, config.token, slot_host(config), self._inbox.put)
         self._link = ControlLink(config.coordinator, config.token, self._options.heartbeat_interval, self._inbox.put)
-        self._subtasks: dict[SubtaskId, Subtask] = {}
-        self._consumers: dict[tuple[int, int], Subtask] = {}
-        self._producers: dict[tuple[int, int], Subtask] = {}
-        self._order: list[Subtask] = []
+        self.active = ActiveSubtasks(self._graph)
+        self.slots: dict[SubtaskId, int] = {}
+        self.generations: dict[SubtaskId, Generation] = {}
         self._generation = Generation(0)
+        self._retention: Retention[tuple[Message, Any]] | None = None
+        self._failover: SlotFailover | None = None
+        if self._options.standbys:
+            self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
+            standbys = Standbys(index, scratch, self._storage, self._data.send, self._staged, self._inbox.put)
+            self._failover = SlotFailover(self, standbys)
+        self._session: SlotSession | None = None
+        self._address = ""
+        self._malformed = 0
+        self._peers_serial: int | None = None
         self._faults = Faults(config.options.faults, config.first_generation)
         self._deploying: control.Deploy | None = None
         self._restore_ms = 0.0
-        self._last_peers: dict[int, tuple[int, str]] = {}
-        self._connected: dict[int, int] = {}
-        self._broken: dict[int, int] = {}
+        self._peers = Peers(index, self._data)
         self._next_heartbeat = 0.0
-        self._next_reconnect: float | None = None
         self._stopping = False
         self.orphaned = False
 
@@ -167,7 +168,7 @@ class Slot:
 
     def run(self) -> None:
         """Register and obey until told to stop."""
-        address = self._data.start()
+        address = self._address = self._data.start()
         self._link.open()
         attempt = _spark_attempt()
         self._link.send(control.Register(self.index, attempt, os.getpid(), socket.gethostname(), address))
@@ -179,8 +180,7 @@ class Slot:
             now = time.monotonic()
             if now >= self._next_heartbeat:
                 self._heartbeat(now)
-            if self._next_reconnect is not None and now >= self._next_reconnect:
-                self._reconnect()
+            self._peers.reconnect(now)
             if not self._run_subtasks(now) and self._inbox.empty():
                 self._sleep(now)
 
@@ -194,12 +194,12 @@ class Slot:
 
     def _sleep(self, now: float) -> None:
         wake = self._next_heartbeat
-        for subtask in self._order:
+        for subtask in self.active:
             deadline = subtask.deadline(now)
             if now < deadline < wake:
                 wake = deadline
-        if self._next_reconnect is not None:
-            wake = min(wake, self._next_reconnect)
+        if self._peers.next_reconnect is not None:
+            wake = min(wake, self._peers.next_reconnect)
         try:
             event = self._inbox.get(timeout=max(0.0, wake - now))
         except queue.Empty:
@@ -208,13 +208,13 @@ class Slot:
 
     def _run_subtasks(self, now: float) -> bool:
         progress = False
-        for subtask in list(self._order):
+        for subtask in self.active:
             if subtask.runnable(now):
                 progress = True
-                self._guard(subtask, subtask.run)
+                self.guard(subtask, subtask.run)
         return progress
 
-    def _guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
+    def guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
         """Run ``action``; an exception is the subtask's failure, reported once, and the subtask stops."""
         try:
             action()
@@ -223,7 +223,8 @@ class Slot:
             self._fail(subtask, error)
 
     def _fail(self, subtask: Subtask, error: Exception) -> None:
-        self._retire(subtask)
+        if not self.active.retire(subtask):
+            return
         operator, row = "", ""
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, UserFunctionError):
@@ -234,21 +235,20 @@ class Slot:
             )
         )
 
-    def _retire(self, subtask: Subtask) -> None:
-        if self._subtasks.pop(subtask.id, None) is not subtask:
-            return
-        self._order.remove(subtask)
-        for table in (self._consumers, self._producers):
-            for key in [key for key, value in table.items() if value is subtask]:
-                del table[key]
-        try:
-            subtask.close()
-        except Exception as error:  # closing what failed may fail too; what it held is in the scratch directory
-            log.info("closing %s failed: %s", subtask.id, error)
+    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
+        """A point of fault injection that is not a subtask's own; see ``faults``."""
+        self._faults.reach(point, Generation(generation), str(name))
+
+    def report(self, message: control.ControlMessage) -> None:
+        """Send to the coordinator."""
+        self._link.send(message)
+
+    def _staged(self, subtask: str, generation: int, version: int) -> None:
+        self._link.send(control.VersionStaged(generation, subtask, version))
 
     def _heartbeat(self, now: float) -> None:
         self._next_heartbeat = now + self._options.heartbeat_interval
-        progress = {str(subtask.id): subtask.counters() for subtask in self._order}
+        progress = {str(subtask.id): subtask.counters() for subtask in self.active}
         self._link.heartbeat = control.Heartbeat(self._generation, progress)
 
     # --- events
@@ -260,13 +260,22 @@ class Slot:
             case ControlArrived(_, message, _):
                 self._obey(message)
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
-                subtask = self._subtasks.get(name)
+                subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:
-                    self._guard(subtask, lambda: subtask.persisted(checkpoint, handle, reason))
+                    self.guard(subtask, lambda: subtask.persisted(checkpoint, handle, reason))
             case PeerConnected(peer, incarnation):
                 self._peer_connected(peer, incarnation)
             case PeerBroken(peer, incarnation, reason):
                 self._peer_broken(peer, incarnation, reason)
+            case PeerAttached(peer):
+                self._peer_attached(peer)
+            case StandbyReady():
+                assert self._failover is not None
+                self._failover.ready(event)
+            case SessionOpened() | SessionSuspended() | SessionBack():
+                log.info("slot %d: %s", self.index, type(event).__name__)
+            case SessionExpired():
+                self._lose_session()
             case ControlLost(_, reason, _):
                 if self._stopping:
                     return  # told to stop: the coordinator closes as soon as it has heard the answer
@@ -279,68 +288,100 @@ class Slot:
         try:
             messages = decode_frame(frame)
         except PeerProtocolError as error:
-            # Nobody will send its messages again: their channels would stand still for good.
-            if self._order:
-                self._fail(self._order[0], PeerProtocolError(f"malformed frame from slot {peer}: {error}"))
+            # What was in it is lost, and so is what follows on its channels; over new streams it is all sent again.
+            log.warning("slot %d: malformed frame from slot %d: %s", self.index, peer, error)
+            self._malformed += 1
+            if self._malformed > MALFORMED_LIMIT:
+                raise PeerProtocolError(
+                    f"{self._malformed} malformed frames, the last from slot {peer}: {error}"
+                ) from error
+            self._data.renew(peer, f"malformed frame: {error}")
             return
         for message, payload in messages:
             channel = message.channel
-            if message.generation != self._generation:
-                continue  # fenced: of a generation that is over, or not yet deployed here
             if message.kind is Kind.CREDIT:
-                producer = self._producers.get((channel.edge, channel.producer))
-                if producer is not None:
-                    self._guard(producer, lambda p=producer, m=message: self._credit(p, m))  # type: ignore[misc]
+                self._take_credit(channel, (message.generation, message.seq, peer))
+            elif message.kind is Kind.REPLICA:
+                if self._failover is not None:
+                    self._failover.standbys.receive(peer, bytes(payload))
             else:
-                consumer = self._consumers.get((channel.edge, channel.consumer))
+                consumer = self.active.consumer(channel)
                 if consumer is not None:
-                    self._guard(consumer, lambda c=consumer, m=message, v=payload: c.receive(m, v))  # type: ignore[misc]
+                    self.guard(consumer, lambda c=consumer, m=message, v=payload: c.receive(m, v))  # type: ignore[misc]
 
-    def _credit(self, producer: Subtask, message: Message) -> None:
-        producer.outputs.channels[message.channel].credit(message.seq)
-        producer.outputs.pump()
+    def _take_credit(self, channel: ChannelId, credit: Credit) -> None:
+        producer = self.active.producer(channel)
+        if producer is None:
+            self.active.credit(channel, credit)
+            return
 
-    def _hand_over(self, message: Message) -> None:
-        consumer = self._consumers.get((message.channel.edge, message.channel.consumer))
+        def take() -> None:
+            self.active.credit(channel, credit)
+            producer.outputs.pump()
+
+        self.guard(producer, take)
+
+    def _hand_over(self, message: Message, payload: Any) -> None:
+        consumer = self.active.consumer(message.channel)
         if consumer is not None:
-            consumer.receive(message, None)
+            consumer.receive(message, payload)
 
-    def _grant(self, end: InputChannel, consumed: int) -> None:
+    def _grant(self, generation: Generation, end: InputChannel, consumed: int) -> None:
         channel = end.channel
         if end.peer is None:
-            producer = self._producers.get((channel.edge, channel.producer))
+            producer = self.active.credit(channel, (generation, consumed, None))
             if producer is not None:
-                producer.outputs.channels[channel].credit(consumed)
                 producer.outputs.pump()
             return
-        credit = Message(Kind.CREDIT, channel, self._generation, consumed, CheckpointId(0))  # type: ignore[arg-type]
+        credit = Message(Kind.CREDIT, channel, generation, Seq(consumed), CheckpointId(0))
         self._data.send_back(end.peer, encode(credit))
 
     def _peer_connected(self, peer: int, incarnation: int) -> None:
-        again = self._broken.pop(peer, None) is not None and self._deploying is None
-        self._connected[peer] = incarnation
+        again = self._peers.connected(peer, incarnation) and self._deploying is None
         if again:
-            for subtask in list(self._order):
+            for subtask in self.active:
                 for end in subtask.outputs.channels.values():
                     if end.peer == peer:
                         end.reconnect()
-                self._guard(subtask, subtask.outputs.pump)
+                self.guard(subtask, subtask.outputs.pump)
+        if self._failover is not None:
+            self._failover.standbys.peer_connected(peer)
         self._finish_deployment()
 
-    def _peer_broken(self, peer: int, incarnation: int, reason: str) -> None:
-        if self._connected.get(peer) == incarnation:
-            del self._connected[peer]
-        tries = self._broken.get(peer, 0) + 1
-        self._broken[peer] = tries
-        if tries > RECONNECT_LIMIT and self._order:
-            self._fail(self._order[0], ConnectionError(f"no stream to slot {peer} after {tries} tries: {reason}"))
-            return
-        self._next_reconnect = time.monotonic() + RECONNECT_PAUSE_S
+    def _peer_attached(self, peer: int) -> None:
+        """A peer has a new stream to this slot: credit that went the old way may be lost."""
+        for subtask in self.active:
+            for end in subtask.inputs.channels.values():
+                if end.peer == peer:
+                    subtask.inputs.grant_anew(end)
 
-    def _reconnect(self) -> None:
-        self._next_reconnect = None
-        if self._last_peers:
-            self._data.connect(self._last_peers)
+    def _peer_broken(self, peer: int, incarnation: int, reason: str) -> None:
+        wanted = self._failover is None or peer in self.slots.values()
+        tries = self._peers.broken(peer, incarnation, wanted)
+        if tries > RECONNECT_LIMIT:
+            for subtask in self.active:
+                self._fail(subtask, ConnectionError(f"no stream to slot {peer} after {tries} tries: {reason}"))
+                return
+
+    # --- the session
+
+    def _open_session(self, incarnation: int) -> None:
+        config = self._config
+        if config.zookeeper is None or not self._options.standbys:
+            return
+        from chain_backup.zookeeper.session import SlotSession
+
+        record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
+        self._session = SlotSession(
+            config.zookeeper, config.application, self.index, record, self._options.session_timeout, self._inbox.put
+        )
+
+    def _lose_session(self) -> None:
+        """Others may have taken over: stop sending at once, and begin anew."""
+        reason = f"the ZooKeeper session of slot {self.index} expired"
+        self._link.send(control.SessionLost(reason))
+        self.active.retire_all()
+        raise SessionGone(reason)
 
     # --- the coordinator's orders
 
@@ -350,42 +391,70 @@ class Slot:
                 self._deploy(message)
             case control.Start(generation, run, run_age_s):
                 if generation == self._generation:
-                    for subtask in list(self._order):
-                        self._guard(subtask, lambda s=subtask: s.start(run, run_age_s))  # type: ignore[misc]
+                    for subtask in self.active:
+                        self.guard(subtask, lambda s=subtask: s.start(run, run_age_s))  # type: ignore[misc]
             case control.Suspend(generation):
                 if generation >= self._generation:
                     self._retire_all()
             case control.Drain(generation):
                 if generation == self._generation:
-                    for subtask in self._order:
+                    for subtask in self.active:
                         subtask.drain()
             case control.Trigger(generation, checkpoint, subtasks):
                 if generation == self._generation:
-                    for subtask in [s for s in self._order if str(s.id) in subtasks]:
+                    for subtask in [s for s in self.active if str(s.id) in subtasks]:
                         subtask.trigger(CheckpointId(checkpoint))
             case control.Abort(generation, checkpoint, _):
                 if generation == self._generation:
-                    for subtask in list(self._order):
-                        self._guard(subtask, lambda s=subtask: s.abort(CheckpointId(checkpoint)))  # type: ignore[misc]
+                    for subtask in self.active:
+                        self.guard(subtask, lambda s=subtask: s.abort(CheckpointId(checkpoint)))  # type: ignore[misc]
             case control.Complete(generation, checkpoint):
                 if generation == self._generation:
-                    for subtask in list(self._order):
-                        self._guard(subtask, lambda s=subtask: s.complete(CheckpointId(checkpoint)))  # type: ignore[misc]
+                    for subtask in self.active:
+                        self.guard(subtask, lambda s=subtask: s.complete(CheckpointId(checkpoint)))  # type: ignore[misc]
             case control.Stop():
                 self._retire_all()
                 self._link.send(control.Stopped())
                 self._stopping = True
             case control.Die():
                 os.kill(os.getpid(), signal.SIGKILL)
-            case control.Welcome():
-                pass
+            case control.Welcome(incarnation):
+                self._open_session(incarnation)
+            case control.Join():
+                self._join(message)
+            case control.Peers(serial, addresses):
+                self._peers_serial = serial
+                self._peers.connect(addresses)
+                self._finish_deployment()
+            case _ if self._failover is not None:
+                self._obey_failover(self._failover, message)
+            case _:
+                log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
+
+    def _obey_failover(self, failover: SlotFailover, message: control.ControlMessage) -> None:
+        match message:
+            case control.Fence():
+                failover.fence(message)
+            case control.Promote():
+                failover.promote(message)
+            case control.Chains():
+                failover.chains(message)
+            case control.Trim(version):
+                failover.trim(CheckpointId(version))
             case _:
                 log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
 
     def _retire_all(self) -> None:
-        for subtask in list(self._order):
-            self._retire(subtask)
+        self.active.retire_all()
+        if self._failover is not None:
+            self._failover.reset()
         self._deploying = None
+
+    def _join(self, join: control.Join) -> None:
+        """This slot comes late: the job runs."""
+        self._generation = Generation(join.generation)
+        self.slots = {parse_subtask(name): slot for name, slot in join.assignment.items()}
+        self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
 
     def _deploy(self, deploy: control.Deploy) -> None:
         if deploy.generation <= self._generation:
@@ -393,48 +462,72 @@ class Slot:
         begun = time.perf_counter()
         self._retire_all()
         self._generation = Generation(deploy.generation)
-        peers = {int(s): (int(a[0]), str(a[1])) for s, a in deploy.addresses.items() if int(s) != self.index}
-        self._last_peers = peers
-        self._connected.clear()
-        self._broken.clear()
-        self._next_reconnect = None
-        self._data.connect(peers)
-        assignment = {parse_subtask(name): slot for name, slot in deploy.assignment.items()}
-        for subtask_id in sorted(s for s, slot in assignment.items() if slot == self.index):
-            if not self._open(subtask_id, deploy, assignment):
+        self._peers_serial = None
+        self._peers.forget()
+        self._peers.connect(deploy.addresses)
+        self.slots = {parse_subtask(name): slot for name, slot in deploy.assignment.items()}
+        self.generations = dict.fromkeys(self.slots, self._generation)
+        for subtask_id in sorted(s for s, slot in self.slots.items() if slot == self.index):
+            if not self._open(subtask_id, deploy):
                 return
         self._deploying = deploy
         self._restore_ms = (time.perf_counter() - begun) * 1e3
-        # Consumers before producers: what is in flight is worked off before more is made.
-        depth = {vertex.name: at for at, vertex in enumerate(self._graph.vertices)}
-        self._order.sort(key=lambda s: (-depth[s.id.vertex], s.id.index))
         self._finish_deployment()
 
-    def _open(self, name: SubtaskId, deploy: control.Deploy, assignment: dict[SubtaskId, int]) -> bool:
-        """Restore one subtask; ``False`` when that failed, which is reported and ends the deployment here."""
+    def inputs_of(self, name: SubtaskId) -> list[tuple[ChannelId, SubtaskId]]:
+        """The input channels of a subtask, with their producers."""
+        found = []
+        for edge in self._graph.vertex_of(name.vertex).inputs:
+            producer = self._graph.producer_vertex(edge)
+            for index in range(self._options.parallelism):
+                found.append((ChannelId(edge, index, name.index), SubtaskId(producer.name, index)))
+        return found
+
+    def build(
+        self,
+        name: SubtaskId,
+        handle: dict[str, Any],
+        checkpoint: CheckpointId,
+        mark: int | None,
+        promotion: Promotion | None = None,
+    ) -> Subtask:
+        """A subtask restored from ``handle`` (empty: the start), not yet active. Raises whatever restoring raises."""
         plan = SubtaskPlan(
             graph=self._graph,
             vertex=self._graph.vertex_of(name.vertex),
             subtask=name,
-            generation=self._generation,
+            generation=self.generations[name],
             options=self._options,
-            slots=assignment,
+            slots=self.slots,
+            generations=self.generations,
             slot=self.index,
-            handle=deploy.handles.get(str(name), {}),
-            checkpoint=CheckpointId(deploy.checkpoint or 0),
-            mark=deploy.marks.get(str(name)),
+            handle=handle,
+            checkpoint=checkpoint,
+            mark=mark,
+            promotion=promotion,
         )
         ports = SubtaskPorts(
             self._link.send,
             self._data.send,
             self._hand_over,
             self._grant,
-            lambda point, subtask: self._faults.reach(point, self._generation, subtask),
+            lambda point, subtask: self._faults.reach(point, self.generations[name], subtask),
             self._persist,
             self._make_state,
+            self._retention,
+            self._snapshotted,
         )
+        return Subtask(plan, ports)
+
+    def _snapshotted(self, name: SubtaskId, generation: Generation, handle: dict[str, Any]) -> None:
+        if self._failover is not None:
+            self._failover.standbys.persisted(str(name), generation, handle)
+
+    def _open(self, name: SubtaskId, deploy: control.Deploy) -> bool:
+        """Restore one subtask; ``False`` when that failed, which is reported and ends the deployment here."""
+        handle = deploy.handles.get(str(name), {})
         try:
-            subtask = Subtask(plan, ports)
+            subtask = self.build(name, handle, CheckpointId(deploy.checkpoint or 0), deploy.marks.get(str(name)))
         except CorruptState as error:
             refusal = control.RestoreRefused(self._generation, deploy.checkpoint or 0, str(name), str(error))
             self._link.send(refusal)
@@ -446,12 +539,9 @@ class Slot:
                 control.SubtaskFailure(self._generation, str(name), type(error).__name__, reason, time_s=time.time())
             )
             return False
-        self._subtasks[name] = subtask
-        self._order.append(subtask)
-        for edge in plan.vertex.inputs:
-            self._consumers[(edge, name.index)] = subtask
-        for edge in plan.vertex.outputs:
-            self._producers[(edge, name.index)] = subtask
+        self.active.add(subtask)
+        if handle:
+            self._snapshotted(name, self._generation, handle)
         return True
 
     def _make_state(self, plan: SubtaskPlan) -> SubtaskState:
@@ -461,21 +551,23 @@ class Slot:
             str(plan.subtask),
             plan.generation,
             max_entries=self._options.memtable_entries,
+            prepared=plan.promotion.state if plan.promotion is not None else None,
         )
 
     def _finish_deployment(self) -> None:
-        """Answer the coordinator once state is restored and every peer is connected."""
-        deploy = self._deploying
-        if deploy is None:
+        """Answer the coordinator once every peer is connected, and what was to be restored is."""
+        if not self._peers.complete:
             return
-        if all(self._connected.get(peer) == target[0] for peer, target in self._last_peers.items()):
-            self._deploying = None
-            self._broken.clear()
+        deploy, self._deploying = self._deploying, None
+        serial, self._peers_serial = self._peers_serial, None
+        if deploy is not None:
             self._link.send(control.Deployed(deploy.generation, self._restore_ms))
+        if serial is not None:
+            self._link.send(control.PeersReady(serial))
 
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
         """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox."""
-        generation = self._generation
+        generation = self.generations[name]
         future = self._pool.submit(work)
 
         def done(result: Future[dict[str, Any]]) -> None:
@@ -490,6 +582,12 @@ class Slot:
         """Give everything back, bounded."""
         self._retire_all()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._failover is not None:
+            self._failover.close()
+        if self._session is not None:
+            self._session.close()
+        if self._retention is not None:
+            self._retention.close()
         self._link.close()
         self._data.close()
         gc.unfreeze()

@@ -66,13 +66,20 @@ class PeerConnected:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerAttached:
+    """``peer`` has opened a new stream to this slot."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerBroken:
     peer: int
     incarnation: int
     reason: str
 
 
-TransportEvent = FrameArrived | PeerConnected | PeerBroken
+TransportEvent = FrameArrived | PeerConnected | PeerAttached | PeerBroken
 Call = Any  # a grpc.aio stream, client or server side: ``write`` and ``read`` are all that is used
 
 
@@ -129,6 +136,7 @@ class DataPlane:
         self._server: aio.Server | None = None
         self._out: dict[int, _Outgoing] = {}
         self._back: dict[int, FrameWriter] = {}
+        self._readers: dict[int, asyncio.Future[None]] = {}
 
     def start(self) -> str:
         """Start the data server on a port the system picks; returns ``host:port``."""
@@ -147,14 +155,36 @@ class DataPlane:
         writer = FrameWriter(self._io)
         self._back[peer] = writer
         await context.send_initial_metadata(())
+        self._deliver(PeerAttached(peer))
         pump = asyncio.ensure_future(writer.pump(context.write))
+        reader = self._readers[peer] = asyncio.ensure_future(self._read(peer, requests))
         try:
-            async for frame in requests:
-                self._deliver(FrameArrived(peer, frame))
+            await asyncio.wait({reader})  # returning normally is what closes the stream for the peer
+            if not reader.cancelled():
+                reader.exception()  # the peer is gone, and its side knows
         finally:
             pump.cancel()
+            reader.cancel()
             if self._back.get(peer) is writer:
                 del self._back[peer]
+                del self._readers[peer]
+
+    async def _read(self, peer: int, requests: AsyncIterator[bytes]) -> None:
+        async for frame in requests:
+            self._deliver(FrameArrived(peer, frame))
+
+    def renew(self, peer: int, reason: str) -> None:
+        """Break the streams from and to ``peer``: something that came on one is lost, and is to be sent again."""
+        self._io.post(self._renew, peer, reason)
+
+    def _renew(self, peer: int, reason: str) -> None:
+        reader = self._readers.get(peer)
+        if reader is not None:
+            reader.cancel()  # the peer sees its stream break, and opens another
+        outgoing = self._out.pop(peer, None)
+        if outgoing is not None:
+            outgoing.close()
+            self._deliver(PeerBroken(peer, outgoing.target[0], reason))
 
     def connect(self, peers: dict[int, tuple[int, str]]) -> None:
         """Have a stream to each peer (slot -> (incarnation, address)) and to no other; ``PeerConnected`` tells when."""

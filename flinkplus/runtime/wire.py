@@ -1,8 +1,14 @@
 """The data plane's format: messages on channels, and frames of several messages.
 
 A message is a fixed header and a payload. The header carries a format version, the kind, the channel, the sender's
-generation, the sequence number on the channel and the epoch; the payload of RECORDS is one Arrow IPC stream (schema,
-dictionaries, one record batch), every other kind has none. A frame is any number of messages end to end.
+generation, the sequence number on the channel and the epoch. A frame is any number of messages end to end.
+
+The payload of RECORDS is one record batch that tells its own schema: eight bytes (format version, encoding, two zeros,
+size of the schema), and, by the encoding,
+
+- PLAIN: the schema and the batch, each an Arrow IPC message: for small batches, without dictionaries. To write and to
+  read a schema costs more than all the rest of a small message: both ends keep those they know, by their bytes;
+- STREAM: an Arrow IPC stream (schema, dictionaries, one batch).
 
 Rules: nothing of a malformed frame is delivered (``PeerProtocolError``); decoding copies no payload.
 """
@@ -10,7 +16,7 @@ Rules: nothing of a malformed frame is delivered (``PeerProtocolError``); decodi
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -18,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkplus.errors import PeerProtocolError
+from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, decoded, merge
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 
 FORMAT_VERSION = 2
@@ -25,6 +32,11 @@ FORMAT_VERSION = 2
 HEADER = struct.Struct("<BBHIIIIQQI")
 HEADER_BYTES = HEADER.size
 MAX_MESSAGE_BYTES = 2**31 - 1
+
+PAYLOAD_VERSION = 1
+PAYLOAD_PREFIX = struct.Struct("<BBHI")
+PLAIN, STREAM = 1, 2
+KNOWN_SCHEMAS = 256
 
 
 class Kind(IntEnum):
@@ -56,12 +68,28 @@ class Message:
     determinants: bytes = b""
 
 
+def _plain_prefix(schema: pa.Schema) -> bytes:
+    """What stands before the batch in every PLAIN payload of this schema."""
+    text = schema.serialize()
+    return PAYLOAD_PREFIX.pack(PAYLOAD_VERSION, PLAIN, 0, text.size) + text.to_pybytes()
+
+
+_plain_prefix_of = SchemaMemo(_plain_prefix)
+_stream_prefix = PAYLOAD_PREFIX.pack(PAYLOAD_VERSION, STREAM, 0, 0)
+_known_schemas: dict[bytes, pa.Schema] = {}
+
+
 def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
-    """One record batch as an Arrow IPC stream, dictionaries included."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    buffer = sink.getvalue()
+    """One record batch as a payload. Of a small one, dictionary-encoded columns come back plain."""
+    small = decoded(batch) if batch.num_rows <= SMALL_ROWS else None
+    if small is not None:
+        buffer = pa.py_buffer(b"".join((_plain_prefix_of(small.schema), small.serialize())))
+    else:
+        sink = pa.BufferOutputStream()
+        sink.write(_stream_prefix)
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        buffer = sink.getvalue()
     if buffer.size > MAX_MESSAGE_BYTES:
         raise PeerProtocolError(f"a message of {buffer.size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     return buffer
@@ -86,7 +114,7 @@ def encode(message: Message, payload: Any = b"") -> list[Any]:
     return [part for part in (header, message.determinants, payload) if len(part)]
 
 
-def decode_frame(frame: bytes) -> Iterator[tuple[Message, memoryview]]:
+def decode_frame(frame: bytes | memoryview) -> Iterator[tuple[Message, memoryview]]:
     """The messages of a frame, payloads as views. Raises ``PeerProtocolError`` before anything is yielded."""
     view = memoryview(frame)
     found: list[tuple[Message, memoryview]] = []
@@ -123,10 +151,39 @@ def decode_frame(frame: bytes) -> Iterator[tuple[Message, memoryview]]:
     return iter(found)
 
 
-def decode_records(payload: memoryview) -> pa.RecordBatch:
-    """The record batch of a RECORDS payload. Raises ``PeerProtocolError`` when it is not one."""
+def decode_records(payload: Any) -> pa.RecordBatch:
+    """The record batch of a RECORDS payload, which is any contiguous buffer and is not copied. Raises
+    ``PeerProtocolError`` when it is not one.
+    """
+    view = memoryview(payload)
+    if len(view) < PAYLOAD_PREFIX.size:
+        raise PeerProtocolError(f"payload of {len(view)} bytes is not a record batch")
+    version, encoding, _, schema_bytes = PAYLOAD_PREFIX.unpack_from(view)
+    if version != PAYLOAD_VERSION:
+        raise PeerProtocolError(f"payload format {version}, this program speaks {PAYLOAD_VERSION}")
+    body = pa.py_buffer(view[PAYLOAD_PREFIX.size + schema_bytes :])
     try:
-        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-            return reader.read_next_batch()
-    except (pa.ArrowInvalid, StopIteration, OSError) as error:
+        if encoding == PLAIN:
+            schema = _schema_of(bytes(view[PAYLOAD_PREFIX.size : PAYLOAD_PREFIX.size + schema_bytes]))
+            return pa.ipc.read_record_batch(body, schema)
+        if encoding == STREAM:
+            with pa.ipc.open_stream(body) as reader:
+                return reader.read_next_batch()
+    except (pa.ArrowException, EOFError, StopIteration, OSError) as error:
         raise PeerProtocolError(f"payload is not an Arrow record batch: {error}") from error
+    raise PeerProtocolError(f"unknown payload encoding {encoding}")
+
+
+def _schema_of(serialized: bytes) -> pa.Schema:
+    schema = _known_schemas.get(serialized)
+    if schema is None:
+        schema = pa.ipc.read_schema(pa.py_buffer(serialized))
+        if len(_known_schemas) >= KNOWN_SCHEMAS:
+            _known_schemas.clear()
+        _known_schemas[serialized] = schema
+    return schema
+
+
+def decode_many(payloads: Sequence[Any]) -> pa.RecordBatch:
+    """The rows of several payloads (at least one) of one channel or one edge, in order, as one batch; see ``merge``."""
+    return merge([decode_records(payload) for payload in payloads])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus.api.job import JobHandle
 from flinkplus.corpus import write_corpus
+from flinkplus.runtime.slot import Slot
 
 THREADS = 6
 
@@ -68,3 +70,12 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0
 def wait_for_checkpoint(job: JobHandle, count: int = 1) -> None:
     """Wait until ``count`` checkpoints are complete."""
     wait_until(lambda: job.metrics()["checkpoints_completed"] >= count or job.done, f"{count} complete checkpoints")
+
+
+def this_slot() -> Slot:
+    """The slot whose loop has called, at whatever depth, the user function that asks."""
+    frame = sys._getframe()
+    while not isinstance(slot := frame.f_locals.get("self"), Slot):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return slot

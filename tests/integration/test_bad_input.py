@@ -425,7 +425,11 @@ def test_a_damaged_plan(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_state_damaged_while_the_job_runs(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
     env = StreamEnvironment(
-        spark, parallelism=2, checkpoint_interval=0.15, checkpoint_dir=str(tmp_path / "checkpoints")
+        spark,
+        parallelism=2,
+        recovery="rollback",
+        checkpoint_interval=0.15,
+        checkpoint_dir=str(tmp_path / "checkpoints"),
     )
     words = env.read_text(str(corpus), repeat=2, name="lines").tokenize(name="tokenize").throttle(60_000)
     words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
@@ -606,7 +610,7 @@ def test_a_function_that_cannot_be_shipped(env: StreamEnvironment) -> None:
         ({"checkpoint_interval": 0}, r"checkpoint_interval must be a number of seconds of at least 0\.01, not 0"),
         ({"checkpoint_interval": "1s"}, "checkpoint_interval must be a number of seconds"),
         ({"checkpoint_interval": float("nan")}, "checkpoint_interval must be a number of seconds"),
-        ({"recovery": "magic"}, "recovery must be one of rollback, not 'magic'"),
+        ({"recovery": "magic"}, "recovery must be one of rollback, standby, not 'magic'"),
         ({"max_restarts": -1}, "max_restarts must be a whole number from 0"),
         ({"encoding_errors": "ignore"}, "encoding_errors must be 'replace' or 'strict', not 'ignore'"),
         ({"faults": "start:count[0]"}, "faults must be a sequence"),

@@ -70,13 +70,13 @@ def test_a_run_with_a_kill_tells_every_figure(corpus: Path, tmp_path: Path) -> N
     assert len(complete) >= 3 and complete[-1]["final"]
     assert all(c["duration_ms"] >= 0 and c["bytes_total"] > 0 and c["keys"] > 0 for c in complete)
     (recovery,) = result["recoveries"]
-    assert (recovery["mode"], recovery["failure"], recovery["fallback"]) == ("rollback", "slot", None)
+    assert (recovery["mode"], recovery["failure"], recovery["fallback"]) == ("standby", "slot", None)
     assert sorted(recovery["subtasks"]) == ["count+out[1]", "lines+tokenize[1]"]
     phases = [recovery[f"{phase}_ms"] for phase in ("detect", "fence", "promote", "restore", "replay")]
     assert all(phase >= 0 for phase in phases)
     assert sum(phases) == pytest.approx(recovery["recovery_ms"], abs=1)
     assert "equal to the Spark SQL batch count (60,000 words)" in run.out
-    assert "rollback" in run.out
+    assert "standby" in run.out
     assert own_errors(run.err) == []
     assert any(PROGRESS.fullmatch(line) for line in run.err.splitlines()), "no progress line"
 

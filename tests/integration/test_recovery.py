@@ -22,7 +22,9 @@ REPEAT = 2
 
 def start(spark: SparkSession, corpus: Path, out: Path, parallelism: int = 3, **options: object) -> JobHandle:
     """A WordCount of about two seconds, with a checkpoint every 0.2 s."""
-    env = StreamEnvironment(spark, parallelism=parallelism, **{"checkpoint_interval": 0.2, **options})
+    env = StreamEnvironment(
+        spark, parallelism=parallelism, **{"checkpoint_interval": 0.2, "recovery": "rollback", **options}
+    )
     words = env.read_text(str(corpus), repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(RATE)
     words.key_by("word").count(name="count").to_parquet(str(out), name="out")
     return env.execute("recovery")
@@ -116,7 +118,7 @@ def test_an_exception_once_is_recovered_without_a_new_process(
             raise OSError("a passing trouble")
         return row
 
-    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2)
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, recovery="rollback")
     words = env.read_text(str(corpus), repeat=REPEAT).tokenize().throttle(RATE)
     counts = words.key_by("word").count(name="count")
     counts.map(fails_once, schema="word string, count long", name="check").to_parquet(str(tmp_path / "out"))
@@ -136,7 +138,7 @@ def test_an_exception_that_stays_ends_the_job_with_the_row(spark: SparkSession, 
             raise ValueError("cannot digest this")
         return row
 
-    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, max_restarts=2)
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, max_restarts=2, recovery="rollback")
     env.read_text(str(tmp_path / "in.txt")).map(picky, schema="value string", name="picky").discard()
     with env.execute("poison") as job, pytest.raises(JobFailed) as caught:
         job.await_finish(60)

@@ -6,7 +6,9 @@ import pyarrow as pa
 import pytest
 
 from flinkplus.operators.base import OperatorContext
+from flinkplus.protocol.ids import Generation
 from flinkplus.runtime.fused import FusedOperators, Member
+from flinkplus.runtime.gates import OutputGate
 from flinkplus.runtime.subtask import Subtask
 
 
@@ -39,6 +41,8 @@ def test_every_part_is_closed_also_when_one_raises() -> None:
     operators.members = {0: member(Closable("first", told, fails=True)), 1: member(Closable("second", told))}
     subtask = object.__new__(Subtask)
     subtask.operators = operators
+    subtask.outputs = OutputGate(Generation(1), 16, 100, lambda slot, frame: None, lambda message, payload: None)
+    subtask._trace = None
     subtask.state = Closable("state", told)  # type: ignore[assignment]
     subtask._step = step()
     next(subtask._step)

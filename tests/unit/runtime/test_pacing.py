@@ -16,14 +16,22 @@ def test_without_a_rate_the_batch_is_aimed_at_where_the_stream_is_widest() -> No
 
 
 def test_rows_are_read_when_they_have_arrived() -> None:
-    pacer = Pacer(100.0, batch_rows=10_000, flush_s=0.1)
+    pacer = Pacer(100.0, batch_rows=10_000, flush_s=0.5)
     pacer.begin(50.0)
     assert pacer.ready_at(50.0, 0) == 50.0
     assert pacer.rows(50.0, 0) == 1
     pacer.after(read=1, widest=10, counted=10)
-    assert pacer.ready_at(50.0, 10) == pytest.approx(50.1)
-    assert pacer.rows(50.1, 10) == 1  # a flush interval of rows: 10 of them, made from one row read
+    assert pacer.ready_at(50.0, 10) == pytest.approx(50.5)  # the next tick after it has arrived
+    assert pacer.rows(50.5, 10) == 4  # 40 have arrived by then: ten each from four rows read
     assert pacer.rows(60.0, 10) == 99  # all that has arrived: 990
+
+
+def test_the_subtasks_of_a_source_read_in_turn() -> None:
+    pacers = [Pacer(1_000.0, batch_rows=500, flush_s=0.4, turn=index / 4) for index in range(4)]
+    for pacer in pacers:
+        pacer.begin(10.0)
+    assert [pacer.ready_at(10.0, 1) for pacer in pacers] == pytest.approx([10.4, 10.1, 10.2, 10.3])
+    assert [pacer.ready_at(10.0, 350) for pacer in pacers] == pytest.approx([10.4, 10.5, 10.6, 10.7])
 
 
 def test_a_backlog_is_cut_into_batches_of_the_usual_size() -> None:

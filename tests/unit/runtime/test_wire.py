@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from flinkplus.errors import PeerProtocolError
+from flinkplus.operators.columns import plain
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime import control
 from flinkplus.runtime.wire import (
@@ -15,6 +18,7 @@ from flinkplus.runtime.wire import (
     Kind,
     Message,
     decode_frame,
+    decode_many,
     decode_records,
     encode,
     encode_records,
@@ -31,14 +35,107 @@ def frame_of(*messages: tuple[Message, bytes]) -> bytes:
     return b"".join(bytes(part) for m, payload in messages for part in encode(m, payload))
 
 
-def test_records_with_a_dictionary_come_back() -> None:
-    words = pa.array(["a", "b", "a", None]).dictionary_encode()
-    batch = pa.RecordBatch.from_arrays([words, pa.array([1, 2, 3, 4])], names=["word", "n"])
+@pytest.mark.parametrize("times", [1, 1000])
+def test_records_with_a_dictionary_come_back(times: int) -> None:
+    words = pa.array(["a", "b", "a", None] * times).dictionary_encode()
+    batch = pa.RecordBatch.from_arrays([words, pa.array([1, 2, 3, 4] * times)], names=["word", "n"])
     frame = frame_of((message(Kind.RECORDS), encode_records(batch).to_pybytes()), (message(Kind.BARRIER, 8), b""))
     (first, payload), (second, nothing) = decode_frame(frame)
     assert (first.kind, first.channel, first.generation, first.seq, first.epoch) == (Kind.RECORDS, CHANNEL, 5, 7, 4)
-    assert decode_records(payload).equals(batch)
+    expected = batch if times > 1 else batch.set_column(0, "word", words.cast(pa.string()))
+    assert decode_records(payload).equals(expected)
     assert second.kind is Kind.BARRIER and second.seq == 8 and len(nothing) == 0
+
+
+SCHEMAS = [
+    pa.schema([("word", pa.string())]),
+    pa.schema(
+        [
+            pa.field("word", pa.string(), nullable=False, metadata={"a": "b"}),
+            ("n", pa.int64()),
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("list", pa.list_(pa.string())),
+        ],
+        metadata={"made": "by"},
+    ),
+]
+
+
+@st.composite
+def batches(draw: st.DrawFn, schema: pa.Schema, encode: st.SearchStrategy[bool]) -> pa.RecordBatch:
+    """A batch of ``schema``, some of its columns dictionary-encoded, and cut out of a larger one."""
+    rows = draw(st.integers(1, 12)) * draw(st.sampled_from([1, 1, 100]))
+    text = [draw(st.sampled_from(["a", "b", "", "longer than the others"])) for _ in range(rows)]
+    values = {"word": text, "n": [None, *range(1, rows)], "at": range(rows), "list": [[t, None] for t in text]}
+    arrays = [pa.array(values[field.name], field.type) for field in schema]
+    fields = list(schema)
+    if draw(encode):
+        arrays[0] = arrays[0].dictionary_encode()
+        fields[0] = fields[0].with_type(arrays[0].type)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, schema.metadata))
+    return batch.slice(draw(st.integers(0, rows - 1)))
+
+
+@given(st.data(), st.sampled_from(SCHEMAS))
+@settings(max_examples=100, deadline=None)
+def test_records_come_back_one_by_one_and_together(data: st.DataObject, schema: pa.Schema) -> None:
+    encode = st.just(False) if data.draw(st.booleans()) else st.booleans()
+    sent = data.draw(st.lists(batches(schema, encode), min_size=1, max_size=6))
+    payloads = [b"x" + encode_records(batch).to_pybytes() for batch in sent]  # as in a frame: not aligned
+    views = [memoryview(payload)[1:] for payload in payloads]
+    for batch, view in zip(sent, views, strict=True):
+        got = decode_records(view)
+        got.validate(full=True)
+        assert got.to_pylist() == batch.to_pylist()
+        assert plain(got, schema).schema.equals(schema, check_metadata=True)
+        assert got.schema.metadata == schema.metadata
+        assert [field.nullable for field in got.schema] == [field.nullable for field in schema]
+    together = decode_many(views)
+    together.validate(full=True)
+    assert together.to_pylist() == [row for batch in sent for row in batch.to_pylist()]
+    assert [field.nullable for field in together.schema] == [field.nullable for field in schema]
+
+
+def test_a_small_message_is_small() -> None:
+    large = pa.record_batch({"word": [f"word{i}" for i in range(10_000)]})
+    assert encode_records(large.slice(5_000, 10)).size < 500
+    long_words = pa.array(["x" * 100_000]).dictionary_encode().take([0] * 500)
+    encoded = encode_records(pa.RecordBatch.from_arrays([long_words], names=["word"]))
+    assert encoded.size < 200_000, "to repeat long values would cost more than to encode them"
+    assert decode_records(encoded).column(0).equals(long_words)
+
+
+def test_a_dictionary_inside_a_list_comes_back() -> None:
+    lists = pa.ListArray.from_arrays([0, 1, 3], pa.array(["x", "y", "x"]).dictionary_encode())
+    batch = pa.RecordBatch.from_arrays([lists], names=["words"])
+    assert decode_records(encode_records(batch)).equals(batch)
+    assert decode_many([encode_records(batch)] * 2).to_pylist() == batch.to_pylist() * 2
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        (b"", "0 bytes"),
+        (b"\x01\x02\0\0\0\0\0", "7 bytes"),
+        (b"\x02\x01" + bytes(6), "payload format 2"),
+        (b"\x01\x07" + bytes(6), "encoding 7"),
+        (b"\x01\x01" + bytes(6), "not an Arrow"),
+        (b"\x01\x02" + bytes(6), "not an Arrow"),
+    ],
+)
+def test_a_malformed_payload_is_refused(payload: bytes, says: str) -> None:
+    with pytest.raises(PeerProtocolError, match=says):
+        decode_records(payload)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_a_cut_or_changed_payload_never_does_worse_than_an_error(at: int, byte: int) -> None:
+    payload = bytearray(encode_records(pa.record_batch({"word": ["a", None, "b"], "n": [1, 2, 3]})))
+    changed = payload.copy()
+    changed[at % len(payload)] = byte
+    for bad in (payload[: at % len(payload)], changed):
+        with contextlib.suppress(PeerProtocolError, pa.ArrowInvalid):
+            decode_records(bytes(bad)).validate(full=True)
 
 
 def test_every_cut_of_a_frame_is_refused() -> None:

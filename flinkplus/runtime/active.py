@@ -1,0 +1,93 @@
+"""The active subtasks of a slot, and who in the slot is at which end of a channel.
+
+Rules: the slot's loop thread alone. ``retire`` closes a subtask whatever state it is in; what it held outside of memory
+is in the slot's scratch directory, which goes with the slot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from flinkplus.graph import JobGraph
+from flinkplus.protocol.ids import ChannelId, SubtaskId
+from flinkplus.runtime.subtask import Subtask
+
+log = logging.getLogger("flinkplus.slot")
+
+Credit = tuple[int, int, int | None]
+"""Generation of the consumer, what it has consumed, its slot (``None``: this one)."""
+
+
+class ActiveSubtasks:
+    """Subtasks by name and by channel, in the order in which they take turns: consumers before producers."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        self._depth = {vertex.name: at for at, vertex in enumerate(graph.vertices)}
+        self._subtasks: dict[SubtaskId, Subtask] = {}
+        self._consumers: dict[tuple[int, int], Subtask] = {}
+        self._producers: dict[tuple[int, int], Subtask] = {}
+        self._order: list[Subtask] = []
+        self._early: dict[ChannelId, Credit] = {}
+
+    def __iter__(self) -> Iterator[Subtask]:
+        return iter(list(self._order))
+
+    def __bool__(self) -> bool:
+        return bool(self._order)
+
+    def get(self, name: SubtaskId) -> Subtask | None:
+        """The active subtask of that name."""
+        return self._subtasks.get(name)
+
+    def consumer(self, channel: ChannelId) -> Subtask | None:
+        """Who takes what comes on ``channel``, if it is here."""
+        return self._consumers.get((channel.edge, channel.consumer))
+
+    def producer(self, channel: ChannelId) -> Subtask | None:
+        """Who sends on ``channel``, if it is here."""
+        return self._producers.get((channel.edge, channel.producer))
+
+    def add(self, subtask: Subtask) -> None:
+        """A subtask is active; credit that came before it is taken now."""
+        self._subtasks[subtask.id] = subtask
+        # What is in flight is worked off before more is made.
+        self._order.append(subtask)
+        self._order.sort(key=lambda s: (-self._depth[s.id.vertex], s.id.index))
+        for edge in subtask.plan.vertex.inputs:
+            self._consumers[(edge, subtask.id.index)] = subtask
+        for edge in subtask.plan.vertex.outputs:
+            self._producers[(edge, subtask.id.index)] = subtask
+        for channel, end in subtask.outputs.channels.items():
+            if channel in self._early:
+                end.credit(*self._early.pop(channel))
+
+    def credit(self, channel: ChannelId, credit: Credit) -> Subtask | None:
+        """Credit for a producer: returned when it is here, else kept until it is. Later credit tells all of earlier."""
+        producer = self.producer(channel)
+        if producer is None:
+            self._early[channel] = credit
+        else:
+            producer.outputs.channels[channel].credit(*credit)
+        return producer
+
+    def retire(self, subtask: Subtask) -> bool:
+        """Close a subtask; false when it is not active (any more)."""
+        if self._subtasks.get(subtask.id) is not subtask:
+            return False
+        del self._subtasks[subtask.id]
+        self._order.remove(subtask)
+        for table in (self._consumers, self._producers):
+            for key in [key for key, value in table.items() if value is subtask]:
+                del table[key]
+        try:
+            subtask.close()
+        except Exception as error:  # closing what failed may fail too; what it held is in the scratch directory
+            log.info("closing %s failed: %s", subtask.id, error)
+        return True
+
+    def retire_all(self) -> None:
+        """Close all of them, and forget early credit."""
+        for subtask in self:
+            self.retire(subtask)
+        self._early.clear()

@@ -1,0 +1,123 @@
+"""Obeying the machine of checkpoints: triggers and notices to slots, manifests and commits to the storage worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from typing_extensions import assert_never
+
+from flinkplus.errors import FlinkPlusError
+from flinkplus.protocol import effects, events
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime import control
+from flinkplus.runtime.commits import Commits
+from flinkplus.runtime.dispatch import CheckpointWorkDone, Deployment, Dispatch, Machines
+from flinkplus.runtime.figures import Figures
+
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class CheckpointDriver:
+    """Carries out the effects of ``CheckpointCoordinator``.
+
+    ``reach``: a point of fault injection. ``holds``: says whether the trigger for a source has to wait because that
+    source is being moved, and keeps it if so.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        machines: Machines,
+        deployment: Deployment,
+        commits: Commits,
+        figures: Figures,
+        reach: Callable[[str], None],
+    ) -> None:
+        self._dispatch = dispatch
+        self._machines = machines
+        self._deployment = deployment
+        self._commits = commits
+        self._figures = figures
+        self._reach = reach
+        self.holds: Callable[[CheckpointId, SubtaskId], bool] = lambda _checkpoint, _source: False
+        self.completed: Callable[[CheckpointId], None] = lambda _checkpoint: None
+        self.aborted: Callable[[CheckpointId], None] = lambda _checkpoint: None
+
+    def apply(self, effect: effects.CheckpointingEffect) -> None:
+        """Carry out one effect."""
+        machines, tell_all = self._machines, self._dispatch.tell_all
+        match effect:
+            case effects.TriggerCheckpoint(checkpoint, sources, _, generation):
+                self._figures.triggered(checkpoint)
+                held = [source for source in sources if self.holds(checkpoint, source)]
+                self.trigger(checkpoint, [source for source in sources if source not in held], generation)
+            case effects.AbortCheckpoint(checkpoint, reason, generation):
+                tell_all(control.Abort(generation, checkpoint, reason))
+                self.aborted(checkpoint)
+            case effects.StoreManifest(checkpoint, handles, final, generation):
+                self._reach("manifest")
+                self._work(
+                    lambda: self._commits.store(checkpoint, generation, handles, final),
+                    events.ManifestStored(checkpoint),
+                    lambda reason: events.ManifestFailed(checkpoint, reason),
+                )
+            case effects.NotifyComplete(checkpoint, generation):
+                tell_all(control.Complete(generation, checkpoint))
+                machines.step_job(events.CheckpointCompleted(checkpoint))
+                self.completed(checkpoint)
+            case effects.CommitOutput(checkpoint, _):
+                self._reach("commit")
+                self._work(
+                    lambda: self._commits.commit(checkpoint),
+                    events.OutputCommitted(checkpoint),
+                    lambda reason: events.CommitFailed(checkpoint, reason),
+                )
+            case effects.DropCheckpoint(checkpoint):
+                machines.step_job(events.CheckpointDropped(checkpoint))
+                self._dispatch.storage.submit(self._drop, checkpoint)
+            case effects.RecordCheckpoint(stats):
+                self._figures.checkpoint(stats)
+            case effects.FinalCheckpointCommitted(_):
+                machines.step_job(events.FinalCommitted())
+            case effects.FinalCheckpointAbandoned(_, generation, reason):
+                machines.step_job(events.FinalAbandoned(generation, reason))
+            case effects.CommitAbandoned(_, reason):
+                machines.step_job(events.CommitAbandoned(reason))
+            case effects.CommitsDrained():
+                machines.step_job(events.OutputDrained())
+            case _:
+                assert_never(effect)
+
+    def trigger(self, checkpoint: CheckpointId, sources: list[SubtaskId], generation: Generation) -> None:
+        """Tell sources, wherever they are, to begin ``checkpoint``."""
+        by_slot: dict[int, list[str]] = {}
+        for source in sources:
+            by_slot.setdefault(self._deployment.assignment[source], []).append(str(source))
+        for slot, names in by_slot.items():
+            self._dispatch.tell(slot, control.Trigger(generation, checkpoint, names))
+
+    def work_done(self, event: events.CheckpointingEvent) -> None:
+        """The storage worker finished something."""
+        if isinstance(event, events.OutputCommitted):
+            self._reach("committed")
+        self._machines.step_checkpoints(event)
+
+    def _work(
+        self,
+        action: Callable[[], None],
+        success: events.CheckpointingEvent,
+        failure: Callable[[str], events.CheckpointingEvent],
+    ) -> None:
+        self._dispatch.work(
+            self._dispatch.storage,
+            action,
+            CheckpointWorkDone(success),
+            lambda reason: CheckpointWorkDone(failure(reason)),
+        )
+
+    def _drop(self, checkpoint: CheckpointId) -> None:
+        try:
+            self._commits.drop(checkpoint)
+        except (OSError, FlinkPlusError) as error:
+            log.warning("checkpoint %d could not be removed: %s", checkpoint, error)

@@ -1,0 +1,148 @@
+"""Obeying the machine of the job: deployments, output that is taken back, evictions, the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import assert_never
+
+from flinkplus.errors import CorruptCheckpoint, CorruptState, FlinkPlusError
+from flinkplus.protocol import effects, events
+from flinkplus.protocol.effects import RecoveryPhase
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime import control
+from flinkplus.runtime.commits import Commits
+from flinkplus.runtime.dispatch import Deployment, Dispatch, JobWorkDone, Machines
+from flinkplus.runtime.members import Member
+from flinkplus.runtime.recoveries import RecoveryLog
+
+Handles = dict[str, dict[str, Any]]
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class JobDriver:
+    """Carries out the effects of ``JobProtocol``.
+
+    ``sources``: the source subtasks. ``evict``: ends a slot's process. ``ended``: the job is over. ``started``: every
+    slot was told to start what was restored from these handles of that checkpoint; ``interrupted``: that is over.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        machines: Machines,
+        deployment: Deployment,
+        commits: Commits,
+        recoveries: RecoveryLog,
+        sources: tuple[SubtaskId, ...],
+        evict: Callable[[Member, str], None],
+        ended: Callable[[effects.JobEnded], None],
+    ) -> None:
+        self._dispatch = dispatch
+        self._machines = machines
+        self._deployment = deployment
+        self._commits = commits
+        self._recoveries = recoveries
+        self._sources = sources
+        self._evict = evict
+        self._ended = ended
+        self._restored: tuple[CheckpointId, Handles] = CheckpointId(0), {}
+        self.started: Callable[[CheckpointId, Handles], None] = lambda _checkpoint, _handles: None
+        self.interrupted: Callable[[], None] = lambda: None
+
+    def apply(self, effect: effects.JobEffect) -> None:
+        """Carry out one effect."""
+        machines, tell_all = self._machines, self._dispatch.tell_all
+        match effect:
+            case effects.InterruptCheckpoints():
+                self.interrupted()
+                machines.step_checkpoints(events.JobInterrupted())
+            case effects.DrainCommits():
+                machines.step_checkpoints(events.DrainRequested())
+            case effects.HaltSubtasks(generation):
+                tell_all(control.Suspend(generation))
+            case effects.RetractOutputAfter(checkpoint, reason):
+                self._retract(checkpoint, reason)
+            case effects.Deploy(generation, restore, assignment):
+                self._deploy(generation, restore, dict(assignment))
+            case effects.StartSubtasks(generation):
+                self._start(generation)
+            case effects.EvictSlot(slot, incarnation, reason):
+                member = self._dispatch.members.get(slot)
+                if member is not None and member.incarnation == incarnation:
+                    self._evict(member, reason)
+            case effects.StopSlots():
+                self.interrupted()
+                tell_all(control.Stop())
+            case effects.JobEnded():
+                self._ended(effect)
+            case effects.RecoveryPhase():
+                self._record(effect)
+            case _:
+                assert_never(effect)
+
+    def _record(self, effect: RecoveryPhase) -> None:
+        names = [str(subtask) for subtask in effect.subtasks]
+        detected_s = self._dispatch.event_s if effect.phase == "detect" else time.time()
+        self._recoveries.entered(
+            "rollback", effect.recovery, effect.phase, effect.failure, names, effect.reason, detected_s
+        )
+
+    def _start(self, generation: Generation) -> None:
+        deployment = self._deployment
+        if deployment.first_started_s is None:
+            deployment.first_started_s = time.monotonic()
+        self._dispatch.tell_all(control.Start(generation, deployment.run, deployment.age_s))
+        if deployment.draining:
+            self._dispatch.tell_all(control.Drain(generation))
+        self._dispatch.storage.submit(self._collect_garbage, generation)
+        self._machines.step_checkpoints(events.JobRunning(tuple(deployment.assignment), self._sources, generation))
+        self.started(*self._restored)
+
+    def _collect_garbage(self, generation: Generation) -> None:
+        try:
+            self._commits.collect_garbage(generation)
+        except (OSError, FlinkPlusError) as error:
+            log.warning("unused state files could not be removed: %s", error)
+
+    def _retract(self, checkpoint: CheckpointId | None, reason: str) -> None:
+        where = "the start" if checkpoint is None else f"checkpoint {checkpoint}"
+        log.warning("going back to %s and taking back the output committed since: %s", where, reason)
+        self._recoveries.fell_back(f"to {where}: {reason}")
+        self._machines.step_checkpoints(events.CheckpointsAbandoned(checkpoint))
+        self._dispatch.soon(  # after the void checkpoints are dropped
+            lambda: self._dispatch.work(
+                self._dispatch.storage,
+                lambda: self._commits.retract_after(checkpoint),
+                JobWorkDone(events.OutputRetracted(checkpoint)),
+                lambda why: JobWorkDone(events.RetractionFailed(checkpoint, why)),
+            )
+        )
+
+    def _deploy(self, generation: Generation, restore: CheckpointId | None, assignment: dict[SubtaskId, int]) -> None:
+        self._deployment.generation = generation
+        self._deployment.assignment = assignment
+        self._deployment.generations = dict.fromkeys(assignment, generation)
+        self._recoveries.restored_from(restore)
+        try:
+            handles = {} if restore is None else self._commits.handles(restore)
+        except (CorruptCheckpoint, CorruptState) as error:
+            assert restore is not None
+            self._machines.step_job(events.RestoreFailed(generation, restore, str(error)))
+            return
+        self._restored = restore or CheckpointId(0), handles
+        names = {str(subtask): slot for subtask, slot in assignment.items()}
+        for member in self._dispatch.members.all():
+            mine = {name for name, host in names.items() if host == member.slot}
+            deploy = control.Deploy(
+                generation,
+                restore,
+                names,
+                self._dispatch.members.addresses(),
+                {name: handle for name, handle in handles.items() if name in mine},
+                {name: rows for name, rows in self._recoveries.marks.items() if name in mine},
+            )
+            self._dispatch.tell(member.slot, deploy)

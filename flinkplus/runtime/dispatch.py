@@ -1,0 +1,178 @@
+"""What the drivers of the three machines (job, checkpoints, failover) share.
+
+``Dispatch`` has the order of things: effects are carried out list by list, never one in the middle of another; slow
+work is done by a worker thread and comes back through the inbox. Storage and ZooKeeper have a worker each, so that a
+failover never waits for an upload. ``Deployment`` is what is deployed where, in which generation.
+
+Rules: everything here is called in the coordinator's thread, but for the workers, which only put into the inbox, and
+for reading ``Deployment``, whose values are replaced and never changed in place.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from chain_backup.events import FailoverEvent
+from chain_backup.zookeeper.records import RegistryEvent
+from flinkplus.protocol import events
+from flinkplus.protocol.ids import Generation, SubtaskId
+from flinkplus.runtime import control
+from flinkplus.runtime.links import LinkEvent, Rendezvous
+from flinkplus.runtime.members import Members
+
+log = logging.getLogger("flinkplus.coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWorkDone:
+    """The storage worker finished something for the machine of checkpoints."""
+
+    event: events.CheckpointingEvent
+
+
+@dataclass(frozen=True, slots=True)
+class JobWorkDone:
+    """The storage worker finished something for the machine of the job."""
+
+    event: events.JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverWorkDone:
+    """The registry worker finished something for the machine of failover."""
+
+    event: FailoverEvent
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsDown:
+    """Spark ended the job of the slots; all of them are gone."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserAsked:
+    """A call of the user's, or of another thread, to be run in the coordinator's thread."""
+
+    action: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryTold:
+    """ZooKeeper says something."""
+
+    event: RegistryEvent
+
+
+WorkDone = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
+Inbox = LinkEvent | WorkDone | RegistryTold | SlotsDown | UserAsked
+
+
+class Machines(Protocol):
+    """Where an event for one of the machines goes; what follows from it is done before the call returns, or, when
+    effects are being carried out just now, after these.
+    """
+
+    def step_job(self, event: events.JobEvent) -> None: ...
+
+    def step_checkpoints(self, event: events.CheckpointingEvent) -> None: ...
+
+
+@dataclass
+class Deployment:
+    """What is deployed: ``generation`` of the last deployment, and of each subtask the slot it is at (or is on its way
+    to) and its own generation. ``run``: which run of the job this is. ``draining``: the input is being ended.
+    """
+
+    generation: Generation
+    run: int
+    draining: bool
+    assignment: Mapping[SubtaskId, int] = field(default_factory=dict)
+    generations: Mapping[SubtaskId, Generation] = field(default_factory=dict)
+    first_started_s: float | None = None
+
+    def on(self, slot: int) -> list[SubtaskId]:
+        """The subtasks at ``slot``."""
+        return [subtask for subtask, at in self.assignment.items() if at == slot]
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since subtasks of this run were first started."""
+        return 0.0 if self.first_started_s is None else time.monotonic() - self.first_started_s
+
+
+class Dispatch:
+    """Connections to the slots, the workers, and the order in which effects are carried out."""
+
+    def __init__(self, rendezvous: Rendezvous, members: Members, inbox: queue.SimpleQueue[Inbox]) -> None:
+        self.rendezvous = rendezvous
+        self.members = members
+        self.inbox = inbox
+        self.storage = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-storage")
+        self.registry = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-registry")
+        self.event_s = 0.0  # when what is being handled happened, in seconds since the Unix epoch
+        self._due: deque[Callable[[], None]] = deque()
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Run ``action`` after all that is due before it."""
+        self._due.append(action)
+        if len(self._due) > 1:
+            return
+        while self._due:
+            try:
+                self._due[0]()
+            except BaseException:
+                self._due.clear()
+                raise
+            self._due.popleft()
+
+    def tell(self, slot: int, message: control.ControlMessage) -> None:
+        """Send to the present incarnation of a slot, if there is one."""
+        member = self.members.get(slot)
+        if member is not None:
+            self.rendezvous.send(member.connection, message)
+
+    def tell_all(self, message: control.ControlMessage) -> None:
+        for member in self.members.all():
+            self.rendezvous.send(member.connection, message)
+
+    def work(
+        self,
+        pool: ThreadPoolExecutor,
+        action: Callable[[], None],
+        success: WorkDone | None,
+        failure: Callable[[str], WorkDone | None],
+    ) -> None:
+        """Do ``action`` in a worker; its end comes back through the inbox, unless nobody waits for it."""
+
+        def run() -> None:
+            done = success
+            try:
+                action()
+            except Exception as error:
+                log.warning("%s: %s", type(error).__name__, error)
+                done = failure(f"{type(error).__name__}: {error}")
+            if done is not None:
+                self.inbox.put(done)
+
+        pool.submit(run)
+
+    def close(self) -> None:
+        """End the workers, when they have done what they were told, and the connections."""
+        self.registry.shutdown(wait=False, cancel_futures=True)
+        self.storage.shutdown(wait=True)
+        self.rendezvous.close()
+        self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed the way to it
+
+
+def now_ms() -> int:
+    """The clock of the machines."""
+    return int(time.monotonic() * 1000)

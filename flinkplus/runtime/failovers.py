@@ -1,0 +1,343 @@
+"""Obeying the machine of local failover: records to ZooKeeper, fences and promotions to slots, what follows elsewhere.
+
+What a new head needs is gathered here: the snapshot handle of its version, and what the fenced slots answered.
+
+Rules: the machine runs only while the job does; any other time failures go to the machine of the job. Every failure
+that it takes on is counted there first, and what it refuses is rolled back there. A source that is on its way gets its
+triggers when it has arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import assert_never
+
+from chain_backup import effects, events
+from chain_backup.failover import FailoverProtocol
+from chain_backup.line import Cursors
+from chain_backup.topology import Topology
+from flinkplus.protocol import events as core
+from flinkplus.protocol.effects import FailureKind, JobState
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime import control
+from flinkplus.runtime.dispatch import Deployment, Dispatch, FailoverWorkDone, Machines, now_ms
+from flinkplus.runtime.fencing import FenceAnswers, Handles
+from flinkplus.runtime.joining import Joining
+from flinkplus.runtime.members import Member
+from flinkplus.runtime.names import parse_channel, parse_subtask
+from flinkplus.runtime.recoveries import HANDOVER, RecoveryLog
+from flinkplus.runtime.registry import RecordWriter
+
+KEPT_REASONS = 100
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class Failovers:
+    """Drives ``FailoverProtocol``.
+
+    ``registry`` (``None``: nobody) takes the records. ``job_state``: of the machine of the job. ``trigger``: tells
+    sources to begin a checkpoint; ``pending``: whether that still waits for them. ``evict``: ends a slot's process.
+    """
+
+    def __init__(
+        self,
+        protocol: FailoverProtocol,
+        topology: Topology,
+        dispatch: Dispatch,
+        machines: Machines,
+        deployment: Deployment,
+        recoveries: RecoveryLog,
+        job_state: Callable[[], JobState],
+        evict: Callable[[Member, str], None],
+        trigger: Callable[[CheckpointId, list[SubtaskId], Generation], None],
+        pending: Callable[[CheckpointId], bool],
+    ) -> None:
+        self._protocol = protocol
+        self._topology = topology
+        self.registry: RecordWriter | None = None
+        self._dispatch = dispatch
+        self._machines = machines
+        self._deployment = deployment
+        self._recoveries = recoveries
+        self._job_state = job_state
+        self._evict = evict
+        self._trigger = trigger
+        self._pending = pending
+        self._handles = Handles()
+        self._answers = FenceAnswers()
+        self._joining = Joining(dispatch, deployment)
+        self._moving: dict[SubtaskId, None] = {}
+        self._held: dict[tuple[CheckpointId, SubtaskId], None] = {}
+        self._newest = deployment.generation
+        self._promoted_s = 0.0
+        self._under_way: effects.FailoverPhase | None = None
+        self._writing = (0, 0.0)  # the newest attempt whose records were ordered, and when
+        self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
+        self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
+
+    # --- the job's life
+
+    def started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
+        """All slots were told to start what was restored from these handles of ``version`` (0: the very start)."""
+        self._handles.reset(version, handles)
+        self._joining.reset()
+        hosts = tuple((member.slot, member.host) for member in self._dispatch.members.all())
+        cursors = tuple(
+            (subtask, cursors_of(self._handles.get(subtask, version))) for subtask in self._deployment.assignment
+        )
+        self.step(events.JobStarted(self._deployment.generation, version, cursors, hosts))
+
+    def interrupted(self) -> None:
+        """A rollback began, or the end."""
+        self._moving, self._held = {}, {}
+        self._under_way = None
+        self._joining.reset()
+        self._dispatch.soon(lambda: self._apply_all(self._protocol.step(now_ms(), events.JobInterrupted())))
+
+    @property
+    def running(self) -> bool:
+        """Whether failures are this machine's at all, just now."""
+        return self._job_state() is JobState.RUNNING
+
+    def is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
+        """Whether what ``subtask`` says in ``generation`` counts, while the job runs."""
+        return self._protocol.is_current(subtask, generation)
+
+    def next_deadline_ms(self) -> int | None:
+        return self._protocol.next_deadline_ms() if self.running else None
+
+    def step(self, event: events.FailoverEvent) -> None:
+        """Have the machine take an event; dropped when the job does not run (any more)."""
+        self._dispatch.soon(lambda: self._step_now(event))
+
+    def _step_now(self, event: events.FailoverEvent) -> None:
+        if not self.running:
+            return
+        if isinstance(event, events.RecordsWritten):
+            self._note_written(event.attempt)
+        todo = self._protocol.step(now_ms(), event)
+        if self._protocol.heads:  # there are none once it gave up
+            self._deployment.assignment = dict(self._protocol.heads)
+            self._deployment.generations = dict(self._protocol.generations)
+        newest = self._protocol.newest_generation
+        if newest > self._newest:
+            self._newest = newest
+            self._machines.step_job(core.GenerationsUsed(newest))
+        self._apply_all(todo)
+
+    # --- failures
+
+    def slot_lost(self, member: Member, reason: str) -> None:
+        """A slot is gone while the job runs; it is off the table already."""
+        self._machines.step_job(core.SlotLeft(member.slot, member.incarnation, reason))
+        self._machines.step_job(core.FailoverStarted("slot", f"slot {member.slot} was lost: {reason}", None))
+        self.step(events.SlotLost(member.slot, reason))
+        self._joining.lost(member.slot)
+
+    def subtask_failed(self, subtask: SubtaskId, generation: Generation, reason: str, error: object) -> None:
+        """A subtask says that it failed; it is of the present generation."""
+        self._machines.step_job(core.FailoverStarted("exception", f"{subtask}: {reason}", error))
+        self.step(events.SubtaskFailed(subtask, generation, reason, error))
+
+    def all_slots_lost(self, reason: str) -> None:
+        """Nobody is left who could take over: the job rolls back without this machine."""
+        if self.running:
+            last, self._under_way = self._under_way, None
+            self._recoveries.refused(None if last is None else last.number, reason)
+            self._count_fallback(reason)
+
+    # --- what slots say
+
+    def take(self, member: Member, message: control.ControlMessage) -> bool:
+        """A message of a slot; ``False`` when it is not for this machine."""
+        match message:
+            case control.VersionStaged(generation, subtask, version):
+                self.step(
+                    events.VersionStaged(
+                        parse_subtask(subtask), member.slot, Generation(generation), CheckpointId(version)
+                    )
+                )
+            case control.Fenced(attempt, received):
+                self._answers.add(message)
+                cursors = tuple(sorted((parse_channel(name), seq) for name, seq in received.items()))
+                self.step(events.SlotFenced(attempt, member.slot, cursors))
+            case control.Promoted(attempt, restore_ms, time_s):
+                self._recoveries.restored(restore_ms)
+                self._promoted_s = max(self._promoted_s, time_s)
+                self.step(events.StandbysPromoted(attempt, member.slot))
+            case control.PromotionRefused(attempt, subtask, reason):
+                log.warning("slot %d cannot take %s over: %s", member.slot, subtask, reason)
+                self.step(events.PromotionFailed(attempt, member.slot, parse_subtask(subtask), reason))
+            case control.PeersReady(serial):
+                self._joined(self._joining.ready(member, serial))
+            case _:
+                return False
+        return True
+
+    def acknowledged(
+        self, subtask: SubtaskId, generation: Generation, checkpoint: CheckpointId, handle: dict[str, Any]
+    ) -> None:
+        """The head has a new version, and so has the durable store."""
+        self._handles.add(subtask, checkpoint, handle)
+        self.step(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        self.step(events.CheckpointCompleted(checkpoint))
+        self._dispatch.soon(lambda: self._handles.drop_before(checkpoint))
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        self.step(events.CheckpointAborted(checkpoint))
+
+    # --- slots that come back
+
+    def registered(self, member: Member) -> None:
+        """A new incarnation of a slot is there while the job runs: have everyone connect to it."""
+        self._joining.begin(member)
+
+    def _joined(self, members: list[Member]) -> None:
+        for member in members:
+            self._joining.tell(member)  # what it was told when it came may be outdated by now
+            self.step(events.SlotJoined(member.slot, member.host))
+
+    # --- triggers that have to wait
+
+    def holds(self, checkpoint: CheckpointId, source: SubtaskId) -> bool:
+        """Whether ``source`` is on its way; then it gets its trigger when it has arrived."""
+        if source not in self._moving:
+            return False
+        self._held[(checkpoint, source)] = None
+        return True
+
+    def _arrived(self) -> None:
+        self._moving = {}
+        held, self._held = self._held, {}
+        generation = self._deployment.generation
+        for checkpoint, source in held:
+            if self._pending(checkpoint):
+                self._trigger(checkpoint, [source], generation)
+        if self._deployment.draining:
+            self._dispatch.tell_all(control.Drain(generation))
+
+    # --- effects
+
+    def _apply_all(self, todo: list[effects.FailoverEffect]) -> None:
+        for effect in todo:
+            self._apply(effect)
+
+    def _apply(self, effect: effects.FailoverEffect) -> None:
+        tell_all = self._dispatch.tell_all
+        match effect:
+            case effects.WriteRecords(attempt, records):
+                self._write(attempt, records)
+            case effects.FormChains(chains):
+                tell_all(control.Chains({str(s): [generation, list(slots)] for s, generation, slots in chains}))
+            case effects.FenceSlots(attempt, generation, failed, slots):
+                self._answers.reset(attempt)
+                self._promoted_s = 0.0
+                fence = control.Fence(attempt, generation, {str(subtask): slot for subtask, slot in failed})
+                for slot in slots:
+                    self._dispatch.tell(slot, fence)
+            case effects.PromoteStandbys():
+                self._promote(effect)
+            case effects.ReplaceInCheckpoints(subtasks):
+                replaced = tuple((subtask, CheckpointId(version)) for subtask, version in subtasks)
+                self._machines.step_checkpoints(core.SubtasksReplaced(replaced))
+            case effects.FailoverPhase():
+                self._record(effect)
+            case effects.FailoverDone():
+                last, self._under_way = self._under_way, None
+                if last is not None and last.phase == "replay":
+                    self.counts["handovers" if last.kind == HANDOVER else "failovers"] += 1
+                elif last is not None:
+                    self._recoveries.called_off(last.number)
+                self._arrived()
+            case effects.FallBack(kind, subtasks, reason, error):
+                self._fall_back(kind, subtasks, reason, error)
+            case effects.EvictSlot(slot, reason):
+                member = self._dispatch.members.get(slot)
+                if member is not None:
+                    self._evict(member, reason)
+            case effects.TrimLogs(version):
+                tell_all(control.Trim(version))
+            case _:
+                assert_never(effect)
+
+    def _note_written(self, number: int) -> None:
+        attempt, ordered_s = self._writing
+        if self._under_way is not None and number == attempt:
+            self._recoveries.recorded(self._under_way.number, (time.perf_counter() - ordered_s) * 1e3)
+
+    def _write(self, attempt: int | None, records: tuple[effects.ChainRecordLike, ...]) -> None:
+        if attempt is not None:
+            self._writing = (attempt, time.perf_counter())
+
+        def write() -> None:
+            if self.registry is not None:
+                self.registry.write(records, urgent=attempt is not None)
+
+        def refused(reason: str) -> FailoverWorkDone | None:
+            return None if attempt is None else FailoverWorkDone(events.RecordsRefused(attempt, reason))
+
+        self._dispatch.work(
+            self._dispatch.registry,
+            write,
+            None if attempt is None else FailoverWorkDone(events.RecordsWritten(attempt)),
+            refused,
+        )
+
+    def _promote(self, effect: effects.PromoteStandbys) -> None:
+        deployment = self._deployment
+        self._recoveries.restored_from(min(version for _, version in effect.subtasks) or None)
+        subtasks = {
+            str(subtask): {
+                "version": version,
+                "handle": self._handles.get(subtask, CheckpointId(version)),
+                "home": effect.slot == subtask.index % self._dispatch.members.slots,
+                **self._answers.about(subtask, self._topology),
+            }
+            for subtask, version in effect.subtasks
+        }
+        order = control.Promote(
+            effect.attempt, effect.generation, deployment.run, deployment.age_s, deployment.draining, subtasks
+        )
+        self._dispatch.tell(effect.slot, order)
+
+    def _record(self, effect: effects.FailoverPhase) -> None:
+        self._under_way = effect
+        self._moving.update(dict.fromkeys(effect.subtasks))
+        entered_s = time.time()
+        if effect.phase == "detect":
+            entered_s = self._dispatch.event_s
+        elif effect.phase == "replay" and self._promoted_s:
+            entered_s = min(entered_s, self._promoted_s)
+        names = [str(subtask) for subtask in effect.subtasks]
+        self._recoveries.entered("standby", effect.number, effect.phase, effect.kind, names, effect.reason, entered_s)
+
+    def _fall_back(
+        self, kind: effects.FailoverKind, subtasks: tuple[SubtaskId, ...], reason: str, error: object
+    ) -> None:
+        last, self._under_way = self._under_way, None
+        self._recoveries.refused(None if last is None else last.number, reason)
+        self._count_fallback(reason)
+        # A failure was counted when it was reported; a handover that failed is nobody's failure until here.
+        failure: FailureKind = "slot" if kind == "handover" else kind
+        self._machines.step_job(core.LocalFailoverRefused(failure, subtasks, reason, error, kind != "handover"))
+
+    def _count_fallback(self, reason: str) -> None:
+        log.warning("the whole job rolls back: %s", reason)
+        self.counts["fallbacks"] += 1
+        self.fallback_reasons.append(reason)
+
+
+def cursors_of(handle: dict[str, Any]) -> Cursors:
+    """The cursors that a snapshot was taken at; those of an empty handle are all 0."""
+    saved = handle.get("operator_state", {})
+    return Cursors(
+        {parse_channel(name): seq for name, seq in saved.get("inputs", {}).items()},
+        {parse_channel(name): seq for name, seq in saved.get("outputs", {}).items()},
+    )

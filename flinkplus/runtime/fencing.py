@@ -1,0 +1,71 @@
+"""What a new head is told: the snapshot handle of its version, and what the fenced slots have answered.
+
+Rules: a handle is kept until a newer checkpoint is complete; answers are of one attempt, the newest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chain_backup.topology import Topology
+from flinkplus.protocol.ids import CheckpointId, SubtaskId
+from flinkplus.runtime import control
+from flinkplus.runtime.names import parse_subtask
+
+
+class Handles:
+    """Snapshot handles of the running deployment, from its first version on."""
+
+    def __init__(self) -> None:
+        self._handles: dict[SubtaskId, dict[CheckpointId, dict[str, Any]]] = {}
+
+    def reset(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
+        """A deployment begins with these handles (subtask as text) of ``version``."""
+        self._handles = {parse_subtask(name): {version: handle} for name, handle in handles.items()}
+
+    def add(self, subtask: SubtaskId, version: CheckpointId, handle: dict[str, Any]) -> None:
+        self._handles.setdefault(subtask, {})[version] = handle
+
+    def get(self, subtask: SubtaskId, version: CheckpointId) -> dict[str, Any]:
+        """The handle, empty for the very start of the job. Raises ``KeyError`` for a version that nobody has told."""
+        return self._handles[subtask][version] if version else {}
+
+    def drop_before(self, version: CheckpointId) -> None:
+        """Nobody goes back before ``version``."""
+        for subtask, known in self._handles.items():
+            self._handles[subtask] = {kept: handle for kept, handle in known.items() if kept >= version}
+
+
+class FenceAnswers:
+    """The answers to one attempt's ``Fence``, put together."""
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._received: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
+        self._determinants: dict[str, list[list[Any]]] = {}
+
+    def reset(self, attempt: int) -> None:
+        """A new attempt: what was answered before no longer counts."""
+        self._attempt = attempt
+        self._received, self._sent, self._determinants = {}, {}, {}
+
+    def add(self, answer: control.Fenced) -> None:
+        """One slot's answer; of another attempt it has no effect."""
+        if answer.attempt != self._attempt:
+            return
+        self._received.update(answer.received)
+        self._sent.update(answer.sent)
+        for subtask, runs in answer.determinants.items():
+            known = self._determinants.setdefault(subtask, [])
+            known.extend(run for run in runs if run not in known)
+
+    def about(self, subtask: SubtaskId, topology: Topology) -> dict[str, Any]:
+        """What the new head of ``subtask`` is told: ``received``, ``marks``, ``determinants`` (see ``Promote``)."""
+        outputs = [str(channel) for channel in topology.outputs(subtask)]
+        inputs = [str(channel) for channel in topology.inputs(subtask)]
+        return {
+            "received": {name: self._received[name] for name in outputs if name in self._received},
+            "marks": {name: self._sent[name] for name in inputs if name in self._sent},
+            "determinants": self._determinants.get(str(subtask), []),
+        }

@@ -1,0 +1,31 @@
+"""The limits of the machines, from the user's options."""
+
+from __future__ import annotations
+
+from flinkplus.config import Options
+from flinkplus.protocol.config import CheckpointConfig, RecoveryConfig
+
+RESTART_PATIENCE = 3  # Spark itself takes up to spark.network.timeout, 120 s, to see that a host is gone
+
+
+def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:
+    """The core's limits from the user's options."""
+
+    def ms(seconds: float) -> int:
+        return round(seconds * 1000)
+
+    checkpoints = CheckpointConfig(
+        interval_ms=None if options.checkpoint_interval is None else max(1, ms(options.checkpoint_interval)),
+        timeout_ms=ms(options.checkpoint_timeout),
+        min_pause_ms=ms(options.checkpoint_min_pause),
+        max_concurrent=options.max_concurrent_checkpoints,
+        retained=options.retained_checkpoints,
+    )
+    recovery = RecoveryConfig(
+        max_restarts=options.max_restarts,
+        max_slot_losses=options.max_slot_losses,
+        slot_timeout_ms=ms(options.slot_timeout),
+        restart_slot_timeout_ms=ms(RESTART_PATIENCE * options.slot_timeout),
+        deploy_timeout_ms=ms(options.deploy_timeout),
+    )
+    return checkpoints, recovery

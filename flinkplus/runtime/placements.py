@@ -1,0 +1,53 @@
+"""The machine of local failover for a job: its topology, its limits, and where its standbys go."""
+
+from __future__ import annotations
+
+import importlib
+
+from chain_backup.failover import FailoverConfig, FailoverProtocol
+from chain_backup.placement import STRATEGIES, Strategy
+from chain_backup.topology import Topology
+from flinkplus.config import Options
+from flinkplus.errors import ConfigurationError
+from flinkplus.graph import JobGraph
+
+
+def find_strategy(placement: str) -> Strategy:
+    """The strategy that the option ``placement`` names: one of ours, or ``module:function``.
+
+    Raises ``ConfigurationError`` when there is no such function.
+    """
+    if placement in STRATEGIES:
+        return STRATEGIES[placement]
+    module, _, name = placement.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"placement {placement!r} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"placement {placement!r} is no function")
+    strategy: Strategy = found
+    return strategy
+
+
+def topology_of(graph: JobGraph, parallelism: int) -> Topology:
+    """Who is connected with whom."""
+    edges = tuple(
+        (exchange.edge, graph.producer_vertex(exchange.edge).name, graph.consumer_vertex(exchange.edge).name)
+        for exchange in graph.exchanges
+    )
+    return Topology(tuple(vertex.name for vertex in graph.vertices), parallelism, edges)
+
+
+def failover_protocol(graph: JobGraph, options: Options) -> FailoverProtocol:
+    """The machine of one job."""
+    return FailoverProtocol(
+        topology_of(graph, options.parallelism),
+        options.parallelism,
+        FailoverConfig(
+            replicas=options.members,
+            failback=options.failback == "auto",
+            max_concurrent_checkpoints=options.max_concurrent_checkpoints,
+        ),
+        find_strategy(options.placement),
+    )

@@ -1,0 +1,144 @@
+"""Which slots are there: they register, fall silent, are lost or ended; ZooKeeper and Spark have a say in it.
+
+Rules: whoever is first to say that a slot is gone is believed, once. While the job runs with standbys, a lost slot is
+for the machine of local failover; else, and when all are lost at once, for that of the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from typing_extensions import assert_never
+
+from chain_backup.zookeeper.records import RegistryBack, RegistryEvent, RegistryLost, SlotNodeGone, SlotNodeSeen
+from flinkplus.config import Options
+from flinkplus.protocol import events
+from flinkplus.protocol.ids import SubtaskId
+from flinkplus.runtime import control
+from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
+from flinkplus.runtime.failovers import Failovers
+from flinkplus.runtime.members import Member
+from flinkplus.runtime.recoveries import RecoveryLog
+
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class Presence:
+    """The coordinator's view of the slots. ``give_up`` ends the job; ``failovers`` is set when there are standbys."""
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        machines: Machines,
+        deployment: Deployment,
+        recoveries: RecoveryLog,
+        options: Options,
+        give_up: Callable[[str], None],
+    ) -> None:
+        self._dispatch = dispatch
+        self._members = dispatch.members
+        self._machines = machines
+        self._deployment = deployment
+        self._recoveries = recoveries
+        self._options = options
+        self._give_up = give_up
+        self._looked_s = time.monotonic()
+        self.failovers: Failovers | None = None
+        self.registry_lost: str | None = None
+
+    @property
+    def _runs(self) -> bool:
+        """Whether the job runs with standbys just now."""
+        return self.failovers is not None and self.failovers.running
+
+    def register(self, connection: int, register: control.Register) -> None:
+        """A slot's process presents itself."""
+        old = self._members.get(register.slot)
+        if old is not None:
+            self.lose(old, "replaced by a new attempt")
+        member, _ = self._members.register(connection, register, time.monotonic())
+        where = f"process {member.pid} on {member.host}"
+        log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, register.spark_attempt, where)
+        self._dispatch.rendezvous.send(connection, control.Welcome(member.incarnation))
+        self._machines.step_job(events.SlotRegistered(member.slot, member.incarnation))
+        if self.failovers is not None and self.failovers.running:
+            self.failovers.registered(member)
+
+    def lose(self, member: Member, reason: str) -> None:
+        """A slot is gone."""
+        self._members.remove(member.slot)
+        self._dispatch.rendezvous.drop(member.connection)
+        self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
+        if self.failovers is not None and self.failovers.running:
+            self.failovers.slot_lost(member, reason)
+        else:
+            self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
+
+    def lose_all(self, reason: str) -> None:
+        """All slots are gone."""
+        if self.failovers is not None:
+            self.failovers.all_slots_lost(reason)
+        for member in self._members.all():
+            self._members.remove(member.slot)
+            self._dispatch.rendezvous.drop(member.connection)
+            self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
+            self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
+
+    def evict(self, member: Member, reason: str) -> None:
+        """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
+        log.warning("ending slot %d: %s", member.slot, reason)
+        if member.host == socket.gethostname():
+            try:
+                os.kill(member.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                log.info("slot %d is gone already", member.slot)
+        self.lose(member, reason)
+
+    def look_for_silent_slots(self) -> None:
+        """Heartbeats that are missing are a slot's fault only if this loop itself was there to hear them."""
+        now, before = time.monotonic(), self._looked_s
+        self._looked_s = now
+        if now - before > self._options.heartbeat_timeout / 2:
+            self._members.all_heard(now)
+        for member in self._members.silent_since(now - self._options.heartbeat_timeout):
+            self.evict(member, f"no heartbeat from slot {member.slot} for {self._options.heartbeat_timeout} s")
+
+    def registry_told(self, event: RegistryEvent) -> None:
+        """ZooKeeper says something."""
+        match event:
+            case SlotNodeGone(slot, record):
+                member = self._members.get(slot)
+                if member is not None and member.incarnation == record.incarnation and self._runs:
+                    self.evict(member, f"the ZooKeeper session of slot {slot} is over")
+            case RegistryLost(reason, final):
+                log.warning("ZooKeeper: %s", reason)
+                self.registry_lost = reason
+                if final:
+                    self._give_up(f"another driver has taken the job over: {reason}")
+            case RegistryBack():
+                log.warning("ZooKeeper is back")
+                self.registry_lost = None
+            case SlotNodeSeen():
+                pass  # its control stream says that, too
+            case _:
+                assert_never(event)
+
+    def kill(self, subtask: SubtaskId) -> None:
+        """Fault injection: SIGKILL the process that hosts ``subtask``."""
+        slot = self._deployment.assignment.get(subtask)
+        member = None if slot is None else self._members.get(slot)
+        if member is None:
+            log.warning("cannot kill %s: its slot is not registered just now", subtask)
+            return
+        self._recoveries.kill_stamped(member.slot, time.time())
+        if member.host == socket.gethostname():
+            with contextlib.suppress(ProcessLookupError):  # dead already; its lost stream is about to say so
+                os.kill(member.pid, signal.SIGKILL)
+        else:
+            self._dispatch.rendezvous.send(member.connection, control.Die())

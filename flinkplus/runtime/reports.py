@@ -1,0 +1,144 @@
+"""What slots report, and which machine it is for.
+
+Rules: what a subtask says counts while it is in its present generation; to the machines of the job and of checkpoints
+it is then of the deployment's generation, for they know no other. What comes on a connection that was given up has no
+effect.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from typing_extensions import assert_never
+
+from flinkplus.errors import FlinkPlusError, JobFailed, UserFunctionError
+from flinkplus.protocol import events
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime import control
+from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
+from flinkplus.runtime.failovers import Failovers
+from flinkplus.runtime.figures import Figures
+from flinkplus.runtime.members import Member
+from flinkplus.runtime.names import parse_subtask
+from flinkplus.runtime.presence import Presence
+from flinkplus.runtime.recoveries import RecoveryLog
+
+SubtaskReport = (
+    control.SubtaskFailure | control.SnapshotAcked | control.SnapshotRefused | control.Exhausted | control.Progressed
+)
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class Reports:
+    """Takes every message of every slot."""
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        machines: Machines,
+        deployment: Deployment,
+        recoveries: RecoveryLog,
+        figures: Figures,
+        presence: Presence,
+        failovers: Failovers | None,
+    ) -> None:
+        self._dispatch = dispatch
+        self._machines = machines
+        self._deployment = deployment
+        self._recoveries = recoveries
+        self._figures = figures
+        self._presence = presence
+        self._failovers = failovers
+
+    def take(self, connection: int, message: control.ControlMessage) -> None:
+        """A message on a connection. Raises ``PeerProtocolError`` for one that cannot be."""
+        if isinstance(message, control.Register):
+            self._presence.register(connection, message)
+            return
+        member = self._dispatch.members.on(connection)
+        if member is None:
+            return  # a connection that was given up
+        member.heard_s = time.monotonic()
+        match message:
+            case control.Heartbeat(generation, subtasks):
+                self._heard(member, generation, subtasks)
+            case control.Deployed(generation, restore_ms):
+                if generation == self._deployment.generation:
+                    self._recoveries.restored(restore_ms)
+                self._machines.step_job(events.SlotDeployed(Generation(generation), member.slot))
+            case control.RestoreRefused(generation, checkpoint, subtask, reason):
+                why = f"state of {subtask}: {reason}"
+                self._machines.step_job(events.RestoreFailed(Generation(generation), CheckpointId(checkpoint), why))
+            case control.SessionLost(reason):
+                self._presence.lose(member, reason)
+            case control.Stopped():
+                self._machines.step_job(events.SlotStopped(member.slot))
+            case _ if isinstance(message, SubtaskReport):
+                self._take_of_subtask(message)
+            case _:
+                if self._failovers is None or not self._failovers.take(member, message):
+                    log.warning("%s is not for the coordinator", type(message).__name__)
+
+    def _take_of_subtask(
+        self,
+        message: SubtaskReport,
+    ) -> None:
+        """What a subtask says counts while it is in its present generation; to the other machines it is of the
+        deployment's.
+        """
+        name, said = parse_subtask(message.subtask), Generation(message.generation)
+        if not self._is_current(name, said):
+            return
+        generation = self._deployment.generation
+        match message:
+            case control.SubtaskFailure():
+                self._subtask_failed(name, message)
+            case control.SnapshotAcked(_, checkpoint, subtask, handle):
+                self._figures.snapshot(checkpoint, subtask, handle)
+                number = CheckpointId(checkpoint)
+                if self._failovers is not None:
+                    self._failovers.acknowledged(name, said, number, handle)
+                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle))
+            case control.SnapshotRefused(_, checkpoint, _, reason):
+                self._machines.step_checkpoints(
+                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason)
+                )
+            case control.Exhausted():
+                self._machines.step_checkpoints(events.SourceExhausted(name, generation))
+            case control.Progressed(_, subtask, time_s):
+                self._recoveries.progressed(subtask, time_s)
+            case _:
+                assert_never(message)
+
+    def _is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
+        if subtask not in self._deployment.assignment:
+            return False
+        if self._failovers is not None and self._failovers.running:
+            return self._failovers.is_current(subtask, generation)
+        return generation == self._deployment.generation
+
+    def _heard(self, member: Member, generation: int, subtasks: dict[str, dict[str, Any]]) -> None:
+        if generation != self._deployment.generation:
+            return
+        mine = {str(subtask) for subtask in self._deployment.on(member.slot)}
+        heard = {name: counters for name, counters in subtasks.items() if name in mine}
+        self._figures.heard(heard)
+        for name, counters in heard.items():
+            self._recoveries.heard(name, counters["rows_out"])
+
+    def _subtask_failed(self, subtask: SubtaskId, failure: control.SubtaskFailure) -> None:
+        error: FlinkPlusError
+        if failure.operator:
+            error = UserFunctionError(failure.operator, failure.subtask, failure.row, failure.reason)
+            error.args = (failure.reason,)
+        else:
+            error = JobFailed(f"subtask {failure.subtask}: {failure.reason}")
+        log.info("subtask %s failed: %s", failure.subtask, failure.reason)
+        self._recoveries.subtask_failed(failure.subtask, failure.time_s)
+        if self._failovers is not None and self._failovers.running:
+            self._failovers.subtask_failed(subtask, Generation(failure.generation), failure.reason, error)
+        else:
+            generation = self._deployment.generation
+            self._machines.step_job(events.SubtaskFailed(generation, subtask, failure.reason, error))

@@ -1,0 +1,236 @@
+"""The slot's part in a local failover: fence, promote, hold standbys, join again.
+
+The coordinator decides (``chain_backup.failover``), this obeys:
+
+- *fence*: subtasks of the failed set that are active here are retired; whoever talked to them notes the new generation
+  and the new slot, closes the channel, and says how far it has come. From then on nothing old has an effect here;
+- *promote*: the standby's state is made ready, the subtask is built on it, says to its producers where it goes on, and
+  runs. The streams it needs have been there since the job started;
+- *join*: a new incarnation of a slot hosts nothing, holds standbys, and gets work back by a promotion like any other.
+
+Rules: the slot's loop thread alone. A promotion goes on when others fail meanwhile, except for what they take along.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flinkplus.protocol.determinants import Run, merge
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.runtime import control
+from flinkplus.runtime.active import ActiveSubtasks
+from flinkplus.runtime.names import parse_subtask
+from flinkplus.runtime.standbys import StandbyReady, Standbys
+from flinkplus.runtime.subtask import Promotion, Subtask
+from flinkplus.state.backend import Prepared
+
+log = logging.getLogger("flinkplus.slot")
+
+
+class Host(Protocol):
+    """What the slot offers."""
+
+    index: int
+    active: ActiveSubtasks
+    slots: dict[SubtaskId, int]
+    generations: dict[SubtaskId, Generation]
+
+    def report(self, message: control.ControlMessage) -> None:
+        """Send to the coordinator."""
+
+    def inputs_of(self, name: SubtaskId) -> list[tuple[ChannelId, SubtaskId]]:
+        """The input channels of a subtask, with their producers."""
+
+    def build(
+        self, name: SubtaskId, handle: dict[str, Any], checkpoint: CheckpointId, mark: int | None, promotion: Promotion
+    ) -> Subtask:
+        """A subtask that is not yet active."""
+
+    def guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
+        """Run ``action``; an exception is the subtask's failure."""
+
+    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
+        """A point of fault injection; see ``faults``."""
+
+
+@dataclass
+class _Promotion:
+    """A promotion under way."""
+
+    order: control.Promote
+    begun: float
+    subtasks: dict[SubtaskId, dict[str, Any]]
+    ready: dict[SubtaskId, Prepared] = field(default_factory=dict)
+
+    def drop(self, name: SubtaskId) -> None:
+        """Another attempt has taken this one over."""
+        self.subtasks.pop(name, None)
+        prepared = self.ready.pop(name, None)
+        if prepared is not None:
+            prepared.close()
+
+
+class SlotFailover:
+    """One slot's end of the failover protocol."""
+
+    def __init__(self, host: Host, standbys: Standbys) -> None:
+        self._host = host
+        self._promotions: dict[int, _Promotion] = {}
+        self.standbys = standbys
+
+    def reset(self) -> None:
+        """The whole job is deployed anew."""
+        for attempt in list(self._promotions):
+            self._drop(attempt)
+
+    # --- fence
+
+    def fence(self, order: control.Fence) -> None:
+        """Take no more of the failed set's older generations, and answer how far everyone has come."""
+        host = self._host
+        failed = {parse_subtask(name): slot for name, slot in order.failed.items()}
+        for name, slot in failed.items():
+            host.generations[name] = Generation(order.generation)
+            host.slots[name] = slot
+            for promotion in self._promotions.values():
+                promotion.drop(name)
+            subtask = host.active.get(name)
+            if subtask is not None:
+                host.active.retire(subtask)
+            self.standbys.retire(str(name))
+        answer = control.Fenced(order.attempt, {}, {}, {})
+        for promotion in self._promotions.values():
+            self._fence_promotion(promotion, failed, answer)
+        for subtask in host.active:
+            self._fence_inputs(subtask, failed, order.generation, answer)
+            self._fence_outputs(subtask, failed, order.generation, answer)
+        host.report(answer)
+
+    def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
+        """What is about to become active begins where its version was taken."""
+        for name, told in promotion.subtasks.items():
+            inputs = told["handle"].get("operator_state", {}).get("inputs", {})
+            for channel, producer in self._host.inputs_of(name):
+                if producer in failed:
+                    answer.received[str(channel)] = inputs.get(str(channel), 0)
+
+    def _fence_inputs(
+        self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
+    ) -> None:
+        for channel, end in subtask.inputs.channels.items():
+            producer = subtask.producer_of(channel)
+            if producer not in failed:
+                continue
+            end.cursor.replace_producer(Generation(generation))
+            end.peer = None if failed[producer] == self._host.index else failed[producer]
+            answer.received[str(channel)] = end.cursor.expected
+            run = subtask.known.of(producer) if subtask.known is not None else None
+            if run is not None:
+                runs = answer.determinants.setdefault(str(producer), [])
+                if [run[0], list(run[1])] not in runs:
+                    runs.append([run[0], list(run[1])])
+            subtask.inputs.grant_anew(end)
+
+    def _fence_outputs(
+        self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
+    ) -> None:
+        for channel, end in subtask.outputs.channels.items():
+            if subtask.consumer_of(channel) in failed:
+                answer.sent[str(channel)] = end.log.sent
+                end.fence(Generation(generation))
+
+    # --- promote
+
+    def promote(self, order: control.Promote) -> None:
+        """Begin: have the standbys ready."""
+        told = {parse_subtask(name): found for name, found in order.subtasks.items()}
+        self._promotions[order.attempt] = _Promotion(order, time.perf_counter(), told)
+        for name, found in told.items():
+            self._host.reach("promotion", order.generation - 1, name)
+            self.standbys.prepare(order.attempt, str(name), found["version"], found["handle"], order.generation)
+
+    def ready(self, event: StandbyReady) -> None:
+        """A standby is ready; when all of its promotion are, they become active together."""
+        promotion = self._promotions.get(event.attempt)
+        name = parse_subtask(event.subtask)
+        if promotion is None or name not in promotion.subtasks:
+            if event.prepared is not None:
+                event.prepared.close()
+            return
+        if event.prepared is None:
+            self._refuse(promotion, name, event.reason)
+            return
+        promotion.ready[name] = event.prepared
+        if len(promotion.ready) == len(promotion.subtasks):
+            del self._promotions[event.attempt]
+            self._activate(promotion)
+
+    def _refuse(self, promotion: _Promotion, name: SubtaskId, reason: str) -> None:
+        self._host.report(control.PromotionRefused(promotion.order.attempt, str(name), reason))
+        self._drop(promotion.order.attempt)
+
+    def _activate(self, promotion: _Promotion) -> None:
+        host, order = self._host, promotion.order
+        # Whoever has this generation is promoted with these; whoever has a newer one will be. All say where they go on.
+        resuming = frozenset(n for n, generation in host.generations.items() if generation >= order.generation)
+        built: list[Subtask] = []
+        for name, told in promotion.subtasks.items():
+            prepared = promotion.ready.pop(name)
+            try:
+                plan = _promotion_of(told, resuming, prepared)
+                subtask = host.build(name, told["handle"], CheckpointId(told["version"]), None, plan)
+            except Exception as error:
+                log.info("promoting %s failed", name, exc_info=True)
+                prepared.close()
+                for done in built:
+                    host.active.retire(done)
+                self._refuse(promotion, name, f"{type(error).__name__}: {error}")
+                for left in promotion.ready.values():
+                    left.close()
+                return
+            host.active.add(subtask)
+            built.append(subtask)
+        for subtask in built:
+            host.guard(subtask, lambda s=subtask: self._begin(s, order))  # type: ignore[misc]
+            host.reach("promoted", order.generation - 1, subtask.id)
+        milliseconds = (time.perf_counter() - promotion.begun) * 1e3
+        host.report(control.Promoted(order.attempt, round(milliseconds, 3), time.time()))
+
+    def _begin(self, subtask: Subtask, order: control.Promote) -> None:
+        subtask.inputs.announce()
+        subtask.start(order.run, order.run_age_s)
+        if order.draining:
+            subtask.drain()
+
+    def _drop(self, attempt: int) -> None:
+        promotion = self._promotions.pop(attempt, None)
+        if promotion is not None:
+            for name in list(promotion.subtasks):
+                promotion.drop(name)
+
+    # --- versions
+
+    def chains(self, order: control.Chains) -> None:
+        """Who follows whom."""
+        self.standbys.form({name: (int(found[0]), tuple(found[1])) for name, found in order.chains.items()})
+
+    def trim(self, version: CheckpointId) -> None:
+        """Nobody goes back before ``version``."""
+        for subtask in self._host.active:
+            self._host.guard(subtask, lambda s=subtask: s.trim(version))  # type: ignore[misc]
+        self.standbys.trim(version)
+
+    def close(self) -> None:
+        """Close the standbys."""
+        self.reset()
+        self.standbys.close()
+
+
+def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: Prepared | None) -> Promotion:
+    first = told["handle"].get("operator_state", {}).get("steps", 0)
+    runs: list[Run] = [(int(run[0]), tuple(run[1])) for run in told["determinants"]]
+    return Promotion(told["received"], merge(first, runs), told["marks"], resuming, state)

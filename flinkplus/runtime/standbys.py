@@ -1,0 +1,113 @@
+"""The standbys of a slot: the agent of its chains, run by one thread of its own.
+
+The slot's loop posts what concerns the chains; the agent sends frames over the same streams as the data, in pieces
+small enough not to hold it up. Its answers come back as events.
+
+Rules: a fault of a standby is never a fault of the stream: it is logged, the copy stays behind, and a failover finds
+another member or the durable store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chain_backup.replication import ReplicationAgent
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.runtime.wire import Kind, Message, encode
+from flinkplus.state.backend import Prepared
+from flinkplus.state.storage import CheckpointStorage
+
+log = logging.getLogger("flinkplus.slot")
+NO_CHANNEL = ChannelId(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyReady:
+    """``prepare`` ended: with what the standby holds, or with a reason why it cannot take over."""
+
+    attempt: int
+    subtask: str
+    prepared: Prepared | None
+    reason: str
+
+
+class Standbys:
+    """Called by the slot's loop; ``deliver`` is called in the agent's thread and must only enqueue."""
+
+    def __init__(
+        self,
+        slot: int,
+        work_dir: Path,
+        storage: CheckpointStorage,
+        send: Callable[[int, list[Any]], None],
+        staged: Callable[[str, int, int], None],
+        deliver: Callable[[StandbyReady], None],
+    ) -> None:
+        self._send = send
+        self._deliver = deliver
+        self._closed = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-standbys")
+        self._agent = ReplicationAgent(slot, work_dir, storage, self._send_frame, staged, later=self._post)
+
+    def _send_frame(self, slot: int, frame: bytes) -> None:
+        message = Message(Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0))
+        self._send(slot, encode(message, frame))
+
+    def _post(self, action: Callable[..., None], *arguments: Any) -> None:
+        def run() -> None:
+            try:
+                action(*arguments)
+            except Exception:
+                log.warning("a standby stays behind", exc_info=True)
+
+        if not self._closed:  # what an action of the agent's own thread leaves for later needs not be done any more
+            self._pool.submit(run)
+
+    def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
+        """Who follows whom, of all subtasks of the job."""
+        self._post(self._agent.form, chains)
+
+    def persisted(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
+        """An active subtask of this slot has a new version."""
+        self._post(self._agent.persisted, subtask, generation, handle)
+
+    def receive(self, peer: int, frame: bytes) -> None:
+        """A frame of another slot's agent."""
+        self._post(self._agent.receive, peer, frame)
+
+    def peer_connected(self, peer: int) -> None:
+        """The stream to another slot is new: what was on its way may be lost."""
+        self._post(self._agent.peer_connected, peer)
+
+    def trim(self, version: int) -> None:
+        """Nobody goes back before ``version``."""
+        self._post(self._agent.trim, version)
+
+    def retire(self, subtask: str) -> None:
+        """An active subtask of this slot was fenced."""
+        self._post(self._agent.retire, subtask)
+
+    def prepare(self, attempt: int, subtask: str, version: int, handle: dict[str, Any], generation: int) -> None:
+        """Have a standby ready to take over with exactly ``version``; ``StandbyReady`` answers."""
+
+        def run() -> None:
+            try:
+                prepared = self._agent.prepare(subtask, version, handle, generation)
+            except Exception as error:
+                log.warning("the standby of %s cannot take over", subtask, exc_info=True)
+                self._deliver(StandbyReady(attempt, subtask, None, f"{type(error).__name__}: {error}"))
+            else:
+                self._deliver(StandbyReady(attempt, subtask, prepared, ""))
+
+        self._pool.submit(run)
+
+    def close(self) -> None:
+        """Close every copy; waits for what is under way."""
+        self._closed = True
+        self._pool.submit(self._agent.close)
+        self._pool.shutdown(wait=True)

@@ -1,0 +1,91 @@
+"""The experiment on recoveries, for real and small: its figures, its files, its end by Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from experiments.recovery import settings as settings_module
+from experiments.recovery.runner import Runner
+from experiments.recovery.settings import Settings
+from tests.integration.conftest import wait_until
+from tests.integration.programs import cli, program
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failure", ["exception", "sigkill"])
+def test_a_rollback_is_measured(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    monkeypatch.setattr(settings_module, "AFTER_S", 3.0)
+    settings = Settings(
+        parallelism=(2,), recovery=("rollback",), failure=(failure,), runs=1, rate=5_000, interval=0.3, warm_up=False
+    )
+    begun: list[object] = []
+    (outcome,) = Runner(spark, settings, tmp_path, begun.append).outcomes()
+    run = outcome.figures
+    assert run["error"] is None and run["exact"] is True, run
+    assert begun == settings.cases()
+    assert (run["parallelism"], run["recovery"], run["failure"], run["fallback"]) == (2, "rollback", failure, None)
+    assert run["words"] == settings.words(0)
+    assert run["slot_restarts"] == (1 if failure == "sigkill" else 0)
+    phases = [run[f"{phase}_ms"] for phase in ("detect", "fence", "promote", "restore", "replay")]
+    assert all(phase >= 0 for phase in phases)
+    assert sum(phases) == pytest.approx(run["recovery_ms"], abs=1)
+    assert 1 < run["recovery_ms"] < 20_000
+    assert run["caught_up_ms"] >= run["recovery_ms"] - 1
+    assert run["output_gap_failed_ms"] >= run["recovery_ms"] - 100
+    assert run["output_gap_others_ms"] > 0
+    assert run["usage"]["total"]["cpu_s"] > 0 and {"driver", "slot 0", "slot 1", "spark"} <= set(
+        run["usage"]["processes"]
+    )
+    assert outcome.timeline is not None and len(outcome.timeline["rows_per_s"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [f"zipf-{settings.words(0)}.txt"], "what a run made is gone"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
+    numbers = ["--parallelism", 2, "--rate", 3_000, "--interval", 0.2, "--runs", 50, "--no-warm-up"]
+    kinds = ["--recovery", "rollback", "--failure", "sigkill"]
+    found = tmp_path / "out" / "recovery.json"
+    with program(cli("experiment", "recovery", *numbers, *kinds, "--out", tmp_path / "out"), tmp_path) as run:
+        wait_until(lambda: found.exists() or run.process.poll() is not None, "a run", 240)
+        before = run.descendants()
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.wait() == 130
+        run.assert_nothing_left(before)
+    content = json.loads(found.read_text())
+    assert content["interrupted"] is True and content["runs"][0]["exact"] is True
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "recovery.json",
+        "recovery.png",
+        "timeline.png",
+    ]
+    assert "Kill to first new output, ms" in run.out
+    assert "interrupted; the job was ended" in run.err and "Traceback" not in run.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["experiment"], "the following arguments are required: EXPERIMENT"),
+        (["experiment", "recovery", "--parallelism", "2,0"], "'2,0' is not a list of whole numbers from 1 up"),
+        (["experiment", "recovery", "--recovery", "magic"], "'magic' is not a list of standby, rollback"),
+        (["experiment", "recovery", "--recovery", "rollback", "--interval", "0.0001"], "checkpoint_interval must be"),
+        (["experiment", "recovery", "--recovery", "rollback", "--json", "/proc/no.json"], "cannot write --json /proc"),
+        (["experiment", "cost", "--rounds", "0"], "0 is not a whole number of at least 1"),
+    ],
+)
+def test_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None:
+    with program(cli(*arguments), tmp_path) as run:
+        assert run.wait() == 2
+    assert message in run.err.splitlines()[-1]
+    assert run.out == "" and not (tmp_path / "results").exists()

@@ -1,0 +1,391 @@
+"""Failures that are no kills: exceptions, ZooKeeper away, expired sessions, full and broken disks, torn deltas."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from kazoo.client import KazooClient
+from pyspark.sql import SparkSession
+
+from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
+from flinkplus.api.stream import Stream
+from flinkplus.errors import JobFailed, UserFunctionError
+from flinkplus.runtime import registry
+from flinkplus.runtime.slot import Slot
+from flinkplus.runtime.wire import Kind, decode_frame, encode
+from tests.integration.conftest import this_slot
+from tests.integration.failover_jobs import NO_CHECKPOINTS, Victim, word
+from tests.integration.test_failover import assert_local, assert_rolled_back
+from upstream_cache import segments
+
+pytestmark = pytest.mark.integration
+
+COUNTED = "word string, i long, count long"
+
+
+# --- exceptions
+
+
+def test_an_exception_in_one_subtask_after_the_other(spark: SparkSession, tmp_path: Path) -> None:
+    """The processes stay; a subtask goes to its standby, and comes home when that slot has caught up."""
+    flags = [tmp_path / f"raised-{name}" for name in ("first", "second", "third")]
+
+    def fails(row: Any) -> Any:
+        for flag, i in zip(flags, (2_000, 2_001, 5_000), strict=True):
+            if row["i"] == i and not flag.exists():
+                flag.touch()
+                raise OSError("a passing trouble")
+        return row
+
+    between = lambda stream: stream.map(fails, schema=COUNTED, name="check")  # noqa: E731
+    with Victim(spark, tmp_path, between=between) as victim:
+        pids = victim.job.slot_pids()
+        victim.wait(flags[-1].exists, "the last exception")
+        victim.wait_for_strength()
+        victim.finish()
+        assert victim.metrics["slot_restarts"] == 0 and len(pids) == 3
+    assert_local(victim, victim.metrics["failovers"])
+    assert {r["failure"] for r in victim.job.recoveries()} == {"exception"}
+    assert all(len(r["subtasks"]) <= 2 for r in victim.job.recoveries())
+
+
+def test_an_exception_in_a_source(spark: SparkSession, tmp_path: Path) -> None:
+    flag = tmp_path / "raised"
+
+    def fails(i: int) -> str:
+        if i == 2_500 and not flag.exists():
+            flag.touch()
+            raise OSError("a passing trouble")
+        return word(i)
+
+    with Victim(spark, tmp_path, word=fails) as victim:
+        victim.wait_for_failovers(1)
+        victim.wait_for_strength()
+        victim.finish()
+    assert_local(victim, 1)
+    assert victim.job.recoveries()[0]["subtasks"] == [f"numbers[{2_500 % 3}]"]
+
+
+def test_an_input_that_fails_each_successor_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    def picky(row: Any) -> Any:
+        if row["i"] == 3_000:
+            raise ValueError("cannot digest this")
+        return row
+
+    between = lambda stream: stream.map(picky, schema=COUNTED, name="picky")  # noqa: E731
+    with pytest.raises(JobFailed) as caught, Victim(spark, tmp_path, between=between, max_restarts=2) as victim:
+        victim.job.await_finish(60)
+    cause = caught.value.__cause__
+    assert isinstance(cause, UserFunctionError) and cause.operator == "picky"
+    assert "cannot digest this" in str(caught.value) and "3000" in str(caught.value)
+    metrics = victim.metrics
+    assert metrics["state"] == "failed"
+    assert metrics["failovers"] >= 1 and metrics["fallbacks"] >= 1
+    assert "the same input fails each successor" in metrics["fallback_reasons"][0]
+    assert metrics["recoveries"] == 2
+
+
+def test_three_stages(spark: SparkSession, tmp_path: Path) -> None:
+    """A failed subtask in the middle moves alone; a lost slot takes a producer and its consumer, which rolls back."""
+    flag = tmp_path / "raised"
+
+    def fails(row: Any) -> Any:
+        if row["i"] == 1_500 and not flag.exists():
+            flag.touch()
+            raise OSError("a passing trouble")
+        return row
+
+    def between(stream: Stream) -> Stream:
+        return stream.map(fails, schema=COUNTED, name="check").key_by("i").sum("count", name="sum")
+
+    with Victim(spark, tmp_path, between=between) as victim:
+        victim.wait_for_failovers(1)
+        victim.wait_for_strength()
+        assert victim.metrics["fallbacks"] == 0
+        victim.job.kill("count:1")
+        victim.wait(lambda: victim.metrics["fallbacks"] == 1, "the rollback")
+        victim.wait_for_strength()
+        victim.finish()
+    first, second = victim.job.recoveries()
+    assert (first["mode"], first["failure"]) == ("standby", "exception")
+    assert len(first["subtasks"]) == 1 and first["subtasks"][0].startswith("count+check[")
+    assert (second["mode"], second["failure"]) == ("rollback", "slot")
+    assert_rolled_back(victim, "and it failed with it")
+
+
+# --- ZooKeeper
+
+
+@pytest.fixture
+def zookeeper() -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper() as server:
+        yield server
+
+
+def test_zookeeper_is_away(spark: SparkSession, tmp_path: Path, zookeeper: EmbeddedZooKeeper) -> None:
+    """For 3 s, for 10 s: longer than its sessions last. The job runs on; a failover waits for ZooKeeper's return."""
+    with Victim(spark, tmp_path, zookeeper=zookeeper.hosts, session_timeout=2.0) as victim:
+        victim.wait_for_strength()
+        zookeeper.kill()
+        victim.wait(lambda: victim.metrics["zookeeper"] != "connected", "the loss of ZooKeeper")
+        victim.pass_time(3.0)
+        victim.wait_for_checkpoints(2)
+        zookeeper.restart()
+        victim.wait(lambda: victim.metrics["zookeeper"] == "connected", "ZooKeeper's return")
+        victim.wait_for_checkpoints(2)
+        assert victim.metrics["recoveries"] == 0
+        zookeeper.kill()
+        victim.pass_time(8.0)
+        victim.kill_slot(1)
+        victim.wait(lambda: victim.protocol.active, "the beginning of the failover")
+        victim.pass_time(2.0)
+        assert victim.metrics["failovers"] == 0
+        zookeeper.restart()
+        victim.wait_for_failovers(1)
+        victim.wait_for_strength()
+        victim.finish()
+    assert_local(victim, 1)
+
+
+def test_zookeeper_stays_away(
+    spark: SparkSession, tmp_path: Path, zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover does not wait forever: the job rolls back, and runs on without ZooKeeper."""
+    monkeypatch.setattr(registry, "URGENT_TIMEOUT_S", 1.0)
+    with Victim(spark, tmp_path, zookeeper=zookeeper.hosts, session_timeout=2.0) as victim:
+        victim.wait_for_strength()
+        zookeeper.kill()
+        victim.kill_slot(1)
+        victim.wait(lambda: victim.metrics["fallbacks"] == 1, "the rollback")
+        victim.wait(lambda: victim.job.state == "running", "the restart")
+        victim.wait_for_checkpoints(2)
+        zookeeper.restart()
+        victim.wait_for_strength()
+        victim.kill_slot(2)
+        victim.wait_for_failovers(1)
+        victim.finish()
+    assert_rolled_back(victim, "ZooKeeper")
+
+
+def test_the_session_of_a_living_head_expires(
+    spark: SparkSession, tmp_path: Path, zookeeper: EmbeddedZooKeeper
+) -> None:
+    """It stops sending and ends, whatever it was doing; its standby goes on."""
+    told = tmp_path / "sessions"
+    told.mkdir()
+
+    class Tells:
+        """Each process says once which session it has."""
+
+        done = False
+
+        def __call__(self, row: Any) -> Any:
+            if not self.done:
+                slot = this_slot()
+                session = slot._session._client.kazoo.client_id if slot._session is not None else None
+                if session is not None:
+                    part = told / f"{slot.index}.part"
+                    part.write_text(json.dumps([session[0], session[1].hex()]))
+                    part.rename(told / str(slot.index))
+                    self.done = True
+            return row
+
+    between = lambda stream: stream.map(Tells(), schema=COUNTED, name="tells")  # noqa: E731
+    with Victim(spark, tmp_path, between=between, zookeeper=zookeeper.hosts) as victim:
+        victim.wait_for_strength()
+        victim.wait((told / "1").exists, "the session")
+        number, password = json.loads((told / "1").read_text())
+        pid = victim.job.slot_pids()[1]
+        other = KazooClient(zookeeper.hosts, client_id=(number, bytes.fromhex(password)))
+        other.start()
+        other.stop()
+        other.close()
+        victim.wait_for_failovers(1)
+        victim.wait_for_strength()
+        assert victim.metrics["slot_restarts"] == 1 and victim.job.slot_pids()[1] != pid
+        victim.finish()
+    assert_local(victim, 1)
+    assert "session" in victim.job.recoveries()[0]["reason"]
+
+
+# --- the disk of the output logs
+
+
+def long_word(i: int) -> str:
+    """So that the logs are large and the state is not."""
+    return word(i) + "." * 3000
+
+
+class Volume(Protocol):
+    """Where the output logs of the slots spill to; with no room to speak of until it is freed."""
+
+    def prepare(self, slot: Slot) -> None:
+        """Called once in each slot, before it spills."""
+
+    def free(self) -> None:
+        """There is room now."""
+
+
+class MountedVolume:
+    """A file system of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def prepare(self, slot: Slot) -> None:
+        mine = self.path / f"{slot.index}-{os.getpid()}"
+        mine.mkdir()
+        (slot._scratch / "log").symlink_to(mine)
+
+    def free(self) -> None:
+        subprocess.run(["mount", "-o", "remount,size=256m", str(self.path)], check=True)
+
+
+class PretendedVolume:
+    """For who may not mount: the writer of segments reports a full volume."""
+
+    def __init__(self, path: Path) -> None:
+        self.full = path / "full"
+        self.full.touch()
+
+    def prepare(self, slot: Slot) -> None:
+        write_all, full = segments.write_all, self.full
+
+        def write(handle: int, buffers: list[Any], offset: int) -> None:
+            if full.exists():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write_all(handle, buffers, offset)
+
+        segments.write_all = write
+
+    def free(self) -> None:
+        self.full.unlink()
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[Volume]:
+    path = tmp_path / "volume"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(path)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        yield PretendedVolume(path)
+        return
+    try:
+        yield MountedVolume(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def read_rows(victim: Victim) -> int:
+    return sum(victim.job.rows_out("numbers").values())
+
+
+def is_full(victim: Victim) -> bool:
+    """Whether all sources say that they stand still, and why."""
+    blocked = victim.metrics["blocked"]
+    return len(blocked) == 3 and all(reason.startswith("spill volume full: ") for reason in blocked.values())
+
+
+def test_the_spill_volume_is_full(spark: SparkSession, tmp_path: Path, volume: Volume) -> None:
+    """Sources stop, nothing is lost; when there is room again the job goes on, and a kill is like any other."""
+    settings: dict[str, Any] = {"cache_memory_mb": 1, "checkpoint_interval": NO_CHECKPOINTS}
+    with Victim(spark, tmp_path, word=long_word, prepare=volume.prepare, **settings) as victim:
+        victim.wait(lambda: is_full(victim), "full volumes")
+        rows = read_rows(victim)
+        assert rows * 3000 > 3 << 20
+        victim.job.checkpoint_now()  # lets the logs be trimmed: the job goes on by itself, up to the same point
+        victim.wait(lambda: read_rows(victim) > rows, "room by a checkpoint")
+        victim.wait(lambda: is_full(victim), "full volumes")
+        victim.pass_time(0.5)
+        rows = read_rows(victim)
+        victim.pass_time(0.5)
+        assert read_rows(victim) == rows
+        volume.free()
+        victim.wait(lambda: read_rows(victim) > rows + 1_000 and not victim.metrics["blocked"], "more rows")
+        victim.kill_slot(1)
+        victim.wait_for_failovers(1)
+        victim.finish()
+    assert_local(victim, 1)
+
+
+def test_a_full_spill_volume_and_a_kill(spark: SparkSession, tmp_path: Path, volume: Volume) -> None:
+    settings: dict[str, Any] = {"cache_memory_mb": 1, "checkpoint_interval": NO_CHECKPOINTS}
+    with Victim(spark, tmp_path, word=long_word, prepare=volume.prepare, **settings) as victim:
+        victim.wait(lambda: is_full(victim), "full volumes")
+        victim.kill_slot(1)
+        victim.wait_for_failovers(1)
+        volume.free()
+        victim.finish()
+    assert_local(victim, 1)
+
+
+def test_a_corrupt_spill_segment(spark: SparkSession, tmp_path: Path) -> None:
+    """What cannot be sent again from the log is made again: its producer fails over as well."""
+    chance = random.Random(3)
+    with Victim(spark, tmp_path, word=long_word, cache_memory_mb=1, checkpoint_interval=NO_CHECKPOINTS) as victim:
+        spilled = lambda slot: list(victim.work.glob(f"*/*slot-{slot}-*/log/*.segment"))  # noqa: E731
+        victim.wait(lambda: all(len(spilled(slot)) > 2 for slot in range(3)), "spilled messages")
+        for path in spilled(0):
+            data = bytearray(path.read_bytes())
+            for _ in range(20):
+                data[chance.randrange(200, len(data))] ^= 0xFF
+            with path.open("r+b") as file:
+                file.write(data)
+        victim.kill_slot(1)
+        victim.wait(lambda: len(victim.job.recoveries()) >= 1, "the failover")
+        victim.wait(lambda: any("numbers[0]" in r["subtasks"] for r in victim.job.recoveries()), "a failed producer")
+        victim.finish()
+    assert_local(victim, victim.metrics["failovers"])
+
+
+# --- the standby path
+
+
+def test_deltas_torn_in_transit(spark: SparkSession, tmp_path: Path) -> None:
+    """Cut, altered, doubled and dropped frames are noticed and sent again; what is staged is whole."""
+    torn = tmp_path / "torn"
+    torn.mkdir()
+
+    def tear(slot: Slot) -> None:
+        assert slot._failover is not None
+        chance, standbys = random.Random(slot.index), slot._failover.standbys
+        send, counts = standbys._send, dict.fromkeys(("cut", "altered", "doubled", "dropped"), 0)
+
+        def badly(peer: int, buffers: list[Any]) -> None:
+            (message, payload), *_ = decode_frame(b"".join(buffers))
+            assert message.kind is Kind.REPLICA
+            frame, fault = bytearray(payload), chance.choice([*counts, *["none"] * 60])
+            if fault == "cut":
+                del frame[chance.randrange(1, len(frame)) :]
+            elif fault == "altered":
+                frame[chance.randrange(len(frame))] ^= 1 << chance.randrange(8)
+            if fault != "dropped":
+                for _ in range(2 if fault == "doubled" else 1):
+                    send(peer, encode(message, bytes(frame)))
+            if fault in counts:
+                counts[fault] += 1
+                (torn / str(slot.index)).write_text(json.dumps(counts))
+
+        standbys._send = badly
+
+    def faults() -> dict[str, int]:
+        found = [json.loads(path.read_text() or "{}") for path in torn.iterdir()]
+        return {name: sum(counts.get(name, 0) for counts in found) for name in ("cut", "altered", "doubled", "dropped")}
+
+    with Victim(spark, tmp_path, prepare=tear) as victim:
+        victim.wait(lambda: min(faults().values()) > 2, "frames of every kind of fault")
+        for count in (1, 2):
+            victim.wait_for_strength()
+            victim.kill_slot(count)
+            victim.wait_for_failovers(count)
+        victim.finish()
+    assert_local(victim, 2)

@@ -1,0 +1,133 @@
+"""Jobs with standbys and what ZooKeeper does to them: away and back, gone for good, shared, silent slots."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+from pyspark.sql import SparkSession
+
+from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
+from flinkplus import StreamEnvironment
+from flinkplus.api.job import JobHandle
+from flinkplus.errors import JobFailed
+from flinkplus.runtime import registry
+from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+
+pytestmark = pytest.mark.integration
+
+RATE = 40_000.0
+REPEAT = 4
+
+
+def start(spark: SparkSession, corpus: Path, out: Path, parallelism: int = 3, **options: object) -> JobHandle:
+    """A WordCount of about six seconds, with a checkpoint every 0.3 s and standbys."""
+    given = {"checkpoint_interval": 0.3, "recovery": "standby", **options}
+    env = StreamEnvironment(spark, parallelism=parallelism, **given)
+    words = env.read_text(str(corpus), repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(RATE)
+    words.key_by("word").count(name="count").to_parquet(str(out), name="out")
+    return env.execute("with-zookeeper")
+
+
+@pytest.fixture
+def ensemble() -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper() as server:
+        yield server
+
+
+def test_a_failover_waits_for_zookeeper(
+    spark: SparkSession, corpus: Path, tmp_path: Path, ensemble: EmbeddedZooKeeper
+) -> None:
+    with start(spark, corpus, tmp_path / "out", zookeeper=ensemble.hosts) as job:
+        wait_for_checkpoint(job)
+        ensemble.kill()
+        wait_until(lambda: job.metrics()["zookeeper"] != "connected", "ZooKeeper is missed")
+        before = job.metrics()["last_checkpoint"]
+        wait_until(lambda: job.metrics()["last_checkpoint"] > before, "the job goes on without it")
+        job.kill("count:1")
+        wait_until(lambda: 1 not in job.slot_pids() or len(job.recoveries()) == 1, "the failure is known")
+        ensemble.restart()
+        wait_until(lambda: job.metrics()["failovers"] == 1, "the failover")
+        wait_until(lambda: job.metrics()["zookeeper"] == "connected", "ZooKeeper is back")
+        job.await_finish(60)
+    assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
+    assert job.metrics()["fallbacks"] == 0
+
+
+def test_without_zookeeper_the_job_rolls_back_and_says_why(
+    spark: SparkSession, corpus: Path, tmp_path: Path, ensemble: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "URGENT_TIMEOUT_S", 1.0)
+    with start(spark, corpus, tmp_path / "out", zookeeper=ensemble.hosts) as job:
+        wait_for_checkpoint(job)
+        ensemble.kill()
+        job.kill("count:1")
+        job.await_finish(90)
+    assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
+    metrics = job.metrics()
+    assert (metrics["failovers"], metrics["fallbacks"]) == (0, 1)
+    assert "ZooKeeper" in metrics["fallback_reasons"][0]
+    (recovery,) = job.recoveries()
+    assert (recovery["mode"], recovery["fallback"]) == ("rollback", metrics["fallback_reasons"][0])
+
+
+def test_a_slot_that_hangs_is_replaced_when_its_session_is_over(
+    spark: SparkSession, corpus: Path, tmp_path: Path
+) -> None:
+    with start(spark, corpus, tmp_path / "out", session_timeout=1.0, heartbeat_timeout=30.0) as job:
+        wait_for_checkpoint(job)
+        os.kill(job.slot_pids()[1], signal.SIGSTOP)
+        wait_until(lambda: job.metrics()["failovers"] == 1, "the failover", 15.0)
+        job.await_finish(60)
+    assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
+    assert "session" in job.recoveries()[0]["reason"]
+    assert job.metrics()["fallbacks"] == 0
+
+
+def test_two_jobs_share_an_ensemble_and_leave_nothing_in_it(
+    spark: SparkSession, corpus: Path, tmp_path: Path, ensemble: EmbeddedZooKeeper
+) -> None:
+    shared = {"parallelism": 2, "zookeeper": ensemble.hosts}
+    client = KazooClient(ensemble.hosts)
+    client.start(10)
+    try:
+        with (
+            start(spark, corpus, tmp_path / "one", **shared) as one,  # type: ignore[arg-type]
+            start(spark, corpus, tmp_path / "two", **shared) as two,  # type: ignore[arg-type]
+        ):
+            wait_for_checkpoint(one)
+            wait_for_checkpoint(two)
+            assert sorted(client.get_children("/flinkplus")) == sorted([one.job_id, two.job_id])
+            one.kill("count:0")
+            for job in (one, two):
+                job.await_finish(60)
+        assert client.get_children("/flinkplus") == []
+    finally:
+        client.stop()
+        client.close()
+    for name in ("one", "two"):
+        assert_exact(tmp_path / name, expected_counts(corpus, REPEAT))
+    assert (one.metrics()["failovers"], two.metrics()["failovers"]) == (1, 0)
+
+
+def test_hosts_where_there_is_no_zookeeper(
+    spark: SparkSession, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "ELECTION_TIMEOUT_S", 1.0)
+    with (
+        start(spark, corpus, tmp_path / "out", zookeeper="127.0.0.1:1") as job,
+        pytest.raises(JobFailed, match="ZooKeeper"),
+    ):
+        job.await_finish(30)
+
+
+def test_a_server_that_does_not_start_ends_the_job(
+    spark: SparkSession, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    with start(spark, corpus, tmp_path / "out") as job, pytest.raises(JobFailed, match="ZooKeeperStartError"):
+        job.await_finish(30)

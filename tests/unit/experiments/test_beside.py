@@ -1,0 +1,50 @@
+"""Work beside the main thread: its results, its errors, and its end on Ctrl-C."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from experiments.beside import beside
+
+
+def test_results_in_order_from_one_other_thread() -> None:
+    threads = set()
+
+    def work() -> Iterator[int]:
+        for number in range(3):
+            threads.add(threading.current_thread())
+            yield number
+
+    assert list(beside(work(), lambda: None)) == [0, 1, 2]
+    assert len(threads) == 1 and threading.current_thread() not in threads
+
+
+def test_an_error_is_the_callers() -> None:
+    def work() -> Iterator[int]:
+        yield 1
+        raise TimeoutError("for this test")
+
+    got = []
+    with pytest.raises(TimeoutError, match="for this test"):
+        for item in beside(work(), lambda: None):
+            got.append(item)
+    assert got == [1]
+
+
+def test_an_interrupt_waits_for_the_end_of_the_work() -> None:
+    stopped, ended = threading.Event(), threading.Event()
+
+    def work() -> Iterator[int]:
+        yield 1
+        _thread.interrupt_main()
+        stopped.wait()
+        ended.set()
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(KeyboardInterrupt):
+        list(beside(work(), stopped.set))
+    assert ended.is_set()

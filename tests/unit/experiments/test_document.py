@@ -1,0 +1,194 @@
+"""Statistics, the document, tables and pictures of the experiment, from runs that never ran."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import console
+from experiments.demo import story
+from experiments.recovery import pictures, report, summary
+from experiments.recovery.cost import CostSettings, cost_document, cost_table
+from experiments.recovery.report import RecoveryDocument
+from experiments.recovery.settings import Settings
+from flinkplus.errors import ConfigurationError
+
+PHASES = ("detect", "fence", "promote", "restore", "replay")
+
+
+def made_up_run(parallelism: int, recovery: str, failure: str, run: int, recovery_ms: float | None) -> dict[str, Any]:
+    total = 0.0 if recovery_ms is None else recovery_ms
+    return {
+        "parallelism": parallelism,
+        "recovery": recovery,
+        "failure": failure,
+        "state_keys": 0,
+        "run": run,
+        "seed": 7,
+        "subtask": "count[1]",
+        "words": 1000,
+        "recovery_ms": recovery_ms,
+        **{f"{phase}_ms": total / 5 for phase in PHASES},
+        "caught_up_ms": total + 10,
+        **{f"output_gap_{which}_ms": total + at for at, which in enumerate(("failed", "others", "before"))},
+        "exact": recovery_ms is not None,
+        "fallback": None,
+        "error": None if recovery_ms is not None else "JobFailed: for this test",
+        "usage": {"total": {"cores": 0.5, "rss_mb": 100.0}},
+    }
+
+
+def made_up_timeline(recovery: str, failure: str, parallelism: int) -> dict[str, Any]:
+    return {
+        "parallelism": parallelism,
+        "recovery": recovery,
+        "failure": failure,
+        "state_keys": 0,
+        "run": 0,
+        "failed": ["count[1]"],
+        "bucket_s": 0.05,
+        "kill_at_s": 2.0,
+        "phases_ms": dict.fromkeys(PHASES, 40.0) | {"fence": None},
+        "recovery_ms": 200.0,
+        "rows_per_s": {f"count[{index}]": [100.0] * 40 + [0.0] * 4 + [100.0] * 56 for index in range(2)},
+    }
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> RecoveryDocument:
+    """Two levels, both modes, both failures, three runs each; one of them failed."""
+    made = RecoveryDocument(Settings(parallelism=(1, 8), runs=3), tmp_path / "deep" / "recovery.json")
+    for parallelism in (1, 8):
+        for failure in ("sigkill", "exception"):
+            for run in range(3):
+                for recovery, base in (("standby", 20.0), ("rollback", 500.0)):
+                    broken = (parallelism, failure, run, recovery) == (8, "exception", 2, "standby")
+                    made.add_timeline(made_up_timeline(recovery, failure, parallelism))
+                    made.add(made_up_run(parallelism, recovery, failure, run, None if broken else base + 10 * run))
+    return made
+
+
+def test_percentiles_and_intervals() -> None:
+    values = [10.0, None, 20.0, 30.0, 40.0]
+    assert summary.median(values) == 25.0
+    assert summary.percentile(values, 95) == 38.5
+    assert summary.median([None]) is None and summary.percentile([], 95) is None
+    low, high = summary.median_interval(values, seed=1)
+    assert low is not None and high is not None and 10 <= low <= 25 <= high <= 40
+    assert summary.median_interval(values, seed=1) == (low, high), "the same seed gives the same interval"
+    assert summary.median_interval([5.0], 1) == (5.0, 5.0)
+    assert summary.median_interval([None], 1) == (None, None)
+
+
+def test_the_interval_holds_the_true_median_in_most_cases() -> None:
+    import numpy as np
+
+    generator = np.random.default_rng(5)
+    held = 0
+    for seed in range(100):
+        low, high = summary.median_interval(generator.normal(100, 10, 15).tolist(), seed)
+        assert low is not None and high is not None
+        held += low <= 100 <= high
+    assert held >= 88
+
+
+def test_the_shape_of_the_document(document: RecoveryDocument) -> None:
+    content = json.loads(document.path.read_text())
+    assert content == json.loads(json.dumps(document.content))
+    assert content["experiment"] == "recovery" and content["interrupted"] is False
+    assert content["parameters"]["parallelism"] == [1, 8] and content["parameters"]["seed"] == 1
+    assert {"python", "pyspark", "flinkplus"} <= set(content["versions"])
+    assert content["machine"]["cores"] >= 1
+    assert len(content["runs"]) == 24
+    assert len(content["summary"]) == 8
+    row = content["summary"][0]
+    assert (row["parallelism"], row["recovery"], row["failure"]) == (1, "standby", "sigkill")
+    assert (row["runs"], row["exact_runs"], row["fallbacks"]) == (3, 3, 0)
+    assert (row["median_ms"], row["p95_ms"]) == (30.0, 39.0)
+    assert row["median_low_ms"] == 20.0 and row["median_high_ms"] == 40.0
+    broken = next(r for r in content["summary"] if r["exact_runs"] < 3)
+    assert (broken["runs"], broken["exact_runs"], broken["unmeasured"], broken["median_ms"]) == (3, 2, 1, 25.0)
+    reductions = {(c["parallelism"], c["failure"]): c["reduction_percent"] for c in content["comparison"]}
+    assert reductions[1, "sigkill"] == pytest.approx(100 * (1 - 30 / 510), abs=0.01)
+    assert len(reductions) == 4
+    assert len(content["timelines"]) == 8, "the first of each kind"
+    document.interrupted()
+    assert json.loads(document.path.read_text())["interrupted"] is True
+    assert [path.name for path in document.path.parent.iterdir()] == ["recovery.json"]
+
+
+def test_one_mode_alone_has_no_reduction() -> None:
+    (row,) = summary.compare(summary.summarize([made_up_run(2, "rollback", "sigkill", 0, 400.0)], 1))
+    assert (row["rollback_ms"], row["standby_ms"], row["reduction_percent"]) == (400.0, None, None)
+
+
+def test_a_document_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot write"):
+        report.write_whole(tmp_path / "file" / "recovery.json", {})
+
+
+def test_the_tables(document: RecoveryDocument, capsys: pytest.CaptureFixture[str]) -> None:
+    console.show(*report.tables(document.content))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= console.WIDTH
+    line = next(line for line in lines if line.split()[:2] == ["sigkill", "8"])
+    assert "510.0 (500 - 520)" in line and "30.0 (20 - 40)" in line and "94.12 %" in line
+    assert any(line.split()[:3] == ["standby", "exception", "8"] and "2 of 3" in line for line in lines)
+
+
+def test_the_pictures(document: RecoveryDocument, tmp_path: Path) -> None:
+    drawn = tmp_path / "pictures"
+    assert pictures.recovery_by_parallelism(document.content, drawn / "a.png")
+    assert pictures.timeline(document.content, drawn / "b.png")
+    assert all((drawn / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
+    assert not pictures.recovery_by_state(document.content, drawn / "c.png")
+    document.add({**made_up_run(8, "rollback", "sigkill", 0, 700.0), "state_keys": 10_000})
+    assert pictures.recovery_by_state(document.content, drawn / "c.png")
+    chosen = pictures.choose_timelines(document.content["timelines"])
+    assert [(one["recovery"], one["failure"], one["parallelism"]) for one in chosen] == [
+        ("rollback", "sigkill", 8),
+        ("standby", "sigkill", 8),
+    ]
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    content = RecoveryDocument(Settings(parallelism=(1,)), tmp_path / "r.json").content
+    assert not pictures.recovery_by_parallelism(content, tmp_path / "a.png")
+    assert not pictures.timeline(content, tmp_path / "b.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_story_of_the_demo(document: RecoveryDocument) -> None:
+    lines = story(document.content)
+    assert (
+        "rollback: the words of count[1] were counted on 500 ms after the kill; longest silence of the others"
+        in str(lines)
+    )
+    assert "standby: the run failed: JobFailed: for this test" in lines
+    assert "Standbys took 94.1 % less time." in lines
+
+
+def cost_run(standbys: int | None, kind: str, round_number: int, words_per_s: float, cores: float) -> dict[str, Any]:
+    name = "rollback" if standbys is None else f"{standbys} standbys"
+    usage = {"total": {"cores": cores, "rss_mb": 500.0}}
+    run = {"variant": name, "standbys": standbys, "kind": kind, "round": round_number, "words_per_s": words_per_s}
+    return {**run, "usage": usage, "checkpoint_ms_median": None}
+
+
+def test_costs_are_ratios_within_a_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = cost_document(CostSettings(), tmp_path / "cost.json")
+    for round_number, scale in enumerate((1.0, 2.0, 4.0)):
+        for standbys, loss in ((0, 0.0), (2, 0.1)):
+            document.add(cost_run(standbys, "unlimited", round_number, 1000 * scale * (1 - loss), 2.0))
+            document.add(cost_run(standbys, "steady", round_number, 100.0, 0.5 * scale * (1 + loss)))
+    none, two = json.loads(document.path.read_text())["summary"]
+    assert none["variant"] == none["base"] == two["base"] == "0 standbys"
+    assert none["unlimited"]["throughput_loss_percent"] == 0
+    assert two["unlimited"]["throughput_loss_percent"] == pytest.approx(10)
+    assert two["steady"]["more_cpu_percent"] == pytest.approx(10)
+    console.show(cost_table(document.content))
+    assert "2 standbys" in capsys.readouterr().out

@@ -1,0 +1,51 @@
+"""The producer's end of a channel: what is trimmed, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flinkplus.protocol.ids import ChannelId, Generation
+from flinkplus.runtime.gates import OutputChannel
+from upstream_cache.log import OutputLog
+
+CHANNEL = ChannelId(0, 0, 1)
+
+
+def channel(sent: int) -> OutputChannel:
+    """With standbys, to slot 1; ``sent`` messages were sent of ten."""
+    log: OutputLog[Any] = OutputLog(CHANNEL, 16, 1 << 20)
+    for seq in range(10):
+        log.append((seq, None), 100)
+    end = OutputChannel(CHANNEL, 1, 16, log, sent, Generation(1), retain=True)
+    while log.next_to_send(end.limit) is not None:
+        pass
+    return end
+
+
+def test_what_is_consumed_is_kept_until_it_is_trimmed() -> None:
+    end = channel(sent=8)
+    end.credit(1, 6, 1)
+    assert (end.log.acknowledged, end.log.trimmed) == (6, 0)
+    end.trim(4)
+    assert (end.log.acknowledged, end.log.trimmed) == (6, 4)
+
+
+def test_trimming_does_not_wait_for_credit() -> None:
+    """A few large messages may fill the memory, and be fewer than what credit is granted for at once."""
+    end = channel(sent=8)
+    end.trim(7)
+    assert (end.log.acknowledged, end.log.trimmed) == (7, 7)
+    end.credit(1, 6, 1)
+    assert (end.log.acknowledged, end.log.trimmed) == (7, 7)
+
+
+def test_what_a_consumer_is_sent_again_is_trimmed_when_it_was_sent() -> None:
+    end = channel(sent=8)
+    end.fence(Generation(2))
+    end.credit(2, 2, 0)
+    end.trim(7)
+    assert (end.log.sent, end.log.trimmed) == (2, 2)
+    while end.log.next_to_send(end.limit) is not None:
+        pass
+    end.credit(2, 8, 0)
+    assert end.log.trimmed == 7

@@ -1,0 +1,134 @@
+"""Which machine a slot's report is for, and which reports come too late to count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flinkplus.config import Options
+from flinkplus.graph import JobGraph
+from flinkplus.protocol import events as core
+from flinkplus.protocol.effects import JobState
+from flinkplus.protocol.ids import CheckpointId
+from flinkplus.runtime import control
+from flinkplus.runtime.figures import Figures
+from flinkplus.runtime.presence import Presence
+from flinkplus.runtime.reports import Reports
+from tests.unit.runtime.failover_job import C1, G1, L1, Job
+
+HANDLE: dict[str, Any] = {"operator_state": {"inputs": {}, "outputs": {}}}
+
+
+class Reported(Job):
+    """A job with the coordinator's ears; ``standbys``: whether it has a machine of failover."""
+
+    def __init__(self, standbys: bool = True) -> None:
+        super().__init__()
+        options = Options(parallelism=3, recovery="standby" if standbys else "rollback")
+        self.ended: list[str] = []
+        self.presence = Presence(self.dispatch, self, self.deployment, self.recoveries, options, self.ended.append)
+        failovers = self.failovers if standbys else None
+        self.presence.failovers = failovers
+        self.reports = Reports(
+            self.dispatch, self, self.deployment, self.recoveries, Figures(JobGraph()), self.presence, failovers
+        )
+
+    def report(self, slot: int, message: control.ControlMessage) -> list[object]:
+        """What the machines of the job and of checkpoints hear of a message."""
+        self.heard.clear()
+        member = self.members.get(slot)
+        assert member is not None
+        self.reports.take(member.connection, message)
+        return [event for event in self.heard if not isinstance(event, core.GenerationsUsed)]
+
+    def fail_over(self) -> None:
+        """Slot 1 is lost; slot 2 takes its subtasks over in generation 2."""
+        self.lose(1)
+        self.work()
+        self.fence()
+        self.promoted()
+
+
+def acked(generation: int, subtask: str = "count[1]") -> control.SnapshotAcked:
+    return control.SnapshotAcked(generation, 1, subtask, HANDLE)
+
+
+def test_what_a_subtask_says_is_of_the_deployment_to_the_other_machines() -> None:
+    job = Reported()
+    job.fail_over()
+    assert job.report(2, acked(2)) == [core.SnapshotAcknowledged(CheckpointId(1), C1, G1, HANDLE)]
+    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
+        core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
+    ]
+    assert job.report(2, control.Exhausted(2, "lines[1]")) == [core.SourceExhausted(L1, G1)]
+
+
+def test_what_a_replaced_subtask_says_has_no_effect() -> None:
+    job = Reported()
+    job.fail_over()
+    for late in (
+        acked(1),
+        control.SnapshotRefused(1, 1, "count[1]", "full"),
+        control.Exhausted(1, "lines[1]"),
+        control.SubtaskFailure(1, "count[1]", "ValueError", "boom"),
+    ):
+        assert job.report(2, late) == []
+    assert job.report(2, acked(1, "nobody[0]")) == []
+
+
+def test_the_exception_of_a_subtask_is_handled_locally_while_the_job_runs() -> None:
+    job = Reported()
+    (told,) = job.report(1, control.SubtaskFailure(1, "count[1]", "ValueError", "boom", time_s=1.0))
+    assert isinstance(told, core.FailoverStarted)
+    assert (told.kind, told.reason) == ("exception", "count[1]: boom")
+    assert job.failovers.running
+
+
+def test_the_exception_of_a_subtask_is_for_the_job_when_that_does_not_run() -> None:
+    for job in (Reported(), Reported(standbys=False)):
+        job.state = JobState.DEPLOYING
+        (told,) = job.report(1, control.SubtaskFailure(1, "count[1]", "ValueError", "boom"))
+        assert isinstance(told, core.SubtaskFailed)
+        assert (told.generation, told.subtask, told.reason) == (G1, C1, "boom")
+
+
+def test_a_slot_whose_session_is_lost_is_lost() -> None:
+    job = Reported()
+    assert [type(event) for event in job.report(1, control.SessionLost("expired"))] == [
+        core.SlotLeft,
+        core.FailoverStarted,
+    ]
+    assert job.members.get(1) is None
+    assert job.wires.dropped == [20]
+
+
+def test_without_standbys_a_lost_slot_is_for_the_job() -> None:
+    job = Reported(standbys=False)
+    assert job.report(1, control.SessionLost("expired")) == [core.SlotLost(1, 1, "expired")]
+
+
+def test_what_comes_on_a_connection_that_was_given_up_has_no_effect() -> None:
+    job = Reported()
+    job.heard.clear()
+    job.reports.take(99, acked(1))
+    assert job.heard == []
+
+
+def test_a_new_attempt_replaces_the_old_one_and_joins() -> None:
+    job = Reported()
+    job.heard.clear()
+    job.reports.take(77, control.Register(1, 1, 4711, "here", "here:9"))
+    kinds = [type(event) for event in job.heard if not isinstance(event, core.GenerationsUsed)]
+    assert kinds == [core.SlotLeft, core.FailoverStarted, core.SlotRegistered]
+    assert [type(message) for connection, message in job.wires.sent if connection == 77] == [
+        control.Welcome,
+        control.Join,
+        control.Peers,
+    ]
+
+
+def test_all_slots_gone_at_once_is_a_rollback_with_its_reason() -> None:
+    job = Reported()
+    job.heard.clear()
+    job.presence.lose_all("Spark gave the job up")
+    assert job.heard == [core.SlotLost(slot, 1, "Spark gave the job up") for slot in range(3)]
+    assert job.failovers.counts["fallbacks"] == 1

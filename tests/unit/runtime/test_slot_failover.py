@@ -1,0 +1,131 @@
+"""Local failover on the side of the slots: whoever dies, and whenever, the output is that of a run without failure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flinkplus.protocol.ids import SubtaskId
+from tests.unit.runtime.slots_in_process import Cluster, graph_of, numbers
+
+ROWS = 2000
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Any]:
+    made: list[Cluster] = []
+
+    def cluster(stages: int, parallelism: int, seed: int, **options: Any) -> Cluster:
+        settings = {"batch_rows": 50, **options}
+        made.append(Cluster(tmp_path / str(len(made)), graph_of(ROWS, stages), parallelism, seed, **settings))
+        made[-1].deploy()
+        return made[-1]
+
+    yield cluster
+    for each in made:
+        each.close()
+
+
+def check(table: pa.Table) -> None:
+    """Each row of the input once, and the counts of each key are 1, 2, 3 ..."""
+    expected = numbers(0, ROWS)
+    rows = sorted(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
+    assert rows == sorted(zip(expected["k"].to_pylist(), expected["v"].to_pylist(), strict=True))
+    counts = defaultdict(list)
+    for key, count in zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True):
+        counts[key].append(count)
+    for key, found in counts.items():
+        assert sorted(found) == list(range(1, len(found) + 1)), key
+    if "s" in table.column_names:
+        assert table["s"].to_pylist() == table["n"].to_pylist()
+
+
+def test_without_failure(make):
+    cluster = make(1, 3, 0)
+    cluster.turns(10)
+    cluster.finish_checkpoint(cluster.trigger())
+    check(cluster.finish())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slot_dies(make, seed):
+    cluster = make(1, 3, seed)
+    cluster.turns(cluster.random.randint(0, 15))
+    cluster.finish_checkpoint(cluster.trigger())
+    cluster.turns(cluster.random.randint(0, 15))
+    cluster.kill(1)
+    cluster.fail_over(cluster.hosted(1))
+    cluster.turns(cluster.random.randint(0, 5))
+    check(cluster.finish())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_slot_dies_in_the_middle_of_a_checkpoint(make, seed):
+    cluster = make(1, 3, seed)
+    cluster.finish_checkpoint(cluster.trigger())
+    cluster.turns(cluster.random.randint(0, 8))
+    pending = cluster.trigger()
+    cluster.turns(cluster.random.randint(0, 3))
+    cluster.kill(2)
+    cluster.fail_over(cluster.hosted(2))
+    cluster.finish_checkpoint(pending)
+    check(cluster.finish())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_before_the_first_checkpoint(make, seed):
+    cluster = make(1, 3, seed)
+    cluster.turns(cluster.random.randint(0, 10))
+    cluster.kill(0)
+    cluster.fail_over(cluster.hosted(0))
+    check(cluster.finish())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_slot_after_the_other_and_back_again(make, seed):
+    cluster = make(1, 4, seed)
+    cluster.finish_checkpoint(cluster.trigger())
+    for victim in (1, 2, 1):
+        cluster.turns(cluster.random.randint(0, 6))
+        hosted = cluster.hosted(victim)
+        cluster.kill(victim)
+        if hosted:
+            cluster.fail_over(hosted)
+        cluster.turns(cluster.random.randint(0, 3))
+        cluster.join(victim)
+        cluster.finish_checkpoint(cluster.trigger())
+        home = [s for s in cluster.subtasks if s.index == victim and cluster.assignment[s] != victim]
+        cluster.fail_over(home, moves=dict.fromkeys(home, victim))  # the work is handed back
+    check(cluster.finish())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_subtask_in_the_middle_fails(make, seed):
+    """Its consumers have seen its messages: it must repeat its steps in the order it had chosen."""
+    cluster = make(2, 3, seed)
+    cluster.finish_checkpoint(cluster.trigger())
+    cluster.turns(cluster.random.randint(1, 10))
+    cluster.fail_over([SubtaskId("count", 1)])
+    cluster.turns(cluster.random.randint(0, 10))
+    pending = cluster.trigger()
+    cluster.turns(cluster.random.randint(0, 3))
+    cluster.fail_over([SubtaskId("numbers", 0)])
+    cluster.finish_checkpoint(pending)
+    cluster.turns(cluster.random.randint(0, 10))
+    cluster.fail_over([SubtaskId("count", 1), SubtaskId("count", 2)])
+    check(cluster.finish())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_logs_that_spill(make, seed):
+    cluster = make(1, 3, seed, cache_memory_mb=0)
+    cluster.finish_checkpoint(cluster.trigger())
+    cluster.turns(20)
+    cluster.kill(1)
+    cluster.fail_over(cluster.hosted(1))
+    check(cluster.finish())
