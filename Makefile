@@ -12,7 +12,7 @@ help: ## This list
 setup: ## Virtual environment with pinned dependencies in .venv, and Java 17+ (quick when nothing changed)
 	@bash scripts/setup.sh
 
-demo: setup ## WordCount over real text, one slot killed in the middle, result compared with Spark SQL
+demo: setup ## One slot of a WordCount killed, once with standbys, once with rollback; results compared with Spark SQL
 	@$(JAVA) $(BIN)/flinkplus demo
 
 test: setup ## Format, lint, types, import rule and all tests: what CI runs

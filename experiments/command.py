@@ -1,0 +1,18 @@
+"""``flinkplus experiment ...``: what the command line shows of this package.
+
+Rule: quick to import, since every ``flinkplus`` command does it; what an experiment needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.recovery import command as recovery
+
+
+def add_commands(commands: Any) -> None:
+    """Add ``experiment`` to the sub-commands of ``flinkplus``."""
+    experiment = commands.add_parser("experiment", help="measure recoveries, and what standbys cost")
+    kinds = experiment.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
+    recovery.add_recovery(kinds.add_parser("recovery", help="kill to first new output, by rollback and by standbys"))
+    recovery.add_cost(kinds.add_parser("cost", help="throughput, CPU and memory with 0, 1 and 2 standbys, no failures"))

@@ -1,0 +1,89 @@
+"""What experiments print: tables to stdout, a progress bar to stderr; and the options they share."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+WIDTH = 120
+
+
+class Bar(Protocol):
+    """A progress bar."""
+
+    def begin(self, what: str) -> None:
+        """Say what is going on."""
+
+    def end(self) -> None:
+        """One more is done."""
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the bar."""
+
+
+@contextlib.contextmanager
+def bar(total: int, what: str) -> Iterator[Bar]:
+    """A progress bar on stderr while the block runs."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TimeRemainingColumn(),
+    )
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+
+        class _Bar:
+            def begin(self, what: str) -> None:
+                progress.update(task, description=what)
+
+            def end(self) -> None:
+                progress.advance(task)
+
+            def say(self, text: str) -> None:
+                progress.console.print(text, markup=False, highlight=False)
+
+        yield _Bar()
+
+
+def show(*things: object) -> None:
+    """Print tables and lines to stdout, wide enough where nobody looks at a terminal."""
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    for thing in things:
+        console.print(thing, markup=False, highlight=False)
+
+
+def choices(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    """A parser of ``a,b`` that takes each of ``allowed`` at most once."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = tuple(part.strip() for part in text.split(","))
+        if not set(chosen) <= set(allowed) or len(set(chosen)) < len(chosen):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(allowed)}")
+        return chosen
+
+    return parse
+
+
+def whole_numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    """A parser of ``1,2,4``."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        try:
+            numbers = tuple(int(part) for part in text.split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or min(numbers) < least or len(set(numbers)) < len(numbers):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers from {least} up, such as 2,4")
+        return numbers
+
+    return parse

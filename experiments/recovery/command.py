@@ -1,0 +1,207 @@
+"""``flinkplus experiment recovery`` and ``flinkplus experiment cost``: options, runs, tables, files.
+
+Rules: whatever can be seen to be wrong is said before Spark is started; Ctrl-C ends the job and Spark, and what was
+found until then is written and shown; quick to import, as every ``flinkplus`` command does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments import console
+from experiments.beside import beside
+from experiments.recovery.settings import FAILURES, RECOVERIES, Case, Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from experiments.recovery.report import Document
+
+EXIT_OK, EXIT_FAILED = 0, 1
+DEFAULT_OUT = "results/recovery"
+
+
+def add_recovery(command: argparse.ArgumentParser) -> None:
+    """The options of ``flinkplus experiment recovery``."""
+    from flinkplus.cli.main import positive, positive_number
+
+    numbers, choices = console.whole_numbers, console.choices
+    command.add_argument("--parallelism", type=numbers(1), default=(1, 2, 4, 8), metavar="N,...")
+    command.add_argument("--recovery", type=choices(RECOVERIES), default=RECOVERIES, metavar=",".join(RECOVERIES))
+    command.add_argument("--failure", type=choices(FAILURES), default=FAILURES, metavar=",".join(FAILURES))
+    command.add_argument("--runs", type=positive, default=10, metavar="N", help="kills of each kind (default: 10)")
+    command.add_argument("--rate", type=positive_number, default=30_000.0, metavar="WORDS_PER_S")
+    command.add_argument("--interval", type=positive_number, default=1.0, metavar="S", help="between checkpoints")
+    command.add_argument("--seed", type=int, default=1, metavar="S")
+    command.add_argument("--replicas", type=positive, default=3, metavar="N", help="of each subtask (default: 3)")
+    command.add_argument(
+        "--state-keys", type=numbers(0), default=(0,), metavar="N,...", help="objects of 1 KB of further keyed state"
+    )
+    command.add_argument("--no-warm-up", action="store_true", help="measure from the first run on")
+    _add_output(command, "recovery.json")
+    command.set_defaults(run=run_recovery_command)
+
+
+def add_cost(command: argparse.ArgumentParser) -> None:
+    """The options of ``flinkplus experiment cost``."""
+    from flinkplus.cli.main import positive, positive_number
+
+    command.add_argument("--replicas", type=console.whole_numbers(1), default=(1, 2, 3), metavar="N,...")
+    command.add_argument("--parallelism", type=positive, default=4, metavar="N")
+    command.add_argument("--rate", type=positive_number, default=30_000.0, metavar="WORDS_PER_S")
+    command.add_argument("--interval", type=positive_number, default=1.0, metavar="S", help="between checkpoints")
+    command.add_argument("--rounds", type=positive, default=3, metavar="N", help="of every variant (default: 3)")
+    command.add_argument("--seconds", type=positive_number, default=10.0, metavar="S", help="measured in each run")
+    command.add_argument("--seed", type=int, default=1, metavar="S")
+    _add_output(command, "cost.json")
+    command.set_defaults(run=run_cost_command)
+
+
+def _add_output(command: argparse.ArgumentParser, name: str) -> None:
+    command.add_argument("--json", metavar="FILE", help=f"raw data (default: {name} in the directory of --out)")
+    command.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help=f"for files (default: {DEFAULT_OUT})")
+    command.add_argument("--master", metavar="URL", help="Spark master (default: local)")
+
+
+def run_recovery_command(arguments: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    settings = Settings(
+        parallelism=arguments.parallelism,
+        recovery=arguments.recovery,
+        failure=arguments.failure,
+        runs=arguments.runs,
+        rate=arguments.rate,
+        interval=arguments.interval,
+        seed=arguments.seed,
+        replicas=arguments.replicas,
+        state_keys=arguments.state_keys,
+        warm_up=not arguments.no_warm_up,
+    )
+    out = Path(arguments.out)
+    content = run_recovery(settings, Path(arguments.json or out / "recovery.json"), out, arguments.master)
+    return EXIT_OK if all(run["exact"] for run in content["runs"]) else EXIT_FAILED
+
+
+def run_recovery(settings: Settings, json_path: Path, out: Path, master: str | None = None) -> dict[str, Any]:
+    """Check the settings, run everything, print tables, write JSON and pictures; returns the document.
+
+    Raises ``ConfigurationError`` and the like before anything runs; on ``KeyboardInterrupt`` what there is is written.
+    """
+    from experiments.recovery.report import RecoveryDocument
+    from experiments.recovery.runner import Runner
+
+    settings.check()
+    _check_writable(json_path, out / "recovery.png")
+    document = RecoveryDocument(settings, json_path)
+    with (
+        _shown(document, lambda content: show_recovery(content, out)),
+        _session(master, max(settings.parallelism)) as spark,
+    ):
+        first = "warming up" if settings.warm_up else "starting"
+        with (
+            tempfile.TemporaryDirectory(prefix="flinkplus-recovery-") as directory,
+            console.bar(len(settings.cases()), first) as bar,
+        ):
+
+            def begun(case: Case) -> None:
+                bar.begin(f"parallelism {case.parallelism}, {case.failure}, {case.recovery}")
+
+            runner = Runner(spark, settings, Path(directory), begun)
+            for outcome in beside(runner.outcomes(), runner.stop):
+                document.add_timeline(outcome.timeline if outcome.figures["exact"] else None)
+                document.add(outcome.figures)
+                bar.end()
+                if outcome.figures["error"] is not None:
+                    bar.say(f"a run failed: {outcome.figures['error']}")
+    return document.content
+
+
+def show_recovery(content: dict[str, Any], out: Path) -> None:
+    """Tables to stdout, pictures to ``out``."""
+    from experiments.recovery import pictures, report
+
+    console.show(*report.tables(content))
+    for run in content["runs"]:
+        if run["error"] or not run["exact"]:
+            what = f"parallelism {run['parallelism']}, {run['recovery']}, {run['failure']}, run {run['run']}"
+            wrong = f"{run.get('wrong_words')} words differ, such as {run.get('example_of_wrong_word')!r}"
+            console.show(f"{what}: {run['error'] or wrong}")
+    for name, draw in (
+        ("recovery.png", pictures.recovery_by_parallelism),
+        ("state.png", pictures.recovery_by_state),
+        ("timeline.png", pictures.timeline),
+    ):
+        if draw(content, out / name):
+            console.show(f"written: {out / name}")
+
+
+def run_cost_command(arguments: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    from experiments.recovery.cost import CostSettings, cost_document, cost_table, run_costs
+
+    settings = CostSettings(
+        replicas=arguments.replicas,
+        parallelism=arguments.parallelism,
+        rate=arguments.rate,
+        interval=arguments.interval,
+        rounds=arguments.rounds,
+        seconds=arguments.seconds,
+        seed=arguments.seed,
+    )
+    settings.check()
+    json_path = Path(arguments.json or Path(arguments.out) / "cost.json")
+    _check_writable(json_path)
+    document = cost_document(settings, json_path)
+    total = 2 * settings.rounds * len(settings.variants)
+    with (
+        _shown(document, lambda content: console.show(cost_table(content))),
+        _session(arguments.master, settings.parallelism) as spark,
+        console.bar(total, "costs") as bar,
+    ):
+        stop = threading.Event()
+        for figures in beside(run_costs(spark, settings, stop), stop.set):
+            document.add(figures)
+            bar.end()
+            bar.begin(f"round {figures['round'] + 1}, {figures['kind']}, {figures['variant']}")
+    return EXIT_OK
+
+
+def _check_writable(*paths: Path) -> None:
+    from flinkplus.cli.main import check_json
+
+    for path in paths:
+        check_json(str(path))
+
+
+@contextlib.contextmanager
+def _shown(document: Document, show: Any) -> Iterator[None]:
+    """However the block ends, what was found is shown, if anything was."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        document.interrupted()
+        raise
+    finally:
+        if document.content["runs"]:
+            show(document.content)
+            console.show(f"written: {document.path}")
+
+
+@contextlib.contextmanager
+def _session(master: str | None, slots: int) -> Iterator[SparkSession]:
+    """One SparkSession for all runs; its start costs seconds."""
+    from flinkplus.cli import session
+
+    master = master or session.default_master(slots)
+    session.check_master(master, slots)
+    spark = session.open_session(master)
+    try:
+        yield spark
+    finally:
+        spark.stop()

@@ -1,0 +1,162 @@
+"""The pictures of the experiment, drawn from its document alone, so that they can be drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from experiments.recovery.summary import CASE
+
+COLOURS = {"rollback": "#c0504d", "standby": "#1f77b4"}
+PHASE_COLOURS = {
+    "detect": "#d9534f",
+    "fence": "#9467bd",
+    "promote": "#f0ad4e",
+    "restore": "#5bc0de",
+    "replay": "#5cb85c",
+}
+FAILURE_NAMES = {"sigkill": "SIGKILL of a slot", "exception": "exception in a subtask"}
+ORDER = ("rollback", "standby")
+DPI = 120
+SHOWN_MS = 0.5
+TOP_OVER_USUAL = 4.0
+"""The height of a timeline over the usual rate: what is worked off after a rollback would dwarf everything else."""
+
+
+def recovery_by_parallelism(content: dict[str, Any], target: Path) -> bool:
+    """Every run as a dot, medians with their interval, one field for each failure. ``False``: nothing to draw."""
+    least = min((row["state_keys"] for row in content["summary"]), default=0)
+    rows = [row for row in content["summary"] if row["state_keys"] == least]
+    return _recoveries(content["runs"], rows, "parallelism", "parallelism", target)
+
+
+def recovery_by_state(content: dict[str, Any], target: Path) -> bool:
+    """The same against the size of the state, at the highest parallelism. ``False``: there is one size only."""
+    most = max((row["parallelism"] for row in content["summary"]), default=0)
+    rows = [row for row in content["summary"] if row["parallelism"] == most]
+    if len({row["state_keys"] for row in rows}) < 2:
+        return False
+    return _recoveries(content["runs"], rows, "state_keys", "objects of 1 KB in the keyed state of the job", target)
+
+
+def _recoveries(
+    runs: Sequence[dict[str, Any]], summary: Sequence[dict[str, Any]], key: str, label: str, target: Path
+) -> bool:
+    summary = [row for row in summary if row["median_ms"] is not None]
+    failures = sorted({row["failure"] for row in summary}, reverse=True)
+    if not failures:
+        return False
+    figure, fields = plt.subplots(1, len(failures), figsize=(5 * len(failures), 4), dpi=DPI, sharey=True, squeeze=False)
+    levels = sorted({row[key] for row in summary})
+    for axes, failure in zip(fields[0], failures, strict=True):
+        recoveries = [r for r in ORDER if any((row["failure"], row["recovery"]) == (failure, r) for row in summary)]
+        for at, recovery in enumerate(recoveries):
+            rows = [row for row in summary if (row["failure"], row["recovery"]) == (failure, recovery)]
+            shift = 0.24 * (at - (len(recoveries) - 1) / 2)
+            _draw_recovery(axes, runs, rows, [levels.index(row[key]) + shift for row in rows])
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.yaxis.set_minor_formatter("")
+        axes.set_xticks(range(len(levels)), [f"{level:,}" for level in levels])
+        axes.set_xlim(-0.5, len(levels) - 0.5)
+        axes.set_xlabel(label)
+        axes.set_title(FAILURE_NAMES.get(failure, failure), fontsize=10)
+        axes.grid(axis="y", which="both", linewidth=0.3, alpha=0.6)
+    fields[0][0].set_ylabel("kill to first new output of the failed keys (ms)")
+    handles, labels = max((axes.get_legend_handles_labels() for axes in fields[0]), key=lambda found: len(found[1]))
+    figure.legend(handles, labels, fontsize=8, loc="lower center", ncols=len(labels), frameon=False)
+    _save(figure, target, (0, 0.06, 1, 1))
+    return True
+
+
+def _draw_recovery(
+    axes: Axes, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], places: Sequence[float]
+) -> None:
+    """One mode: ``rows`` of the summary at ``places``, with their runs around them."""
+    recovery = rows[0]["recovery"]
+    colour = COLOURS[recovery]
+    for row, place in zip(rows, places, strict=True):
+        mine = [run for run in runs if all(run[key] == row[key] for key in CASE)]
+        times = [run["recovery_ms"] for run in mine if run["recovery_ms"] is not None]
+        axes.scatter(place + np.linspace(-0.05, 0.05, len(times)), times, s=8, color=colour, alpha=0.4, linewidths=0)
+    medians = [row["median_ms"] for row in rows]
+    below = [row["median_ms"] - row["median_low_ms"] for row in rows]
+    above = [row["median_high_ms"] - row["median_ms"] for row in rows]
+    label = f"{recovery} (median, 95 % interval)"
+    axes.errorbar(places, medians, [below, above], color=colour, marker="D", markersize=5, capsize=4, label=label)
+
+
+def timeline(content: dict[str, Any], target: Path) -> bool:
+    """Output around one kill in each mode, one above the other. ``False``: nothing to draw."""
+    chosen = choose_timelines(content["timelines"])
+    if not chosen:
+        return False
+    figure, fields = plt.subplots(
+        len(chosen), 1, figsize=(9, 3.2 * len(chosen)), dpi=DPI, sharex=True, sharey=True, squeeze=False
+    )
+    for axes, one in zip(fields[:, 0], chosen, strict=True):
+        _draw_timeline(axes, one)
+    usual = float(np.median([rates for one in chosen for rates in one["rows_per_s"].values()])) / 1e3
+    fields[0][0].set_ylim(0, max(1e-3, TOP_OVER_USUAL * usual))
+    fields[-1][0].set_xlabel("seconds since the kill")
+    _save(figure, target)
+    return True
+
+
+def choose_timelines(timelines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same kill in each mode: a SIGKILL if there is one, at the largest parallelism, with the least state."""
+    if not timelines:
+        return []
+    best = max(timelines, key=lambda one: (one["failure"] == "sigkill", one["parallelism"], -one["state_keys"]))
+    case = ("failure", "parallelism", "state_keys")
+    same = [one for one in timelines if all(one[key] == best[key] for key in case)]
+    return sorted(same, key=lambda one: ORDER.index(one["recovery"]))
+
+
+def _draw_timeline(axes: Axes, one: dict[str, Any]) -> None:
+    failed = set(one["failed"])
+    labelled = set()
+    for subtask, rates in sorted(one["rows_per_s"].items(), key=lambda entry: entry[0] in failed):
+        times = one["bucket_s"] * (np.arange(len(rates)) + 0.5) - one["kill_at_s"]
+        hit = subtask in failed
+        label = f"{subtask} (failed)" if hit else "the other partitions"
+        axes.plot(
+            times,
+            np.array(rates) / 1e3,
+            color="#c0504d" if hit else "#7f9db9",
+            linewidth=1.8 if hit else 0.9,
+            alpha=1.0 if hit else 0.7,
+            label=None if label in labelled else label,
+        )
+        labelled.add(label)
+    axes.axvline(0, color="black", linestyle="--", linewidth=1)
+    begin = 0.0
+    for phase, colour in PHASE_COLOURS.items():
+        took = one["phases_ms"].get(phase)
+        if took and took >= SHOWN_MS:
+            axes.axvspan(
+                begin, begin + took / 1e3, color=colour, alpha=0.3, linewidth=0, label=f"{phase} {took:,.0f} ms"
+            )
+        begin += (took or 0.0) / 1e3
+    total = one["recovery_ms"]
+    took = "never recovered" if total is None else f"first new output of the failed keys after {total:,.0f} ms"
+    most = max((max(rates) for rates in one["rows_per_s"].values()), default=0.0) / 1e3
+    title = f"{one['recovery']}, parallelism {one['parallelism']}: {took} (highest rate: {most:,.0f} thousand rows/s)"
+    axes.set_title(title, fontsize=10)
+    axes.set_ylabel("new rows/s (thousands)")
+    axes.legend(fontsize=7, loc="upper left", ncols=2)
+
+
+def _save(figure: Any, target: Path, field: tuple[float, float, float, float] = (0, 0, 1, 1)) -> None:
+    figure.tight_layout(rect=field)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target)
+    plt.close(figure)

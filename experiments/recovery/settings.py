@@ -1,0 +1,96 @@
+"""What to run: every combination of parallelism, size of state, failure, run and recovery mode, in a fixed order.
+
+Rules: a run's text, moment and subtask depend on the seed, the parallelism, the failure and the number of the run, not
+on the recovery mode, and the modes take turns: what else happens on the machine happens to both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flinkplus.config import options_from
+
+RECOVERIES = ("standby", "rollback")
+FAILURES = ("sigkill", "exception")
+BALLAST_KEYS_PER_S = 40_000
+CHECKPOINTS_BEFORE = 2
+INTERVALS = 3.5
+"""Checkpoint intervals before the latest possible kill."""
+AFTER_S = 5.0
+HELD_ENTRIES = 60_000
+"""Keys of each state in memory when there is ballast: all words fit, all of the ballast does not."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to run. ``state_keys``: objects of 1 KB in the keyed state of the job, beside the words."""
+
+    parallelism: tuple[int, ...]
+    recovery: tuple[str, ...] = RECOVERIES
+    failure: tuple[str, ...] = ("exception", "sigkill")
+    runs: int = 10
+    rate: float = 30_000.0
+    interval: float = 1.0
+    seed: int = 1
+    replicas: int = 3
+    state_keys: tuple[int, ...] = (0,)
+    warm_up: bool = True
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for what no run would accept."""
+        for recovery in self.recovery:
+            options_from({}, {"recovery": recovery})
+        for case in self.cases():
+            options_from({}, self.options(case))
+
+    def cases(self) -> list[Case]:
+        """All runs, in their order."""
+        return [
+            Case(parallelism, recovery, failure, state_keys, run, self._seed(parallelism, failure, state_keys, run))
+            for parallelism in self.parallelism
+            for state_keys in self.state_keys
+            for failure in self.failure
+            for run in range(self.runs)
+            for recovery in self.recovery
+        ]
+
+    def _seed(self, parallelism: int, failure: str, state_keys: int, run: int) -> int:
+        parts = (self.seed, parallelism, FAILURES.index(failure), state_keys, run)
+        import numpy as np
+
+        return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+    def options(self, case: Case) -> dict[str, Any]:
+        """The options of a run's job."""
+        options: dict[str, Any] = {
+            "parallelism": case.parallelism,
+            "checkpoint_interval": self.interval,
+            "recovery": case.recovery,
+        }
+        if case.recovery == "standby":
+            options["replicas"] = self.replicas
+        if case.state_keys:
+            options["memtable_entries"] = HELD_ENTRIES
+        return options
+
+    def words(self, state_keys: int) -> int:
+        """How long the text must be."""
+        fill_s = 2 * state_keys / BALLAST_KEYS_PER_S
+        return round(self.rate * (INTERVALS * self.interval + AFTER_S + fill_s))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run."""
+
+    parallelism: int
+    recovery: str
+    failure: str
+    state_keys: int
+    run: int
+    seed: int
+
+    @property
+    def group(self) -> tuple[int, str, str, int]:
+        return self.parallelism, self.recovery, self.failure, self.state_keys
