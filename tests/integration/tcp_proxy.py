@@ -23,6 +23,9 @@ class Proxy:
         self.hosts = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.mode = "pass"
         self._pairs: dict[socket.socket, tuple[socket.socket, bool]] = {}  # the other end; whether we are the client's
+        self._gaps: set[socket.socket] = (
+            set()
+        )  # where something was kept back: what follows must not pass, as in any TCP
         self._wake, self._woken = socket.socketpair()
         self._cut = False
         self._stopping = False
@@ -77,8 +80,11 @@ class Proxy:
         other, is_client = self._pairs[end]
         try:
             data = end.recv(CHUNK)
-            if data and (self.mode == "pass" or (self.mode == "deaf" and is_client)):
+            passes = self.mode == "pass" or (self.mode == "deaf" and is_client)
+            if data and passes and end not in self._gaps:
                 other.sendall(data)
+            elif data:
+                self._gaps.add(end)
         except OSError:
             data = b""
         if not data:
