@@ -1,6 +1,7 @@
 """The benchmark: ``python -m experiments.bench [--json FILE] [--quick] [--soak-minutes M]``.
 
-What is measured, each in this one run:
+The engine alone, that is without standbys; what these cost is told by ``flinkplus experiment cost``. What is measured,
+each in this one run:
 
 - *throughput*: WordCount emitting the running count of every word, RocksDB state, exactly-once, a checkpoint every
   second, unlimited rate, a Zipf text of 1.1 M words read over and over for 30 s at parallelism 2;
@@ -40,6 +41,7 @@ VOCABULARY = 50_000
 SEED = 1
 PARALLELISM = 2
 ENDLESS = 1_000_000_000
+ALONE = {"recovery": "rollback"}
 MEMORY_PERIOD_S = 1.0
 STEPS = ("throughput", "checkpoint_cost", "scaling", "snapshot", "memory")
 
@@ -50,7 +52,7 @@ def throughput(spark: SparkSession, path: str, seconds: float, interval: float |
         input=path,
         repeat=ENDLESS,
         duration_s=seconds,
-        options={"parallelism": PARALLELISM, "checkpoint_interval": interval},
+        options={"parallelism": PARALLELISM, "checkpoint_interval": interval, **ALONE},
     )
     result = run_wordcount(spark, run, progress=False)
     complete = [c for c in result["checkpoints"] if c["status"] == "complete"]
@@ -89,7 +91,7 @@ def scaling(spark: SparkSession, path: str, base: int) -> dict[str, Any]:
     """Time per word of ``base`` rounds of the input, and of ten times as many."""
     times = {}
     for repeat in (base, base * 10):
-        run = WordCount(input=path, repeat=repeat, options={"parallelism": PARALLELISM})
+        run = WordCount(input=path, repeat=repeat, options={"parallelism": PARALLELISM, **ALONE})
         result = run_wordcount(spark, run, progress=False)
         if result["words"] != WORDS * repeat or result["output_rows"] != WORDS * repeat:
             raise AssertionError(f"{result['words']} words and {result['output_rows']} rows for {WORDS * repeat} words")
@@ -103,7 +105,7 @@ def scaling(spark: SparkSession, path: str, base: int) -> dict[str, Any]:
 
 def memory(spark: SparkSession, path: str, minutes: float) -> dict[str, Any]:
     """Resident memory of the slots in the first and the last minute of a run at unlimited rate."""
-    env = StreamEnvironment(spark, parallelism=PARALLELISM)
+    env = StreamEnvironment(spark, parallelism=PARALLELISM, **ALONE)
     draw(env, WordCount(repeat=ENDLESS), path)
     samples: list[tuple[float, dict[int, int]]] = []
     with env.execute("memory") as job:
