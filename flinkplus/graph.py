@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import Operator
+from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
 
@@ -131,6 +132,14 @@ class JobGraph:
     def producer_vertex(self, edge: int) -> Vertex:
         producer = self.exchanges[edge].producer
         return next(vertex for vertex in self.vertices if producer in vertex.nodes)
+
+    def inputs_of(self, subtask: SubtaskId, parallelism: int) -> list[tuple[ChannelId, SubtaskId]]:
+        """The input channels of a subtask, each with its producer."""
+        return [
+            (ChannelId(edge, index, subtask.index), SubtaskId(self.producer_vertex(edge).name, index))
+            for edge in self.vertex_of(subtask.vertex).inputs
+            for index in range(parallelism)
+        ]
 
     def fingerprint(self, parallelism: int) -> str:
         """A digest of the shape: names, kinds, schemas, exchanges, parallelism. State only fits the same shape."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 from flinkplus.operators.keys import HashPartitioner
 from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.determinants import StepLog
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.runtime.wire import Kind, Message, encode, encode_records
 from upstream_cache.log import OutputLog
 from upstream_cache.retention import Retention
@@ -260,6 +260,7 @@ class InputChannel:
     """The consumer's end of one channel. ``peer`` is the producer's slot, ``None`` when it is this one."""
 
     channel: ChannelId
+    producer: SubtaskId
     peer: int | None
     cursor: InputCursor
     queue: deque[tuple[Message, Any]] = field(default_factory=deque)
@@ -276,9 +277,17 @@ class InputGate:
         self.channels: dict[ChannelId, InputChannel] = {}
         self._order: deque[InputChannel] = deque()
 
-    def add(self, channel: ChannelId, peer: int | None, generation: Generation, first: int, ended: bool) -> None:
-        """Add a channel whose producer has ``generation``; ``first`` is the next ``seq`` on it."""
-        end = InputChannel(channel, peer, InputCursor(channel, generation, self._window, Seq(first)))
+    def add(
+        self,
+        channel: ChannelId,
+        producer: SubtaskId,
+        peer: int | None,
+        generation: Generation,
+        first: int,
+        ended: bool,
+    ) -> None:
+        """Add a channel whose ``producer`` has ``generation``; ``first`` is the next ``seq`` on it."""
+        end = InputChannel(channel, producer, peer, InputCursor(channel, generation, self._window, Seq(first)))
         end.ended = ended
         self.channels[channel] = end
         self._order.append(end)
@@ -318,7 +327,7 @@ class InputGate:
     def announce(self) -> None:
         """Tell every producer where this subtask is: it is new, or a stream is."""
         for end in self.channels.values():
-            self._grant(end, end.cursor.consumed)
+            self.grant_anew(end)
 
     def grant_anew(self, end: InputChannel) -> None:
         """The producer of ``end`` is another one now: tell it how far this subtask is."""

@@ -135,14 +135,15 @@ class Slot:
         self.index = index
         self._config = config
         self._options = config.options
+        self.parallelism = config.options.parallelism
         self._scratch = scratch
-        self._graph: JobGraph = cloudpickle.loads(config.plan)
+        self.graph: JobGraph = cloudpickle.loads(config.plan)
         self._storage = CheckpointStorage(config.checkpoint_dir)
         self._inbox: queue.SimpleQueue[SlotEvent] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
         self._data = DataPlane(index, config.token, slot_host(config), self._inbox.put)
         self._link = ControlLink(config.coordinator, config.token, self._options.heartbeat_interval, self._inbox.put)
-        self.active = ActiveSubtasks(self._graph)
+        self.active = ActiveSubtasks(self.graph)
         self.slots: dict[SubtaskId, int] = {}
         self.generations: dict[SubtaskId, Generation] = {}
         self._generation = Generation(0)
@@ -474,15 +475,6 @@ class Slot:
         self._restore_ms = (time.perf_counter() - begun) * 1e3
         self._finish_deployment()
 
-    def inputs_of(self, name: SubtaskId) -> list[tuple[ChannelId, SubtaskId]]:
-        """The input channels of a subtask, with their producers."""
-        found = []
-        for edge in self._graph.vertex_of(name.vertex).inputs:
-            producer = self._graph.producer_vertex(edge)
-            for index in range(self._options.parallelism):
-                found.append((ChannelId(edge, index, name.index), SubtaskId(producer.name, index)))
-        return found
-
     def build(
         self,
         name: SubtaskId,
@@ -493,8 +485,8 @@ class Slot:
     ) -> Subtask:
         """A subtask restored from ``handle`` (empty: the start), not yet active. Raises whatever restoring raises."""
         plan = SubtaskPlan(
-            graph=self._graph,
-            vertex=self._graph.vertex_of(name.vertex),
+            graph=self.graph,
+            vertex=self.graph.vertex_of(name.vertex),
             subtask=name,
             generation=self.generations[name],
             options=self._options,

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from flinkplus.graph import JobGraph
 from flinkplus.protocol.determinants import Run, merge
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks
 from flinkplus.runtime.names import parse_subtask
@@ -35,15 +36,14 @@ class Host(Protocol):
     """What the slot offers."""
 
     index: int
+    parallelism: int
+    graph: JobGraph
     active: ActiveSubtasks
     slots: dict[SubtaskId, int]
     generations: dict[SubtaskId, Generation]
 
     def report(self, message: control.ControlMessage) -> None:
         """Send to the coordinator."""
-
-    def inputs_of(self, name: SubtaskId) -> list[tuple[ChannelId, SubtaskId]]:
-        """The input channels of a subtask, with their producers."""
 
     def build(
         self, name: SubtaskId, handle: dict[str, Any], checkpoint: CheckpointId, mark: int | None, promotion: Promotion
@@ -114,7 +114,7 @@ class SlotFailover:
         """What is about to become active begins where its version was taken."""
         for name, told in promotion.subtasks.items():
             inputs = told["handle"].get("operator_state", {}).get("inputs", {})
-            for channel, producer in self._host.inputs_of(name):
+            for channel, producer in self._host.graph.inputs_of(name, self._host.parallelism):
                 if producer in failed:
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
 
@@ -122,7 +122,7 @@ class SlotFailover:
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
     ) -> None:
         for channel, end in subtask.inputs.channels.items():
-            producer = subtask.producer_of(channel)
+            producer = end.producer
             if producer not in failed:
                 continue
             end.cursor.replace_producer(Generation(generation))
@@ -130,9 +130,9 @@ class SlotFailover:
             answer.received[str(channel)] = end.cursor.expected
             run = subtask.known.of(producer) if subtask.known is not None else None
             if run is not None:
-                runs = answer.determinants.setdefault(str(producer), [])
-                if [run[0], list(run[1])] not in runs:
-                    runs.append([run[0], list(run[1])])
+                runs, told = answer.determinants.setdefault(str(producer), []), [run[0], list(run[1])]
+                if told not in runs:
+                    runs.append(told)
             subtask.inputs.grant_anew(end)
 
     def _fence_outputs(

@@ -81,15 +81,14 @@ class SubtaskPlan:
     mark: int | None
     promotion: Promotion | None = None
 
-    def slot_of(self, vertex: Vertex, index: int) -> int | None:
+    def slot_of(self, subtask: SubtaskId) -> int | None:
         """The slot of another subtask, ``None`` when it is this one's."""
-        slot = self.slots[SubtaskId(vertex.name, index)]
+        slot = self.slots[subtask]
         return None if slot == self.slot else slot
 
-    def peer(self, vertex: Vertex, index: int, channel: ChannelId) -> Peer:
+    def peer(self, consumer: SubtaskId, channel: ChannelId) -> Peer:
         """A consumer of this subtask."""
-        consumer = SubtaskId(vertex.name, index)
-        slot, generation = self.slot_of(vertex, index), self.generations[consumer]
+        slot, generation = self.slot_of(consumer), self.generations[consumer]
         if self.promotion is None:
             return Peer(slot, generation)
         if consumer in self.promotion.resuming:
@@ -174,9 +173,10 @@ class Subtask:
         except BaseException:
             self.close()
             raise
-        self._by_position = [self.inputs.channels[channel] for channel in sorted(self.inputs.channels)]
-        self._position = {channel: at for at, channel in enumerate(sorted(self.inputs.channels))}
-        self._alignment = BarrierAlignment(self.id, tuple(sorted(self.inputs.channels)))
+        channels = tuple(sorted(self.inputs.channels))
+        self._by_position = [self.inputs.channels[channel] for channel in channels]
+        self._position = {channel: at for at, channel in enumerate(channels)}
+        self._alignment = BarrierAlignment(self.id, channels)
         self._mark = plan.mark
         self._fresh = promotion is not None  # nothing new was put out since the promotion
         self._pacer, self._rate_node, self._rate = self._make_pacer()
@@ -205,18 +205,14 @@ class Subtask:
         plan = self.plan
         ended = set(saved.get("ended_channels", ()))
         first_in, first_out = saved.get("inputs", {}), saved.get("outputs", {})
-        for edge in plan.vertex.inputs:
-            producer = plan.graph.producer_vertex(edge)
-            for index in range(plan.options.parallelism):
-                channel = ChannelId(edge, index, self.id.index)
-                name = str(channel)
-                generation = plan.generations[SubtaskId(producer.name, index)]
-                slot = plan.slot_of(producer, index)
-                self.inputs.add(channel, slot, generation, first_in.get(name, 0), name in ended)
+        for channel, producer in plan.graph.inputs_of(self.id, plan.options.parallelism):
+            name = str(channel)
+            slot, generation = plan.slot_of(producer), plan.generations[producer]
+            self.inputs.add(channel, producer, slot, generation, first_in.get(name, 0), name in ended)
         for edge in plan.vertex.outputs:
             consumer = plan.graph.consumer_vertex(edge)
             peers = [
-                plan.peer(consumer, index, ChannelId(edge, self.id.index, index))
+                plan.peer(SubtaskId(consumer.name, index), ChannelId(edge, self.id.index, index))
                 for index in range(plan.options.parallelism)
             ]
             self.outputs.add_edge(edge, plan.graph.exchanges[edge].columns, self.id.index, peers, first_out)
@@ -299,10 +295,6 @@ class Subtask:
         if self._steps is not None:
             self._steps.begin(choice, value)
 
-    def producer_of(self, channel: ChannelId) -> SubtaskId:
-        """The subtask at the other end of an input channel."""
-        return SubtaskId(self.plan.graph.producer_vertex(channel.edge).name, channel.producer)
-
     def consumer_of(self, channel: ChannelId) -> SubtaskId:
         """The subtask at the other end of an output channel."""
         return SubtaskId(self.plan.graph.consumer_vertex(channel.edge).name, channel.consumer)
@@ -315,15 +307,14 @@ class Subtask:
         match end.cursor.accept(message.generation, message.seq):
             case Accept():
                 if self.known is not None:
-                    self._learn(message)
+                    self._learn(end.producer, message)
                 end.queue.append((message, payload))
             case Duplicate():
                 # Sent again over a new stream: the credit that would have told so was lost with the old one.
                 self._ports.grant(self.generation, end, end.cursor.consumed)
 
-    def _learn(self, message: Message) -> None:
+    def _learn(self, producer: SubtaskId, message: Message) -> None:
         assert self.known is not None
-        producer = self.producer_of(message.channel)
         if message.determinants:
             self.known.learn(producer, message.determinants)
         if message.kind is Kind.BARRIER:
