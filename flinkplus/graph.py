@@ -133,6 +133,15 @@ class JobGraph:
         producer = self.exchanges[edge].producer
         return next(vertex for vertex in self.vertices if producer in vertex.nodes)
 
+    def has_keyed_state(self, vertex: Vertex) -> bool:
+        """Whether the subtasks of a vertex have keyed state."""
+        bodies = [self.nodes[i].body for i in vertex.nodes]
+        return any(isinstance(body, Operator) and bool(body.key_columns) for body in bodies)
+
+    def has_sink(self, vertex: Vertex) -> bool:
+        """Whether the subtasks of a vertex put rows out."""
+        return any(isinstance(self.nodes[i].body, Sink) for i in vertex.nodes)
+
     def inputs_of(self, subtask: SubtaskId, parallelism: int) -> list[tuple[ChannelId, SubtaskId]]:
         """The input channels of a subtask, each with its producer."""
         return [

@@ -25,7 +25,6 @@ from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.config import Options
 from flinkplus.errors import FlinkPlusError, JobFailed, PeerProtocolError
 from flinkplus.graph import JobGraph
-from flinkplus.operators.base import Operator
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.effects import JobState
@@ -60,7 +59,6 @@ from flinkplus.runtime.presence import Presence
 from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.reports import Reports
-from flinkplus.sinks.base import Sink
 
 MAX_IDLE_S = 0.2
 STOP_AT_ONCE_S = 3.0
@@ -147,8 +145,7 @@ class Coordinator:
     def _has_results(self, subtask: str) -> bool:
         """Whether a subtask has a sink or keyed state."""
         vertex = self.graph.vertex_of(parse_subtask(subtask).vertex)
-        bodies = [self.graph.nodes[index].body for index in vertex.nodes]
-        return any(isinstance(b, Sink) or (isinstance(b, Operator) and bool(b.key_columns)) for b in bodies)
+        return self.graph.has_sink(vertex) or self.graph.has_keyed_state(vertex)
 
     # --- seen from other threads
 

@@ -26,7 +26,6 @@ from typing_extensions import assert_never
 from flinkplus.config import Options
 from flinkplus.errors import CorruptState, PeerProtocolError
 from flinkplus.graph import JobGraph, Vertex
-from flinkplus.operators.base import Operator
 from flinkplus.operators.columns import merge
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.alignment import BarrierAlignment
@@ -39,7 +38,6 @@ from flinkplus.runtime.gates import InputChannel, InputGate, OutputGate, Peer
 from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
 from flinkplus.runtime.wire import Kind, Message, decode_records
-from flinkplus.sinks.base import Sink
 from flinkplus.state.backend import Prepared, SubtaskState
 from flinkplus.state.versions import PendingSnapshot
 from upstream_cache.retention import Retention
@@ -119,12 +117,6 @@ class Pending:
     rest: dict[str, Any] = field(default_factory=dict)
 
 
-def needs_state(graph: JobGraph, vertex: Vertex) -> bool:
-    """Whether the subtasks of a vertex have keyed state."""
-    bodies = [graph.nodes[i].body for i in vertex.nodes]
-    return any(isinstance(body, Operator) and body.key_columns for body in bodies)
-
-
 class Subtask:
     """One active subtask of one generation."""
 
@@ -138,7 +130,6 @@ class Subtask:
         self._step: Iterator[None] | None = None
         self._taken: list[tuple[InputChannel, int]] = []
         self._pending: dict[CheckpointId, Pending] = {}
-        self._started = 0.0
         self._draining = False
         self.ended = False
         self.busy_s = 0.0
@@ -163,10 +154,9 @@ class Subtask:
             self._steps,
         )
         self.inputs = InputGate(options.window, lambda end, consumed: ports.grant(self.generation, end, consumed))
-        self.state: SubtaskState | None = ports.state(plan) if needs_state(graph, vertex) else None
+        self.state: SubtaskState | None = ports.state(plan) if graph.has_keyed_state(vertex) else None
         self.operators: FusedOperators | None = None
-        sinks = any(isinstance(graph.nodes[i].body, Sink) for i in vertex.nodes)
-        traced = options.trace_output if sinks else None
+        traced = options.trace_output if graph.has_sink(vertex) else None
         self._trace = None if traced is None else OutputRecorder(traced, str(self.id), self.generation)
         try:
             self._restore()
