@@ -297,7 +297,6 @@ class Failovers:
             str(subtask): {
                 "version": version,
                 "handle": self._handles.get(subtask, CheckpointId(version)),
-                "home": effect.slot == subtask.index % self._dispatch.members.slots,
                 **self._answers.about(subtask, self._topology),
             }
             for subtask, version in effect.subtasks

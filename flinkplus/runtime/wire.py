@@ -16,7 +16,7 @@ Rules: nothing of a malformed frame is delivered (``PeerProtocolError``); decodi
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, decoded, merge
+from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, decoded
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 
 FORMAT_VERSION = 2
@@ -182,8 +182,3 @@ def _schema_of(serialized: bytes) -> pa.Schema:
             _known_schemas.clear()
         _known_schemas[serialized] = schema
     return schema
-
-
-def decode_many(payloads: Sequence[Any]) -> pa.RecordBatch:
-    """The rows of several payloads (at least one) of one channel or one edge, in order, as one batch; see ``merge``."""
-    return merge([decode_records(payload) for payload in payloads])

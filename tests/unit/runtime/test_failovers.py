@@ -47,7 +47,6 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
     assert order.subtasks["lines[1]"] == {
         "version": 0,
         "handle": {},
-        "home": False,
         "received": {"0:1->0": 3, "0:1->2": 4},
         "marks": {},
         "determinants": [[0, [1, 2]], [7, [3]]],

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.operators.columns import plain
+from flinkplus.operators.columns import merge, plain
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime import control
 from flinkplus.runtime.wire import (
@@ -18,7 +18,6 @@ from flinkplus.runtime.wire import (
     Kind,
     Message,
     decode_frame,
-    decode_many,
     decode_records,
     encode,
     encode_records,
@@ -90,7 +89,7 @@ def test_records_come_back_one_by_one_and_together(data: st.DataObject, schema: 
         assert plain(got, schema).schema.equals(schema, check_metadata=True)
         assert got.schema.metadata == schema.metadata
         assert [field.nullable for field in got.schema] == [field.nullable for field in schema]
-    together = decode_many(views)
+    together = merge([decode_records(view) for view in views])
     together.validate(full=True)
     assert together.to_pylist() == [row for batch in sent for row in batch.to_pylist()]
     assert [field.nullable for field in together.schema] == [field.nullable for field in schema]
@@ -109,7 +108,9 @@ def test_a_dictionary_inside_a_list_comes_back() -> None:
     lists = pa.ListArray.from_arrays([0, 1, 3], pa.array(["x", "y", "x"]).dictionary_encode())
     batch = pa.RecordBatch.from_arrays([lists], names=["words"])
     assert decode_records(encode_records(batch)).equals(batch)
-    assert decode_many([encode_records(batch)] * 2).to_pylist() == batch.to_pylist() * 2
+    assert (
+        merge([decode_records(payload) for payload in [encode_records(batch)] * 2]).to_pylist() == batch.to_pylist() * 2
+    )
 
 
 @pytest.mark.parametrize(
