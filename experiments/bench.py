@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 from experiments.bench_state import measure_sync_part
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.cli import session
-from flinkplus.cli.main import write_json
+from flinkplus.cli.figures import write_json
 from flinkplus.cli.wordcount import TOKENIZE, WordCount, draw, run_wordcount
 from flinkplus.corpus import write_corpus
 

@@ -95,9 +95,11 @@ def run_recovery(settings: Settings, json_path: Path, out: Path, master: str | N
     """
     from experiments.recovery.report import RecoveryDocument
     from experiments.recovery.runner import Runner
+    from flinkplus.cli.figures import check_json
 
     settings.check()
-    _check_writable(json_path, out / "recovery.png")
+    for path in (json_path, out / "recovery.png"):
+        check_json(path)
     document = RecoveryDocument(settings, json_path)
     with (
         _shown(document, lambda content: show_recovery(content, out)),
@@ -144,6 +146,7 @@ def show_recovery(content: dict[str, Any], out: Path) -> None:
 def run_cost_command(arguments: argparse.Namespace) -> int:
     """Returns the exit code."""
     from experiments.recovery.cost import CostSettings, cost_document, cost_table, run_costs
+    from flinkplus.cli.figures import check_json
 
     settings = CostSettings(
         replicas=arguments.replicas,
@@ -156,7 +159,7 @@ def run_cost_command(arguments: argparse.Namespace) -> int:
     )
     settings.check()
     json_path = Path(arguments.json or Path(arguments.out) / "cost.json")
-    _check_writable(json_path)
+    check_json(json_path)
     document = cost_document(settings, json_path)
     total = 2 * settings.rounds * len(settings.variants)
     with (
@@ -170,13 +173,6 @@ def run_cost_command(arguments: argparse.Namespace) -> int:
             bar.end()
             bar.begin(f"round {figures['round'] + 1}, {figures['kind']}, {figures['variant']}")
     return EXIT_OK
-
-
-def _check_writable(*paths: Path) -> None:
-    from flinkplus.cli.main import check_json
-
-    for path in paths:
-        check_json(str(path))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -25,7 +24,7 @@ from rich.table import Table
 
 from experiments.recovery.settings import Settings
 from experiments.recovery.summary import CASE, PHASES, compare, summarize
-from flinkplus.errors import ConfigurationError
+from flinkplus.cli.figures import write_json
 
 PACKAGES = ("flinkplus", "pyspark", "pyarrow", "numpy", "grpcio", "rocksdict", "kazoo")
 GIT_TIMEOUT_S = 10
@@ -112,7 +111,7 @@ class Document:
         self.write()
 
     def write(self) -> None:
-        write_whole(self.path, self.content)
+        write_json(self.path, self.content)
 
 
 class RecoveryDocument(Document):
@@ -131,17 +130,6 @@ class RecoveryDocument(Document):
         kept = self.content["timelines"]
         if timeline is not None and not any(all(one[key] == timeline[key] for key in CASE) for one in kept):
             kept.append(timeline)
-
-
-def write_whole(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON so that readers see the old file or the new one. Raises ``ConfigurationError`` when that fails."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error}") from error
 
 
 def number(value: float | None, digits: int = 1) -> str:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from flinkplus.cli.figures import check_json, write_json
 from flinkplus.errors import (
     CheckpointDirectoryError,
     ConfigurationError,
@@ -176,34 +175,6 @@ def _corpus(arguments: argparse.Namespace) -> int:
     write_corpus(arguments.output, arguments.words, arguments.vocabulary, arguments.seed)
     print(f"{arguments.words:,} words of a vocabulary of {arguments.vocabulary:,} written to {arguments.output}")
     return EXIT_OK
-
-
-def check_json(path: str | None) -> None:
-    """Raises ``ConfigurationError`` when figures could not be written to ``path`` at the end of a long run."""
-    if path is None:
-        return
-    target = Path(path)
-    existed = target.exists()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("ab"):
-            pass
-        if not existed:
-            target.unlink()
-    except OSError as error:
-        raise ConfigurationError(f"cannot write --json {path}: {error}") from error
-
-
-def write_json(path: str | None, result: dict[str, Any]) -> None:
-    """Write figures to a file, when one is asked for."""
-    if path is None:
-        return
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write --json {path}: {error}") from error
 
 
 def _interrupted(_signal: int, _frame: object) -> None:

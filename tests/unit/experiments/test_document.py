@@ -14,6 +14,7 @@ from experiments.recovery import pictures, report, summary
 from experiments.recovery.cost import CostSettings, cost_document, cost_table
 from experiments.recovery.report import RecoveryDocument
 from experiments.recovery.settings import Settings
+from flinkplus.cli.figures import write_json
 from flinkplus.errors import ConfigurationError
 
 PHASES = ("detect", "fence", "promote", "restore", "replay")
@@ -128,7 +129,7 @@ def test_one_mode_alone_has_no_reduction() -> None:
 def test_a_document_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot write"):
-        report.write_whole(tmp_path / "file" / "recovery.json", {})
+        write_json(tmp_path / "file" / "recovery.json", {})
 
 
 def test_the_tables(document: RecoveryDocument, capsys: pytest.CaptureFixture[str]) -> None:
