@@ -22,6 +22,7 @@ CONF_PREFIX = "spark.flinkplus."
 RECOVERY_MODES = ("rollback", "standby")
 PLACEMENTS = ("spread", "near")
 FAILBACK_MODES = ("auto", "never")
+TRANSPORTS = ("tcp", "grpc")
 CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
 MAX_FLUSH_S = 0.1
@@ -35,15 +36,16 @@ class Options:
     ``None``
     for only the one that ends a bounded job. ``checkpoint_dir``: path or ``pyarrow.fs`` URI that every slot and the
     driver can reach; ``None`` keeps checkpoints in a directory that goes away with the job. ``window``: messages in
-    flight per channel. ``batch_rows``: rows per message aimed at. ``flush_interval``: seconds between two reads of a
-    paced source. ``max_restarts``: recoveries after exceptions before the job fails. ``max_slot_losses``: slots lost in
-    a row, without a checkpoint between, before it fails. ``memtable_entries``: keys of each keyed state held in memory.
-    ``recovery``: ``standby`` moves only what failed, to a standby; ``rollback`` takes the whole job back. ``replicas``:
-    copies of each subtask's state, the working one included, at most one per slot. ``placement``: where they are,
-    ``spread`` over hosts, ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work
-    goes back to a slot that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job.
-    ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB
-    of output log that a slot keeps in memory before it uses the disk.
+    flight per channel. ``transport``: of messages between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message
+    aimed at. ``flush_interval``: seconds between two reads of a paced source. ``max_restarts``: recoveries after
+    exceptions before the job fails. ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it
+    fails. ``memtable_entries``: keys of each keyed state held in memory. ``recovery``: ``standby`` moves only what
+    failed, to a standby; ``rollback`` takes the whole job back. ``replicas``: copies of each subtask's state, the
+    working one included, at most one per slot. ``placement``: where they are, ``spread`` over hosts, ``near``, or
+    ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot that has come
+    back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``session_timeout``: seconds
+    without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a slot
+    keeps in memory before it uses the disk.
     ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a directory that slots and driver
     share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
     ``faults``: see ``flinkplus.runtime.faults``.
@@ -72,6 +74,7 @@ class Options:
     batch_rows: int = 32_768
     flush_interval: float = 0.02
     window: int = 16
+    transport: str = "tcp"
     memtable_entries: int = 2_000_000
     encoding_errors: str = "replace"
     work_dir: str | None = None
@@ -112,6 +115,7 @@ class Options:
             _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)
         _check_one_of("recovery", self.recovery, RECOVERY_MODES)
         _check_one_of("failback", self.failback, FAILBACK_MODES)
+        _check_one_of("transport", self.transport, TRANSPORTS)
         self._check_placement()
         for name, what in (
             ("checkpoint_dir", "a path, a URI"),

@@ -25,6 +25,10 @@ JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 INSTALL_HINT = "install it with: sudo apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
 REMOTE_MASTER = re.compile(r"(spark://.|k8s://.|yarn$)")
 TASK_ATTEMPTS = 100_000
+QUICK_JIT = "-XX:TieredStopAtLevel=1"
+"""What Spark does about a killed slot is run for the first time then: optimising it there would take the processors
+from the slots, just when they fail over.
+"""
 SPARE_THREADS = 2  # for the user's own queries beside the slots
 
 
@@ -77,7 +81,7 @@ def open_session(master: str) -> SparkSession:
         .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
         .config("spark.task.maxFailures", str(TASK_ATTEMPTS))
         .config("spark.sql.shuffle.partitions", "8")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+        .config("spark.driver.extraJavaOptions", f"{QUICK_JIT} -Dlog4j2.configurationFile={log4j.as_uri()}")
     )
     if local_master(master) is not None or master.startswith("local-cluster"):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)

@@ -23,13 +23,16 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Register:
-    """A slot's first message. ``address``: ``host:port`` of its data server."""
+    """A slot's first message. ``address``: ``host:port`` of its data server. ``lifeline``: the name its lifeline has,
+    if it has one.
+    """
 
     slot: int
     spark_attempt: int
     pid: int
     host: str
     address: str
+    lifeline: str = ""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ from flinkplus.runtime.dispatch import (
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.figures import Figures
+from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs
 from flinkplus.runtime.links import ControlArrived, ControlLost, Rendezvous
 from flinkplus.runtime.members import Members
@@ -86,6 +87,7 @@ class Coordinator:
         self._inbox: queue.SimpleQueue[Inbox] = queue.SimpleQueue()
         self._members = Members(options.parallelism)
         self._dispatch = Dispatch(Rendezvous(host, token, self._inbox.put), self._members, self._inbox)
+        self._make_lifelines = lambda: Lifelines(host, token, self._inbox.put)
         self._deployment = Deployment(restore.generation, int(restore.generation), restore.draining)
         self._faults = Faults(options.faults, restore.generation + 1)
         every = [SubtaskId(v.name, i) for v in graph.vertices for i in range(options.parallelism)]
@@ -149,11 +151,12 @@ class Coordinator:
 
     # --- seen from other threads
 
-    def start(self) -> str:
-        """Start serving; returns the address slots register at."""
+    def start(self) -> tuple[str, str]:
+        """Start serving; returns the addresses slots register at, and hold their lifelines to."""
         address = self._dispatch.rendezvous.start()
+        lifelines = self._dispatch.lifelines = self._make_lifelines()
         self._thread.start()
-        return address
+        return address, lifelines.address
 
     def write_records_to(self, registry: RecordWriter) -> None:
         """Where the records of chains go; to be said before ``start``."""
@@ -257,6 +260,11 @@ class Coordinator:
                 member = self._members.on(connection)
                 if member is not None:
                     self._presence.lose(member, reason)
+            case LifelineCut(name, time_s):
+                self._dispatch.event_s = time_s
+                member = self._members.with_lifeline(name)
+                if member is not None:
+                    self._presence.lose(member, "its process ended")
             case CheckpointWorkDone(done):
                 self._checkpoint_driver.work_done(done)
             case JobWorkDone(done):

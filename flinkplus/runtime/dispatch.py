@@ -24,8 +24,9 @@ from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.protocol import events
 from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.runtime import control
+from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.links import LinkEvent, Rendezvous
-from flinkplus.runtime.members import Members
+from flinkplus.runtime.members import Member, Members
 
 log = logging.getLogger("flinkplus.coordinator")
 
@@ -73,7 +74,7 @@ class RegistryTold:
 
 
 WorkDone = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
-Inbox = LinkEvent | WorkDone | RegistryTold | SlotsDown | UserAsked
+Inbox = LinkEvent | LifelineCut | WorkDone | RegistryTold | SlotsDown | UserAsked
 
 
 class Machines(Protocol):
@@ -114,6 +115,7 @@ class Dispatch:
 
     def __init__(self, rendezvous: Rendezvous, members: Members, inbox: queue.SimpleQueue[Inbox]) -> None:
         self.rendezvous = rendezvous
+        self.lifelines: Lifelines | None = None
         self.members = members
         self.inbox = inbox
         self.storage = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-storage")
@@ -133,6 +135,12 @@ class Dispatch:
                 self._due.clear()
                 raise
             self._due.popleft()
+
+    def drop(self, member: Member) -> None:
+        """End the connections of a slot that is given up."""
+        self.rendezvous.drop(member.connection)
+        if self.lifelines is not None:
+            self.lifelines.drop(member.lifeline)
 
     def tell(self, slot: int, message: control.ControlMessage) -> None:
         """Send to the present incarnation of a slot, if there is one."""
@@ -170,6 +178,8 @@ class Dispatch:
         self.registry.shutdown(wait=False, cancel_futures=True)
         self.storage.shutdown(wait=True)
         self.rendezvous.close()
+        if self.lifelines is not None:
+            self.lifelines.close()
         self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed the way to it
 
 

@@ -23,6 +23,7 @@ class Member:
     host: str
     address: str
     heard_s: float
+    lifeline: str = ""
 
 
 class Members:
@@ -46,6 +47,7 @@ class Members:
             register.host,
             register.address,
             now_s,
+            register.lifeline,
         )
         self._members[register.slot] = member
         self._by_connection[connection] = register.slot
@@ -62,6 +64,10 @@ class Members:
         """The member on a connection, ``None`` for one that is not current."""
         slot = self._by_connection.get(connection)
         return None if slot is None else self._members[slot]
+
+    def with_lifeline(self, name: str) -> Member | None:
+        """The member whose lifeline has this name."""
+        return next((member for member in self._members.values() if member.lifeline == name), None)
 
     def get(self, slot: int) -> Member | None:
         return self._members.get(slot)

@@ -73,7 +73,7 @@ class Presence:
     def lose(self, member: Member, reason: str) -> None:
         """A slot is gone."""
         self._members.remove(member.slot)
-        self._dispatch.rendezvous.drop(member.connection)
+        self._dispatch.drop(member)
         self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
         if self.failovers is not None and self.failovers.running:
             self.failovers.slot_lost(member, reason)
@@ -86,7 +86,7 @@ class Presence:
             self.failovers.all_slots_lost(reason)
         for member in self._members.all():
             self._members.remove(member.slot)
-            self._dispatch.rendezvous.drop(member.connection)
+            self._dispatch.drop(member)
             self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
             self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
 

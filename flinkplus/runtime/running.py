@@ -285,7 +285,7 @@ class RunningJob:
                 self.coordinator.give_up,
             )
             self.coordinator.write_records_to(self._registry)
-        address = f"{reach}:{self.coordinator.start().rpartition(':')[2]}"
+        address, lifelines = (f"{reach}:{bound.rpartition(':')[2]}" for bound in self.coordinator.start())
         if self._registry is not None:
             self._registry.begin()
         config = SlotConfig(
@@ -294,6 +294,7 @@ class RunningJob:
             slots=plan.options.parallelism,
             first_generation=restore.generation + 1,
             coordinator=address,
+            lifelines=lifelines,
             token=token,
             plan=cloudpickle.dumps(plan.graph),
             options=plan.options,

@@ -1,8 +1,9 @@
 """A slot: the main loop that runs inside one long-lived Spark task and hosts the subtasks assigned to it.
 
-One thread, the loop, owns all subtasks. The I/O thread and the snapshot pool only put events into its inbox. The loop
-takes all events there are, lets every runnable subtask do one step, consumers before producers, and sleeps on the
-inbox when nothing can run.
+One thread, the loop, owns all subtasks and, with ``transport="tcp"``, the sockets to the other slots. Other threads (of
+the control stream, the snapshot pool, the standbys) only put events into its inbox. The loop takes all events there
+are, lets every runnable subtask do one step, consumers before producers, writes what that has put out, and sleeps on
+inbox and sockets when nothing can run.
 
 Rules: a slot obeys its coordinator and nobody else; when the control stream breaks, it closes everything and ends
 with an
@@ -16,6 +17,7 @@ import gc
 import logging
 import os
 import queue
+import secrets
 import signal
 import socket
 import sys
@@ -44,8 +46,11 @@ from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks, Credit
 from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import remove_tree
+from flinkplus.runtime.data_plane import DataPlane, FrameArrived, PeerAttached, PeerBroken, PeerConnected
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.gates import InputChannel
+from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.lifeline import Lifeline
 from flinkplus.runtime.links import ControlArrived, ControlLink, ControlLost
 from flinkplus.runtime.log_codec import MessageCodec
 from flinkplus.runtime.names import parse_subtask
@@ -55,7 +60,8 @@ from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
-from flinkplus.runtime.transport import DataPlane, FrameArrived, PeerAttached, PeerBroken, PeerConnected
+from flinkplus.runtime.tcp import TcpDataPlane
+from flinkplus.runtime.transport import GrpcDataPlane
 from flinkplus.runtime.wire import Kind, Message, decode_frame, encode
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
@@ -91,6 +97,11 @@ class SnapshotWritten:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class FramesQueued:
+    """Another thread has queued frames for a peer."""
+
+
 SlotEvent = (
     ControlArrived
     | ControlLost
@@ -98,6 +109,7 @@ SlotEvent = (
     | PeerConnected
     | PeerAttached
     | PeerBroken
+    | FramesQueued
     | SnapshotWritten
     | StandbyReady
     | SessionOpened
@@ -139,10 +151,11 @@ class Slot:
         self._scratch = scratch
         self.graph: JobGraph = cloudpickle.loads(config.plan)
         self._storage = CheckpointStorage(config.checkpoint_dir)
-        self._inbox: queue.SimpleQueue[SlotEvent] = queue.SimpleQueue()
+        self._inbox: Inbox[SlotEvent] = Inbox()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
-        self._data = DataPlane(index, config.token, slot_host(config), self._inbox.put)
+        self._data = self._make_data_plane()
         self._link = ControlLink(config.coordinator, config.token, self._options.heartbeat_interval, self._inbox.put)
+        self._lifeline = Lifeline()
         self.active = ActiveSubtasks(self.graph)
         self.slots: dict[SubtaskId, int] = {}
         self.generations: dict[SubtaskId, Generation] = {}
@@ -151,7 +164,7 @@ class Slot:
         self._failover: SlotFailover | None = None
         if self._options.standbys:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
-            standbys = Standbys(index, scratch, self._storage, self._data.send, self._staged, self._inbox.put)
+            standbys = Standbys(index, scratch, self._storage, self._send_beside, self._staged, self._inbox.put)
             self._failover = SlotFailover(self, standbys)
         self._session: SlotSession | None = None
         self._address = ""
@@ -165,6 +178,12 @@ class Slot:
         self._stopping = False
         self.orphaned = False
 
+    def _make_data_plane(self) -> DataPlane:
+        config = self._config
+        if config.options.transport == "grpc":
+            return GrpcDataPlane(self.index, config.token, slot_host(config), self._inbox.put)
+        return TcpDataPlane(self.index, config.token, slot_host(config), self._inbox, self._inbox.put)
+
     # --- the loop
 
     def run(self) -> None:
@@ -172,7 +191,9 @@ class Slot:
         address = self._address = self._data.start()
         self._link.open()
         attempt = _spark_attempt()
-        self._link.send(control.Register(self.index, attempt, os.getpid(), socket.gethostname(), address))
+        name = f"{self.index}-{secrets.token_hex(8)}"
+        lifeline = name if self._lifeline.open(self._config.lifelines, self._config.token, name) else ""
+        self._link.send(control.Register(self.index, attempt, os.getpid(), socket.gethostname(), address, lifeline))
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
             self._drain()
@@ -182,7 +203,11 @@ class Slot:
             if now >= self._next_heartbeat:
                 self._heartbeat(now)
             self._peers.reconnect(now)
-            if not self._run_subtasks(now) and self._inbox.empty():
+            progress = self._run_subtasks(now)
+            self._data.flush()
+            if progress or not self._inbox.empty():
+                self._inbox.poll()
+            else:
                 self._sleep(now)
 
     def _drain(self) -> None:
@@ -201,11 +226,7 @@ class Slot:
                 wake = deadline
         if self._peers.next_reconnect is not None:
             wake = min(wake, self._peers.next_reconnect)
-        try:
-            event = self._inbox.get(timeout=max(0.0, wake - now))
-        except queue.Empty:
-            return
-        self._handle(event)
+        self._inbox.sleep(wake - now)
 
     def _run_subtasks(self, now: float) -> bool:
         progress = False
@@ -244,11 +265,17 @@ class Slot:
         """Send to the coordinator."""
         self._link.send(message)
 
+    def _send_beside(self, slot: int, buffers: list[Any]) -> None:
+        """Send what another thread has; the loop writes it."""
+        self._data.send(slot, buffers)
+        self._inbox.put(FramesQueued())
+
     def _staged(self, subtask: str, generation: int, version: int) -> None:
         self._link.send(control.VersionStaged(generation, subtask, version))
 
     def _heartbeat(self, now: float) -> None:
         self._next_heartbeat = now + self._options.heartbeat_interval
+        self._data.expire(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
         self._link.heartbeat = control.Heartbeat(self._generation, progress)
 
@@ -260,6 +287,8 @@ class Slot:
                 self._take_frame(peer, frame)
             case ControlArrived(_, message, _):
                 self._obey(message)
+            case FramesQueued():
+                pass  # written at the end of this turn
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:
@@ -285,7 +314,7 @@ class Slot:
             case _:
                 assert_never(event)
 
-    def _take_frame(self, peer: int, frame: bytes) -> None:
+    def _take_frame(self, peer: int, frame: bytes | bytearray | memoryview) -> None:
         try:
             messages = decode_frame(frame)
         except PeerProtocolError as error:
@@ -582,6 +611,8 @@ class Slot:
             self._retention.close()
         self._link.close()
         self._data.close()
+        self._inbox.close()
+        self._lifeline.close()
         gc.unfreeze()
 
 

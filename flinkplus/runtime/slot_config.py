@@ -12,6 +12,7 @@ from flinkplus.config import Options
 class SlotConfig:
     """What the driver ships to every slot, through Spark. ``plan`` is the job graph, cloudpickled.
 
+    ``coordinator``, ``lifelines``: ``host:port`` of the two servers of the driver.
     ``zookeeper`` (hosts) and ``application`` are set when there are standbys.
     ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``ephemeral`` is a
     directory that a slot removes when the ``driver`` (process id, creation time) is dead: nobody else is left to do it.
@@ -22,6 +23,7 @@ class SlotConfig:
     slots: int
     first_generation: int
     coordinator: str
+    lifelines: str
     token: str
     plan: bytes
     options: Options

@@ -1,11 +1,7 @@
-"""The data plane between slots: one gRPC stream for each ordered pair of slots, opened when the job is deployed.
+"""The data plane over gRPC (``transport="grpc"``): one bidirectional stream for each ordered pair of slots.
 
-Frames of messages travel with the stream; credit travels against it. The streams are kept over rollbacks, as long
-as both
-processes live. A broken stream to a living peer is opened again; the owner then re-sends from its output logs.
-
-Rules: all gRPC objects live in the I/O thread; ``deliver`` is called in it and must only enqueue. Nothing here
-knows what a message means. What is waiting to be written is bounded by the channels' credit windows.
+Rules: all gRPC objects live in the I/O thread; ``deliver`` is called in it and must only enqueue. What is waiting to be
+written is bounded by the channels' credit windows.
 """
 
 from __future__ import annotations
@@ -13,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from flinkplus.runtime.data_plane import FrameArrived, PeerAttached, PeerBroken, PeerConnected, TransportEvent
 from flinkplus.runtime.io_thread import IoThread, aio, grpc
 
 METHOD = "/flinkplus.Data/Stream"
@@ -53,33 +49,6 @@ async def start_server(service: str, name: str, serve: Callable[..., Any], host:
     return server, port
 
 
-@dataclass(frozen=True, slots=True)
-class FrameArrived:
-    peer: int
-    frame: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PeerConnected:
-    peer: int
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAttached:
-    """``peer`` has opened a new stream to this slot."""
-
-    peer: int
-
-
-@dataclass(frozen=True, slots=True)
-class PeerBroken:
-    peer: int
-    incarnation: int
-    reason: str
-
-
-TransportEvent = FrameArrived | PeerConnected | PeerAttached | PeerBroken
 Call = Any  # a grpc.aio stream, client or server side: ``write`` and ``read`` are all that is used
 
 
@@ -124,8 +93,8 @@ class FrameWriter:
                 await write(self._next_frame())
 
 
-class DataPlane:
-    """A slot's end of the data plane. ``start`` first, then ``connect`` at each deployment, ``close`` at the end."""
+class GrpcDataPlane:
+    """See ``DataPlane``."""
 
     def __init__(self, slot: int, token: str, host: str, deliver: Callable[[TransportEvent], None]) -> None:
         self._slot = slot
@@ -214,6 +183,12 @@ class DataPlane:
         writer = self._back.get(peer)
         if writer is not None:
             writer.put(buffers)
+
+    def flush(self) -> None:
+        """What is queued is on its way."""
+
+    def expire(self, now_s: float) -> None:
+        """gRPC has time limits of its own."""
 
     def close(self) -> None:
         """Close all streams and the server, bounded."""

@@ -114,7 +114,7 @@ def encode(message: Message, payload: Any = b"") -> list[Any]:
     return [part for part in (header, message.determinants, payload) if len(part)]
 
 
-def decode_frame(frame: bytes | memoryview) -> Iterator[tuple[Message, memoryview]]:
+def decode_frame(frame: bytes | bytearray | memoryview) -> Iterator[tuple[Message, memoryview]]:
     """The messages of a frame, payloads as views. Raises ``PeerProtocolError`` before anything is yielded."""
     view = memoryview(frame)
     found: list[tuple[Message, memoryview]] = []

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -65,7 +66,7 @@ def test_a_malformed_frame_is_made_good_by_new_streams(
     def babbling(row):
         if row["count"] == 100 and not flag.exists():
             flag.touch()
-            plane = this_slot()._data
+            plane: Any = this_slot()._data
             for peer in list(plane._out):
                 plane.send(peer, [b"\x99" * 40])
         return row

@@ -23,10 +23,10 @@ from flinkplus.operators.keyed import Count, Sum
 from flinkplus.protocol.determinants import Run
 from flinkplus.protocol.ids import SubtaskId
 from flinkplus.runtime import control
+from flinkplus.runtime.data_plane import FrameArrived, PeerAttached, PeerConnected
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot import Slot
 from flinkplus.runtime.slot_config import SlotConfig
-from flinkplus.runtime.transport import FrameArrived, PeerAttached, PeerConnected
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sources.generator import Generator
 from flinkplus.state.storage import CheckpointStorage
@@ -139,7 +139,7 @@ class Cluster:
         scratch = self.directory / f"scratch-{index}-{incarnation}"
         scratch.mkdir(parents=True)
         config = SlotConfig(
-            "job", "test", self.parallelism, 1, "127.0.0.1:1", "token", pickle.dumps(self.graph), self.options,
+            "job", "test", self.parallelism, 1, "127.0.0.1:1", "", "token", pickle.dumps(self.graph), self.options,
             str(self.directory / "checkpoints"), None, None, (1, 0.0), True,
         )  # fmt: skip
         slot = Slot(index, config, scratch)

@@ -1,0 +1,103 @@
+"""What a slot's loop sleeps on: events that other threads put in, and sockets that become ready.
+
+Rules: ``put`` may be called in any thread; everything else belongs to the loop. Callbacks of sockets run in
+``poll`` and ``sleep``, and may put events, and watch or forget sockets. Nobody pays a system call to wake a loop that
+is awake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+E = TypeVar("E")
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+Ready = Callable[[int], None]
+"""Called with the events (``READ``, ``WRITE``) that a socket is ready for."""
+
+
+class Inbox(Generic[E]):
+    """Events, in the order they were put in, and the sockets of one loop."""
+
+    def __init__(self) -> None:
+        self._events: deque[E] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._asleep = False
+        self._awoken, self._waker = socket.socketpair()
+        for end in (self._awoken, self._waker):
+            end.setblocking(False)
+        self.watch(self._awoken, READ, self._take_wakes)
+
+    # --- events
+
+    def put(self, event: E) -> None:
+        """Add an event; any thread."""
+        self._events.append(event)
+        if self._asleep:
+            with contextlib.suppress(BlockingIOError):  # so many wakes are on their way that one more says nothing
+                self._waker.send(b"\0")
+
+    def _take_wakes(self, _ready: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._awoken.recv(4096)
+
+    def empty(self) -> bool:
+        return not self._events
+
+    def get_nowait(self) -> E:
+        """The next event. Raises ``queue.Empty``."""
+        try:
+            return self._events.popleft()
+        except IndexError:
+            raise queue.Empty from None
+
+    def get(self, timeout: float) -> E:
+        """The next event, waited for ``timeout`` seconds at most. Raises ``queue.Empty``, at the latest then."""
+        if not self._events:
+            self.sleep(timeout)
+        return self.get_nowait()
+
+    # --- sockets
+
+    def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
+        """Call ``ready`` whenever ``sock`` can be read, or written, as ``events`` say: from now on only these."""
+        try:
+            self._selector.modify(sock, events, ready)
+        except KeyError:
+            self._selector.register(sock, events, ready)
+
+    def forget(self, sock: socket.socket) -> None:
+        """Watch a socket no longer; to be called before it is closed."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(sock)
+
+    def poll(self) -> None:
+        """Serve the sockets that are ready now."""
+        self._serve(self._selector.select(0))
+
+    def sleep(self, timeout: float) -> None:
+        """Wait for an event or a socket, ``timeout`` seconds at most, and serve what is ready."""
+        self._asleep = True  # before the look at the events: whoever puts one in after it sees this, and wakes
+        try:
+            ready = self._selector.select(0 if self._events else max(0.0, timeout))
+        finally:
+            self._asleep = False
+        self._serve(ready)
+
+    def _serve(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        watched = self._selector.get_map()
+        for key, events in ready:
+            if watched.get(key.fd) is key:  # an earlier callback of this round may have changed or closed it
+                key.data(events)
+
+    def close(self) -> None:
+        """Sockets still watched are left as they are."""
+        self._selector.close()
+        self._awoken.close()
+        self._waker.close()
