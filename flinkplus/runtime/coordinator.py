@@ -39,7 +39,7 @@ from flinkplus.runtime.dispatch import (
     Deployment,
     Dispatch,
     FailoverWorkDone,
-    Inbox,
+    InboxEvent,
     JobWorkDone,
     RegistryTold,
     SlotsDown,
@@ -49,13 +49,14 @@ from flinkplus.runtime.dispatch import (
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.figures import Figures
+from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs
-from flinkplus.runtime.links import ControlArrived, ControlLost, Rendezvous
 from flinkplus.runtime.members import Members
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
 from flinkplus.runtime.placements import failover_protocol, topology_of
+from flinkplus.runtime.planes import ControlArrived, ControlLost, rendezvous
 from flinkplus.runtime.presence import Presence
 from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
@@ -84,10 +85,10 @@ class Coordinator:
         self.result = JobResult()
         self.recoveries = RecoveryLog(self._has_results)
         self.figures = Figures(graph)
-        self._inbox: queue.SimpleQueue[Inbox] = queue.SimpleQueue()
+        self._inbox: Inbox[InboxEvent] = Inbox()
         self._members = Members(options.parallelism)
-        self._dispatch = Dispatch(Rendezvous(host, token, self._inbox.put), self._members, self._inbox)
-        self._make_lifelines = lambda: Lifelines(host, token, self._inbox.put)
+        self._dispatch = Dispatch(rendezvous(options, token, host, self._inbox), self._members, self._inbox)
+        self._make_lifelines = lambda: Lifelines(host, token, self._inbox, self._inbox.put)
         self._deployment = Deployment(restore.generation, int(restore.generation), restore.draining)
         self._faults = Faults(options.faults, restore.generation + 1)
         every = [SubtaskId(v.name, i) for v in graph.vertices for i in range(options.parallelism)]
@@ -210,6 +211,7 @@ class Coordinator:
             self._end(JobState.FAILED, JobFailed(f"the coordinator failed: {type(error).__name__}: {error}"))
         finally:
             self._dispatch.close()
+            self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:
         """The core cannot go on: have the slots end, without its help, for a bounded time."""
@@ -233,7 +235,7 @@ class Coordinator:
         deadlines = [deadline for deadline in due if deadline is not None]
         wait_s = min([MAX_IDLE_S, *(max(0, d - now) / 1000 for d in deadlines)])
         try:
-            event: Inbox | None = self._inbox.get(timeout=wait_s)
+            event: InboxEvent | None = self._inbox.get(timeout=wait_s)
         except queue.Empty:
             event = None
         self._dispatch.event_s = time.time()
@@ -247,7 +249,7 @@ class Coordinator:
                 self._failovers.step(events.TimeAdvanced())
         self._presence.look_for_silent_slots()
 
-    def _handle(self, event: Inbox) -> None:
+    def _handle(self, event: InboxEvent) -> None:
         match event:
             case ControlArrived(connection, message, time_s):
                 self._dispatch.event_s = time_s

@@ -11,7 +11,6 @@ for reading ``Deployment``, whose values are replaced and never changed in place
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,9 +23,10 @@ from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.protocol import events
 from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.runtime import control
+from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
-from flinkplus.runtime.links import LinkEvent, Rendezvous
 from flinkplus.runtime.members import Member, Members
+from flinkplus.runtime.planes import LinkEvent, Rendezvous
 
 log = logging.getLogger("flinkplus.coordinator")
 
@@ -74,7 +74,7 @@ class RegistryTold:
 
 
 WorkDone = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
-Inbox = LinkEvent | LifelineCut | WorkDone | RegistryTold | SlotsDown | UserAsked
+InboxEvent = LinkEvent | LifelineCut | WorkDone | RegistryTold | SlotsDown | UserAsked
 
 
 class Machines(Protocol):
@@ -113,7 +113,7 @@ class Deployment:
 class Dispatch:
     """Connections to the slots, the workers, and the order in which effects are carried out."""
 
-    def __init__(self, rendezvous: Rendezvous, members: Members, inbox: queue.SimpleQueue[Inbox]) -> None:
+    def __init__(self, rendezvous: Rendezvous, members: Members, inbox: Inbox[InboxEvent]) -> None:
         self.rendezvous = rendezvous
         self.lifelines: Lifelines | None = None
         self.members = members

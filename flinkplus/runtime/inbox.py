@@ -1,8 +1,8 @@
 """What a slot's loop sleeps on: events that other threads put in, and sockets that become ready.
 
-Rules: ``put`` may be called in any thread; everything else belongs to the loop. Callbacks of sockets run in
-``poll`` and ``sleep``, and may put events, and watch or forget sockets. Nobody pays a system call to wake a loop that
-is awake.
+Rules: ``put`` and ``call_soon`` may be called in any thread; everything else belongs to the loop. Callbacks of sockets
+run in ``poll`` and ``sleep``, and may put events, and watch or forget sockets. Nobody pays a system call to wake a loop
+that is awake.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 E = TypeVar("E")
 
+RECEIVE_BYTES = 256 << 10
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 Ready = Callable[[int], None]
 """Called with the events (``READ``, ``WRITE``) that a socket is ready for."""
@@ -27,8 +28,10 @@ class Inbox(Generic[E]):
 
     def __init__(self) -> None:
         self._events: deque[E] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._asleep = False
+        self.received = memoryview(bytearray(RECEIVE_BYTES))  # where every socket is read to first
         self._awoken, self._waker = socket.socketpair()
         for end in (self._awoken, self._waker):
             end.setblocking(False)
@@ -39,6 +42,14 @@ class Inbox(Generic[E]):
     def put(self, event: E) -> None:
         """Add an event; any thread."""
         self._events.append(event)
+        self._wake()
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Have the loop call ``call``, before the next event; any thread."""
+        self._calls.append(call)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._asleep:
             with contextlib.suppress(BlockingIOError):  # so many wakes are on their way that one more says nothing
                 self._waker.send(b"\0")
@@ -85,12 +96,14 @@ class Inbox(Generic[E]):
         """Wait for an event or a socket, ``timeout`` seconds at most, and serve what is ready."""
         self._asleep = True  # before the look at the events: whoever puts one in after it sees this, and wakes
         try:
-            ready = self._selector.select(0 if self._events else max(0.0, timeout))
+            ready = self._selector.select(0 if self._events or self._calls else max(0.0, timeout))
         finally:
             self._asleep = False
         self._serve(ready)
 
     def _serve(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        while self._calls:
+            self._calls.popleft()()
         watched = self._selector.get_map()
         for key, events in ready:
             if watched.get(key.fd) is key:  # an earlier callback of this round may have changed or closed it

@@ -23,9 +23,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from flinkplus.runtime.inbox import Inbox
-from flinkplus.runtime.tcp import LENGTH, Broken, Connection, Listener, hello_frame
+from flinkplus.runtime.tcp import LENGTH, Broken, Connection, Frame, Listener, hello_frame, parse_address
 
 log = logging.getLogger("flinkplus.lifeline")
 
@@ -44,27 +45,13 @@ class LifelineCut:
 
 
 class Lifelines:
-    """The driver's end. ``cut`` is called in a thread of this object, with the time since the Unix epoch."""
+    """The coordinator's end, in its loop. ``cut`` only enqueues."""
 
-    def __init__(self, host: str, token: str, cut: Callable[[LifelineCut], None]) -> None:
+    def __init__(self, host: str, token: str, inbox: Inbox[Any], cut: Callable[[LifelineCut], None]) -> None:
         self._cut = cut
-        self._inbox: Inbox[Callable[[], None]] = Inbox()
         self._held: dict[str, Connection] = {}
-        self._stopping = False
-        self._listener = Listener(self._inbox, host, PROTOCOL, token, self._welcome)
+        self._listener = Listener(inbox, host, PROTOCOL, token, self._welcome)
         self.address = self._listener.address
-        self._thread = threading.Thread(target=self._run, name="flinkplus-lifelines", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._inbox.sleep(60.0)
-            while not self._inbox.empty():
-                self._inbox.get_nowait()()
-        self._listener.close()
-        for connection in self._held.values():
-            connection.close()
-        self._inbox.close()
 
     def _welcome(self, connection: Connection, name: str) -> None:
         if not name or name in self._held:
@@ -74,32 +61,24 @@ class Lifelines:
             if self._held.pop(name, None) is not None:
                 self._cut(LifelineCut(name, time.time()))
 
-        def heard(frame: bytes | bytearray | memoryview) -> None:
+        def heard(frame: Frame) -> None:
             raise Broken(f"{len(frame)} bytes on a lifeline")
 
         self._held[name] = connection
         connection.welcome(heard, gone)
-        connection.flush()
 
     def drop(self, name: str) -> None:
-        """End one from this side; any thread."""
-
-        def drop() -> None:
-            connection = self._held.pop(name, None)
-            if connection is not None:
-                connection.close()
-
-        self._inbox.put(drop)
+        """End one from this side."""
+        connection = self._held.pop(name, None)
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
-        """End all of them, and wait for the thread, bounded."""
-
-        def stop() -> None:
-            self._stopping = True
-
-        if self._thread.is_alive():
-            self._inbox.put(stop)
-            self._thread.join(STOP_TIMEOUT_S)
+        """End all of them."""
+        self._listener.close()
+        for connection in self._held.values():
+            connection.close()
+        self._held.clear()
 
 
 class Lifeline:
@@ -168,8 +147,7 @@ def _have_no_files_but(kept: int) -> None:
 
 
 def _connect(address: str, token: str, name: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
+    connection = socket.create_connection(parse_address(address), CONNECT_TIMEOUT_S)
     try:
         connection.sendall(hello_frame(PROTOCOL, token, name))
         welcome = b""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flinkplus.runtime.data_plane import DataPlane
+from flinkplus.runtime.planes import DataPlane
 
 RECONNECT_PAUSE_S = 0.1
 

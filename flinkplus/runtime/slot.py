@@ -1,7 +1,7 @@
 """A slot: the main loop that runs inside one long-lived Spark task and hosts the subtasks assigned to it.
 
-One thread, the loop, owns all subtasks and, with ``transport="tcp"``, the sockets to the other slots. Other threads (of
-the control stream, the snapshot pool, the standbys) only put events into its inbox. The loop takes all events there
+One thread, the loop, owns all subtasks and, with ``transport="tcp"``, all sockets. Other threads (the snapshot pool,
+the standbys, gRPC) only put events into its inbox. The loop takes all events there
 are, lets every runnable subtask do one step, consumers before producers, writes what that has put out, and sleeps on
 inbox and sockets when nothing can run.
 
@@ -46,22 +46,28 @@ from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks, Credit
 from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import remove_tree
-from flinkplus.runtime.data_plane import DataPlane, FrameArrived, PeerAttached, PeerBroken, PeerConnected
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.gates import InputChannel
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline
-from flinkplus.runtime.links import ControlArrived, ControlLink, ControlLost
 from flinkplus.runtime.log_codec import MessageCodec
 from flinkplus.runtime.names import parse_subtask
 from flinkplus.runtime.peers import Peers
+from flinkplus.runtime.planes import (
+    ControlArrived,
+    ControlLost,
+    FrameArrived,
+    PeerAttached,
+    PeerBroken,
+    PeerConnected,
+    control_link,
+    data_plane,
+)
 from flinkplus.runtime.scratch import make_scratch, remove_scratch
 from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
-from flinkplus.runtime.tcp import TcpDataPlane
-from flinkplus.runtime.transport import GrpcDataPlane
 from flinkplus.runtime.wire import Kind, Message, decode_frame, encode
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
@@ -97,11 +103,6 @@ class SnapshotWritten:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FramesQueued:
-    """Another thread has queued frames for a peer."""
-
-
 SlotEvent = (
     ControlArrived
     | ControlLost
@@ -109,7 +110,6 @@ SlotEvent = (
     | PeerConnected
     | PeerAttached
     | PeerBroken
-    | FramesQueued
     | SnapshotWritten
     | StandbyReady
     | SessionOpened
@@ -153,8 +153,8 @@ class Slot:
         self._storage = CheckpointStorage(config.checkpoint_dir)
         self._inbox: Inbox[SlotEvent] = Inbox()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
-        self._data = self._make_data_plane()
-        self._link = ControlLink(config.coordinator, config.token, self._options.heartbeat_interval, self._inbox.put)
+        self._data = data_plane(index, config.options, config.token, slot_host(config), self._inbox)
+        self._link = control_link(index, config.options, config.token, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self.active = ActiveSubtasks(self.graph)
         self.slots: dict[SubtaskId, int] = {}
@@ -164,7 +164,7 @@ class Slot:
         self._failover: SlotFailover | None = None
         if self._options.standbys:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
-            standbys = Standbys(index, scratch, self._storage, self._send_beside, self._staged, self._inbox.put)
+            standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
             self._failover = SlotFailover(self, standbys)
         self._session: SlotSession | None = None
         self._address = ""
@@ -177,12 +177,6 @@ class Slot:
         self._next_heartbeat = 0.0
         self._stopping = False
         self.orphaned = False
-
-    def _make_data_plane(self) -> DataPlane:
-        config = self._config
-        if config.options.transport == "grpc":
-            return GrpcDataPlane(self.index, config.token, slot_host(config), self._inbox.put)
-        return TcpDataPlane(self.index, config.token, slot_host(config), self._inbox, self._inbox.put)
 
     # --- the loop
 
@@ -197,15 +191,14 @@ class Slot:
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
             self._drain()
+            self._data.flush()
             if self._stopping:
                 return
             now = time.monotonic()
             if now >= self._next_heartbeat:
                 self._heartbeat(now)
             self._peers.reconnect(now)
-            progress = self._run_subtasks(now)
-            self._data.flush()
-            if progress or not self._inbox.empty():
+            if self._run_subtasks(now) or not self._inbox.empty():
                 self._inbox.poll()
             else:
                 self._sleep(now)
@@ -234,6 +227,7 @@ class Slot:
             if subtask.runnable(now):
                 progress = True
                 self.guard(subtask, subtask.run)
+                self._data.flush()
         return progress
 
     def guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
@@ -265,11 +259,6 @@ class Slot:
         """Send to the coordinator."""
         self._link.send(message)
 
-    def _send_beside(self, slot: int, buffers: list[Any]) -> None:
-        """Send what another thread has; the loop writes it."""
-        self._data.send(slot, buffers)
-        self._inbox.put(FramesQueued())
-
     def _staged(self, subtask: str, generation: int, version: int) -> None:
         self._link.send(control.VersionStaged(generation, subtask, version))
 
@@ -287,8 +276,6 @@ class Slot:
                 self._take_frame(peer, frame)
             case ControlArrived(_, message, _):
                 self._obey(message)
-            case FramesQueued():
-                pass  # written at the end of this turn
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:

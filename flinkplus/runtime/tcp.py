@@ -1,12 +1,11 @@
-"""The data plane over plain TCP, served by the slot's own loop: no thread lies between a message and its subtask.
+"""Connections over plain TCP, served by the loop that owns them: no thread lies between a message and its receiver.
 
-On a connection there are frames: four bytes of length, then that many bytes. The first frame of the slot that connects
-says who it is and that it knows the job's token; the other answers with an empty frame. From then on a frame is any
-number of whole messages.
+On a connection there are frames: four bytes of length, then that many bytes. The first frame of whoever connects says
+what it speaks, the job's token and a name; the other answers with an empty frame. Then each sends what it likes.
 
-Rules: the slot's loop owns all connections; another thread may only ``send``, and then wakes the loop. Nothing waits:
-what a socket does not take stays queued until it does. How much can be queued is bounded by the channels' credit. A
-stranger is not listened to beyond a short first frame, and few of them are held at a time.
+Rules: the loop owns its connections, reads them and ends them; any thread may write, for a socket is written under a
+lock. Nothing waits: what a socket does not take stays queued until it does. A stranger is not listened to beyond a
+short first frame, and few of them are held at a time.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ import hmac
 import logging
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flinkplus.runtime.data_plane import FrameArrived, PeerAttached, PeerBroken, PeerConnected, TransportEvent
 from flinkplus.runtime.inbox import READ, WRITE, Inbox
 
-log = logging.getLogger("flinkplus.slot")
+log = logging.getLogger("flinkplus.tcp")
 
-PROTOCOL = b"flinkplus-data/1"
 LENGTH = struct.Struct("<I")
 MAX_HELLO_BYTES = 512
 MAX_FRAME_BYTES = 4 << 20
-"""Messages are joined up to this size; a single one may be larger."""
+"""What is queued is joined up to this size; a single message may be larger."""
 MAX_RECEIVED_BYTES = (1 << 31) + MAX_FRAME_BYTES
-RECEIVE_BYTES = 256 << 10
 STRANGERS = 64
-CONNECT_TIMEOUT_S = 10.0
 SILENCE_S = 10
 PROBES = 3
 
-
 Frame = bytes | bytearray | memoryview
 FrameTaker = Callable[[Frame], None]
+
+
+class Broken(Exception):
+    """A connection is of no more use; the text says why."""
 
 
 def hello_frame(protocol: bytes, token: str, name: str) -> bytes:
@@ -49,18 +48,17 @@ def hello_frame(protocol: bytes, token: str, name: str) -> bytes:
     return LENGTH.pack(len(hello)) + hello
 
 
-class Broken(Exception):
-    """A connection is of no more use; the text says why."""
-
-
-_received = memoryview(bytearray(RECEIVE_BYTES))
-"""Where every socket is read to first: the loop is one thread."""
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port``. Raises ``ValueError``."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
 
 
 class Connection:
     """One connection. ``frame`` is called with each frame that has come in, ``broken`` once, with a reason.
 
-    ``limit``: the longest frame that is taken, in bytes.
+    ``limit``: the longest frame that is taken, in bytes. ``joined``: what is queued together goes as one frame; else
+    each buffer is one. ``frame`` may raise ``Broken``.
     """
 
     def __init__(
@@ -70,15 +68,18 @@ class Connection:
         frame: FrameTaker,
         broken: Callable[[str], None],
         limit: int,
+        joined: bool = True,
     ) -> None:
         self._inbox = inbox
         self._sock = sock
         self._frame = frame
         self._broken = broken
         self._limit = limit
+        self._joined = joined
         self.open = True
         self.ready = False  # to be written to: connected, and known to each other
-        self.queued = False
+        self.due = False  # for its owner: to be written at the end of a turn
+        self._lock = threading.Lock()
         self._pending: deque[Any] = deque()
         self._writing = memoryview(b"")
         self._watched = 0
@@ -93,15 +94,16 @@ class Connection:
                 if hasattr(socket, name):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
-    def welcome(self, frame: FrameTaker, broken: Callable[[str], None]) -> None:
+    def welcome(self, frame: FrameTaker, broken: Callable[[str], None], joined: bool = True) -> None:
         """Whoever has connected is known now: answer, and take whole frames."""
-        self._frame, self._broken, self._limit = frame, broken, MAX_RECEIVED_BYTES
+        self._frame, self._broken, self._limit, self._joined = frame, broken, MAX_RECEIVED_BYTES, joined
         self._writing = memoryview(LENGTH.pack(0))
         self.ready = True
+        self.write()
 
     def watch(self, events: int) -> None:
         """Be told when the socket can be read or written."""
-        if events != self._watched:
+        if events != self._watched and self.open:
             self._watched = events
             self._inbox.watch(self._sock, events, self._on_ready)
 
@@ -111,13 +113,17 @@ class Connection:
                 self._receive()
             if events & WRITE and self.open:
                 self._on_writable()
+        except BlockingIOError:
+            pass  # it was ready, and is not any more
         except Broken as error:
             self.fail(str(error))
         except OSError as error:
-            self.fail(f"{type(error).__name__}: {error.strerror or error}")
+            self.fail(_told(error))
 
     def _on_writable(self) -> None:
         self.write()
+        if not self.unwritten:
+            self.watch(READ)
 
     # --- in
 
@@ -131,14 +137,14 @@ class Connection:
                 frame, self._body = self._body, None
                 self._frame(frame)
             return
-        count = self._sock.recv_into(_received)
+        count = self._sock.recv_into(self._inbox.received)
         self._ended(count)
-        self._take(self._head + _received[:count])
+        self._take(self._head + self._inbox.received[:count])
 
     @staticmethod
     def _ended(count: int) -> None:
         if not count:
-            raise Broken("closed by the peer")
+            raise Broken("stream closed")
 
     def _take(self, chunk: bytes) -> None:
         """Frames, as views of what has come in together; the rest begins the next one."""
@@ -159,44 +165,41 @@ class Connection:
                 return
         self._head = chunk[at:]
 
-    # --- out
+    # --- out, in any thread
 
     def queue(self, buffers: Sequence[Any]) -> None:
-        """Queue buffers of a frame; any thread."""
+        """Queue buffers, to be written by ``write``."""
         self._pending.extend(buffers)
 
     def write(self) -> None:
-        """Write what is queued, as far as the socket takes it. Raises ``OSError``."""
-        while self.open:
-            if not self._writing:
-                if not self._pending:
-                    self.watch(READ)
-                    return
-                self._writing = memoryview(self._next_frame())
-            try:
-                sent = self._sock.send(self._writing)
-            except BlockingIOError:
-                self.watch(READ | WRITE)
+        """Write what is queued, as far as the socket takes it; the loop does the rest."""
+        with self._lock:
+            if not (self.open and self.ready):
                 return
-            self._writing = self._writing[sent:]
+            try:
+                while self._writing or self._pending:
+                    if not self._writing:
+                        self._writing = memoryview(self._next_frame())
+                    self._writing = self._writing[self._sock.send(self._writing) :]
+            except BlockingIOError:
+                self._inbox.call_soon(lambda: self.watch(READ | WRITE))
+            except OSError as error:
+                reason = _told(error)
+                self._inbox.call_soon(lambda: self.fail(reason))
 
     def _next_frame(self) -> bytes:
         parts, size, pending = [b""], 0, self._pending
-        while pending and size < MAX_FRAME_BYTES:
+        while pending and size < MAX_FRAME_BYTES and (self._joined or not size):
             part = pending.popleft()
             parts.append(part)
             size += len(part)
         parts[0] = LENGTH.pack(size)
         return b"".join(parts)
 
-    def flush(self) -> None:
-        """Write, if it is time; a fault breaks the connection."""
-        if not (self.open and self.ready):
-            return
-        try:
-            self.write()
-        except OSError as error:
-            self.fail(f"{type(error).__name__}: {error.strerror or error}")
+    @property
+    def unwritten(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._writing or self._pending)
 
     # --- the end
 
@@ -206,39 +209,56 @@ class Connection:
             self.close()
             self._broken(reason)
 
+    def finish(self, timeout_s: float) -> None:
+        """Write what is queued, and close once the other end has; ``timeout_s`` seconds at most. Only in the loop, and
+        not in one of its callbacks.
+        """
+        deadline = time.monotonic() + timeout_s
+        self.write()
+        finished = False
+        while self.open and time.monotonic() < deadline:
+            if self.ready and not self.unwritten and not finished:
+                finished = True
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_WR)
+            self._inbox.sleep(min(0.05, timeout_s))
+        self.close()
+
     def close(self) -> None:
         """Close it without a word; nothing happens when it is closed."""
-        if not self.open:
-            return
-        self.open = self.ready = False
-        self._inbox.forget(self._sock)
-        self._sock.close()
-        self._pending.clear()
+        with self._lock:
+            if not self.open:
+                return
+            self.open = self.ready = False
+            self._inbox.forget(self._sock)
+            self._sock.close()
+            self._pending.clear()
 
 
 class Outgoing(Connection):
-    """The stream from this slot to a peer. ``connected`` is called once the peer has answered."""
+    """A connection to ``address``. ``connected`` is called once the other end has answered. Raises ``OSError``."""
 
     def __init__(
         self,
         inbox: Inbox[Any],
-        target: tuple[int, str],
+        address: str,
         hello: bytes,
         connected: Callable[[], None],
         frame: FrameTaker,
         broken: Callable[[str], None],
+        joined: bool = True,
     ) -> None:
-        self.target = target
+        self.address = address
         self._connected = connected
         self._deliver_frame = frame
         self._hello = hello
         self.begun_s = time.monotonic()
-        host, _, port = target[1].rpartition(":")
-        # A host name is looked up, which may take its time; slots give numbers.
-        family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-        super().__init__(inbox, socket.socket(family, kind), self._first, broken, MAX_RECEIVED_BYTES)
+        host, port = parse_address(address)
+        # A host name is looked up, which may take its time; slots and drivers give numbers.
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        super().__init__(inbox, socket.socket(family, kind), self._first, broken, MAX_RECEIVED_BYTES, joined)
         try:
-            self._sock.connect(address)
+            self._sock.connect(place)
         except BlockingIOError:
             pass  # it is on its way
         except OSError:
@@ -247,23 +267,28 @@ class Outgoing(Connection):
         self.watch(WRITE)
 
     def _on_writable(self) -> None:
-        if self._hello:
-            error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if error:
-                raise OSError(error, f"cannot connect to {self.target[1]}")
-            hello, self._hello = self._hello, b""
-            self._sock.send(hello)  # some fifty bytes into an empty buffer
-            self.watch(READ)
-        else:
-            self.write()
+        if not self._hello:
+            super()._on_writable()
+            return
+        error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, f"cannot connect to {self.address}")
+        hello, self._hello = self._hello, b""
+        self._sock.send(hello)  # some hundred bytes into an empty buffer
+        self.watch(READ)
 
     def _first(self, frame: Frame) -> None:
         if len(frame):
-            raise Broken(f"{self.target[1]} answered with {len(frame)} bytes instead of a welcome")
+            raise Broken(f"{self.address} answered with {len(frame)} bytes instead of a welcome")
         self._frame = self._deliver_frame
         self.ready = True
         self._connected()
-        self.flush()
+        self.write()
+
+    def expire(self, now_s: float, timeout_s: float) -> None:
+        """Give up when the other end has not answered in time (``now_s``: monotonic clock)."""
+        if self.open and not self.ready and now_s - self.begun_s > timeout_s:
+            self.fail(f"no answer from {self.address} within {timeout_s} s")
 
 
 class Listener:
@@ -292,13 +317,11 @@ class Listener:
         except OSError as error:  # it went away again, or there are no more files: the listener stays
             log.info("cannot accept a connection: %s", error)
             return
-        connection = Connection(
-            self._inbox,
-            sock,
-            lambda hello: self._check(connection, bytes(hello)),
-            lambda _reason: None,
-            MAX_HELLO_BYTES,
-        )
+
+        def hello(frame: Frame) -> None:
+            self._check(connection, bytes(frame))
+
+        connection = Connection(self._inbox, sock, hello, lambda _reason: None, MAX_HELLO_BYTES)
         connection.watch(READ)
         self._strangers = deque(other for other in self._strangers if other.open and not other.ready)
         self._strangers.append(connection)
@@ -322,121 +345,5 @@ class Listener:
                 connection.close()
 
 
-class TcpDataPlane:
-    """See ``DataPlane``. ``deliver`` is called in the loop and must only enqueue."""
-
-    def __init__(
-        self, slot: int, token: str, host: str, inbox: Inbox[Any], deliver: Callable[[TransportEvent], None]
-    ) -> None:
-        self._token = token
-        self._host = host
-        self._inbox = inbox
-        self._deliver = deliver
-        self._hello = hello_frame(PROTOCOL, token, str(slot))
-        self._listener: Listener | None = None
-        self._out: dict[int, Outgoing] = {}
-        self._back: dict[int, Connection] = {}
-        self._dirty: deque[Connection] = deque()
-
-    def start(self) -> str:
-        """See ``DataPlane``."""
-        self._listener = Listener(self._inbox, self._host, PROTOCOL, self._token, self._welcome)
-        return self._listener.address
-
-    # --- peers that connect
-
-    def _welcome(self, connection: Connection, name: str) -> None:
-        if not name.isdecimal():
-            raise Broken(f"{name!r} is no slot")
-        peer = int(name)
-
-        def gone(_reason: str) -> None:  # its side knows
-            if self._back.get(peer) is connection:
-                del self._back[peer]
-
-        connection.welcome(lambda frame: self._deliver(FrameArrived(peer, frame)), gone)
-        old = self._back.get(peer)
-        self._back[peer] = connection
-        if old is not None:
-            old.close()
-        self._deliver(PeerAttached(peer))
-        connection.flush()
-
-    # --- peers that are connected to
-
-    def connect(self, peers: dict[int, tuple[int, str]]) -> None:
-        """See ``DataPlane``."""
-        for peer, outgoing in list(self._out.items()):
-            if peers.get(peer) != outgoing.target:
-                outgoing.close()
-                del self._out[peer]
-        for peer, target in peers.items():
-            known = self._out.get(peer)
-            if known is None or not known.open:
-                self._open(peer, target)
-            elif known.ready:
-                self._deliver(PeerConnected(peer, target[0]))
-
-    def _open(self, peer: int, target: tuple[int, str]) -> None:
-        try:
-            self._out[peer] = Outgoing(
-                self._inbox,
-                target,
-                self._hello,
-                lambda: self._deliver(PeerConnected(peer, target[0])),
-                lambda frame: self._deliver(FrameArrived(peer, frame)),
-                lambda reason: self._deliver(PeerBroken(peer, target[0], reason)),
-            )
-        except (OSError, ValueError) as error:
-            self._out.pop(peer, None)
-            self._deliver(PeerBroken(peer, target[0], f"cannot connect to {target[1]}: {error}"))
-
-    def expire(self, now_s: float) -> None:
-        """See ``DataPlane``."""
-        for outgoing in list(self._out.values()):
-            if outgoing.open and not outgoing.ready and now_s - outgoing.begun_s > CONNECT_TIMEOUT_S:
-                outgoing.fail(f"no answer from {outgoing.target[1]} within {CONNECT_TIMEOUT_S} s")
-
-    def renew(self, peer: int, reason: str) -> None:
-        """See ``DataPlane``."""
-        back = self._back.pop(peer, None)
-        if back is not None:
-            back.close()  # the peer sees its stream break, and opens another
-        outgoing = self._out.pop(peer, None)
-        if outgoing is not None:
-            outgoing.close()
-            self._deliver(PeerBroken(peer, outgoing.target[0], reason))
-
-    # --- sending
-
-    def send(self, peer: int, buffers: Sequence[Any]) -> None:
-        """See ``DataPlane``."""
-        self._queue(self._out.get(peer), buffers)
-
-    def send_back(self, peer: int, buffers: Sequence[Any]) -> None:
-        """See ``DataPlane``."""
-        self._queue(self._back.get(peer), buffers)
-
-    def _queue(self, connection: Connection | None, buffers: Sequence[Any]) -> None:
-        if connection is None or not connection.open:
-            return
-        connection.queue(buffers)
-        if not connection.queued:
-            connection.queued = True
-            self._dirty.append(connection)
-
-    def flush(self) -> None:
-        """See ``DataPlane``."""
-        while self._dirty:
-            connection = self._dirty.popleft()
-            connection.queued = False  # before it is written: what another thread queues from now on comes round again
-            connection.flush()
-
-    def close(self) -> None:
-        """See ``DataPlane``."""
-        if self._listener is not None:
-            self._listener.close()
-        for connection in [*self._out.values(), *self._back.values()]:
-            connection.close()
-        self._out.clear()
-        self._back.clear()
+def _told(error: OSError) -> str:
+    return f"{type(error).__name__}: {error.strerror or error}"

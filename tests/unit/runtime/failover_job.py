@@ -13,7 +13,7 @@ from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
-from flinkplus.runtime.dispatch import Deployment, Dispatch, FailoverWorkDone, Inbox
+from flinkplus.runtime.dispatch import Deployment, Dispatch, FailoverWorkDone, InboxEvent
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.members import Member, Members
 from flinkplus.runtime.recoveries import RecoveryLog
@@ -68,7 +68,7 @@ class Job:
         self.triggered: list[tuple[CheckpointId, list[SubtaskId]]] = []
         self.evicted: list[int] = []
         self.pending = {ONE, TWO}
-        self.inbox: queue.SimpleQueue[Inbox] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
         self.wires = Registered()
         self.members = Members(3)
         self.dispatch = Dispatch(self.wires, self.members, self.inbox)  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ from flinkplus.operators.keyed import Count, Sum
 from flinkplus.protocol.determinants import Run
 from flinkplus.protocol.ids import SubtaskId
 from flinkplus.runtime import control
-from flinkplus.runtime.data_plane import FrameArrived, PeerAttached, PeerConnected
 from flinkplus.runtime.peers import Peers
+from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerConnected
 from flinkplus.runtime.slot import Slot
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.sinks.collect import CollectSink
@@ -78,7 +78,10 @@ class Wires:
     def send(self, peer: int, buffers: Sequence[Any]) -> None:
         self._cluster.put(peer, FrameArrived(self._slot, b"".join(buffers)))
 
-    send_back = send
+    send_back = send_beside = send
+
+    def flush(self) -> None:
+        return None
 
     def close(self) -> None:
         return None

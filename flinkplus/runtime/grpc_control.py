@@ -1,10 +1,7 @@
-"""The control plane: a stream from each slot to the coordinator, that lives as long as the slot's process.
+"""The control plane over gRPC (``transport="grpc"``): ``GrpcControlLink`` is the slot's end, ``GrpcRendezvous`` the
+coordinator's.
 
-``ControlLink`` is the slot's end, ``Rendezvous`` the coordinator's. A stream that breaks is the first sign of a
-dead process: it is seen within a few milliseconds, and both ends take it for the end of the peer.
-
-Rules: callbacks are called in the I/O thread and must only enqueue. A slot that cannot present the job's token is
-refused.
+Rules: ``deliver`` is called in the I/O thread and must only enqueue.
 """
 
 from __future__ import annotations
@@ -12,36 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from flinkplus.runtime import control
+from flinkplus.runtime.grpc_data import GRPC_OPTIONS, FrameWriter, identity, start_server
 from flinkplus.runtime.io_thread import IoThread, aio, grpc
-from flinkplus.runtime.transport import GRPC_OPTIONS, FrameWriter, identity, start_server
+from flinkplus.runtime.planes import ControlArrived, ControlLost, LinkEvent
 
 METHOD = "/flinkplus.Control/Stream"
 SERVICE, NAME = "flinkplus.Control", "Stream"
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ControlArrived:
-    """A control message, with the connection it came on (an opaque number at the coordinator, 0 at a slot)."""
-
-    connection: int
-    message: control.ControlMessage
-    time_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ControlLost:
-    connection: int
-    reason: str
-    time_s: float
-
-
-LinkEvent = ControlArrived | ControlLost
 
 
 class _MessageWriter(FrameWriter):
@@ -52,12 +30,8 @@ class _MessageWriter(FrameWriter):
         return frame
 
 
-class ControlLink:
-    """A slot's stream to the coordinator.
-
-    ``heartbeat``: what to send every ``heartbeat_s`` seconds, set by the slot's loop; it is sent by the I/O thread,
-    so a long step of a user function does not look like a dead process.
-    """
+class GrpcControlLink:
+    """See ``ControlLink``."""
 
     def __init__(self, address: str, token: str, heartbeat_s: float, deliver: Callable[[LinkEvent], None]) -> None:
         self._heartbeat_s = heartbeat_s
@@ -124,8 +98,8 @@ class ControlLink:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-class Rendezvous:
-    """The coordinator's server. Each connection has a number; ``send`` and ``drop`` take it."""
+class GrpcRendezvous:
+    """See ``Rendezvous``."""
 
     def __init__(self, host: str, token: str, deliver: Callable[[LinkEvent], None]) -> None:
         self._host = host

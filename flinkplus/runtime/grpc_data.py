@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from flinkplus.runtime.data_plane import FrameArrived, PeerAttached, PeerBroken, PeerConnected, TransportEvent
 from flinkplus.runtime.io_thread import IoThread, aio, grpc
+from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerBroken, PeerConnected, TransportEvent
 
 METHOD = "/flinkplus.Data/Stream"
 SERVICE, NAME = "flinkplus.Data", "Stream"
@@ -177,6 +177,8 @@ class GrpcDataPlane:
         outgoing = self._out.get(peer)
         if outgoing is not None:
             outgoing.writer.put(buffers)
+
+    send_beside = send
 
     def send_back(self, peer: int, buffers: Sequence[Any]) -> None:
         """Queue credit for a producer's slot. Dropped when its stream is gone: a new one starts from the cursors."""

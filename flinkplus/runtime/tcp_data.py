@@ -1,0 +1,143 @@
+"""The data plane over TCP (``transport="tcp"``), in the slot's own loop; see ``planes`` and ``tcp``.
+
+Rules: what a turn of the loop has put out is written at its end, in one frame for each peer. How much can be queued is
+bounded by the channels' credit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerBroken, PeerConnected, TransportEvent
+from flinkplus.runtime.tcp import Broken, Connection, Listener, Outgoing, hello_frame
+
+PROTOCOL = b"flinkplus-data/1"
+CONNECT_TIMEOUT_S = 10.0
+
+
+class TcpDataPlane:
+    """See ``DataPlane``. ``deliver`` is called in the loop and must only enqueue."""
+
+    def __init__(
+        self, slot: int, token: str, host: str, inbox: Inbox[Any], deliver: Callable[[TransportEvent], None]
+    ) -> None:
+        self._token = token
+        self._host = host
+        self._inbox = inbox
+        self._deliver = deliver
+        self._hello = hello_frame(PROTOCOL, token, str(slot))
+        self._listener: Listener | None = None
+        self._targets: dict[int, tuple[int, str]] = {}
+        self._out: dict[int, Outgoing] = {}
+        self._back: dict[int, Connection] = {}
+        self._due: deque[Connection] = deque()
+
+    def start(self) -> str:
+        """See ``DataPlane``."""
+        self._listener = Listener(self._inbox, self._host, PROTOCOL, self._token, self._welcome)
+        return self._listener.address
+
+    # --- peers that connect
+
+    def _welcome(self, connection: Connection, name: str) -> None:
+        if not name.isdecimal():
+            raise Broken(f"{name!r} is no slot")
+        peer = int(name)
+
+        def gone(_reason: str) -> None:  # its side knows
+            if self._back.get(peer) is connection:
+                del self._back[peer]
+
+        old = self._back.get(peer)
+        self._back[peer] = connection
+        if old is not None:
+            old.close()
+        connection.welcome(lambda frame: self._deliver(FrameArrived(peer, frame)), gone)
+        self._deliver(PeerAttached(peer))
+
+    # --- peers that are connected to
+
+    def connect(self, peers: dict[int, tuple[int, str]]) -> None:
+        """See ``DataPlane``."""
+        for peer in [peer for peer in self._out if peers.get(peer) != self._targets[peer]]:
+            self._out.pop(peer).close()
+        self._targets = dict(peers)
+        for peer, (incarnation, _) in peers.items():
+            known = self._out.get(peer)
+            if known is None or not known.open:
+                self._open(peer)
+            elif known.ready:
+                self._deliver(PeerConnected(peer, incarnation))
+
+    def _open(self, peer: int) -> None:
+        incarnation, address = self._targets[peer]
+        try:
+            self._out[peer] = Outgoing(
+                self._inbox,
+                address,
+                self._hello,
+                lambda: self._deliver(PeerConnected(peer, incarnation)),
+                lambda frame: self._deliver(FrameArrived(peer, frame)),
+                lambda reason: self._deliver(PeerBroken(peer, incarnation, reason)),
+            )
+        except (OSError, ValueError) as error:
+            self._out.pop(peer, None)
+            self._deliver(PeerBroken(peer, incarnation, f"cannot connect to {address}: {error}"))
+
+    def expire(self, now_s: float) -> None:
+        """See ``DataPlane``."""
+        for outgoing in list(self._out.values()):
+            outgoing.expire(now_s, CONNECT_TIMEOUT_S)
+
+    def renew(self, peer: int, reason: str) -> None:
+        """See ``DataPlane``."""
+        back = self._back.pop(peer, None)
+        if back is not None:
+            back.close()  # the peer sees its stream break, and opens another
+        outgoing = self._out.pop(peer, None)
+        if outgoing is not None:
+            outgoing.close()
+            self._deliver(PeerBroken(peer, self._targets[peer][0], reason))
+
+    # --- sending
+
+    def send(self, peer: int, buffers: Sequence[Any]) -> None:
+        """See ``DataPlane``."""
+        self._queue(self._out.get(peer), buffers)
+
+    def send_back(self, peer: int, buffers: Sequence[Any]) -> None:
+        """See ``DataPlane``."""
+        self._queue(self._back.get(peer), buffers)
+
+    def send_beside(self, peer: int, buffers: Sequence[Any]) -> None:
+        """See ``DataPlane``."""
+        connection = self._out.get(peer)
+        if connection is not None:
+            connection.queue(buffers)
+            connection.write()
+
+    def _queue(self, connection: Connection | None, buffers: Sequence[Any]) -> None:
+        if connection is not None and connection.open:
+            connection.queue(buffers)
+            if not connection.due:
+                connection.due = True
+                self._due.append(connection)
+
+    def flush(self) -> None:
+        """See ``DataPlane``."""
+        while self._due:
+            connection = self._due.popleft()
+            connection.due = False
+            connection.write()
+
+    def close(self) -> None:
+        """See ``DataPlane``."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in [*self._out.values(), *self._back.values()]:
+            connection.close()
+        self._out.clear()
+        self._back.clear()
