@@ -26,6 +26,7 @@ TRANSPORTS = ("tcp", "grpc")
 CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
 MAX_FLUSH_S = 0.1
+SPREAD, MAX_SPREAD_S = 0.2, 0.2
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,11 @@ class Options:
         """
         longer = self.flush_interval * self.parallelism / 2
         return max(self.flush_interval, min(longer, MAX_FLUSH_S))
+
+    @property
+    def snapshot_spread(self) -> float:
+        """Seconds over which the slots begin to write their parts of a checkpoint."""
+        return min(SPREAD * (self.checkpoint_interval or 0.0), MAX_SPREAD_S)
 
     @property
     def standbys(self) -> bool:

@@ -8,7 +8,8 @@ Rules:
 - Messages are numbered ``seq`` = 0, 1, 2, ... without gaps, within one generation of the channel.
 - All that travels back is cumulative: ``consumed`` and ``limit`` count from the start of the channel. So a report that
   comes late, twice or out of order does no harm, and a lost one is made good by the next.
-- ``limit`` is the first ``seq`` that may not be sent: what the consumer has consumed, plus its window. A consumer that
+- ``limit`` is the first ``seq`` that may not be sent: what the consumer has consumed, plus its window (at the beginning
+  of a promoted one: several windows). A consumer that
   stops consuming (slow, or blocked by alignment) thereby stops its producer, and only on this channel.
 
 Invariant: ``consumed <= received <= limit``.
@@ -49,19 +50,32 @@ Decision: TypeAlias = Accept | Duplicate | Stale | Gap
 
 ACCEPT, DUPLICATE, STALE = Accept(), Duplicate(), Stale()
 FIRST = Seq(0)
+REPLAY_WINDOWS = 4
+"""What a promoted consumer takes at first, in windows: a replay shall not wait for credit half-way."""
 
 
 class InputCursor:
-    """``window``: messages that may be received and not consumed; ``start``: the first ``seq``."""
+    """``window``: messages that may be received and not consumed; ``start``: the first ``seq``. ``replayed``: the
+    consumer is a promoted one, and takes ``REPLAY_WINDOWS`` windows of messages first.
+    """
 
-    __slots__ = ("_announced", "_channel", "_consumed", "_generation", "_received", "_window")
+    __slots__ = ("_announced", "_channel", "_consumed", "_first_limit", "_generation", "_received", "_window")
 
-    def __init__(self, channel: ChannelId, generation: Generation, window: int, start: Seq = FIRST) -> None:
+    def __init__(
+        self,
+        channel: ChannelId,
+        generation: Generation,
+        window: int,
+        start: Seq = FIRST,
+        *,
+        replayed: bool = False,
+    ) -> None:
         invariant(window >= 1, "a channel's window must hold a message", channel=channel, window=window)
         invariant(start >= 0, "a channel begins at 0 or later", channel=channel, start=start)
         self._channel = channel
         self._generation = generation
         self._window = window
+        self._first_limit = start + window * (REPLAY_WINDOWS if replayed else 1)
         self._received = self._consumed = self._announced = start
 
     @property
@@ -77,7 +91,7 @@ class InputCursor:
     @property
     def limit(self) -> Seq:
         """First ``seq`` that may not be sent now."""
-        return Seq(self._consumed + self._window)
+        return Seq(max(self._first_limit, self._consumed + self._window))
 
     def accept(self, generation: Generation, seq: Seq) -> Decision:
         """Judge an arrived message.

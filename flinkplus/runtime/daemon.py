@@ -7,12 +7,30 @@ gRPC is left out: its library, which only ``transport="grpc"`` needs, must be lo
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.machinery
 import sys
 import zipfile
 from pathlib import Path
 
 ARCHIVED = ("pyspark", "py4j")
+MODULES = (
+    "chain_backup.zookeeper.session",
+    "flinkplus.operators.keyed",
+    "flinkplus.operators.tokenize",
+    "flinkplus.runtime.launcher",
+    "flinkplus.runtime.tcp_control",
+    "flinkplus.runtime.tcp_data",
+    "flinkplus.sinks.discard",
+    "flinkplus.sinks.parquet",
+    "flinkplus.sources.text",
+    "flinkplus.state.backend",
+    "pyarrow.compute",
+    "pyarrow.ipc",
+    "pyarrow.parquet",
+    "pyspark.worker",
+    "rocksdict",
+)
 
 
 def without_archives(path: list[str]) -> list[str]:
@@ -41,23 +59,8 @@ def without_archives(path: list[str]) -> list[str]:
 
 def load() -> None:
     """Load what slots use, and keep the collector from touching it: what a process writes to it has to copy."""
-    import pyarrow.compute
-    import pyarrow.ipc
-    import pyarrow.parquet
-    import pyspark.worker  # noqa: F401
-    import rocksdict  # noqa: F401
-
-    import chain_backup.zookeeper.session
-    import flinkplus.operators.keyed
-    import flinkplus.operators.tokenize
-    import flinkplus.runtime.launcher
-    import flinkplus.runtime.tcp_control
-    import flinkplus.runtime.tcp_data
-    import flinkplus.sinks.discard
-    import flinkplus.sinks.parquet
-    import flinkplus.sources.text
-    import flinkplus.state.backend  # noqa: F401
-
+    for module in MODULES:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
 

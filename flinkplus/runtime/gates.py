@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkplus.operators.keys import HashPartitioner
-from flinkplus.protocol.channel import InputCursor
+from flinkplus.protocol.channel import REPLAY_WINDOWS, InputCursor
 from flinkplus.protocol.determinants import StepLog
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.runtime.wire import Kind, Message, encode, encode_records
@@ -65,7 +65,7 @@ class OutputChannel:
             self.log.max_unsent_messages = MAX_UNSENT_MESSAGES
             self.peer = peer
             self.log.rewind(consumed)
-            self.limit = consumed + self.window
+            self.limit = consumed + REPLAY_WINDOWS * self.window
             return
         self.limit = max(self.limit, consumed + self.window)
         if consumed > self.log.acknowledged:
@@ -285,9 +285,13 @@ class InputGate:
         generation: Generation,
         first: int,
         ended: bool,
+        replayed: bool = False,
     ) -> None:
-        """Add a channel whose ``producer`` has ``generation``; ``first`` is the next ``seq`` on it."""
-        end = InputChannel(channel, producer, peer, InputCursor(channel, generation, self._window, Seq(first)))
+        """Add a channel whose ``producer`` has ``generation``; ``first`` is the next ``seq`` on it. ``replayed``: it is
+        the channel of a promoted subtask.
+        """
+        cursor = InputCursor(channel, generation, self._window, Seq(first), replayed=replayed)
+        end = InputChannel(channel, producer, peer, cursor)
         end.ended = ended
         self.channels[channel] = end
         self._order.append(end)

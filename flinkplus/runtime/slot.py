@@ -574,9 +574,17 @@ class Slot:
             self._link.send(control.PeersReady(serial))
 
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
-        """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox."""
+        """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox.
+
+        The slots take turns, for a part of the checkpoint interval: all at once would keep the stream from the processors.
+        """
         generation = self.generations[name]
-        future = self._pool.submit(work)
+
+        def in_turn() -> dict[str, Any]:
+            time.sleep(self._options.snapshot_spread * self.index / self.parallelism)
+            return work()
+
+        future = self._pool.submit(in_turn)
 
         def done(result: Future[dict[str, Any]]) -> None:
             error = result.exception()

@@ -198,7 +198,8 @@ class Subtask:
         for channel, producer in plan.graph.inputs_of(self.id, plan.options.parallelism):
             name = str(channel)
             slot, generation = plan.slot_of(producer), plan.generations[producer]
-            self.inputs.add(channel, producer, slot, generation, first_in.get(name, 0), name in ended)
+            replayed = plan.promotion is not None
+            self.inputs.add(channel, producer, slot, generation, first_in.get(name, 0), name in ended, replayed)
         for edge in plan.vertex.outputs:
             consumer = plan.graph.consumer_vertex(edge)
             peers = [
