@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from threading import Lock
 
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 
 from chain_backup.zookeeper.client import UNCERTAIN, Client, commit, result
 from chain_backup.zookeeper.errors import CoordinatorElsewhere, RegistryUnavailable, StaleRecord
@@ -65,6 +65,24 @@ class ChainStore:
                     return
                 except UNCERTAIN as error:
                     self._pause(error, deadline, what)
+
+    def rehearse(self, epoch: int, writes: int, timeout_s: float) -> None:
+        """Do ``writes`` transactions like those of a failover, that change nothing.
+
+        A server that has just been started runs such code for the first time then: ten times slower than later on.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            for _ in range(writes):
+                if self._client.closing.is_set() or not self._client.connected:
+                    return
+                transaction = self._client.transaction()
+                transaction.check(self._paths.epoch, epoch)
+                for _ in range(2):
+                    transaction.set_data(self._paths.subtasks, b"")
+                commit(transaction, deadline)
+        except (*UNCERTAIN, KazooException):
+            return  # real writes find out what is wrong
 
     def _commit(self, wanted: Mapping[str, bytes], epoch: int, deadline: float) -> None:
         transaction = self._client.transaction()

@@ -113,6 +113,11 @@ class Registry:
             raise CoordinatorElsewhere(f"not elected as the coordinator of {self._application!r}")
         self._chains.write(records, self._epoch, timeout_s)
 
+    def rehearse(self, writes: int, timeout_s: float) -> None:
+        """Warm a server up that has just been started; see ``ChainStore.rehearse``. Raises nothing."""
+        if self._epoch is not None:
+            self._chains.rehearse(self._epoch, writes, timeout_s)
+
     def read(self, timeout_s: float = WRITE_TIMEOUT_S) -> dict[str, ChainRecord]:
         """All chain records by subtask. Raises ``RegistryUnavailable``, ``BadRecord``."""
         return self._chains.read(timeout_s)

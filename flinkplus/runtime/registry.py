@@ -27,6 +27,8 @@ ELECTION_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 60.0
 URGENT_TIMEOUT_S = 15.0
 IDLE_TIMEOUT_S = 5.0  # for what no failover waits for: it must not keep one waiting behind it
+REHEARSED_WRITES = 250  # what the server's Java has run so often is compiled
+REHEARSAL_TIMEOUT_S = 5.0
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -78,7 +80,10 @@ class JobRegistry:
         try:
             hosts = self._options.zookeeper or self._start_server()
             self._hosts.set_result(hosts)
-            self._elected.set_result(self._elect(hosts))
+            registry = self._elect(hosts)
+            self._elected.set_result(registry)
+            if self._server is not None:
+                registry.rehearse(REHEARSED_WRITES, REHEARSAL_TIMEOUT_S)
         except BaseException as error:
             for future in (self._hosts, self._elected):
                 if not future.done():

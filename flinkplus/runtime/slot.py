@@ -576,7 +576,8 @@ class Slot:
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
         """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox.
 
-        The slots take turns, for a part of the checkpoint interval: all at once would keep the stream from the processors.
+        The slots take turns, for a part of the checkpoint interval: all at once would keep the stream from the
+        processors.
         """
         generation = self.generations[name]
 
