@@ -10,6 +10,7 @@ another member or the durable store.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class StandbyReady:
 
 
 class Standbys:
-    """Called by the slot's loop; ``deliver`` is called in the agent's thread and must only enqueue."""
+    """Called by the slot's loop; ``deliver`` may be called in any thread and must only enqueue."""
 
     def __init__(
         self,
@@ -51,6 +52,8 @@ class Standbys:
         self._send = send
         self._deliver = deliver
         self._closed = False
+        self._lock = threading.Lock()
+        self._waiting = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-standbys")
         self._agent = ReplicationAgent(slot, work_dir, storage, self._send_frame, staged, later=self._post)
 
@@ -66,7 +69,19 @@ class Standbys:
                 log.warning("a standby stays behind", exc_info=True)
 
         if not self._closed:  # what an action of the agent's own thread leaves for later needs not be done any more
-            self._pool.submit(run)
+            self._submit(run)
+
+    def _submit(self, run: Callable[[], None]) -> None:
+        def counted() -> None:
+            try:
+                run()
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+
+        with self._lock:
+            self._waiting += 1
+        self._pool.submit(counted)
 
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
         """Who follows whom, of all subtasks of the job."""
@@ -93,7 +108,10 @@ class Standbys:
         self._post(self._agent.retire, subtask)
 
     def prepare(self, attempt: int, subtask: str, version: int, handle: dict[str, Any], generation: int) -> None:
-        """Have a standby ready to take over with exactly ``version``; ``StandbyReady`` answers."""
+        """Have a standby ready to take over with exactly ``version``; ``StandbyReady`` answers.
+
+        It is a matter of a millisecond, so it is done here, unless the agent has something to do.
+        """
 
         def run() -> None:
             try:
@@ -104,7 +122,12 @@ class Standbys:
             else:
                 self._deliver(StandbyReady(attempt, subtask, prepared, ""))
 
-        self._pool.submit(run)
+        with self._lock:
+            idle = self._waiting == 0  # and stays so: only this thread, and what the agent does, give it work
+        if idle:
+            run()
+        else:
+            self._submit(run)
 
     def close(self) -> None:
         """Close every copy; waits for what is under way."""

@@ -44,6 +44,7 @@ from upstream_cache.retention import Retention
 
 HANDLE_FORMAT = 1
 MERGED_MESSAGES = 256
+REPLAY_SLICE_S = 0.005
 
 
 @dataclass
@@ -312,7 +313,7 @@ class Subtask:
             self.known.barrier(message.epoch, producer)
 
     def runnable(self, now: float) -> bool:
-        return self._running and self.deadline(now) <= now and self.outputs.accepts and self._has_work()
+        return self._running and self.deadline(now) <= now and self._may_go_on()
 
     def _has_work(self) -> bool:
         if self._step is not None:
@@ -334,8 +335,22 @@ class Subtask:
         return now
 
     def run(self) -> None:
-        """Go on with the current step, or begin the next one; returns at its end or when an output has no more room."""
+        """Go on with the current step, or begin the next one; returns at its end or when an output has no more room.
+
+        Steps that are repeated follow each other at once, for a while: others wait for what comes behind them.
+        """
         begun = time.perf_counter()
+        self._run_step()
+        while (
+            self._replay and self._step is None and time.perf_counter() - begun < REPLAY_SLICE_S and self._may_go_on()
+        ):
+            self._run_step()
+        self.busy_s += time.perf_counter() - begun
+
+    def _may_go_on(self) -> bool:
+        return self.outputs.accepts and self._has_work()
+
+    def _run_step(self) -> None:
         if self._step is None:
             self._step = self._begin()
         while self._step is not None and self.outputs.accepts:
@@ -344,7 +359,6 @@ class Subtask:
             except StopIteration:
                 self._step = None
                 self._after_step()
-        self.busy_s += time.perf_counter() - begun
 
     def _after_step(self) -> None:
         assert self.operators is not None
