@@ -58,6 +58,7 @@ from flinkplus.runtime.outcome import JobResult, Restore, error_of
 from flinkplus.runtime.placements import failover_protocol, topology_of
 from flinkplus.runtime.planes import ControlArrived, ControlLost, rendezvous
 from flinkplus.runtime.presence import Presence
+from flinkplus.runtime.priority import Preference
 from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.reports import Reports
@@ -123,6 +124,7 @@ class Coordinator:
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
+        self._preference = Preference()
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
 
@@ -248,8 +250,11 @@ class Coordinator:
             if self._failovers is not None:
                 self._failovers.step(events.TimeAdvanced())
         self._presence.look_for_silent_slots()
+        self._preference.end(time.monotonic())
 
     def _handle(self, event: InboxEvent) -> None:
+        if _is_failure(event):
+            self._preference.begin(time.monotonic())
         match event:
             case ControlArrived(connection, message, time_s):
                 self._dispatch.event_s = time_s
@@ -357,3 +362,10 @@ class Coordinator:
     def assignment(self) -> dict[SubtaskId, int]:
         """Where each subtask is just now."""
         return dict(self._deployment.assignment)
+
+
+def _is_failure(event: InboxEvent) -> bool:
+    """Whether somebody waits for what follows from ``event``."""
+    if isinstance(event, ControlArrived):
+        return isinstance(event.message, control.SubtaskFailure)
+    return isinstance(event, (ControlLost, LifelineCut))

@@ -109,6 +109,7 @@ class Lifeline:
                 waiting.register(one, select.POLLIN)
             done.set()
             waiting.poll()
+            connection.close()
 
         self._thread = threading.Thread(target=hold, name="flinkplus-lifeline", daemon=True)
         # A collection in that thread could close the files of others by numbers that mean nothing in its table.

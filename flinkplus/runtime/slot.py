@@ -63,6 +63,7 @@ from flinkplus.runtime.planes import (
     control_link,
     data_plane,
 )
+from flinkplus.runtime.priority import Preference
 from flinkplus.runtime.scratch import make_scratch, remove_scratch
 from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
@@ -80,6 +81,8 @@ SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpret
 RECONNECT_LIMIT = 20
 MALFORMED_LIMIT = 20
 ORPHAN_PATIENCE_S = 2.0
+MOST_PASSED_OVER = 4
+"""Turns that a subtask which repeats steps gives up to others, one after the other."""
 
 log = logging.getLogger("flinkplus.slot")
 
@@ -175,6 +178,8 @@ class Slot:
         self._restore_ms = 0.0
         self._peers = Peers(index, self._data)
         self._next_heartbeat = 0.0
+        self._passed_over = 0
+        self._preference = Preference()
         self._stopping = False
         self.orphaned = False
 
@@ -224,8 +229,13 @@ class Slot:
     def _run_subtasks(self, now: float) -> bool:
         progress = False
         for subtask in self.active:
+            if progress and subtask.repeating and self._passed_over < MOST_PASSED_OVER:
+                self._passed_over += 1  # most of what it does is known to everybody: what is new goes first
+                continue
             if subtask.runnable(now):
                 progress = True
+                if subtask.repeating:
+                    self._passed_over = 0
                 self.guard(subtask, subtask.run)
                 self._data.flush()
         return progress
@@ -265,6 +275,7 @@ class Slot:
     def _heartbeat(self, now: float) -> None:
         self._next_heartbeat = now + self._options.heartbeat_interval
         self._data.expire(now)
+        self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
         self._link.heartbeat = control.Heartbeat(self._generation, progress)
 
@@ -453,6 +464,7 @@ class Slot:
             case control.Fence():
                 failover.fence(message)
             case control.Promote():
+                self._preference.begin(time.monotonic())
                 failover.promote(message)
             case control.Chains():
                 failover.chains(message)

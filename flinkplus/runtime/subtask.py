@@ -44,7 +44,7 @@ from upstream_cache.retention import Retention
 
 HANDLE_FORMAT = 1
 MERGED_MESSAGES = 256
-REPLAY_SLICE_S = 0.005
+REPLAY_SLICE_S = 0.002
 
 
 @dataclass
@@ -341,11 +341,17 @@ class Subtask:
         """
         begun = time.perf_counter()
         self._run_step()
-        while (
-            self._replay and self._step is None and time.perf_counter() - begun < REPLAY_SLICE_S and self._may_go_on()
-        ):
+        while self._repeats_on() and time.perf_counter() - begun < REPLAY_SLICE_S:
             self._run_step()
         self.busy_s += time.perf_counter() - begun
+
+    @property
+    def repeating(self) -> bool:
+        """Whether it does again what the one before it did."""
+        return bool(self._replay)
+
+    def _repeats_on(self) -> bool:
+        return bool(self._replay) and self._step is None and self._may_go_on()
 
     def _may_go_on(self) -> bool:
         return self.outputs.accepts and self._has_work()

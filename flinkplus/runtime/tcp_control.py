@@ -68,7 +68,7 @@ class TcpControlLink:
         connection = self._connection
         assert connection is not None
         while not self._closing.wait(self._heartbeat_s):
-            if self.heartbeat is not None:
+            if self.heartbeat is not None and not connection.unwritten:
                 self.send(self.heartbeat)
             if not connection.ready:
                 self._inbox.call_soon(lambda: connection.expire(time.monotonic(), CONNECT_TIMEOUT_S))

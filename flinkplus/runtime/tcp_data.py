@@ -33,6 +33,7 @@ class TcpDataPlane:
         self._targets: dict[int, tuple[int, str]] = {}
         self._out: dict[int, Outgoing] = {}
         self._back: dict[int, Connection] = {}
+        self._attached: set[Connection] = set()
         self._due: deque[Connection] = deque()
 
     def start(self) -> str:
@@ -48,13 +49,14 @@ class TcpDataPlane:
         peer = int(name)
 
         def gone(_reason: str) -> None:  # its side knows
+            self._attached.discard(connection)
             if self._back.get(peer) is connection:
                 del self._back[peer]
 
-        old = self._back.get(peer)
-        self._back[peer] = connection
-        if old is not None:
-            old.close()
+        self._back[peer] = (
+            connection  # an older one stays until its own end: what comes on it is fenced, if it is to be
+        )
+        self._attached.add(connection)
         connection.welcome(lambda frame: self._deliver(FrameArrived(peer, frame)), gone)
         self._deliver(PeerAttached(peer))
 
@@ -96,6 +98,7 @@ class TcpDataPlane:
         """See ``DataPlane``."""
         back = self._back.pop(peer, None)
         if back is not None:
+            self._attached.discard(back)
             back.close()  # the peer sees its stream break, and opens another
         outgoing = self._out.pop(peer, None)
         if outgoing is not None:
@@ -137,7 +140,8 @@ class TcpDataPlane:
         """See ``DataPlane``."""
         if self._listener is not None:
             self._listener.close()
-        for connection in [*self._out.values(), *self._back.values()]:
+        for connection in [*self._out.values(), *self._attached]:
             connection.close()
         self._out.clear()
         self._back.clear()
+        self._attached.clear()

@@ -31,11 +31,12 @@ def assert_rolled_back(victim: Victim, reason: str) -> None:
     assert len(rollbacks) == 1 and reason in rollbacks[0]["fallback"]
 
 
-def test_heads_are_killed_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("transport", "kills"), [("tcp", 5), ("grpc", 3)])
+def test_heads_are_killed_again_and_again(spark: SparkSession, tmp_path: Path, transport: str, kills: int) -> None:
     """Redundancy comes back each time, and so does the work: the next kill is like the first."""
     chance = random.Random(1)
-    victims = [chance.randrange(3) for _ in range(5)]
-    with Victim(spark, tmp_path) as victim:
+    victims = [chance.randrange(3) for _ in range(kills)]
+    with Victim(spark, tmp_path, transport=transport) as victim:
         for count, slot in enumerate(victims, 1):
             victim.wait_for_strength()
             before = victim.job.slot_pids()

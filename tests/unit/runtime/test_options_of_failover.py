@@ -22,6 +22,7 @@ from flinkplus.runtime.placements import find_strategy
         ("placement", "module:"),
         ("placement", 3),
         ("failback", "sometimes"),
+        ("transport", "pigeons"),
         ("zookeeper", ""),
         ("zookeeper", 2181),
         ("session_timeout", 0.1),

@@ -1,0 +1,42 @@
+"""A moment of preference for the thread that everybody waits for, where the system grants it.
+
+A failover is a few milliseconds of work for one thread, on processors that Spark, the new process and everybody's
+resent messages want at the same time. Whoever may (root, or by a ``RLIMIT_NICE``) gives that thread a better ``nice``
+value until it is over; for everybody else nothing happens.
+
+Rules: a preference is for the calling thread alone, and always ends; threads that it starts meanwhile would inherit it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+PREFERRED = -10
+PREFERENCE_S = 0.25
+
+
+class Preference:
+    """Of one thread, which calls all of it. ``now_s``: monotonic clock."""
+
+    def __init__(self) -> None:
+        self._usual = 0
+        self._until_s: float | None = None
+        self._possible = sys.platform == "linux"
+
+    def begin(self, now_s: float) -> None:
+        """From now on, for ``PREFERENCE_S`` seconds at least."""
+        if self._until_s is None and self._possible:
+            self._usual = os.getpriority(os.PRIO_PROCESS, 0)
+            try:
+                os.setpriority(os.PRIO_PROCESS, 0, PREFERRED)
+            except OSError:
+                self._possible = False
+        if self._possible:
+            self._until_s = now_s + PREFERENCE_S
+
+    def end(self, now_s: float) -> None:
+        """End it, if it is time."""
+        if self._until_s is not None and now_s >= self._until_s:
+            self._until_s = None
+            os.setpriority(os.PRIO_PROCESS, 0, self._usual)

@@ -1,0 +1,340 @@
+"""Connections over TCP: frames whole and in order, strangers refused, faults told once."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flinkplus.runtime import tcp
+from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerBroken, PeerConnected
+from flinkplus.runtime.tcp import LENGTH, Connection, Listener, Outgoing, hello_frame, parse_address
+from flinkplus.runtime.tcp_data import TcpDataPlane
+
+PROTOCOL, TOKEN = b"test/1", "secret"
+HOST = "127.0.0.1"
+
+
+class End:
+    """What one end of a connection has heard."""
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.frames: list[bytes] = []
+        self.broken: list[str] = []
+        self.name = ""
+
+    def take(self, frame: bytes | bytearray | memoryview) -> None:
+        self.frames.append(bytes(frame))
+
+
+class Pair:
+    """A listener and a connection to it, in one loop."""
+
+    def __init__(self, joined: bool = True) -> None:
+        self.inbox: Inbox[Any] = Inbox()
+        self.server, self.client = End(), End()
+        self.listener = Listener(self.inbox, HOST, PROTOCOL, TOKEN, self._welcome)
+        self._joined = joined
+
+    def _welcome(self, connection: Connection, name: str) -> None:
+        self.server.connection, self.server.name = connection, name
+        connection.welcome(self.server.take, self.server.broken.append, self._joined)
+
+    def connect(self, token: str = TOKEN, protocol: bytes = PROTOCOL) -> Outgoing:
+        connection = Outgoing(
+            self.inbox,
+            self.listener.address,
+            hello_frame(protocol, token, "me"),
+            lambda: None,
+            self.client.take,
+            self.client.broken.append,
+            self._joined,
+        )
+        self.client.connection = connection
+        self.until(lambda: connection.ready or bool(self.client.broken))
+        return connection
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "too late"
+            self.inbox.sleep(0.01)
+
+    def close(self) -> None:
+        for end in (self.server, self.client):
+            if end.connection is not None:
+                end.connection.close()
+        self.listener.close()
+        self.inbox.close()
+
+
+@pytest.fixture
+def pair():
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_frames_of_any_size_arrive_whole_and_in_order(pair: Pair) -> None:
+    connection = pair.connect()
+    assert pair.server.name == "me"
+    random_ = random.Random(1)
+    sizes = [random_.choice((1, 7, 300, 70_000, 300_000, 3_000_000)) for _ in range(60)]
+    sent = [random_.randbytes(size) for size in sizes]
+    for one in sent:
+        connection.queue([one])
+        connection.write()
+        pair.inbox.poll()
+    pair.until(lambda: sum(map(len, pair.server.frames)) == sum(sizes))
+    assert b"".join(pair.server.frames) == b"".join(sent)
+    assert pair.server.connection is not None
+    pair.server.connection.queue([b"back", b"wards"])
+    pair.server.connection.write()
+    pair.until(lambda: bool(pair.client.frames))
+    assert pair.client.frames == [b"backwards"], "what is queued together is one frame"
+
+
+def test_frames_cut_anywhere_are_put_together(pair: Pair) -> None:
+    sent = [bytes([at]) * at for at in (1, 0, 3, 200, 2)]
+    stream = hello_frame(PROTOCOL, TOKEN, "bytes") + b"".join(LENGTH.pack(len(one)) + one for one in sent)
+    with socket.create_connection(parse_address(pair.listener.address)) as sock:
+        for at in range(len(stream)):
+            sock.sendall(stream[at : at + 1])
+            pair.inbox.sleep(0.005)
+        pair.until(lambda: len(pair.server.frames) == len(sent))
+    assert pair.server.frames == sent
+    pair.until(lambda: len(pair.server.broken) == 1)
+
+
+def test_threads_may_write_at_the_same_time() -> None:
+    pair = Pair(joined=False)
+    connection = pair.connect()
+
+    def write(who: int) -> None:
+        for number in range(500):
+            connection.queue([f"{who} {number}".encode() * (1 + number % 50)])
+            connection.write()
+
+    threads = [threading.Thread(target=write, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    pair.until(lambda: len(pair.server.frames) == 2000)
+    for thread in threads:
+        thread.join()
+    for who in range(4):
+        mine = [frame for frame in pair.server.frames if frame.startswith(f"{who} ".encode())]
+        assert mine == [f"{who} {number}".encode() * (1 + number % 50) for number in range(500)]
+    pair.close()
+
+
+def test_nothing_is_lost_to_a_slow_reader_and_nobody_waits_for_it(pair: Pair) -> None:
+    with socket.create_server((HOST, 0)) as server:
+        hello = hello_frame(PROTOCOL, TOKEN, "me")
+        address = f"{HOST}:{server.getsockname()[1]}"
+        connection = Outgoing(pair.inbox, address, hello, lambda: None, pair.client.take, pair.client.broken.append)
+        peer, _ = server.accept()
+        peer.sendall(LENGTH.pack(0))
+        pair.until(lambda: connection.ready)
+        sent = random.Random(2).randbytes(20_000_000)
+        begun = time.monotonic()
+        connection.queue([sent])
+        connection.write()
+        assert time.monotonic() - begun < 5 and connection.unwritten
+        received = bytearray()
+        peer.settimeout(5)
+
+        def read() -> None:
+            while len(received) < len(hello) + LENGTH.size + len(sent):
+                received.extend(peer.recv(1 << 20))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        pair.until(lambda: not connection.unwritten)
+        reader.join()
+        assert bytes(received[-len(sent) :]) == sent
+        peer.close()
+        pair.until(lambda: len(pair.client.broken) == 1)
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("token", "protocol"), [("wrong", PROTOCOL), ("", PROTOCOL), (TOKEN, b"test/2"), (TOKEN + "x", PROTOCOL)]
+)
+def test_who_does_not_know_the_token_or_the_protocol_is_refused(pair: Pair, token: str, protocol: bytes) -> None:
+    connection = pair.connect(token, protocol)
+    assert not connection.open and len(pair.client.broken) == 1
+    assert pair.server.connection is None
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n", LENGTH.pack(1 << 30), LENGTH.pack(3) + b"abc", LENGTH.pack(0), b"\xff" * 600]
+)
+def test_garbage_is_refused_at_once(pair: Pair, garbage: bytes) -> None:
+    with socket.create_connection(parse_address(pair.listener.address)) as sock:
+        sock.sendall(garbage)
+        sock.settimeout(0.02)
+        closed: list[bytes] = []
+
+        def gone() -> bool:
+            try:
+                closed.append(sock.recv(10))
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                closed.append(b"")
+            return True
+
+        pair.until(gone)
+        assert closed == [b""] and pair.server.connection is None
+
+
+def test_few_strangers_are_held_and_friends_still_come(pair: Pair) -> None:
+    strangers = [socket.create_connection(parse_address(pair.listener.address)) for _ in range(tcp.STRANGERS + 5)]
+    pair.until(lambda: len(pair.listener._strangers) == tcp.STRANGERS)
+    for _ in range(20):
+        pair.inbox.poll()
+    assert pair.connect().ready
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_broken_connection_is_told_once_and_may_be_closed_again(pair: Pair) -> None:
+    connection = pair.connect()
+    assert pair.server.connection is not None
+    pair.server.connection.close()
+    pair.server.connection.close()
+    pair.until(lambda: bool(pair.client.broken))
+    connection.queue([b"late"])
+    connection.write()
+    connection.fail("again")
+    connection.close()
+    assert len(pair.client.broken) == 1 and pair.server.broken == []
+
+
+def test_finish_writes_everything_and_waits_for_the_other_end(pair: Pair) -> None:
+    connection = pair.connect()
+    connection.queue([b"last words" * 100_000])
+    connection.finish(5.0)
+    assert pair.server.frames == [b"last words" * 100_000]
+    assert pair.server.broken == ["stream closed"] and not connection.open
+
+
+def test_finish_is_bounded_when_nobody_reads(pair: Pair) -> None:
+    with socket.create_server((HOST, 0)) as server:
+        address = f"{HOST}:{server.getsockname()[1]}"
+        connection = Outgoing(pair.inbox, address, b"", lambda: None, lambda _frame: None, lambda _reason: None)
+        begun = time.monotonic()
+        connection.finish(0.3)
+        assert 0.2 < time.monotonic() - begun < 5 and not connection.open
+
+
+def test_nobody_at_the_address(pair: Pair) -> None:
+    with socket.create_server((HOST, 0)) as server:
+        address = f"{HOST}:{server.getsockname()[1]}"
+    broken: list[str] = []
+    try:
+        Outgoing(pair.inbox, address, b"", lambda: None, lambda _frame: None, broken.append)
+    except OSError as error:
+        broken.append(str(error))
+    pair.until(lambda: len(broken) == 1)
+    assert "refused" in broken[0].lower()
+
+
+def test_who_does_not_answer_in_time_is_given_up(pair: Pair) -> None:
+    with socket.create_server((HOST, 0)) as server:
+        address = f"{HOST}:{server.getsockname()[1]}"
+        broken: list[str] = []
+        connection = Outgoing(pair.inbox, address, b"", lambda: None, lambda _frame: None, broken.append)
+        connection.expire(time.monotonic() + 9.0, 10.0)
+        assert broken == []
+        connection.expire(time.monotonic() + 11.0, 10.0)
+        assert broken == [f"no answer from {address} within 10.0 s"]
+
+
+class Planes:
+    """Two data planes in one loop."""
+
+    def __init__(self) -> None:
+        self.inbox: Inbox[Any] = Inbox()
+        self.heard: list[list[Any]] = [[], []]
+        self.planes = [TcpDataPlane(at, TOKEN, HOST, self.inbox, self.heard[at].append) for at in range(2)]
+        self.addresses = [plane.start() for plane in self.planes]
+
+    def until(self, at: int, event: Any) -> None:
+        deadline = time.monotonic() + 10
+        while event not in self.heard[at]:
+            assert time.monotonic() < deadline, (event, self.heard)
+            self.inbox.sleep(0.01)
+        self.heard[at].clear()
+
+    def close(self) -> None:
+        for plane in self.planes:
+            plane.close()
+        self.inbox.close()
+
+
+@pytest.fixture
+def planes():
+    made = Planes()
+    yield made
+    made.close()
+
+
+def test_a_data_plane_connects_sends_and_answers(planes: Planes) -> None:
+    one, other = planes.planes
+    one.send(1, [b"to nobody"])
+    one.connect({1: (5, planes.addresses[1])})
+    planes.until(0, PeerConnected(1, 5))
+    planes.until(1, PeerAttached(0))
+    one.send(1, [b"a", b"b"])
+    one.send(1, [b"c"])
+    assert planes.heard[1] == [], "written at the end of the turn"
+    one.flush()
+    planes.until(1, FrameArrived(0, memoryview(b"abc")))
+    other.send_back(0, [b"credit"])
+    other.flush()
+    planes.until(0, FrameArrived(1, memoryview(b"credit")))
+    one.send_beside(1, [b"beside"])
+    planes.until(1, FrameArrived(0, memoryview(b"beside")))
+    one.connect({1: (5, planes.addresses[1])})
+    assert planes.heard[0] == [PeerConnected(1, 5)], "it is there already"
+
+
+def test_a_renewed_stream_is_told_at_both_ends(planes: Planes) -> None:
+    one, other = planes.planes
+    one.connect({1: (5, planes.addresses[1])})
+    planes.until(1, PeerAttached(0))
+    planes.until(0, PeerConnected(1, 5))
+    other.renew(0, "malformed")
+    deadline = time.monotonic() + 10
+    while not planes.heard[0]:
+        assert time.monotonic() < deadline
+        planes.inbox.sleep(0.01)
+    (broken,) = planes.heard[0]
+    assert isinstance(broken, PeerBroken) and (broken.peer, broken.incarnation) == (1, 5)
+    planes.heard[0].clear()
+    one.connect({1: (5, planes.addresses[1])})
+    planes.until(0, PeerConnected(1, 5))
+    planes.until(1, PeerAttached(0))
+    one.renew(1, "mine")
+    assert planes.heard[0] == [PeerBroken(1, 5, "mine")]
+
+
+def test_another_incarnation_gets_another_stream(planes: Planes) -> None:
+    one, _ = planes.planes
+    one.connect({1: (5, planes.addresses[1])})
+    planes.until(0, PeerConnected(1, 5))
+    one.connect({1: (6, planes.addresses[1])})
+    planes.until(0, PeerConnected(1, 6))
+    one.connect({})
+    one.send(1, [b"to nobody"])
+    one.flush()
+    planes.inbox.sleep(0.05)
+    assert planes.heard[0] == [], "nobody asked for it, so nobody is told of its end"
