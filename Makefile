@@ -1,13 +1,13 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup test check demo bench format clean
+.PHONY: help setup test check soak model-check mutation-check demo bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
 JAVA := . scripts/java_env.sh;
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Virtual environment with pinned dependencies in .venv, and Java 17+ (quick when nothing changed)
 	@bash scripts/setup.sh
@@ -23,6 +23,15 @@ test: setup ## Format, lint, types, import rule and all tests: what CI runs
 	@$(JAVA) set -x; $(BIN)/python -m pytest
 
 check: test ## The same as test
+
+soak: setup ## 100,000 simulated histories of the protocol (about half an hour of one core); see docs/simulation.md
+	$(BIN)/python -m tests.simulation --seeds 100000 --shrink
+
+model-check: setup ## Every order of deliveries in a small job, a failure at every point; five minutes at most
+	$(BIN)/python -m tests.simulation.exhaustive --minutes 5
+
+mutation-check: setup ## Every deliberate fault in the protocol, found out by the simulator within 2,000 histories
+	$(BIN)/python -m tests.simulation.mutation_check
 
 bench: setup ## Throughput, checkpoint cost and memory; printed and written to results/bench.json
 	@mkdir -p results

@@ -37,8 +37,9 @@ def spread(
     """Standbys on as many hosts as there are, and over all slots alike.
 
     All chains are laid out together, one standby after the other: each takes, among the slots of hosts that its chain
-    uses least, one with the fewest standbys so far, the nearest upwards. So no slot carries two more than another
-    unless the hosts differ in size.
+    uses least, one with the fewest standbys so far, the nearest upwards. What is still uneven then is evened out by
+    moves that leave every chain on as many hosts. So no slot carries two more than another unless the hosts differ in
+    size.
     """
     chains = {slot: [slot] for slot in slots_alive}
     standbys = dict.fromkeys(slots_alive, 0)
@@ -53,7 +54,33 @@ def spread(
             )
             chain.append(best)
             standbys[best] += 1
+    while _even_out(chains, standbys, hosts):
+        pass
     return tuple(chains[home(subtask_index, slots_alive)])
+
+
+def _even_out(chains: dict[int, list[int]], standbys: dict[int, int], hosts: Mapping[int, str]) -> bool:
+    """Move one standby from a slot with many to one with at least two less; false when no move is left."""
+    for more in sorted(standbys, key=lambda slot: (-standbys[slot], slot)):
+        for less in sorted(standbys, key=lambda slot: (standbys[slot], slot)):
+            if standbys[more] - standbys[less] < 2:
+                break
+            for chain in chains.values():
+                if more not in chain[1:] or less in chain:
+                    continue
+                moved = [less if slot == more else slot for slot in chain]
+                if _crowding(moved, hosts) <= _crowding(chain, hosts):
+                    chain[:] = moved
+                    standbys[more] -= 1
+                    standbys[less] += 1
+                    return True
+    return False
+
+
+def _crowding(chain: list[int], hosts: Mapping[int, str]) -> int:
+    """How many pairs of members share a host."""
+    names = [hosts.get(slot) for slot in chain]
+    return sum(names[:at].count(name) for at, name in enumerate(names))
 
 
 def near(subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, str], replicas: int) -> tuple[int, ...]:

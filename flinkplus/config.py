@@ -49,6 +49,7 @@ class Options:
     keeps in memory before it uses the disk.
     ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a directory that slots and driver
     share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
+    ``record_machines``: a file for a record of what the coordinator's machines do (``flinkplus.runtime.recorder``).
     ``faults``: see ``flinkplus.runtime.faults``.
     """
 
@@ -80,6 +81,7 @@ class Options:
     encoding_errors: str = "replace"
     work_dir: str | None = None
     trace_output: str | None = None
+    record_machines: str | None = None
     faults: tuple[str, ...] = ()
 
     def checked(self) -> Options:
@@ -122,6 +124,7 @@ class Options:
             ("checkpoint_dir", "a path, a URI"),
             ("work_dir", "a path, a URI"),
             ("trace_output", "a path"),
+            ("record_machines", "a path"),
             ("zookeeper", "HOST:PORT,..."),
         ):
             value = getattr(self, name)

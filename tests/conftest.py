@@ -6,6 +6,7 @@ test (fixtures of a wider scope: a SparkSession, a ZooKeeper) is not its leak.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -23,6 +24,16 @@ os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 # Machines of very different speed run these tests: a slow example is not a wrong one.
 hypothesis.settings.register_profile("flinkplus", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("flinkplus")
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """What a test makes of the level of the product's log ends with it."""
+    log = logging.getLogger("flinkplus")
+    level = log.level
+    yield
+    log.setLevel(level)
+
 
 GRACE_S = 3.0
 """How long what a test has told to stop may take to be gone."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from upstream_cache.segments import Buffers, Segment
+from upstream_cache.volume import OS_VOLUME, Volume
 
 M = TypeVar("M")
 
@@ -70,6 +71,7 @@ class Retention(Generic[M]):
         memory_bytes: int = 64 << 20,
         segment_bytes: int = 4 << 20,
         clock: Callable[[], float] = time.monotonic,
+        volume: Volume = OS_VOLUME,
     ) -> None:
         if memory_bytes < 0 or segment_bytes < 1:
             raise ValueError(f"output logs: {memory_bytes} bytes of memory, segments of {segment_bytes} bytes")
@@ -86,6 +88,7 @@ class Retention(Generic[M]):
         self.blocked: str | None = None
         """Why nothing can be written to disk, when that is so."""
         self._clock = clock
+        self.volume = volume
         self._retry_at = 0.0
         self._logs: list[Spillable] = []
         self._next_file = 0
@@ -157,10 +160,9 @@ class Retention(Generic[M]):
     def new_segment(self, channel: object, first: int, position: int) -> Segment:
         """An empty segment. Raises ``OSError``."""
         if not self._made_directory:
-            self._made_directory = not self.directory.exists()
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self._made_directory = self.volume.make_directory(self.directory)
         path = self.directory / f"{self._next_file:08d}{SUFFIX}"
-        segment = Segment(channel, path, first, position)
+        segment = Segment(channel, path, first, position, self.volume)
         self._next_file += 1
         self.segments += 1
         return segment
@@ -176,13 +178,13 @@ class Retention(Generic[M]):
         for _ in range(min(REMOVED_PER_CALL, len(self._to_remove))):
             path = self._to_remove.popleft()
             try:
-                path.unlink(missing_ok=True)
+                self.volume.remove(path)
             except OSError:
                 self._to_remove.append(path)  # close() tries again and raises
 
     def _remove_leftovers(self) -> None:
-        for path in self.directory.glob(f"*{SUFFIX}"):
-            path.unlink(missing_ok=True)
+        for path in self.volume.files(self.directory, SUFFIX):
+            self.volume.remove(path)
 
     def close(self) -> None:
         """Close all logs, remove all files, and the directory if it was made here and nothing else is in it."""
@@ -190,5 +192,5 @@ class Retention(Generic[M]):
             log.close()
         self._to_remove.clear()
         self._remove_leftovers()
-        if self._made_directory and self.directory.exists() and not any(self.directory.iterdir()):
-            self.directory.rmdir()
+        if self._made_directory:
+            self.volume.remove_directory(self.directory)

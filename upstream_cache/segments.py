@@ -15,7 +15,6 @@ Rules:
 from __future__ import annotations
 
 import errno
-import os
 import struct
 import zlib
 from array import array
@@ -23,6 +22,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from upstream_cache.volume import OS_VOLUME, Volume
 
 MAGIC = b"FPLG"
 FORMAT_VERSION = 1
@@ -49,12 +50,12 @@ class CorruptSegment(Exception):
         self.why = why
 
 
-def write_all(handle: int, buffers: list[Any], offset: int) -> None:
+def write_all(volume: Volume, handle: int, buffers: list[Any], offset: int) -> None:
     """Write ``buffers`` at ``offset``, all of them. Raises ``OSError``."""
     for group in range(0, len(buffers), MAX_BUFFERS):
         rest = buffers[group : group + MAX_BUFFERS]
         while rest:
-            written = os.pwritev(handle, rest, offset)
+            written = volume.write(handle, rest, offset)
             if written == 0 and any(memoryview(part).nbytes for part in rest):
                 raise OSError(errno.EIO, "nothing was written")
             offset += written
@@ -77,9 +78,9 @@ class Segment:
     Raises ``OSError`` when the file cannot be created.
     """
 
-    __slots__ = ("_handle", "_header", "_offsets", "_positions", "channel", "first", "path")
+    __slots__ = ("_handle", "_header", "_offsets", "_positions", "_volume", "channel", "first", "path")
 
-    def __init__(self, channel: object, path: Path, first: int, position: int) -> None:
+    def __init__(self, channel: object, path: Path, first: int, position: int, volume: Volume = OS_VOLUME) -> None:
         self.channel = channel
         self.path = path
         self.first = first
@@ -88,7 +89,8 @@ class Segment:
         self._header = header + CHECKSUM.pack(zlib.crc32(header))
         self._offsets = array("Q", [len(self._header)])
         self._positions = array("Q", [position])
-        self._handle: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._volume = volume
+        self._handle: int | None = volume.create(path)
 
     @property
     def end(self) -> int:
@@ -126,14 +128,14 @@ class Segment:
             seq += 1
             offsets.append(offset)
             positions.append(position)
-        write_all(self._handle, buffers, self.file_bytes)
+        write_all(self._volume, self._handle, buffers, self.file_bytes)
         self._offsets.extend(offsets)
         self._positions.extend(positions)
 
     def finish(self) -> None:
         """Take no more messages; the file stays."""
         if self._handle is not None:
-            os.close(self._handle)
+            self._volume.close(self._handle)
             self._handle = None
 
     def open_to_read(self) -> int:
@@ -141,7 +143,7 @@ class Segment:
         with another header.
         """
         try:
-            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            handle = self._volume.open(self.path)
         except OSError as error:
             raise CorruptSegment(self.channel, self.path, f"cannot be opened ({error.strerror})") from error
         try:
@@ -149,7 +151,7 @@ class Segment:
             if header != self._header:
                 raise CorruptSegment(self.channel, self.path, "has another header than was written")
         except BaseException:
-            os.close(handle)
+            self._volume.close(handle)
             raise
         return handle
 
@@ -163,16 +165,15 @@ class Segment:
         if there <= at:
             why = f"ends at byte {start + len(data)}, inside message {seq}"
             raise CorruptSegment(self.channel, self.path, why)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(handle, start + len(data), READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        self._volume.read_ahead(handle, start + len(data), READ_AHEAD_BYTES)
         return Block(self, seq, self.first + there, [offset - start for offset in self._offsets[at : there + 1]], data)
 
     def _bytes_at(self, handle: int, offset: int, size: int) -> bytes:
         """``size`` bytes at ``offset``, or as many as there are."""
         try:
-            data = os.pread(handle, size, offset)
+            data = self._volume.read(handle, size, offset)
             while len(data) < size:
-                more = os.pread(handle, size - len(data), offset + len(data))
+                more = self._volume.read(handle, size - len(data), offset + len(data))
                 if not more:
                     break
                 data += more

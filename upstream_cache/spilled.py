@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -87,7 +86,7 @@ class SpilledMessages(Generic[M]):
         """Drop what was read ahead: reading goes on elsewhere, or not at all."""
         self._drop_block()
         if self._reading is not None:
-            os.close(self._handle)
+            self._retention.volume.close(self._handle)
             self._reading, self._handle = None, -1
 
     def trim(self, seq: int) -> None:

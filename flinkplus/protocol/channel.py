@@ -8,11 +8,11 @@ Rules:
 - Messages are numbered ``seq`` = 0, 1, 2, ... without gaps, within one generation of the channel.
 - All that travels back is cumulative: ``consumed`` and ``limit`` count from the start of the channel. So a report that
   comes late, twice or out of order does no harm, and a lost one is made good by the next.
-- ``limit`` is the first ``seq`` that may not be sent: what the consumer has consumed, plus its window (at the beginning
-  of a promoted one: several windows). A consumer that
+- ``limit`` is the first ``seq`` that may not be sent: what the consumer has consumed, plus its window. Only what a
+  producer sends again to a promoted consumer may go several windows beyond. A consumer that
   stops consuming (slow, or blocked by alignment) thereby stops its producer, and only on this channel.
 
-Invariant: ``consumed <= received <= limit``.
+Invariant: ``consumed <= received <= consumed + window`` (several windows, see above).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ Decision: TypeAlias = Accept | Duplicate | Stale | Gap
 ACCEPT, DUPLICATE, STALE = Accept(), Duplicate(), Stale()
 FIRST = Seq(0)
 REPLAY_WINDOWS = 4
-"""What a promoted consumer takes at first, in windows: a replay shall not wait for credit half-way."""
+"""What a promoted consumer takes, in windows: a replay shall not wait for credit half-way."""
 
 
 class InputCursor:
     """``window``: messages that may be received and not consumed; ``start``: the first ``seq``. ``replayed``: the
-    consumer is a promoted one, and takes ``REPLAY_WINDOWS`` windows of messages first.
+    consumer is a promoted one, and takes ``REPLAY_WINDOWS`` windows of messages from a producer that sends again.
     """
 
-    __slots__ = ("_announced", "_channel", "_consumed", "_first_limit", "_generation", "_received", "_window")
+    __slots__ = ("_channel", "_consumed", "_generation", "_most", "_received", "_reported", "_window")
 
     def __init__(
         self,
@@ -75,8 +75,9 @@ class InputCursor:
         self._channel = channel
         self._generation = generation
         self._window = window
-        self._first_limit = start + window * (REPLAY_WINDOWS if replayed else 1)
-        self._received = self._consumed = self._announced = start
+        self._most = window * (REPLAY_WINDOWS if replayed else 1)
+        self._received = self._consumed = start
+        self._reported = start - window
 
     @property
     def expected(self) -> Seq:
@@ -90,8 +91,8 @@ class InputCursor:
 
     @property
     def limit(self) -> Seq:
-        """First ``seq`` that may not be sent now."""
-        return Seq(max(self._first_limit, self._consumed + self._window))
+        """First ``seq`` that may not be sent now, but for a replay."""
+        return Seq(self._consumed + self._window)
 
     def accept(self, generation: Generation, seq: Seq) -> Decision:
         """Judge an arrived message.
@@ -110,8 +111,9 @@ class InputCursor:
             return DUPLICATE
         if seq > self._received:
             return Gap(self._received)
-        if seq >= self.limit:
-            raise PeerProtocolError(f"channel {self._channel}: message {seq} was sent beyond the limit {self.limit}")
+        if seq >= self._consumed + self._most:
+            limit = self._consumed + self._most
+            raise PeerProtocolError(f"channel {self._channel}: message {seq} was sent beyond the limit {limit}")
         self._received = Seq(seq + 1)
         return ACCEPT
 
@@ -144,8 +146,7 @@ class InputCursor:
         Half a window at least: the producer can never starve, since it has nothing left to send only after the whole
         window was consumed. The first call always reports.
         """
-        limit = self.limit
-        if limit - self._announced < max(1, self._window // 2):
+        if self._consumed - self._reported < max(1, self._window // 2):
             return None
-        self._announced = limit
-        return limit
+        self._reported = self._consumed
+        return self.limit

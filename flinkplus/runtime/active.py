@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import ChannelId, SubtaskId
-from flinkplus.runtime.subtask import Subtask
+
+if TYPE_CHECKING:
+    from flinkplus.graph import JobGraph
+    from flinkplus.runtime.subtask import Subtask
 
 log = logging.getLogger("flinkplus.slot")
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from typing_extensions import assert_never
 
+from chain_backup.failover import FailoverProtocol
 from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.config import Options
 from flinkplus.errors import FlinkPlusError, JobFailed, PeerProtocolError
@@ -44,7 +46,6 @@ from flinkplus.runtime.dispatch import (
     RegistryTold,
     SlotsDown,
     UserAsked,
-    now_ms,
 )
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.faults import Faults
@@ -59,13 +60,23 @@ from flinkplus.runtime.placements import failover_protocol, topology_of
 from flinkplus.runtime.planes import ControlArrived, ControlLost, rendezvous
 from flinkplus.runtime.presence import Presence
 from flinkplus.runtime.priority import Preference
+from flinkplus.runtime.recorder import Recorder
 from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.reports import Reports
 
 MAX_IDLE_S = 0.2
 STOP_AT_ONCE_S = 3.0
+M = TypeVar("M")
 log = logging.getLogger("flinkplus.coordinator")
+
+
+def dispatch_at(options: Options, host: str, token: str) -> Dispatch:
+    """Where slots that know ``token`` can reach a coordinator on ``host``."""
+    inbox: Inbox[InboxEvent] = Inbox()
+    dispatch = Dispatch(rendezvous(options, token, host, inbox), Members(options.parallelism), inbox)
+    dispatch.make_lifelines = lambda: Lifelines(host, token, inbox, inbox.put)
+    return dispatch
 
 
 class Coordinator:
@@ -77,8 +88,7 @@ class Coordinator:
         options: Options,
         commits: Commits,
         restore: Restore,
-        host: str,
-        token: str,
+        dispatch: Dispatch,
     ) -> None:
         self.graph = graph
         self.options = options
@@ -86,21 +96,27 @@ class Coordinator:
         self.result = JobResult()
         self.recoveries = RecoveryLog(self._has_results)
         self.figures = Figures(graph)
-        self._inbox: Inbox[InboxEvent] = Inbox()
-        self._members = Members(options.parallelism)
-        self._dispatch = Dispatch(rendezvous(options, token, host, self._inbox), self._members, self._inbox)
-        self._make_lifelines = lambda: Lifelines(host, token, self._inbox, self._inbox.put)
-        self._deployment = Deployment(restore.generation, int(restore.generation), restore.draining)
+        self._dispatch = dispatch
+        self._inbox = dispatch.inbox
+        self._members = dispatch.members
+        self._deployment = Deployment(
+            restore.generation, int(restore.generation), restore.draining, clock=dispatch.clock
+        )
         self._faults = Faults(options.faults, restore.generation + 1)
         every = [SubtaskId(v.name, i) for v in graph.vertices for i in range(options.parallelism)]
         sources = tuple(sorted(s for s in every if graph.vertex_of(s.vertex).is_source))
         checkpoint_config, recovery_config = configs(options)
-        self._checkpoints = CheckpointCoordinator(checkpoint_config, restore.next_checkpoint, restore.available)
-        self._job = JobProtocol(
+        self._recorder = None if options.record_machines is None else Recorder(Path(options.record_machines))
+        self._checkpoints = self._machine(
+            "checkpoints", CheckpointCoordinator, checkpoint_config, restore.next_checkpoint, restore.available
+        )
+        self._job = self._machine(
+            "job",
+            JobProtocol,
             tuple(sorted(every)),
             options.parallelism,
             recovery_config,
-            started_ms=now_ms(),
+            started_ms=self._dispatch.now_ms(),
             restore_from=restore.checkpoint,
             available=restore.available,
             first_generation=Generation(restore.generation + 1),
@@ -128,9 +144,15 @@ class Coordinator:
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
 
+    def _machine(self, name: str, make: Callable[..., M], *arguments: Any, **settings: Any) -> M:
+        """A machine of the core; what it does is recorded where that is asked for."""
+        if self._recorder is None:
+            return make(*arguments, **settings)
+        return self._recorder.machine(name, make, *arguments, **settings)
+
     def _make_failovers(self) -> Failovers:
         failovers = Failovers(
-            failover_protocol(self.graph, self.options),
+            failover_protocol(self.graph, self.options, partial(self._machine, "failover", FailoverProtocol)),
             topology_of(self.graph, self.options.parallelism),
             self._dispatch,
             self,
@@ -157,7 +179,8 @@ class Coordinator:
     def start(self) -> tuple[str, str]:
         """Start serving; returns the addresses slots register at, and hold their lifelines to."""
         address = self._dispatch.rendezvous.start()
-        lifelines = self._dispatch.lifelines = self._make_lifelines()
+        assert self._dispatch.make_lifelines is not None
+        lifelines = self._dispatch.lifelines = self._dispatch.make_lifelines()
         self._thread.start()
         return address, lifelines.address
 
@@ -213,13 +236,15 @@ class Coordinator:
             self._end(JobState.FAILED, JobFailed(f"the coordinator failed: {type(error).__name__}: {error}"))
         finally:
             self._dispatch.close()
+            if self._recorder is not None:
+                self._recorder.close()
             self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:
         """The core cannot go on: have the slots end, without its help, for a bounded time."""
         self._dispatch.tell_all(control.Stop())
-        deadline = time.monotonic() + STOP_AT_ONCE_S
-        while self._members.all() and time.monotonic() < deadline:
+        deadline = self._dispatch.clock.monotonic() + STOP_AT_ONCE_S
+        while self._members.all() and self._dispatch.clock.monotonic() < deadline:
             try:
                 event = self._inbox.get(timeout=MAX_IDLE_S)
             except queue.Empty:
@@ -230,31 +255,37 @@ class Coordinator:
                     self._members.remove(member.slot)
 
     def _turn(self) -> None:
-        now = now_ms()
-        due = [self._job.next_deadline_ms(), self._checkpoints.next_deadline_ms()]
-        if self._failovers is not None:
-            due.append(self._failovers.next_deadline_ms())
-        deadlines = [deadline for deadline in due if deadline is not None]
-        wait_s = min([MAX_IDLE_S, *(max(0, d - now) / 1000 for d in deadlines)])
+        due_ms = self.next_deadline_ms()
+        wait_s = MAX_IDLE_S if due_ms is None else min(MAX_IDLE_S, max(0, due_ms - self._dispatch.now_ms()) / 1000)
         try:
             event: InboxEvent | None = self._inbox.get(timeout=wait_s)
         except queue.Empty:
             event = None
-        self._dispatch.event_s = time.time()
+        self.turn(event, due_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        """When the next ``turn`` is due if nothing happens before."""
+        due = [self._job.next_deadline_ms(), self._checkpoints.next_deadline_ms()]
+        if self._failovers is not None:
+            due.append(self._failovers.next_deadline_ms())
+        return min((deadline for deadline in due if deadline is not None), default=None)
+
+    def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
+        """Take an event, if there is one, and do what is due since ``due_ms``, if that has passed."""
+        self._dispatch.event_s = self._dispatch.clock.time()
         if event is not None:
             self._handle(event)
-        now = now_ms()
-        if any(d <= now for d in deadlines):
+        if due_ms is not None and due_ms <= self._dispatch.now_ms():
             self.step_job(events.TimeAdvanced())
             self.step_checkpoints(events.TimeAdvanced())
             if self._failovers is not None:
                 self._failovers.step(events.TimeAdvanced())
         self._presence.look_for_silent_slots()
-        self._preference.end(time.monotonic())
+        self._preference.end(self._dispatch.clock.monotonic())
 
     def _handle(self, event: InboxEvent) -> None:
         if _is_failure(event):
-            self._preference.begin(time.monotonic())
+            self._preference.begin(self._dispatch.clock.monotonic())
         match event:
             case ControlArrived(connection, message, time_s):
                 self._dispatch.event_s = time_s
@@ -292,7 +323,7 @@ class Coordinator:
         """See ``Machines``."""
 
         def step() -> None:
-            for effect in self._job.step(now_ms(), event):
+            for effect in self._job.step(self._dispatch.now_ms(), event):
                 self._job_driver.apply(effect)
 
         self._dispatch.soon(step)
@@ -301,7 +332,7 @@ class Coordinator:
         """See ``Machines``."""
 
         def step() -> None:
-            for effect in self._checkpoints.step(now_ms(), event):
+            for effect in self._checkpoints.step(self._dispatch.now_ms(), event):
                 self._checkpoint_driver.apply(effect)
 
         self._dispatch.soon(step)
@@ -322,7 +353,7 @@ class Coordinator:
         self._end(ended.state, error_of(ended, self.options.parallelism))
 
     def _end(self, state: JobState, error: FlinkPlusError | None) -> None:
-        self.ended_s = time.monotonic()
+        self.ended_s = self._dispatch.clock.monotonic()
         self.result.state = state
         self.result.error = error
         self.result.done.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +85,7 @@ class JobDriver:
 
     def _record(self, effect: RecoveryPhase) -> None:
         names = [str(subtask) for subtask in effect.subtasks]
-        detected_s = self._dispatch.event_s if effect.phase == "detect" else time.time()
+        detected_s = self._dispatch.event_s if effect.phase == "detect" else self._dispatch.clock.time()
         self._recoveries.entered(
             "rollback", effect.recovery, effect.phase, effect.failure, names, effect.reason, detected_s
         )
@@ -94,7 +93,7 @@ class JobDriver:
     def _start(self, generation: Generation) -> None:
         deployment = self._deployment
         if deployment.first_started_s is None:
-            deployment.first_started_s = time.monotonic()
+            deployment.first_started_s = self._dispatch.clock.monotonic()
         self._dispatch.tell_all(control.Start(generation, deployment.run, deployment.age_s))
         if deployment.draining:
             self._dispatch.tell_all(control.Drain(generation))

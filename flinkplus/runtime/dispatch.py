@@ -16,17 +16,20 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from chain_backup.events import FailoverEvent
-from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.protocol import events
 from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.runtime import control
-from flinkplus.runtime.inbox import Inbox
-from flinkplus.runtime.lifeline import LifelineCut, Lifelines
+from flinkplus.runtime.clock import Clock
 from flinkplus.runtime.members import Member, Members
-from flinkplus.runtime.planes import LinkEvent, Rendezvous
+
+if TYPE_CHECKING:
+    from chain_backup.zookeeper.records import RegistryEvent
+    from flinkplus.runtime.inbox import Inbox
+    from flinkplus.runtime.lifeline import LifelineCut, Lifelines
+    from flinkplus.runtime.planes import LinkEvent, Rendezvous
 
 log = logging.getLogger("flinkplus.coordinator")
 
@@ -73,8 +76,8 @@ class RegistryTold:
     event: RegistryEvent
 
 
-WorkDone = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
-InboxEvent = LinkEvent | LifelineCut | WorkDone | RegistryTold | SlotsDown | UserAsked
+WorkDone: TypeAlias = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
+InboxEvent: TypeAlias = "LinkEvent | LifelineCut | WorkDone | RegistryTold | SlotsDown | UserAsked"
 
 
 class Machines(Protocol):
@@ -99,6 +102,7 @@ class Deployment:
     assignment: Mapping[SubtaskId, int] = field(default_factory=dict)
     generations: Mapping[SubtaskId, Generation] = field(default_factory=dict)
     first_started_s: float | None = None
+    clock: Clock = time
 
     def on(self, slot: int) -> list[SubtaskId]:
         """The subtasks at ``slot``."""
@@ -107,21 +111,45 @@ class Deployment:
     @property
     def age_s(self) -> float:
         """Seconds since subtasks of this run were first started."""
-        return 0.0 if self.first_started_s is None else time.monotonic() - self.first_started_s
+        return 0.0 if self.first_started_s is None else self.clock.monotonic() - self.first_started_s
+
+
+class Worker(Protocol):
+    """Does what it is given, one after the other, beside the coordinator's thread."""
+
+    def submit(self, action: Callable[..., Any], /, *arguments: Any) -> Any: ...
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 
 
 class Dispatch:
-    """Connections to the slots, the workers, and the order in which effects are carried out."""
+    """Connections to the slots, the workers (for the storage, and for the registry: a thread each unless others are
+    given), and the order in which effects are carried out.
+    """
 
-    def __init__(self, rendezvous: Rendezvous, members: Members, inbox: Inbox[InboxEvent]) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        members: Members,
+        inbox: Inbox[InboxEvent],
+        clock: Clock = time,
+        storage: Worker | None = None,
+        registry: Worker | None = None,
+    ) -> None:
         self.rendezvous = rendezvous
+        self.make_lifelines: Callable[[], Lifelines] | None = None
         self.lifelines: Lifelines | None = None
         self.members = members
         self.inbox = inbox
-        self.storage = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-storage")
-        self.registry = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-registry")
+        self.clock = clock
+        self.storage = storage or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-storage")
+        self.registry = registry or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-registry")
         self.event_s = 0.0  # when what is being handled happened, in seconds since the Unix epoch
         self._due: deque[Callable[[], None]] = deque()
+
+    def now_ms(self) -> int:
+        """The time of the machines."""
+        return int(self.clock.monotonic() * 1000)
 
     def soon(self, action: Callable[[], None]) -> None:
         """Run ``action`` after all that is due before it."""
@@ -154,7 +182,7 @@ class Dispatch:
 
     def work(
         self,
-        pool: ThreadPoolExecutor,
+        pool: Worker,
         action: Callable[[], None],
         success: WorkDone | None,
         failure: Callable[[str], WorkDone | None],
@@ -181,8 +209,3 @@ class Dispatch:
         if self.lifelines is not None:
             self.lifelines.close()
         self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed the way to it
-
-
-def now_ms() -> int:
-    """The clock of the machines."""
-    return int(time.monotonic() * 1000)

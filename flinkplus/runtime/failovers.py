@@ -10,7 +10,6 @@ triggers when it has arrived.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,7 @@ from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import FailureKind, JobState
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
-from flinkplus.runtime.dispatch import Deployment, Dispatch, FailoverWorkDone, Machines, now_ms
+from flinkplus.runtime.dispatch import Deployment, Dispatch, FailoverWorkDone, Machines
 from flinkplus.runtime.fencing import FenceAnswers, Handles
 from flinkplus.runtime.joining import Joining
 from flinkplus.runtime.members import Member
@@ -97,7 +96,9 @@ class Failovers:
         self._moving, self._held = {}, {}
         self._under_way = None
         self._joining.reset()
-        self._dispatch.soon(lambda: self._apply_all(self._protocol.step(now_ms(), events.JobInterrupted())))
+        self._dispatch.soon(
+            lambda: self._apply_all(self._protocol.step(self._dispatch.now_ms(), events.JobInterrupted()))
+        )
 
     @property
     def running(self) -> bool:
@@ -120,7 +121,7 @@ class Failovers:
             return
         if isinstance(event, events.RecordsWritten):
             self._note_written(event.attempt)
-        todo = self._protocol.step(now_ms(), event)
+        todo = self._protocol.step(self._dispatch.now_ms(), event)
         if self._protocol.heads:  # there are none once it gave up
             self._deployment.assignment = dict(self._protocol.heads)
             self._deployment.generations = dict(self._protocol.generations)
@@ -270,11 +271,11 @@ class Failovers:
     def _note_written(self, number: int) -> None:
         attempt, ordered_s = self._writing
         if self._under_way is not None and number == attempt:
-            self._recoveries.recorded(self._under_way.number, (time.perf_counter() - ordered_s) * 1e3)
+            self._recoveries.recorded(self._under_way.number, (self._dispatch.clock.monotonic() - ordered_s) * 1e3)
 
     def _write(self, attempt: int | None, records: tuple[effects.ChainRecordLike, ...]) -> None:
         if attempt is not None:
-            self._writing = (attempt, time.perf_counter())
+            self._writing = (attempt, self._dispatch.clock.monotonic())
 
         def write() -> None:
             if self.registry is not None:
@@ -309,7 +310,7 @@ class Failovers:
     def _record(self, effect: effects.FailoverPhase) -> None:
         self._under_way = effect
         self._moving.update(dict.fromkeys(effect.subtasks))
-        entered_s = time.time()
+        entered_s = self._dispatch.clock.time()
         if effect.phase == "detect":
             entered_s = self._dispatch.event_s
         elif effect.phase == "replay" and self._promoted_s:

@@ -8,6 +8,7 @@ that is awake.
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import selectors
 import socket
@@ -29,13 +30,18 @@ class Inbox(Generic[E]):
     def __init__(self) -> None:
         self._events: deque[E] = deque()
         self._calls: deque[Callable[[], None]] = deque()
-        self._selector = selectors.DefaultSelector()
         self._asleep = False
         self.received = memoryview(bytearray(RECEIVE_BYTES))  # where every socket is read to first
+
+    @functools.cached_property
+    def _selector(self) -> selectors.BaseSelector:
+        """Made with the first use, as what wakes it is: an inbox that no loop ever ran on needs no ``close``."""
+        selector = selectors.DefaultSelector()
         self._awoken, self._waker = socket.socketpair()
         for end in (self._awoken, self._waker):
             end.setblocking(False)
-        self.watch(self._awoken, READ, self._take_wakes)
+        selector.register(self._awoken, READ, self._take_wakes)
+        return selector
 
     # --- events
 
@@ -94,9 +100,10 @@ class Inbox(Generic[E]):
 
     def sleep(self, timeout: float) -> None:
         """Wait for an event or a socket, ``timeout`` seconds at most, and serve what is ready."""
+        selector = self._selector
         self._asleep = True  # before the look at the events: whoever puts one in after it sees this, and wakes
         try:
-            ready = self._selector.select(0 if self._events or self._calls else max(0.0, timeout))
+            ready = selector.select(0 if self._events or self._calls else max(0.0, timeout))
         finally:
             self._asleep = False
         self._serve(ready)
@@ -111,6 +118,7 @@ class Inbox(Generic[E]):
 
     def close(self) -> None:
         """Sockets still watched are left as they are."""
-        self._selector.close()
-        self._awoken.close()
-        self._waker.close()
+        if "_selector" in self.__dict__:
+            self._selector.close()
+            self._awoken.close()
+            self._waker.close()

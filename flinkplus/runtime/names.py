@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from flinkplus.errors import ConfigurationError, PeerProtocolError
-from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import ChannelId, SubtaskId
+
+if TYPE_CHECKING:
+    from flinkplus.graph import JobGraph
 
 TYPED = re.compile(r"(?P<name>.+?)(?::(?P<a>\d+)|\[(?P<b>\d+)\])$")
 CHANNEL = re.compile(r"(\d+):(\d+)->(\d+)$")

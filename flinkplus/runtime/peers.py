@@ -7,30 +7,41 @@ long as something is to be reached there.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
-from flinkplus.runtime.planes import DataPlane
+from flinkplus.runtime.clock import Clock
 
 RECONNECT_PAUSE_S = 0.1
+
+
+class Streams(Protocol):
+    """What opens streams; see ``planes.DataPlane``."""
+
+    def connect(self, peers: dict[int, tuple[int, str]], /) -> None: ...
 
 
 class Peers:
     """The streams of slot ``index``."""
 
-    def __init__(self, index: int, data: DataPlane) -> None:
+    def __init__(self, index: int, data: Streams, clock: Clock = time) -> None:
         self._index = index
         self._data = data
+        self._clock = clock
         self._targets: dict[int, tuple[int, str]] = {}
         self._connected: dict[int, int] = {}
         self._tries: dict[int, int] = {}
         self.next_reconnect: float | None = None
 
     def connect(self, addresses: dict[str, list[Any]]) -> None:
-        """Have a stream to each of these (slot -> [incarnation, address]) but this one, and to no other."""
+        """Have a stream to each of these (slot -> [incarnation, address]) but this one, and to no other.
+
+        One that broke before is still to be replaced: what was lost with it is sent again when it is.
+        """
+        before = self._targets
         self._targets = {int(s): (int(a[0]), str(a[1])) for s, a in addresses.items() if int(s) != self._index}
         known = self._connected.items()
         self._connected = {peer: incarnation for peer, incarnation in known if self._is_wanted(peer, incarnation)}
-        self._tries.clear()
+        self._tries = {p: tries for p, tries in self._tries.items() if before.get(p) == self._targets.get(p)}
         self.next_reconnect = None
         self._data.connect(self._targets)
 
@@ -38,8 +49,9 @@ class Peers:
         return peer in self._targets and self._targets[peer][0] == incarnation
 
     def forget(self) -> None:
-        """Wait for every stream to say again that it is there."""
+        """Wait for every stream to say again that it is there; nothing was lost on any, for all begins anew."""
         self._connected.clear()
+        self._tries.clear()
 
     @property
     def complete(self) -> bool:
@@ -58,7 +70,7 @@ class Peers:
         if not wanted:
             return 0
         self._tries[peer] = self._tries.get(peer, 0) + 1
-        self.next_reconnect = time.monotonic() + RECONNECT_PAUSE_S
+        self.next_reconnect = self._clock.monotonic() + RECONNECT_PAUSE_S
         return self._tries[peer]
 
     def reconnect(self, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 from chain_backup.failover import FailoverConfig, FailoverProtocol
 from chain_backup.placement import STRATEGIES, Strategy
@@ -39,9 +40,11 @@ def topology_of(graph: JobGraph, parallelism: int) -> Topology:
     return Topology(tuple(vertex.name for vertex in graph.vertices), parallelism, edges)
 
 
-def failover_protocol(graph: JobGraph, options: Options) -> FailoverProtocol:
-    """The machine of one job."""
-    return FailoverProtocol(
+def failover_protocol(
+    graph: JobGraph, options: Options, make: Callable[..., FailoverProtocol] = FailoverProtocol
+) -> FailoverProtocol:
+    """The machine of one job, made by ``make``."""
+    return make(
         topology_of(graph, options.parallelism),
         options.parallelism,
         FailoverConfig(

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 
 from typing_extensions import assert_never
@@ -48,7 +47,7 @@ class Presence:
         self._recoveries = recoveries
         self._options = options
         self._give_up = give_up
-        self._looked_s = time.monotonic()
+        self._looked_s = dispatch.clock.monotonic()
         self.failovers: Failovers | None = None
         self.registry_lost: str | None = None
 
@@ -62,7 +61,7 @@ class Presence:
         old = self._members.get(register.slot)
         if old is not None:
             self.lose(old, "replaced by a new attempt")
-        member, _ = self._members.register(connection, register, time.monotonic())
+        member, _ = self._members.register(connection, register, self._dispatch.clock.monotonic())
         where = f"process {member.pid} on {member.host}"
         log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, register.spark_attempt, where)
         self._dispatch.rendezvous.send(connection, control.Welcome(member.incarnation))
@@ -102,7 +101,7 @@ class Presence:
 
     def look_for_silent_slots(self) -> None:
         """Heartbeats that are missing are a slot's fault only if this loop itself was there to hear them."""
-        now, before = time.monotonic(), self._looked_s
+        now, before = self._dispatch.clock.monotonic(), self._looked_s
         self._looked_s = now
         if now - before > self._options.heartbeat_timeout / 2:
             self._members.all_heard(now)
@@ -136,7 +135,7 @@ class Presence:
         if member is None:
             log.warning("cannot kill %s: its slot is not registered just now", subtask)
             return
-        self._recoveries.kill_stamped(member.slot, time.time())
+        self._recoveries.kill_stamped(member.slot, self._dispatch.clock.time())
         if member.host == socket.gethostname():
             with contextlib.suppress(ProcessLookupError):  # dead already; its lost stream is about to say so
                 os.kill(member.pid, signal.SIGKILL)

@@ -8,7 +8,6 @@ effect.
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 from typing_extensions import assert_never
@@ -60,7 +59,7 @@ class Reports:
         member = self._dispatch.members.on(connection)
         if member is None:
             return  # a connection that was given up
-        member.heard_s = time.monotonic()
+        member.heard_s = self._dispatch.clock.monotonic()
         match message:
             case control.Heartbeat(generation, subtasks):
                 self._heard(member, generation, subtasks)

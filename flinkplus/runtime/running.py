@@ -43,7 +43,7 @@ from flinkplus.protocol.ids import CheckpointId, Generation
 from flinkplus.runtime import staging
 from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
-from flinkplus.runtime.coordinator import Coordinator
+from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
@@ -272,7 +272,9 @@ class RunningJob:
         self._elapsed_s: float | None = None
         token = secrets.token_urlsafe(24)
         bind, reach = coordinator_hosts(spark)
-        self.coordinator = Coordinator(plan.graph, plan.options, commits, restore, bind, token)
+        self.coordinator = Coordinator(
+            plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, token)
+        )
         self._registry: JobRegistry | None = None
         if plan.options.standbys:
             self._registry = JobRegistry(

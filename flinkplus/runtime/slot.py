@@ -39,19 +39,16 @@ from chain_backup.zookeeper.records import (
     SessionSuspended,
     SlotRecord,
 )
-from flinkplus.errors import CorruptState, FlinkPlusError, PeerProtocolError, UserFunctionError
+from flinkplus.errors import FlinkPlusError, PeerProtocolError, UserFunctionError
 from flinkplus.graph import JobGraph
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
-from flinkplus.runtime.active import ActiveSubtasks, Credit
 from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.faults import Faults
-from flinkplus.runtime.gates import InputChannel
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline
 from flinkplus.runtime.log_codec import MessageCodec
-from flinkplus.runtime.names import parse_subtask
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.planes import (
     ControlArrived,
@@ -67,9 +64,10 @@ from flinkplus.runtime.priority import Preference
 from flinkplus.runtime.scratch import make_scratch, remove_scratch
 from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
+from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
-from flinkplus.runtime.wire import Kind, Message, decode_frame, encode
+from flinkplus.runtime.wire import Message, decode_frame, encode
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 from upstream_cache.retention import Retention
@@ -78,7 +76,6 @@ if TYPE_CHECKING:
     from chain_backup.zookeeper.session import SlotSession
 
 SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpreter
-RECONNECT_LIMIT = 20
 MALFORMED_LIMIT = 20
 ORPHAN_PATIENCE_S = 2.0
 MOST_PASSED_OVER = 4
@@ -143,44 +140,34 @@ def run_slot(index: int, config: SlotConfig) -> None:
         signal.signal(signal.SIGHUP, hang_up)
 
 
-class Slot:
+class Slot(SlotOrders):
     """The loop and what it owns."""
 
     def __init__(self, index: int, config: SlotConfig, scratch: Path) -> None:
-        self.index = index
+        graph: JobGraph = cloudpickle.loads(config.plan)
+        super().__init__(index, config.options.parallelism, graph, time)
         self._config = config
         self._options = config.options
-        self.parallelism = config.options.parallelism
         self._scratch = scratch
-        self.graph: JobGraph = cloudpickle.loads(config.plan)
         self._storage = CheckpointStorage(config.checkpoint_dir)
         self._inbox: Inbox[SlotEvent] = Inbox()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
         self._data = data_plane(index, config.options, config.token, slot_host(config), self._inbox)
         self._link = control_link(index, config.options, config.token, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
-        self.active = ActiveSubtasks(self.graph)
-        self.slots: dict[SubtaskId, int] = {}
-        self.generations: dict[SubtaskId, Generation] = {}
-        self._generation = Generation(0)
         self._retention: Retention[tuple[Message, Any]] | None = None
-        self._failover: SlotFailover | None = None
         if self._options.standbys:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
             standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
-            self._failover = SlotFailover(self, standbys)
+            self._failover = SlotFailover(self, standbys, time)
         self._session: SlotSession | None = None
         self._address = ""
         self._malformed = 0
-        self._peers_serial: int | None = None
         self._faults = Faults(config.options.faults, config.first_generation)
-        self._deploying: control.Deploy | None = None
-        self._restore_ms = 0.0
         self._peers = Peers(index, self._data)
         self._next_heartbeat = 0.0
         self._passed_over = 0
         self._preference = Preference()
-        self._stopping = False
         self.orphaned = False
 
     # --- the loop
@@ -241,7 +228,6 @@ class Slot:
         return progress
 
     def guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
-        """Run ``action``; an exception is the subtask's failure, reported once, and the subtask stops."""
         try:
             action()
         except Exception as error:
@@ -262,12 +248,16 @@ class Slot:
         )
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
-        """A point of fault injection that is not a subtask's own; see ``faults``."""
         self._faults.reach(point, Generation(generation), str(name))
 
     def report(self, message: control.ControlMessage) -> None:
-        """Send to the coordinator."""
         self._link.send(message)
+
+    def _send_credit(self, slot: int, credit: Message) -> None:
+        self._data.send_back(slot, encode(credit))
+
+    def _die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:
         self._link.send(control.VersionStaged(generation, subtask, version))
@@ -286,17 +276,19 @@ class Slot:
             case FrameArrived(peer, frame):
                 self._take_frame(peer, frame)
             case ControlArrived(_, message, _):
+                if isinstance(message, control.Promote):
+                    self._preference.begin(time.monotonic())
                 self._obey(message)
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:
                     self.guard(subtask, lambda: subtask.persisted(checkpoint, handle, reason))
             case PeerConnected(peer, incarnation):
-                self._peer_connected(peer, incarnation)
+                self.peer_connected(peer, incarnation)
             case PeerBroken(peer, incarnation, reason):
-                self._peer_broken(peer, incarnation, reason)
+                self.peer_broken(peer, incarnation, reason)
             case PeerAttached(peer):
-                self._peer_attached(peer)
+                self.peer_attached(peer)
             case StandbyReady():
                 assert self._failover is not None
                 self._failover.ready(event)
@@ -326,74 +318,11 @@ class Slot:
             self._data.renew(peer, f"malformed frame: {error}")
             return
         for message, payload in messages:
-            channel = message.channel
-            if message.kind is Kind.CREDIT:
-                self._take_credit(channel, (message.generation, message.seq, peer))
-            elif message.kind is Kind.REPLICA:
-                if self._failover is not None:
-                    self._failover.standbys.receive(peer, bytes(payload))
-            else:
-                consumer = self.active.consumer(channel)
-                if consumer is not None:
-                    self.guard(consumer, lambda c=consumer, m=message, v=payload: c.receive(m, v))  # type: ignore[misc]
-
-    def _take_credit(self, channel: ChannelId, credit: Credit) -> None:
-        producer = self.active.producer(channel)
-        if producer is None:
-            self.active.credit(channel, credit)
-            return
-
-        def take() -> None:
-            self.active.credit(channel, credit)
-            producer.outputs.pump()
-
-        self.guard(producer, take)
-
-    def _hand_over(self, message: Message, payload: Any) -> None:
-        consumer = self.active.consumer(message.channel)
-        if consumer is not None:
-            consumer.receive(message, payload)
-
-    def _grant(self, generation: Generation, end: InputChannel, consumed: int) -> None:
-        channel = end.channel
-        if end.peer is None:
-            producer = self.active.credit(channel, (generation, consumed, None))
-            if producer is not None:
-                producer.outputs.pump()
-            return
-        credit = Message(Kind.CREDIT, channel, generation, Seq(consumed), CheckpointId(0))
-        self._data.send_back(end.peer, encode(credit))
-
-    def _peer_connected(self, peer: int, incarnation: int) -> None:
-        again = self._peers.connected(peer, incarnation) and self._deploying is None
-        if again:
-            for subtask in self.active:
-                for end in subtask.outputs.channels.values():
-                    if end.peer == peer:
-                        end.reconnect()
-                self.guard(subtask, subtask.outputs.pump)
-        if self._failover is not None:
-            self._failover.standbys.peer_connected(peer)
-        self._finish_deployment()
-
-    def _peer_attached(self, peer: int) -> None:
-        """A peer has a new stream to this slot: credit that went the old way may be lost."""
-        for subtask in self.active:
-            for end in subtask.inputs.channels.values():
-                if end.peer == peer:
-                    subtask.inputs.grant_anew(end)
-
-    def _peer_broken(self, peer: int, incarnation: int, reason: str) -> None:
-        wanted = self._failover is None or peer in self.slots.values()
-        tries = self._peers.broken(peer, incarnation, wanted)
-        if tries > RECONNECT_LIMIT:
-            for subtask in self.active:
-                self._fail(subtask, ConnectionError(f"no stream to slot {peer} after {tries} tries: {reason}"))
-                return
+            self.take(peer, message, payload)
 
     # --- the session
 
-    def _open_session(self, incarnation: int) -> None:
+    def _welcome(self, incarnation: int) -> None:
         config = self._config
         if config.zookeeper is None or not self._options.standbys:
             return
@@ -411,97 +340,7 @@ class Slot:
         self.active.retire_all()
         raise SessionGone(reason)
 
-    # --- the coordinator's orders
-
-    def _obey(self, message: control.ControlMessage) -> None:
-        match message:
-            case control.Deploy():
-                self._deploy(message)
-            case control.Start(generation, run, run_age_s):
-                if generation == self._generation:
-                    for subtask in self.active:
-                        self.guard(subtask, lambda s=subtask: s.start(run, run_age_s))  # type: ignore[misc]
-            case control.Suspend(generation):
-                if generation >= self._generation:
-                    self._retire_all()
-            case control.Drain(generation):
-                if generation == self._generation:
-                    for subtask in self.active:
-                        subtask.drain()
-            case control.Trigger(generation, checkpoint, subtasks):
-                if generation == self._generation:
-                    for subtask in [s for s in self.active if str(s.id) in subtasks]:
-                        subtask.trigger(CheckpointId(checkpoint))
-            case control.Abort(generation, checkpoint, _):
-                if generation == self._generation:
-                    for subtask in self.active:
-                        self.guard(subtask, lambda s=subtask: s.abort(CheckpointId(checkpoint)))  # type: ignore[misc]
-            case control.Complete(generation, checkpoint):
-                if generation == self._generation:
-                    for subtask in self.active:
-                        self.guard(subtask, lambda s=subtask: s.complete(CheckpointId(checkpoint)))  # type: ignore[misc]
-            case control.Stop():
-                self._retire_all()
-                self._link.send(control.Stopped())
-                self._stopping = True
-            case control.Die():
-                os.kill(os.getpid(), signal.SIGKILL)
-            case control.Welcome(incarnation):
-                self._open_session(incarnation)
-            case control.Join():
-                self._join(message)
-            case control.Peers(serial, addresses):
-                self._peers_serial = serial
-                self._peers.connect(addresses)
-                self._finish_deployment()
-            case _ if self._failover is not None:
-                self._obey_failover(self._failover, message)
-            case _:
-                log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
-
-    def _obey_failover(self, failover: SlotFailover, message: control.ControlMessage) -> None:
-        match message:
-            case control.Fence():
-                failover.fence(message)
-            case control.Promote():
-                self._preference.begin(time.monotonic())
-                failover.promote(message)
-            case control.Chains():
-                failover.chains(message)
-            case control.Trim(version):
-                failover.trim(CheckpointId(version))
-            case _:
-                log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
-
-    def _retire_all(self) -> None:
-        self.active.retire_all()
-        if self._failover is not None:
-            self._failover.reset()
-        self._deploying = None
-
-    def _join(self, join: control.Join) -> None:
-        """This slot comes late: the job runs."""
-        self._generation = Generation(join.generation)
-        self.slots = {parse_subtask(name): slot for name, slot in join.assignment.items()}
-        self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
-
-    def _deploy(self, deploy: control.Deploy) -> None:
-        if deploy.generation <= self._generation:
-            return
-        begun = time.perf_counter()
-        self._retire_all()
-        self._generation = Generation(deploy.generation)
-        self._peers_serial = None
-        self._peers.forget()
-        self._peers.connect(deploy.addresses)
-        self.slots = {parse_subtask(name): slot for name, slot in deploy.assignment.items()}
-        self.generations = dict.fromkeys(self.slots, self._generation)
-        for subtask_id in sorted(s for s, slot in self.slots.items() if slot == self.index):
-            if not self._open(subtask_id, deploy):
-                return
-        self._deploying = deploy
-        self._restore_ms = (time.perf_counter() - begun) * 1e3
-        self._finish_deployment()
+    # --- for the protocol: see SlotOrders
 
     def build(
         self,
@@ -539,31 +378,6 @@ class Slot:
         )
         return Subtask(plan, ports)
 
-    def _snapshotted(self, name: SubtaskId, generation: Generation, handle: dict[str, Any]) -> None:
-        if self._failover is not None:
-            self._failover.standbys.persisted(str(name), generation, handle)
-
-    def _open(self, name: SubtaskId, deploy: control.Deploy) -> bool:
-        """Restore one subtask; ``False`` when that failed, which is reported and ends the deployment here."""
-        handle = deploy.handles.get(str(name), {})
-        try:
-            subtask = self.build(name, handle, CheckpointId(deploy.checkpoint or 0), deploy.marks.get(str(name)))
-        except CorruptState as error:
-            refusal = control.RestoreRefused(self._generation, deploy.checkpoint or 0, str(name), str(error))
-            self._link.send(refusal)
-            return False
-        except Exception as error:
-            log.info("deploying %s failed", name, exc_info=True)
-            reason = f"{type(error).__name__}: {error}"
-            self._link.send(
-                control.SubtaskFailure(self._generation, str(name), type(error).__name__, reason, time_s=time.time())
-            )
-            return False
-        self.active.add(subtask)
-        if handle:
-            self._snapshotted(name, self._generation, handle)
-        return True
-
     def _make_state(self, plan: SubtaskPlan) -> SubtaskState:
         return SubtaskState(
             self._scratch,
@@ -573,17 +387,6 @@ class Slot:
             max_entries=self._options.memtable_entries,
             prepared=plan.promotion.state if plan.promotion is not None else None,
         )
-
-    def _finish_deployment(self) -> None:
-        """Answer the coordinator once every peer is connected, and what was to be restored is."""
-        if not self._peers.complete:
-            return
-        deploy, self._deploying = self._deploying, None
-        serial, self._peers_serial = self._peers_serial, None
-        if deploy is not None:
-            self._link.send(control.Deployed(deploy.generation, self._restore_ms))
-        if serial is not None:
-            self._link.send(control.PeersReady(serial))
 
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
         """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox.

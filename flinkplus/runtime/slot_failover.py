@@ -14,20 +14,23 @@ Rules: the slot's loop thread alone. A promotion goes on when others fail meanwh
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from flinkplus.graph import JobGraph
 from flinkplus.protocol.determinants import Run, merge
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.subtask import Promotion
 from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks
+from flinkplus.runtime.clock import Clock
 from flinkplus.runtime.names import parse_subtask
-from flinkplus.runtime.standbys import StandbyReady, Standbys
-from flinkplus.runtime.subtask import Promotion, Subtask
-from flinkplus.state.backend import Prepared
+
+if TYPE_CHECKING:
+    from flinkplus.graph import JobGraph
+    from flinkplus.runtime.standbys import StandbyReady, Standbys
+    from flinkplus.runtime.subtask import Subtask
+    from flinkplus.state.backend import Prepared
 
 log = logging.getLogger("flinkplus.slot")
 
@@ -77,8 +80,9 @@ class _Promotion:
 class SlotFailover:
     """One slot's end of the failover protocol."""
 
-    def __init__(self, host: Host, standbys: Standbys) -> None:
+    def __init__(self, host: Host, standbys: Standbys, clock: Clock) -> None:
         self._host = host
+        self._clock = clock
         self._promotions: dict[int, _Promotion] = {}
         self.standbys = standbys
 
@@ -121,34 +125,27 @@ class SlotFailover:
     def _fence_inputs(
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
     ) -> None:
-        for channel, end in subtask.inputs.channels.items():
-            producer = end.producer
-            if producer not in failed:
-                continue
-            end.cursor.replace_producer(Generation(generation))
-            end.peer = None if failed[producer] == self._host.index else failed[producer]
-            answer.received[str(channel)] = end.cursor.expected
+        for channel, producer, expected in subtask.fence_inputs(failed, Generation(generation)):
+            answer.received[str(channel)] = expected
             run = subtask.known.of(producer) if subtask.known is not None else None
             if run is not None:
                 runs, told = answer.determinants.setdefault(str(producer), []), [run[0], list(run[1])]
                 if told not in runs:
                     runs.append(told)
-            subtask.inputs.grant_anew(end)
 
     def _fence_outputs(
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
     ) -> None:
-        for channel, end in subtask.outputs.channels.items():
+        for channel in subtask.outputs.channels:
             if subtask.consumer_of(channel) in failed:
-                answer.sent[str(channel)] = end.log.sent
-                end.fence(Generation(generation))
+                answer.sent[str(channel)] = subtask.fence_output(channel, Generation(generation))
 
     # --- promote
 
     def promote(self, order: control.Promote) -> None:
         """Begin: have the standbys ready."""
         told = {parse_subtask(name): found for name, found in order.subtasks.items()}
-        self._promotions[order.attempt] = _Promotion(order, time.perf_counter(), told)
+        self._promotions[order.attempt] = _Promotion(order, self._clock.monotonic(), told)
         for name, found in told.items():
             self._host.reach("promotion", order.generation - 1, name)
             self.standbys.prepare(order.attempt, str(name), found["version"], found["handle"], order.generation)
@@ -197,12 +194,12 @@ class SlotFailover:
         for subtask in built:
             host.guard(subtask, lambda s=subtask: self._begin(s, order))  # type: ignore[misc]
             host.reach("promoted", order.generation - 1, subtask.id)
-        milliseconds = (time.perf_counter() - promotion.begun) * 1e3
-        host.report(control.Promoted(order.attempt, round(milliseconds, 3), time.time()))
+        milliseconds = (self._clock.monotonic() - promotion.begun) * 1e3
+        host.report(control.Promoted(order.attempt, round(milliseconds, 3), self._clock.time()))
 
     def _begin(self, subtask: Subtask, order: control.Promote) -> None:
         subtask.inputs.announce()
-        subtask.start(order.run, order.run_age_s)
+        subtask.begin(order.run, order.run_age_s)
         if order.draining:
             subtask.drain()
 

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +24,7 @@ import pyarrow as pa
 from flinkplus.errors import PeerProtocolError
 from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, decoded
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.messages import Kind, Message
 
 FORMAT_VERSION = 2
 # version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes, determinant bytes (before the payload)
@@ -38,34 +37,7 @@ PAYLOAD_PREFIX = struct.Struct("<BBHI")
 PLAIN, STREAM = 1, 2
 KNOWN_SCHEMAS = 256
 
-
-class Kind(IntEnum):
-    """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor. REPLICA
-    is between members of a chain: its channel is empty and its payload belongs to ``chain_backup``."""
-
-    RECORDS = 1
-    BARRIER = 2
-    END_OF_INPUT = 3
-    CREDIT = 4
-    REPLICA = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message. ``epoch`` of a BARRIER is the checkpoint it starts. ``records`` is set for RECORDS only.
-
-    ``size`` is the payload's size in bytes: as sent, or as held in memory when it never leaves the slot.
-    ``determinants``: those of the sender's that this receiver has not been sent before.
-    """
-
-    kind: Kind
-    channel: ChannelId
-    generation: Generation
-    seq: Seq
-    epoch: CheckpointId
-    records: pa.RecordBatch | None = None
-    size: int = 0
-    determinants: bytes = b""
+__all__ = ["Kind", "Message", "decode_frame", "decode_records", "encode", "encode_records"]
 
 
 def _plain_prefix(schema: pa.Schema) -> bytes:

@@ -26,6 +26,7 @@ from tests.integration.conftest import this_slot
 from tests.integration.failover_jobs import NO_CHECKPOINTS, Victim, word
 from tests.integration.test_failover import assert_local, assert_rolled_back
 from upstream_cache import segments
+from upstream_cache.volume import Volume as Files
 
 pytestmark = pytest.mark.integration
 
@@ -260,10 +261,10 @@ class PretendedVolume:
     def prepare(self, slot: Slot) -> None:
         write_all, full = segments.write_all, self.full
 
-        def write(handle: int, buffers: list[Any], offset: int) -> None:
+        def write(volume: Files, handle: int, buffers: list[Any], offset: int) -> None:
             if full.exists():
                 raise OSError(errno.ENOSPC, "No space left on device")
-            write_all(handle, buffers, offset)
+            write_all(volume, handle, buffers, offset)
 
         segments.write_all = write
 

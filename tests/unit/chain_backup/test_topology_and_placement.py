@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chain_backup.placement import STRATEGIES, PlacementError, Strategy, members, near, spread
@@ -106,6 +106,7 @@ def test_near_uses_the_next_hosts_only() -> None:
     }
 
 
+@example(name="spread", sizes=[3, 3, 3], replicas=5)
 @given(
     name=st.sampled_from(sorted(STRATEGIES)),
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5),

@@ -174,3 +174,16 @@ def test_every_message_arrives_once_and_in_order_over_a_link_that_loses_doubles_
             consume()
         producer.report(cursor.consumed, cursor.limit)
     assert consumed == list(range(total))
+
+
+def test_a_producer_that_was_promoted_after_its_consumer_is_granted_credit_in_time() -> None:
+    """It may send one window from what was consumed, and knows nothing of the wider one that its predecessor had."""
+    cursor = InputCursor(ChannelId(0, 0, 0), Generation(2), 2, Seq(4), replayed=True)
+    cursor.replace_producer(Generation(3))
+    limit = 4 + 2
+    for seq in range(4, 40):
+        assert seq < limit, "nobody would ever send anything again"
+        assert cursor.accept(Generation(3), Seq(seq)) == Accept()
+        cursor.consume()
+        if cursor.announce() is not None:
+            limit = cursor.consumed + 2

@@ -65,7 +65,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
 def test_what_zookeeper_took_is_measured_from_the_order_to_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job()
     clock_s = [10.0]
-    monkeypatch.setattr("flinkplus.runtime.failovers.time.perf_counter", lambda: clock_s[0])
+    monkeypatch.setattr("flinkplus.runtime.dispatch.time.monotonic", lambda: clock_s[0])
     job.lose(1)
     clock_s[0] = 10.25
     job.fence()
@@ -185,7 +185,7 @@ def test_a_slot_that_does_not_fence_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     job.work()
     deadline = job.failovers.next_deadline_ms()
     assert deadline is not None
-    monkeypatch.setattr("flinkplus.runtime.failovers.now_ms", lambda: deadline)
+    monkeypatch.setattr(job.dispatch, "now_ms", lambda: deadline)
     job.failovers.step(core.TimeAdvanced())
     assert job.evicted == [0, 2]
 

@@ -1,0 +1,113 @@
+"""The input ends of a subtask's channels: a queue and a cursor each.
+
+Credit is the consumer's ``consumed`` cursor: the producer may send up to ``consumed + window``. It is cumulative, so
+that a late, repeated or lost grant does no harm.
+
+Rules: what is taken off a queue counts as consumed only when its step is done; nothing is taken off a blocked channel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkplus.protocol.channel import InputCursor
+from flinkplus.protocol.ids import ChannelId, Generation, Seq, SubtaskId
+from flinkplus.protocol.messages import Kind, Message
+
+MERGED_MESSAGE_BYTES = 16 << 10
+
+
+@dataclass(slots=True)
+class InputChannel:
+    """The consumer's end of one channel. ``peer`` is the producer's slot, ``None`` when it is this one."""
+
+    channel: ChannelId
+    producer: SubtaskId
+    peer: int | None
+    cursor: InputCursor
+    queue: deque[tuple[Message, Any]] = field(default_factory=deque)
+    blocked: bool = False
+    ended: bool = False
+
+    def fence(self, generation: Generation, peer: int | None) -> int:
+        """The producer has failed, and its successor will have ``generation``, at ``peer``: nothing older is taken any
+        more. Returns the next ``seq`` expected."""
+        self.cursor.replace_producer(generation)
+        self.peer = peer
+        return self.cursor.expected
+
+
+class InputGate:
+    """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked."""
+
+    def __init__(self, window: int, grant: Callable[[InputChannel, int], None]) -> None:
+        self._window = window
+        self._grant = grant
+        self.channels: dict[ChannelId, InputChannel] = {}
+        self._order: deque[InputChannel] = deque()
+
+    def add(
+        self,
+        channel: ChannelId,
+        producer: SubtaskId,
+        peer: int | None,
+        generation: Generation,
+        first: int,
+        ended: bool,
+        replayed: bool = False,
+    ) -> None:
+        """Add a channel whose ``producer`` has ``generation``; ``first`` is the next ``seq`` on it. ``replayed``: it is
+        the channel of a promoted subtask.
+        """
+        cursor = InputCursor(channel, generation, self._window, Seq(first), replayed=replayed)
+        end = InputChannel(channel, producer, peer, cursor)
+        end.ended = ended
+        self.channels[channel] = end
+        self._order.append(end)
+
+    def next(self) -> InputChannel | None:
+        """A channel with a message to take, or ``None``; the one chosen goes to the end of the queue."""
+        for _ in range(len(self._order)):
+            end = self._order[0]
+            self._order.rotate(-1)
+            if end.queue and not end.blocked:
+                return end
+        return None
+
+    def take_records(self, most: int) -> list[tuple[InputChannel, Message, Any]]:
+        """Up to ``most`` small messages of records that may be taken now, of all channels in turn, in channel order."""
+        taken: list[tuple[InputChannel, Message, Any]] = []
+        for end in self._order:
+            if end.blocked:
+                continue
+            while end.queue and len(taken) < most:
+                message, payload = end.queue[0]
+                if message.kind is not Kind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
+                    break
+                end.queue.popleft()
+                taken.append((end, message, payload))
+        self._order.rotate(-1)
+        return taken
+
+    def consumed(self, end: InputChannel, count: int = 1) -> None:
+        """``count`` messages taken from ``end`` are done: advance the cursor, and grant credit when enough has come
+        together.
+        """
+        end.cursor.consume(count)
+        if end.cursor.announce() is not None:
+            self._grant(end, end.cursor.consumed)
+
+    def announce(self) -> None:
+        """Tell every producer where this subtask is: it is new, or a stream is."""
+        for end in self.channels.values():
+            self.grant_anew(end)
+
+    def grant_anew(self, end: InputChannel) -> None:
+        """The producer of ``end`` is another one now: tell it how far this subtask is."""
+        self._grant(end, end.cursor.consumed)
+
+    def cursors(self) -> dict[str, int]:
+        return {str(channel): end.cursor.consumed for channel, end in self.channels.items()}

@@ -1,0 +1,275 @@
+"""The output ends of a subtask's channels: each a log that is pumped as far as the consumer's credit allows.
+
+In rollback mode what is consumed can never be asked for again, so it is trimmed at once; with standbys it is kept until
+a version of the consumer that is stable in its chain, and complete, is behind it.
+
+Rules:
+
+- the log is whoever drives this brings along (``ChannelLog``); nothing is written or sent here but through it and
+  through ``_transmit`` and ``_hand_over``;
+- a channel whose consumer has failed is closed until one of the new generation says where to go on; credit of another
+  generation than the one expected changes nothing;
+- a message carries the determinants that its channel has not been told yet.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from flinkplus.protocol.channel import REPLAY_WINDOWS
+from flinkplus.protocol.determinants import StepLog
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.messages import Kind, Message
+
+MAX_UNSENT_MESSAGES = 4
+MAX_UNSENT_TO_NOBODY = 256
+"""Messages for a consumer that has failed: its producer goes on for the others meanwhile."""
+
+Entry: TypeAlias = tuple[Message, Any]
+"""A message and its payload."""
+
+
+class ChannelLog(Protocol):
+    """What is needed of an output log (see ``upstream_cache.log``): ``trimmed <= acknowledged <= sent <= appended``."""
+
+    max_unsent_messages: int
+
+    @property
+    def trimmed(self) -> int: ...
+
+    @property
+    def acknowledged(self) -> int: ...
+
+    @property
+    def sent(self) -> int: ...
+
+    @property
+    def appended(self) -> int: ...
+
+    @property
+    def accepts(self) -> bool: ...
+
+    def append(self, message: Entry, size_bytes: int, /) -> int: ...
+
+    def next_to_send(self, limit: int, /) -> tuple[int, Entry] | None: ...
+
+    def acknowledge(self, seq: int, /) -> None: ...
+
+    def trim(self, seq: int, /) -> None: ...
+
+    def rewind(self, seq: int, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SpillVolume(Protocol):
+    """What is needed of the memory and disk that the logs of a slot share (see ``upstream_cache.retention``)."""
+
+    @property
+    def blocked(self) -> str | None: ...
+
+    def relieve(self) -> bool: ...
+
+
+MakeLog: TypeAlias = Callable[[ChannelId, int, int], ChannelLog]
+"""``(channel, first seq, next seq that its consumer expects) -> log``."""
+
+
+@dataclass(slots=True)
+class OutputChannel:
+    """The producer's end of one channel. ``peer`` is the consumer's slot, ``None`` when it is this one.
+
+    ``resuming`` is the flag of a standby channel: the consumer has failed, and the channel is closed until its
+    successor, which has ``consumer_generation``, says where to go on. ``retain``: what is consumed is kept until
+    ``trim``.
+    ``told``: the first step of the producer whose determinant this channel has not been sent.
+    """
+
+    channel: ChannelId
+    peer: int | None
+    window: int
+    log: ChannelLog
+    limit: int
+    consumer_generation: Generation
+    retain: bool = False
+    resuming: bool = False
+    told: int = 0
+    trim_to: int = 0
+
+    def credit(self, generation: int, consumed: int, peer: int | None) -> None:
+        """The consumer has consumed all before ``consumed``; late, older and fenced figures change nothing."""
+        if generation != self.consumer_generation:
+            return
+        if self.resuming:
+            self.resuming = False
+            self.log.max_unsent_messages = MAX_UNSENT_MESSAGES
+            self.peer = peer
+            self.log.rewind(consumed)
+            self.limit = consumed + REPLAY_WINDOWS * self.window
+            return
+        self.limit = max(self.limit, consumed + self.window)
+        if consumed > self.log.acknowledged:
+            self.log.acknowledge(min(consumed, self.log.sent))
+            self._trim()
+
+    def fence(self, generation: Generation) -> None:
+        """The consumer has failed; the channel stays closed until one of ``generation`` opens it."""
+        self.consumer_generation = generation
+        self.resuming = True
+        self.log.max_unsent_messages = MAX_UNSENT_TO_NOBODY
+        self.limit = 0
+
+    def trim(self, seq: int) -> None:
+        """No consumer will ever ask for what is before ``seq``.
+
+        So it has been consumed, though credit, which is granted for several messages at once, may not have said so yet.
+        """
+        self.trim_to = max(self.trim_to, seq)
+        self.log.acknowledge(min(seq, self.log.sent))
+        self._trim()
+
+    def _trim(self) -> None:
+        seq = self.log.acknowledged if not self.retain else min(self.trim_to, self.log.acknowledged)
+        if seq > self.log.trimmed:
+            self.log.trim(seq)
+
+    def reconnect(self) -> None:
+        """The stream to the consumer is new: send again whatever it has not consumed."""
+        if not self.resuming:
+            self.log.rewind(self.log.acknowledged)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A consumer as its producer sees it. ``slot`` is ``None`` when it is the producer's own.
+
+    ``received``: of a living consumer, the next ``seq`` it expects of a promoted producer (``None``: nothing was sent
+    to it yet). ``resuming``: it is being promoted itself, and will say where to go on.
+    """
+
+    slot: int | None
+    generation: Generation
+    received: int | None = None
+    resuming: bool = False
+
+
+class OutputChannels(ABC):
+    """All output channels of a subtask.
+
+    ``volume``: what the logs share, with standbys; without it what is consumed is trimmed. ``steps``: the subtask's own
+    determinants.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        window: int,
+        hand_over: Callable[[Message, Any], None],
+        make_log: MakeLog,
+        volume: SpillVolume | None = None,
+        steps: StepLog | None = None,
+    ) -> None:
+        self._generation = generation
+        self._window = window
+        self._hand_over = hand_over
+        self._make_log = make_log
+        self._volume = volume
+        self._steps = steps
+        self._edges: dict[int, list[OutputChannel]] = {}
+        self.channels: dict[ChannelId, OutputChannel] = {}
+        self.epoch = CheckpointId(0)
+
+    @abstractmethod
+    def _transmit(self, slot: int, message: Message, payload: Any) -> None:
+        """Send to another slot."""
+
+    def add_channels(self, edge: int, producer: int, peers: Sequence[Peer], first: Mapping[str, int]) -> None:
+        """Add the channels of one exchange, one per consumer index.
+
+        ``first``: channel -> first ``seq``, from a snapshot's cursors (0 where absent).
+        """
+        ends = []
+        for consumer, peer in enumerate(peers):
+            channel = ChannelId(edge, producer, consumer)
+            start = first.get(str(channel), 0)
+            received = start if peer.received is None else max(start, peer.received)
+            log = self._make_log(channel, start, received)
+            # A living consumer of a promoted producer grants credit anew; for what it has received it has had credit.
+            limit = start + self._window if peer.received is None else received
+            end = OutputChannel(channel, peer.slot, self._window, log, limit, peer.generation)
+            end.retain = self._volume is not None
+            end.told = self._steps.next_step if self._steps is not None else 0
+            end.trim_to = start
+            if peer.resuming:
+                end.fence(peer.generation)
+            self.channels[channel] = end
+            ends.append(end)
+        self._edges[edge] = ends
+
+    @property
+    def accepts(self) -> bool:
+        """Whether one more message can be appended to every channel."""
+        for end in self.channels.values():  # noqa: SIM110  # asked before each step: a loop is quicker than ``all``
+            if not end.log.accepts:
+                return False
+        return True
+
+    @property
+    def blocked(self) -> bool:
+        """Whether no new records should be made: memory is used up and the disk takes no more.
+
+        It is for the sources to stop; what is on its way goes on, and so do barriers, which let logs be trimmed.
+        """
+        volume = self._volume
+        return volume is not None and volume.blocked is not None and not volume.relieve()
+
+    def cursors(self) -> dict[str, int]:
+        return {str(channel): end.log.appended for channel, end in self.channels.items()}
+
+    def append_records(self, end: OutputChannel, records: Any, payload: Any, size_bytes: int) -> None:
+        """Append a message of records: ``records`` as they are, or a ``payload`` made of them."""
+        seq = Seq(end.log.appended)
+        known = self._news(end)
+        message = Message(Kind.RECORDS, end.channel, self._generation, seq, self.epoch, records, size_bytes, known)
+        end.log.append((message, payload), size_bytes)
+
+    def _news(self, end: OutputChannel) -> bytes:
+        """The determinants that the channel's receiver has not been sent."""
+        if self._steps is None:
+            return b""
+        told, end.told = end.told, self._steps.next_step
+        return self._steps.since(told)
+
+    def broadcast(self, kind: Kind, epoch: CheckpointId) -> None:
+        """Append a barrier or the end of input to every channel; there must be room."""
+        self.epoch = epoch
+        for end in self.channels.values():
+            seq = Seq(end.log.appended)
+            message = Message(kind, end.channel, self._generation, seq, epoch, determinants=self._news(end))
+            end.log.append((message, None), 0)
+        if self._steps is not None:
+            self._steps.clear()
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what the consumers' credit allows."""
+        for end in self.channels.values():
+            while (item := end.log.next_to_send(end.limit)) is not None:
+                message, payload = item[1]
+                if end.peer is None:
+                    self._hand_over(message, payload)
+                else:
+                    self._transmit(end.peer, message, payload)
+
+    def trim(self, cursors: Mapping[str, int]) -> None:
+        """No consumer will ever ask for what is before these cursors."""
+        for channel, end in self.channels.items():
+            end.trim(cursors.get(str(channel), 0))
+
+    def release(self) -> None:
+        """The logs are not used again."""
+        for end in self.channels.values():
+            end.log.close()

@@ -1,0 +1,516 @@
+"""The steps of one subtask: which message, range, trigger or repeated choice comes next, and what follows from it.
+
+A *step* takes one message (or one source range, or one checkpoint trigger) to its end; it is a generator, so that
+it can wait half-way for room in an output log without holding up the slot. Barriers and snapshots fall between steps.
+A subtask without outputs takes several small messages in one step: nobody can tell.
+
+With standbys, a subtask with outputs logs how each step began (``determinants``). One that was promoted repeats the
+steps that its receivers know of, in the same order, and puts off whatever it is told meanwhile.
+
+What a driver adds: the work itself (``_push`` and its like), state, and the ways to the coordinator. It calls ``run``
+while ``runnable``; everything is a call, since a list of effects for each message would cost more than the message.
+
+Rules: one thread. The alignment decides; this class obeys. An exception anywhere in a step is the subtask's failure.
+Nothing of an older generation of a producer, no duplicate and no message behind a gap reaches the work.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import assert_never
+
+from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol import effects, events
+from flinkplus.protocol.alignment import BarrierAlignment
+from flinkplus.protocol.channel import Accept, Duplicate
+from flinkplus.protocol.determinants import Choice, KnownSteps, StepLog, unpack
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.inputs import InputChannel, InputGate
+from flinkplus.protocol.messages import Kind, Message
+from flinkplus.protocol.outputs import OutputChannels, Peer
+
+MERGED_MESSAGES = 256
+NO_TIME_MS = 0
+"""The alignment has no deadlines: the coordinator times every checkpoint."""
+
+Taken = list[tuple[InputChannel, int]]
+"""Input channels, and how many messages a step took off each."""
+
+
+@dataclass
+class Promotion:
+    """What a standby is told when it becomes active.
+
+    ``received``: channel -> next ``seq`` that its living consumer expects. ``determinants``: of the steps to repeat.
+    ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
+    is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque.
+    """
+
+    received: dict[str, int]
+    determinants: tuple[int, ...]
+    marks: dict[str, int]
+    resuming: frozenset[SubtaskId]
+    state: Any
+
+
+@dataclass(kw_only=True)
+class Incarnation:
+    """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
+    ``slots``, ``generations``: of all subtasks of the job."""
+
+    subtask: SubtaskId
+    generation: Generation
+    slot: int
+    slots: Mapping[SubtaskId, int]
+    generations: Mapping[SubtaskId, Generation]
+    checkpoint: CheckpointId
+    promotion: Promotion | None = None
+
+    def slot_of(self, subtask: SubtaskId) -> int | None:
+        """The slot of another subtask, ``None`` when it is this one's."""
+        slot = self.slots[subtask]
+        return None if slot == self.slot else slot
+
+    def peer(self, consumer: SubtaskId, channel: ChannelId) -> Peer:
+        """A consumer of this subtask."""
+        slot, generation = self.slot_of(consumer), self.generations[consumer]
+        if self.promotion is None:
+            return Peer(slot, generation)
+        if consumer in self.promotion.resuming:
+            return Peer(slot, generation, resuming=True)
+        return Peer(slot, generation, self.promotion.received.get(str(channel), 0))
+
+
+class SubtaskSteps(ABC):
+    """The protocol of one active subtask of one generation; a driver derives from it.
+
+    ``saved``: what ``saved_cursors`` gave at the version that it begins from (empty: the start). ``standbys``: whether
+    there are any. Made in two parts, since the work may need the first and the channels need the work.
+    """
+
+    inputs: InputGate
+    outputs: OutputChannels
+
+    def __init__(
+        self, incarnation: Incarnation, saved: Mapping[str, Any], is_source: bool, has_outputs: bool, standbys: bool
+    ) -> None:
+        promotion = incarnation.promotion
+        self.id = incarnation.subtask
+        self.generation = incarnation.generation
+        self._incarnation = incarnation
+        self._is_source = is_source
+        self._has_outputs = has_outputs
+        self._running = False
+        self._triggers: deque[CheckpointId] = deque()
+        self._step: Iterator[None] | None = None
+        self._taken: Taken = []
+        self._draining = False
+        self.ended = False
+        self._steps = StepLog(saved.get("steps", 0)) if standbys and has_outputs else None
+        self._replay = deque(promotion.determinants if promotion is not None and has_outputs else ())
+        self._put_off: list[Callable[[], None]] = []
+        self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
+        self.known = KnownSteps() if standbys else None
+
+    def add_inputs(self, saved: Mapping[str, Any], inputs: Sequence[tuple[ChannelId, SubtaskId]]) -> None:
+        """Add every input channel, each with its producer; ``inputs`` is made by then."""
+        incarnation = self._incarnation
+        ended, first = frozenset(saved.get("ended_channels", ())), saved.get("inputs", {})
+        for channel, producer in inputs:
+            name = str(channel)
+            slot, generation = incarnation.slot_of(producer), incarnation.generations[producer]
+            replayed = incarnation.promotion is not None
+            self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, replayed)
+
+    def peers(self, edge: int, consumers: Sequence[SubtaskId]) -> list[Peer]:
+        """The consumers of one exchange, as the output channels want them."""
+        return [
+            self._incarnation.peer(consumer, ChannelId(edge, self.id.index, consumer.index)) for consumer in consumers
+        ]
+
+    def begin_from(self, saved: Mapping[str, Any]) -> None:
+        """All channels are there: be as the version was that it begins from."""
+        version = self._incarnation.checkpoint
+        self.ended = bool(saved.get("ended", False))
+        self.outputs.epoch = version
+        self._cursors_at[version] = dict(saved.get("outputs", {}))
+        channels = tuple(sorted(self.inputs.channels))
+        self._by_position = [self.inputs.channels[channel] for channel in channels]
+        self._position = {channel: at for at, channel in enumerate(channels)}
+        self._alignment = BarrierAlignment(self.id, channels)
+
+    def saved_cursors(self) -> dict[str, Any]:
+        """The protocol's part of a snapshot, JSON: where every channel stands, the number of the next step, what has
+        ended."""
+        return {
+            "inputs": self.inputs.cursors(),
+            "outputs": self._cursors_behind_barrier(),
+            "ended": self.ended,
+            "steps": self._steps.next_step if self._steps is not None else 0,
+            "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
+        }
+
+    def _cursors_behind_barrier(self) -> dict[str, int]:
+        """Where the outputs stand when the barrier, which is sent next, is out."""
+        return {channel: seq + 1 for channel, seq in self.outputs.cursors().items()}
+
+    # --- the work, by the driver
+
+    @abstractmethod
+    def _push(self, message: Message, payload: Any) -> Iterator[None]:
+        """Work on a message of records."""
+
+    @abstractmethod
+    def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+        """Work on several, in this order, as if they were one."""
+
+    @abstractmethod
+    def _rows_to_read(self) -> int:
+        """How many rows a source may read now; it is noted, so that a repetition reads as many."""
+
+    @abstractmethod
+    def _read_rows(self, rows: int) -> Generator[None, None, bool]:
+        """Read and work on up to ``rows``; returns ``False`` when there is nothing left to read."""
+
+    @abstractmethod
+    def _flush(self) -> Iterator[None]:
+        """All input has ended: put out what is held back."""
+
+    @abstractmethod
+    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+        """The synchronous part of a snapshot."""
+
+    @abstractmethod
+    def _persist(self, checkpoint: CheckpointId) -> None:
+        """Begin the asynchronous part; it ends with a call of ``persisted``."""
+
+    @abstractmethod
+    def _discard(self, checkpoint: CheckpointId) -> None:
+        """A snapshot is of no use any more."""
+
+    @abstractmethod
+    def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
+        """Tell the chain and the coordinator."""
+
+    @abstractmethod
+    def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
+        """Tell the coordinator."""
+
+    @abstractmethod
+    def _report_exhausted(self) -> None:
+        """Tell the coordinator that this source has ended."""
+
+    @abstractmethod
+    def _on_complete(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is complete."""
+
+    @abstractmethod
+    def _on_step_done(self, taken: Taken) -> None:
+        """A step is done, and what it took counts as consumed."""
+
+    @abstractmethod
+    def _on_end(self) -> None:
+        """The end of input is sent, or was before this incarnation began."""
+
+    @abstractmethod
+    def _on_point(self, point: str) -> None:
+        """A point of fault injection."""
+
+    def _ready_at(self, now: float) -> float:
+        """When a source may read next, in seconds."""
+        return now
+
+    # --- orders
+
+    def start(self) -> None:
+        """Begin to work; a source that had ended already says so again."""
+        self._running = True
+        self._on_point("start")
+        if self.ended:
+            self._on_end()
+        if self.ended and self._is_source:
+            self._report_exhausted()
+
+    def trigger(self, checkpoint: CheckpointId) -> None:
+        """A source is to snapshot and send a barrier, between two steps."""
+        if self._replay:
+            self._put_off.append(lambda: self.trigger(checkpoint))
+        else:
+            self._triggers.append(checkpoint)
+
+    def drain(self) -> None:
+        """A source is to read no more and end as if exhausted."""
+        self._draining = True
+
+    def abort(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is given up."""
+        if self._replay:
+            self._put_off.append(lambda: self.abort(checkpoint))
+            return
+        if checkpoint in self._triggers:
+            self._triggers.remove(checkpoint)
+        if not self._is_source:
+            self._note(Choice.ABORT, checkpoint)
+        self._obey(events.CheckpointAborted(checkpoint))
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is complete."""
+        self._on_complete(checkpoint)
+        if self.known is not None:
+            self.known.complete(checkpoint)
+
+    def trim(self, version: CheckpointId) -> None:
+        """Nobody goes back before ``version``: what was sent before it is let go."""
+        cursors = self._cursors_at.get(version)
+        if cursors is not None:
+            self.outputs.trim(cursors)
+        self._cursors_at = {number: found for number, found in self._cursors_at.items() if number >= version}
+
+    def _note(self, choice: Choice, value: int) -> None:
+        if self._steps is not None:
+            self._steps.begin(choice, value)
+
+    # --- messages
+
+    def receive(self, message: Message, payload: Any) -> None:
+        """A message arrived for one of the input channels. Duplicates, gaps and fenced ones have no effect."""
+        end = self.inputs.channels.get(message.channel)
+        if end is None:
+            raise PeerProtocolError(f"{self.id} has no input channel {message.channel}")
+        match end.cursor.accept(message.generation, message.seq):
+            case Accept():
+                if self.known is not None:
+                    self._learn(end.producer, message)
+                end.queue.append((message, payload))
+            case Duplicate():
+                # Sent again over a new stream: the credit that would have told so was lost with the old one.
+                self.inputs.grant_anew(end)
+
+    def _learn(self, producer: SubtaskId, message: Message) -> None:
+        assert self.known is not None
+        if message.determinants:
+            self.known.learn(producer, message.determinants)
+        if message.kind is Kind.BARRIER:
+            self.known.barrier(message.epoch, producer)
+
+    # --- steps
+
+    def runnable(self, now: float) -> bool:
+        """Whether ``run`` would get anywhere; ``now`` in seconds."""
+        return self._running and self.deadline(now) <= now and self._may_go_on()
+
+    @property
+    def promoted(self) -> bool:
+        """Whether it was a standby before."""
+        return self._incarnation.promotion is not None
+
+    @property
+    def repeating(self) -> bool:
+        """Whether it does again what the one before it did."""
+        return bool(self._replay)
+
+    @property
+    def repeats_on(self) -> bool:
+        """Whether it could go on with that at once, at the beginning of a step."""
+        return bool(self._replay) and self._step is None and self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        return self.outputs.accepts and self._has_work()
+
+    def _has_work(self) -> bool:
+        if self._step is not None:
+            return True
+        if self._replay:
+            choice, value = unpack(self._replay[0])
+            return choice is not Choice.INPUT or bool(self._by_position[value].queue)
+        if self._put_off:
+            return True
+        if self._is_source:
+            return bool(self._triggers) or not (self.ended or self.outputs.blocked)
+        return any(end.queue and not end.blocked for end in self.inputs.channels.values())
+
+    def deadline(self, now: float) -> float:
+        """When a paced source may read next; ``now`` when nothing is to be waited for."""
+        waits = self._is_source and self._step is None and not (self._draining or self.ended)
+        if waits and not (self._triggers or self._replay or self._put_off):
+            return self._ready_at(now)
+        return now
+
+    def run(self) -> None:
+        """Go on with the current step, or begin the next one; returns at its end or when an output has no more room."""
+        if self._step is None:
+            self._step = self._begin()
+        while self._step is not None and self.outputs.accepts:
+            try:
+                next(self._step)
+            except StopIteration:
+                self._step = None
+                taken, self._taken = self._taken, []
+                for end, count in taken:
+                    self.inputs.consumed(end, count)
+                self._on_step_done(taken)
+
+    def _begin(self) -> Iterator[None] | None:
+        if self._replay:
+            return self._repeat(*unpack(self._replay.popleft()))
+        if self._put_off:
+            self._catch_up_with_orders()
+        if self._is_source:
+            if self._triggers:
+                self._begin_checkpoint(self._triggers.popleft())
+                return None
+            return None if self.ended or self.outputs.blocked else self._read_next()
+        if not self._has_outputs:
+            many = self.inputs.take_records(MERGED_MESSAGES)
+            if many:
+                return self._take_many(many)
+        end = self.inputs.next()
+        return None if end is None else self._take(end)
+
+    def _repeat(self, choice: Choice, value: int) -> Iterator[None] | None:
+        """A step that the one before this began in the same way."""
+        match choice:
+            case Choice.READ | Choice.END:
+                return self._read(choice, value)
+            case Choice.TRIGGER:
+                self._begin_checkpoint(CheckpointId(value))
+            case Choice.INPUT:
+                return self._take(self._by_position[value])
+            case Choice.ABORT:
+                self._note(choice, value)
+                self._obey(events.CheckpointAborted(CheckpointId(value)))
+            case _:
+                assert_never(choice)
+        return None
+
+    def _catch_up_with_orders(self) -> None:
+        orders, self._put_off = self._put_off, []
+        for order in orders:
+            order()
+
+    def _begin_checkpoint(self, checkpoint: CheckpointId) -> None:
+        found = self._alignment.step(NO_TIME_MS, events.CheckpointTriggered(checkpoint))
+        if found:
+            self._note(Choice.TRIGGER, checkpoint)
+        self._apply_all(found)
+
+    def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
+        counts: dict[ChannelId, int] = {}
+        for end, _, _ in many:
+            counts[end.channel] = counts.get(end.channel, 0) + 1
+        self._taken = [(self.inputs.channels[channel], count) for channel, count in counts.items()]
+        return self._push_many([(message, payload) for _, message, payload in many])
+
+    def _take(self, end: InputChannel) -> Iterator[None] | None:
+        message, payload = end.queue.popleft()
+        self._note(Choice.INPUT, self._position[end.channel])
+        self._taken = [(end, 1)]
+        match message.kind:
+            case Kind.RECORDS:
+                return self._push(message, payload)
+            case Kind.BARRIER:
+                self._take_barrier(end, message)
+                return None
+            case Kind.END_OF_INPUT:
+                end.ended = True
+                return self._end() if all(e.ended for e in self.inputs.channels.values()) else iter(())
+            case Kind.CREDIT | Kind.REPLICA:
+                raise PeerProtocolError(f"{message.kind.name} on input channel {end.channel}")
+            case _:
+                assert_never(message.kind)
+
+    def _take_barrier(self, end: InputChannel, message: Message) -> None:
+        # The barrier is consumed before the snapshot is taken, so that the cursors of the snapshot stand behind it.
+        self._taken = []
+        self.inputs.consumed(end)
+        self._obey(events.BarrierArrived(end.channel, message.epoch))
+
+    def _read_next(self) -> Iterator[None]:
+        if self._draining:
+            return self._read(Choice.END, 0)
+        return self._read(Choice.READ, self._rows_to_read())
+
+    def _read(self, choice: Choice, rows: int) -> Iterator[None]:
+        self._note(choice, rows)
+        if choice is not Choice.END and (yield from self._read_rows(rows)):
+            return
+        yield from self._end()
+
+    def _end(self) -> Iterator[None]:
+        yield from self._flush()
+        while not self.outputs.accepts:
+            yield
+        self.outputs.broadcast(Kind.END_OF_INPUT, self.outputs.epoch)
+        self._on_point("end")
+        self.ended = True
+        self._on_end()
+        if self._is_source:
+            self._report_exhausted()
+
+    # --- checkpoints: obeying the alignment
+
+    def persisted(self, checkpoint: CheckpointId, handle: dict[str, Any] | None, reason: str) -> None:
+        """The asynchronous part of a snapshot ended, with a handle or a reason why not."""
+        if handle is not None:
+            self._obey(events.SnapshotPersisted(checkpoint, handle))
+        else:
+            self._obey(events.SnapshotFailed(checkpoint, reason))
+
+    def _obey(self, event: events.AlignmentEvent) -> None:
+        self._apply_all(self._alignment.step(NO_TIME_MS, event))
+
+    def _apply_all(self, found: list[effects.AlignmentEffect]) -> None:
+        for effect in found:
+            self._apply(effect)
+
+    def _apply(self, effect: effects.AlignmentEffect) -> None:
+        match effect:
+            case effects.BlockChannel(channel):
+                self.inputs.channels[channel].blocked = True
+                self._on_point("alignment")
+            case effects.UnblockChannel(channel):
+                self.inputs.channels[channel].blocked = False
+            case effects.TakeSnapshot(checkpoint):
+                if self.known is not None:
+                    self._cursors_at[checkpoint] = self._cursors_behind_barrier()
+                self._take_snapshot(checkpoint)
+            case effects.ForwardBarrier(checkpoint):
+                self.outputs.broadcast(Kind.BARRIER, checkpoint)
+            case effects.PersistSnapshot(checkpoint):
+                self._persist(checkpoint)
+            case effects.AcknowledgeCheckpoint(checkpoint, handle):
+                assert isinstance(handle, dict)
+                self._acknowledge(checkpoint, handle)
+            case effects.DeclineCheckpoint(checkpoint, reason):
+                self._decline(checkpoint, reason)
+            case effects.DiscardSnapshot(checkpoint):
+                self._discard(checkpoint)
+            case _:
+                assert_never(effect)
+
+    # --- a failure of others
+
+    def fence_inputs(
+        self, failed: Mapping[SubtaskId, int], generation: Generation
+    ) -> Iterator[tuple[ChannelId, SubtaskId, int]]:
+        """The producers among ``failed`` (-> slot of the new head) get ``generation``: take nothing older. Yields their
+        channels with the next ``seq`` expected, and says to their successors where to go on."""
+        for channel, end in self.inputs.channels.items():
+            if end.producer not in failed:
+                continue
+            slot = failed[end.producer]
+            yield channel, end.producer, end.fence(generation, None if slot == self._incarnation.slot else slot)
+            self.inputs.grant_anew(end)
+
+    def fence_output(self, channel: ChannelId, generation: Generation) -> int:
+        """The consumer of ``channel`` has failed: close it until one of ``generation`` opens it. Returns the next
+        ``seq`` that was not sent."""
+        end = self.outputs.channels[channel]
+        sent = end.log.sent
+        end.fence(generation)
+        return sent

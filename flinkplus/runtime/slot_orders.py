@@ -1,0 +1,295 @@
+"""What a slot does about its coordinator's orders, about messages and credit, and about streams that are new.
+
+It keeps who is active here, who is where and in which generation. How frames travel, what state is made of, where an
+event waits: all that is the slot's own (``flinkplus.runtime.slot``), and the simulator's.
+
+Rules: one thread. A slot obeys its coordinator and nobody else. What is of another deployment than the present one has
+no effect. A message or credit for a subtask that is not here goes nowhere, but credit is kept for one that may come.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flinkplus.errors import CorruptState
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.inputs import InputChannel
+from flinkplus.protocol.messages import Kind, Message
+from flinkplus.protocol.subtask import Promotion
+from flinkplus.runtime import control
+from flinkplus.runtime.active import ActiveSubtasks, Credit
+from flinkplus.runtime.clock import Clock
+from flinkplus.runtime.names import parse_subtask
+from flinkplus.runtime.peers import Peers
+from flinkplus.runtime.slot_failover import SlotFailover
+
+if TYPE_CHECKING:
+    from flinkplus.graph import JobGraph
+    from flinkplus.runtime.subtask import Subtask
+
+NO_EPOCH = CheckpointId(0)
+RECONNECT_LIMIT = 20
+log = logging.getLogger("flinkplus.slot")
+
+
+class SlotOrders(ABC):
+    """The protocol of slot ``index``, one of ``parallelism``; a driver derives from it. ``_failover`` is set by the
+    driver when there are standbys, ``_peers`` always."""
+
+    _peers: Peers
+
+    def __init__(self, index: int, parallelism: int, graph: JobGraph, clock: Clock) -> None:
+        self.index = index
+        self.parallelism = parallelism
+        self.graph = graph
+        self.clock = clock
+        self.active = ActiveSubtasks(graph)
+        self.slots: dict[SubtaskId, int] = {}
+        self.generations: dict[SubtaskId, Generation] = {}
+        self._generation = Generation(0)
+        self._failover: SlotFailover | None = None
+        self._peers_serial: int | None = None
+        self._deploying: control.Deploy | None = None
+        self._restore_ms = 0.0
+        self._stopping = False
+
+    # --- by the driver
+
+    @abstractmethod
+    def report(self, message: control.ControlMessage) -> None:
+        """Send to the coordinator."""
+
+    @abstractmethod
+    def build(
+        self,
+        name: SubtaskId,
+        handle: dict[str, Any],
+        checkpoint: CheckpointId,
+        mark: int | None,
+        promotion: Promotion | None = None,
+    ) -> Subtask:
+        """A subtask restored from ``handle`` (empty: the start), not yet active. Raises whatever restoring raises."""
+
+    @abstractmethod
+    def guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
+        """Run ``action``; an exception is the subtask's failure, reported once, and the subtask stops."""
+
+    @abstractmethod
+    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
+        """A point of fault injection; see ``faults``."""
+
+    @abstractmethod
+    def _send_credit(self, slot: int, credit: Message) -> None:
+        """Send credit back to another slot."""
+
+    @abstractmethod
+    def _fail(self, subtask: Subtask, error: Exception) -> None:
+        """Retire a subtask and report its failure, unless it is retired already."""
+
+    @abstractmethod
+    def _welcome(self, incarnation: int) -> None:
+        """The coordinator knows this slot now, as this incarnation."""
+
+    @abstractmethod
+    def _die(self) -> None:
+        """Fault injection: end this process by force."""
+
+    # --- messages and credit
+
+    def take(self, peer: int, message: Message, payload: Any) -> None:
+        """A message of slot ``peer``."""
+        channel = message.channel
+        if message.kind is Kind.CREDIT:
+            self._take_credit(channel, (message.generation, message.seq, peer))
+        elif message.kind is Kind.REPLICA:
+            if self._failover is not None:
+                self._failover.standbys.receive(peer, bytes(payload))
+        else:
+            consumer = self.active.consumer(channel)
+            if consumer is not None:
+                self.guard(consumer, lambda c=consumer, m=message, v=payload: c.receive(m, v))  # type: ignore[misc]
+
+    def _take_credit(self, channel: ChannelId, credit: Credit) -> None:
+        producer = self.active.producer(channel)
+        if producer is None:
+            self.active.credit(channel, credit)
+            return
+
+        def take() -> None:
+            self.active.credit(channel, credit)
+            producer.outputs.pump()
+
+        self.guard(producer, take)
+
+    def _hand_over(self, message: Message, payload: Any) -> None:
+        consumer = self.active.consumer(message.channel)
+        if consumer is not None:
+            consumer.receive(message, payload)
+
+    def _grant(self, generation: Generation, end: InputChannel, consumed: int) -> None:
+        channel = end.channel
+        if end.peer is None:
+            producer = self.active.credit(channel, (generation, consumed, None))
+            if producer is not None:
+                producer.outputs.pump()
+            return
+        self._send_credit(end.peer, Message(Kind.CREDIT, channel, generation, Seq(consumed), NO_EPOCH))
+
+    # --- streams
+
+    def peer_connected(self, peer: int, incarnation: int) -> None:
+        """There is a stream to ``peer``. In the place of one that broke: what was sent on that may be lost."""
+        again = self._peers.connected(peer, incarnation) and self._deploying is None
+        if again:
+            for subtask in self.active:
+                for end in subtask.outputs.channels.values():
+                    if end.peer == peer:
+                        end.reconnect()
+                self.guard(subtask, subtask.outputs.pump)
+        if self._failover is not None:
+            self._failover.standbys.peer_connected(peer)
+        self._finish_deployment()
+
+    def peer_broken(self, peer: int, incarnation: int, reason: str) -> None:
+        """The stream to ``peer`` broke, or could not be opened."""
+        wanted = self._failover is None or peer in self.slots.values()
+        tries = self._peers.broken(peer, incarnation, wanted)
+        if tries > RECONNECT_LIMIT:
+            for subtask in self.active:
+                self._fail(subtask, ConnectionError(f"no stream to slot {peer} after {tries} tries: {reason}"))
+
+    def peer_attached(self, peer: int) -> None:
+        """A peer has a new stream to this slot: credit that went the old way may be lost."""
+        for subtask in self.active:
+            for end in subtask.inputs.channels.values():
+                if end.peer == peer:
+                    subtask.inputs.grant_anew(end)
+
+    # --- the coordinator's orders
+
+    def _obey(self, message: control.ControlMessage) -> None:
+        match message:
+            case control.Deploy():
+                self._deploy(message)
+            case control.Start(generation, run, run_age_s):
+                if generation == self._generation:
+                    for subtask in self.active:
+                        self.guard(subtask, lambda s=subtask: s.begin(run, run_age_s))  # type: ignore[misc]
+            case control.Suspend(generation):
+                if generation >= self._generation:
+                    self._retire_all()
+            case control.Drain(generation):
+                if generation == self._generation:
+                    for subtask in self.active:
+                        subtask.drain()
+            case control.Trigger(generation, checkpoint, subtasks):
+                if generation == self._generation:
+                    for subtask in [s for s in self.active if str(s.id) in subtasks]:
+                        subtask.trigger(CheckpointId(checkpoint))
+            case control.Abort(generation, checkpoint, _):
+                if generation == self._generation:
+                    for subtask in self.active:
+                        self.guard(subtask, lambda s=subtask: s.abort(CheckpointId(checkpoint)))  # type: ignore[misc]
+            case control.Complete(generation, checkpoint):
+                if generation == self._generation:
+                    for subtask in self.active:
+                        self.guard(subtask, lambda s=subtask: s.complete(CheckpointId(checkpoint)))  # type: ignore[misc]
+            case control.Stop():
+                self._retire_all()
+                self.report(control.Stopped())
+                self._stopping = True
+            case control.Die():
+                self._die()
+            case control.Welcome(incarnation):
+                self._welcome(incarnation)
+            case control.Join():
+                self._join(message)
+            case control.Peers(serial, addresses):
+                self._peers_serial = serial
+                self._peers.connect(addresses)
+                self._finish_deployment()
+            case _ if self._failover is not None:
+                self._obey_failover(self._failover, message)
+            case _:
+                log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
+
+    def _obey_failover(self, failover: SlotFailover, message: control.ControlMessage) -> None:
+        match message:
+            case control.Fence():
+                failover.fence(message)
+            case control.Promote():
+                failover.promote(message)
+            case control.Chains():
+                failover.chains(message)
+            case control.Trim(version):
+                failover.trim(CheckpointId(version))
+            case _:
+                log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
+
+    def _retire_all(self) -> None:
+        self.active.retire_all()
+        if self._failover is not None:
+            self._failover.reset()
+        self._deploying = None
+
+    def _join(self, join: control.Join) -> None:
+        """This slot comes late: the job runs."""
+        self._generation = Generation(join.generation)
+        self.slots = {parse_subtask(name): slot for name, slot in join.assignment.items()}
+        self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
+
+    def _deploy(self, deploy: control.Deploy) -> None:
+        if deploy.generation <= self._generation:
+            return
+        begun = self.clock.monotonic()
+        self._retire_all()
+        self._generation = Generation(deploy.generation)
+        self._peers_serial = None
+        self._peers.forget()
+        self._peers.connect(deploy.addresses)
+        self.slots = {parse_subtask(name): slot for name, slot in deploy.assignment.items()}
+        self.generations = dict.fromkeys(self.slots, self._generation)
+        for subtask_id in sorted(s for s, slot in self.slots.items() if slot == self.index):
+            if not self._open(subtask_id, deploy):
+                return
+        self._deploying = deploy
+        self._restore_ms = (self.clock.monotonic() - begun) * 1e3
+        self._finish_deployment()
+
+    def _snapshotted(self, name: SubtaskId, generation: Generation, handle: dict[str, Any]) -> None:
+        if self._failover is not None:
+            self._failover.standbys.persisted(str(name), generation, handle)
+
+    def _open(self, name: SubtaskId, deploy: control.Deploy) -> bool:
+        """Restore one subtask; ``False`` when that failed, which is reported and ends the deployment here."""
+        handle = deploy.handles.get(str(name), {})
+        try:
+            subtask = self.build(name, handle, CheckpointId(deploy.checkpoint or 0), deploy.marks.get(str(name)))
+        except CorruptState as error:
+            refusal = control.RestoreRefused(self._generation, deploy.checkpoint or 0, str(name), str(error))
+            self.report(refusal)
+            return False
+        except Exception as error:
+            log.info("deploying %s failed", name, exc_info=True)
+            reason = f"{type(error).__name__}: {error}"
+            kind, now_s = type(error).__name__, self.clock.time()
+            self.report(control.SubtaskFailure(self._generation, str(name), kind, reason, time_s=now_s))
+            return False
+        self.active.add(subtask)
+        if handle:
+            self._snapshotted(name, self._generation, handle)
+        return True
+
+    def _finish_deployment(self) -> None:
+        """Answer the coordinator once every peer is connected, and what was to be restored is."""
+        if not self._peers.complete:
+            return
+        deploy, self._deploying = self._deploying, None
+        serial, self._peers_serial = self._peers_serial, None
+        if deploy is not None:
+            self.report(control.Deployed(deploy.generation, self._restore_ms))
+        if serial is not None:
+            self.report(control.PeersReady(serial))

@@ -1,0 +1,65 @@
+"""``python -m tests.simulation``: run seeds, look at one, make a failing one smaller, try a deliberate fault."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import nullcontext
+
+from tests.simulation.mutations import MUTATIONS, mutated
+from tests.simulation.parameters import draw
+from tests.simulation.runs import Failure, run_many, run_one, shrink
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when all seeds are clean."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds, from --first on")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="this one only")
+    parser.add_argument("--trace", action="store_true", help="print the whole story of --seed")
+    parser.add_argument("--shrink", action="store_true", help="make the first failing seed smaller")
+    parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with a deliberate fault in the protocol")
+    parser.add_argument("--failures", type=int, default=1, help="stop after so many")
+    options = parser.parse_args(arguments)
+    with mutated(options.mutation) if options.mutation else nullcontext():
+        if options.seed is not None:
+            return _show(options.seed, options.trace, options.shrink)
+        summary = run_many(range(options.first, options.first + options.seeds), options.failures)
+        print(summary)
+        for failure in summary.failures:
+            _tell(failure)
+        if summary.failures and options.shrink:
+            _tell(shrink(summary.failures[0]), "a smaller one:")
+        return 1 if summary.failures else 0
+
+
+def _show(seed: int, traced: bool, shrunk: bool) -> int:
+    trace: list[str] = []
+    world, failure = run_one(draw(seed), trace)
+    if failure is not None and shrunk:
+        failure = shrink(failure)
+        trace = []
+        world, failure = run_one(failure.parameters, trace)
+    print((world.parameters if world is not None else draw(seed)).story())
+    if traced or failure is not None:
+        print("\n".join(trace if traced else trace[-60:]))
+    if failure is not None:
+        print(failure)
+        return 1
+    print(f"the job is {world.ended if world is not None else ''}")
+    return 0
+
+
+def _tell(failure: Failure, what: str = "") -> None:
+    if what:
+        print(what)
+    print(failure.parameters.story())
+    trace: list[str] = []
+    run_one(failure.parameters, trace)
+    print("\n".join(trace[-40:]))
+    print(failure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""What must always hold (design, section 12): one checker for each invariant, looked at after every step.
+
+1. *results*: what is visible is right at every commit, and whole at the end; a message that is made again is the same.
+2. *generations*: nobody is promoted whom ZooKeeper does not know; a fenced generation has no effect any more.
+3. *retention*: nothing is trimmed that a recovery line may need; in a healthy job nothing is kept for long.
+4. *chains*: a version that counts as stable is on every member that counts.
+5. *checkpoints*: a complete one is a consistent cut, and every file that it names is in durable storage.
+6. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flinkplus.protocol.channel import REPLAY_WINDOWS
+from flinkplus.protocol.ids import ChannelId, SubtaskId
+from flinkplus.protocol.messages import Kind, Message
+from flinkplus.runtime import control
+from flinkplus.runtime.names import parse_subtask
+from tests.simulation.graph import Row
+from tests.simulation.subtask import fold
+
+if TYPE_CHECKING:
+    from flinkplus.protocol.inputs import InputChannel
+    from tests.simulation.slot import SimSlot
+    from tests.simulation.subtask import SimSubtask, WatchedLog
+    from tests.simulation.world import World
+
+Content = tuple[Kind, Any, int]
+HEALTHY_VERSIONS = 4
+"""Complete checkpoints that output logs may go back to when nothing ever failed."""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. ``invariant``: which one, by the names above."""
+
+    def __init__(self, invariant: str, why: str) -> None:
+        super().__init__(f"{invariant}: {why}")
+        self.invariant = invariant
+
+
+def content_of(message: Message) -> Content:
+    return message.kind, message.records, message.epoch if message.kind is Kind.BARRIER else 0
+
+
+class Checks:
+    """All checkers of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._expected = world.graph.expected()
+        self._accepted: dict[ChannelId, dict[int, Content]] = {}
+        self._at_work: dict[SubtaskId, SimSubtask] = {}
+        self._fenced: dict[tuple[int, SubtaskId], int] = {}
+        self._trims = 0
+        self._cuts: list[tuple[int, dict[ChannelId, int]]] = []
+        self.counts = dict.fromkeys(
+            ("accepted", "appended", "trimmed", "cuts", "rows", "promotions", "stable", "bounded"), 0
+        )
+
+    def _require(self, condition: bool, invariant: str, why: str) -> None:
+        if not condition:
+            self._world.violated = Violation(invariant, why)  # whoever catches what is raised here must not hide it
+            raise self._world.violated
+
+    # --- subtasks and their messages
+
+    def began(self, subtask: SimSubtask) -> None:
+        """A subtask begins to be; what its predecessor had accepted beyond its version counts no more."""
+        before = self._at_work.get(subtask.id)
+        if before is not None and before.generation >= subtask.generation:
+            return  # of a zombie's
+        self._at_work[subtask.id] = subtask
+        for channel, end in subtask.inputs.channels.items():
+            known = self._accepted.setdefault(channel, {})
+            for seq in [seq for seq in known if seq >= end.cursor.consumed]:
+                del known[seq]
+        if subtask.plan.promotion is not None:
+            self.counts["promotions"] += 1
+            record = self._world.registry.records.get(subtask.id)
+            self._require(
+                record is not None and record.generation >= subtask.generation,
+                "generations",
+                f"{subtask.id} becomes active in generation {subtask.generation}, and ZooKeeper has {record}",
+            )
+
+            self._check_neighbours(subtask)
+
+    def _check_neighbours(self, subtask: SimSubtask) -> None:
+        """Whatever a promoted subtask will be asked for, and will ask for, is there."""
+        generations = subtask.slot.generations
+        for channel, out in subtask.outputs.channels.items():
+            taker = self._at_work.get(subtask.consumer_of(channel))
+            if taker is not None and taker.generation == generations[taker.id] and not taker.closed:
+                expected = taker.inputs.channels[channel].cursor.expected
+                self._require(
+                    out.log.trimmed <= expected,
+                    "retention",
+                    f"{subtask.id} begins {channel} at {out.log.trimmed}, and {taker.id} has received it to {expected}",
+                )
+        for channel, end in subtask.inputs.channels.items():
+            maker = self._at_work.get(end.producer)
+            if maker is not None and maker.generation == generations[maker.id] and not maker.closed:
+                begins = maker.outputs.channels[channel].log.trimmed
+                self._require(
+                    begins <= end.cursor.consumed,
+                    "retention",
+                    f"{subtask.id} needs {channel} from {end.cursor.consumed} on, {maker.id} has it from {begins} on",
+                )
+
+    def is_at_work(self, subtask: SimSubtask) -> bool:
+        return self._at_work.get(subtask.id) is subtask
+
+    def accepted(self, subtask: SimSubtask, end: InputChannel, message: Message) -> None:
+        """``subtask`` took a message as the next one."""
+        self.counts["accepted"] += 1
+        fenced = self._fenced.get((subtask.slot.process, end.producer), 0)
+        self._require(
+            message.generation >= fenced,
+            "generations",
+            f"{subtask.id} took message {message.seq} of {message.channel} in generation {message.generation}, "
+            f"after its slot had fenced generation {fenced}",
+        )
+        held = end.cursor.expected - end.cursor.consumed
+        promoted = subtask.promoted
+        window = self._world.parameters.window * (REPLAY_WINDOWS if promoted else 1)
+        self._require(held <= window, "retention", f"{subtask.id} holds {held} messages, its window is {window}")
+        if self.is_at_work(subtask):
+            self._accepted[message.channel][message.seq] = content_of(message)
+
+    def appended(self, subtask: SimSubtask, message: Message) -> None:
+        """``subtask`` made a message, perhaps again."""
+        self.counts["appended"] += 1
+        consumer = subtask.consumer_of(message.channel)
+        taker = self._at_work.get(consumer)
+        if not self.is_at_work(subtask) or taker is None or taker.generation < subtask.slot.generations[consumer]:
+            return  # the consumer is being replaced as well: what it had taken binds nobody
+        known = self._accepted.get(message.channel, {}).get(message.seq)
+        self._require(
+            known is None or known == content_of(message),
+            "results",
+            f"{subtask.id} made message {message.seq} of {message.channel} again, and it is another: {known} before, "
+            f"{content_of(message)} now",
+        )
+
+    def trimmed(self, subtask: SimSubtask, log: WatchedLog) -> None:
+        """A log forgot something."""
+        self.counts["trimmed"] += 1
+        if not self._world.options.standbys or subtask.closed or not self.is_at_work(subtask):
+            return
+        oldest = self._cuts[-1][1].get(log.channel, 0) if self._cuts else 0  # type: ignore[call-overload]
+        self._require(
+            log.trimmed <= oldest,
+            "retention",
+            f"{subtask.id} trimmed {log.channel} to {log.trimmed}; the last complete checkpoint stands at {oldest}",
+        )
+
+    def stepped(self, subtask: SimSubtask) -> None:
+        """A step was taken, or a part of one."""
+        for end in subtask.outputs.channels.values():
+            log = end.log
+            self._require(
+                log.trimmed <= log.acknowledged <= log.sent <= log.appended or subtask.closed,
+                "retention",
+                f"{end.channel}: trimmed {log.trimmed}, acknowledged {log.acknowledged}, sent {log.sent}, "
+                f"appended {log.appended}",
+            )
+
+    def fences(self, slot: SimSlot, order: control.Fence) -> None:
+        """A slot is about to fence."""
+        for name in order.failed:
+            key = slot.process, parse_subtask(name)
+            self._fenced[key] = max(order.generation, self._fenced.get(key, 0))
+
+    # --- checkpoints and output
+
+    def completed(self, checkpoint: int, handles: dict[SubtaskId, Any]) -> None:
+        """The manifest of a checkpoint is stored."""
+        self.counts["cuts"] += 1
+        world, cut = self._world, {}
+        for subtask in world.graph.subtasks:
+            there = subtask in handles
+            self._require(there, "checkpoints", f"checkpoint {checkpoint} has nothing of {subtask}")
+            for name in handles[subtask]["files"]:
+                self._require(name in world.files, "checkpoints", f"checkpoint {checkpoint} names {name}, which is not")
+        for channel, producer, consumer in world.channels:
+            sent = handles[producer]["operator_state"]["outputs"].get(str(channel), 0)
+            received = handles[consumer]["operator_state"]["inputs"].get(str(channel), 0)
+            cut[channel] = received
+            self._require(
+                sent == received,
+                "checkpoints",
+                f"checkpoint {checkpoint} is no consistent cut: {producer} had sent {sent} on {channel}, and "
+                f"{consumer} had taken {received}",
+            )
+        self._cuts.append((checkpoint, cut))
+        self._world.note("checkpoint %s is complete", checkpoint)
+        self._check_that_logs_are_trimmed()
+
+    def _check_that_logs_are_trimmed(self) -> None:
+        world = self._world
+        if world.parameters.faults or not world.options.standbys or len(self._cuts) <= HEALTHY_VERSIONS:
+            return
+        _, cut = self._cuts[-1 - HEALTHY_VERSIONS]
+        for subtask in self._at_work.values():
+            for channel, end in subtask.outputs.channels.items():
+                self.counts["bounded"] += 1
+                self._require(
+                    end.log.trimmed >= cut[channel],
+                    "retention",
+                    f"{channel} keeps messages from {end.log.trimmed} on, and {HEALTHY_VERSIONS} complete checkpoints "
+                    f"ago it stood at {cut[channel]}",
+                )
+
+    @property
+    def completions(self) -> list[int]:
+        """The checkpoints that were complete, in order."""
+        return [checkpoint for checkpoint, _ in self._cuts]
+
+    def committed(self, checkpoint: int, rows: list[Row]) -> None:
+        """Rows became visible."""
+        self.counts["rows"] += len(rows)
+        self._world.note("output of checkpoint %s is visible: %s rows", checkpoint, len(rows))
+        wrong = self._expected.take(rows)
+        self._require(wrong is None, "results", f"in the output of checkpoint {checkpoint}, {wrong}")
+
+    # --- the coordinator
+
+    def trims(self, version: int) -> None:
+        """Everybody is about to be told that nothing before ``version`` is needed: all that counts must have it."""
+        if version == self._trims:
+            return  # told another slot before
+        self._trims = version
+        failovers = self._world.failovers
+        assert failovers is not None
+        for chain in failovers._protocol._table:
+            for slot in chain.members[1:]:
+                process = self._world.member(slot)
+                if slot not in chain.catching_up and process is not None and not process.paused:
+                    self.counts["stable"] += 1
+                    self._check_copy(process, chain.subtask, version)
+
+    def _check_copy(self, process: SimSlot, subtask: SubtaskId, version: int) -> None:
+        copy = process.standbys.copies.get(str(subtask))
+        held = None if copy is None else copy.versions.get(version)
+        self._require(
+            held is not None or (copy is not None and any(number > version for number in copy.versions)),
+            "chains",
+            f"version {version} of {subtask} counts as stable, and {process} does not have it",
+        )
+        files = self._world.files
+        if held is not None and copy is not None and copy.active is None:
+            taken = copy.taken
+            oldest = min(copy.versions)
+            names = tuple(copy.versions[oldest].handle["files"])
+            self._require(
+                not taken or taken == names[: len(taken)] or copy.counts == fold(files, taken),
+                "chains",
+                f"the copy of {subtask} on {process} is ahead of version {oldest}, which it may have to begin from",
+            )
+
+    # --- the end
+
+    def finished(self) -> None:
+        """The job says that it is done."""
+        missing = self._expected.missing()
+        self._require(missing is None, "results", f"the job has finished, but {missing}")

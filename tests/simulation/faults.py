@@ -1,0 +1,190 @@
+"""How each kind of fault strikes, and how all of them end."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from tests.simulation.parameters import Fault, pair
+
+if TYPE_CHECKING:
+    from tests.simulation.slot import SimSlot
+    from tests.simulation.world import World
+
+POINTS = ("snapshot", "alignment", "upload", "uploaded", "end", "promotion", "promoted", "staged", "replicated")
+"""As in ``flinkplus.runtime.faults``; and when a standby has a version, seen from there and from whom it has it."""
+
+
+class Faults:
+    """The faults of one world; each kind is a method."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def strike(self, fault: Fault) -> None:
+        """``fault`` happens, if there is anything for it to happen to."""
+        world = self._world
+        if world.ended is not None:
+            return
+        world.note("fault: %s", fault)
+        world.counts[fault.kind] += 1
+        getattr(self, f"_{fault.kind}")(fault)
+
+    def _until(self, fault: Fault, end: str, *arguments: object) -> None:
+        self._world.at(self._world.now_ms + fault.duration_ms, getattr(self, end), *arguments)
+
+    def _slot(self, fault: Fault) -> int:
+        return fault.target % self._world.parameters.parallelism
+
+    def _process(self, fault: Fault) -> SimSlot | None:
+        found = [process for process in self._world.on_slot(self._slot(fault)) if not process.paused]
+        return found[-1] if found else None
+
+    def _pair(self, fault: Fault) -> tuple[int, int]:
+        return pair(fault.target, self._world.parameters.parallelism)
+
+    # --- slots
+
+    def _crash(self, fault: Fault) -> None:
+        process = self._process(fault)
+        if process is not None:
+            process.end("it is killed")
+
+    def _crash_at_point(self, fault: Fault) -> None:
+        """The process that next reaches a certain point is killed, at once or a little later."""
+        process = self._process(fault)
+        if process is not None:
+            process.doom = POINTS[fault.target // 8 % len(POINTS)], self._world.rng_network.choice((0, 0, 1, 3, 8))
+
+    def _crash_host(self, fault: Fault) -> None:
+        host = self._world.host_of(self._slot(fault))
+        for process in list(self._world.processes.values()):
+            if self._world.host_of(process.index) == host:
+                process.paused = False
+                process.end("its host is gone")
+
+    def _throw(self, fault: Fault) -> None:
+        process = self._process(fault)
+        subtasks = [] if process is None else list(process.active)
+        if subtasks:
+            subtasks[fault.target % len(subtasks)].poisoned = True  # type: ignore[attr-defined]
+
+    def _pause(self, fault: Fault) -> None:
+        process = self._process(fault)
+        if process is None:
+            return
+        process.pause()
+        self._world.beat()
+        self._until(fault, "_resume", process)
+        self._world.at(self._world.now_ms + 400, self._expire_if_paused, process)
+
+    def _resume(self, process: SimSlot) -> None:
+        process.resume()
+
+    def _expire_if_paused(self, process: SimSlot) -> None:
+        if process.paused and process.alive:
+            self._world.expire_session(process)
+
+    def _expire(self, fault: Fault) -> None:
+        process = self._process(fault)
+        if process is not None:
+            self._world.expire_session(process)
+
+    def _cut_control(self, fault: Fault) -> None:
+        process = self._process(fault)
+        if process is not None:
+            self._world.lose_control(process)
+
+    def _refuse_promotion(self, fault: Fault) -> None:
+        process = self._process(fault)
+        if process is not None:
+            process.standbys.refuse_next = True
+
+    def _corrupt_segment(self, fault: Fault) -> None:
+        process = self._process(fault)
+        if process is not None and process.volume.corrupt(self._world.rng_storage):
+            self._world.counts["corrupted"] += 1
+
+    # --- wires
+
+    def _cut(self, fault: Fault) -> None:
+        start, end = self._pair(fault)
+        self._world.cut(start, end, 1)
+        self._until(fault, "_mend", start, end)
+
+    def _mend(self, start: int, end: int) -> None:
+        self._world.cut(start, end, -1)
+
+    def _slow(self, fault: Fault) -> None:
+        start, end = self._pair(fault)
+        self._world.slow(start, end, 1)
+        self._until(fault, "_hasten", start, end)
+
+    def _hasten(self, start: int, end: int) -> None:
+        self._world.slow(start, end, -1)
+
+    def _duplicate(self, fault: Fault) -> None:
+        self._world.duplicates += 1
+        self._until(fault, "_less", "duplicates")
+
+    def _less(self, what: str) -> None:
+        setattr(self._world, what, getattr(self._world, what) - 1)
+
+    # --- ZooKeeper, disks, storage, driver
+
+    def _zookeeper_away(self, fault: Fault) -> None:
+        self._world.registry.is_away = True
+        self._until(fault, "_zookeeper_back")
+
+    def _zookeeper_unsure(self, fault: Fault) -> None:
+        self._world.registry.is_unsure = True
+        self._until(fault, "_zookeeper_back")
+
+    def _zookeeper_back(self) -> None:
+        self._world.registry.is_away = self._world.registry.is_unsure = False
+
+    def _disk_full(self, fault: Fault, error: int = errno.ENOSPC) -> None:
+        process = self._process(fault)
+        if process is not None:
+            process.volume.fails_with = error
+            self._until(fault, "_disk_works", process)
+
+    def _disk_fails(self, fault: Fault) -> None:
+        self._disk_full(fault, errno.EIO)
+
+    def _disk_works(self, process: SimSlot) -> None:
+        process.volume.fails_with = None
+        process.event(process.wake)
+
+    def _no_upload(self, fault: Fault) -> None:
+        self._world.uploads_fail += 1
+        self._until(fault, "_less", "uploads_fail")
+
+    def _no_manifest(self, fault: Fault) -> None:
+        self._world.storage_fails += 1
+        self._until(fault, "_less", "storage_fails")
+
+    def _no_commit(self, fault: Fault) -> None:
+        self._world.commits_fail += 1
+        self._until(fault, "_less", "commits_fail")
+
+    def _watch_late(self, fault: Fault) -> None:
+        self._world.watches_late += 1
+        self._until(fault, "_less", "watches_late")
+
+    def _crash_driver(self, fault: Fault) -> None:
+        self._world.crash_driver()
+
+    # --- the end
+
+    def heal(self) -> None:
+        """No more faults, and none that lasts."""
+        world = self._world
+        if world.ended is None:
+            world.note("all is healed")
+        world.healed = True
+        self._zookeeper_back()
+        for process in list(world.processes.values()):
+            process.volume.fails_with = None
+            process.resume()
+            process.event(process.wake)

@@ -1,0 +1,147 @@
+"""What a simulated job is made of, and what must come of it by a plain sequential reckoning.
+
+A vertex counts: each record that passes it gets the number of records of its key so far. So a row tells the order in
+which every keyed subtask on its way worked, and a history in which two of them disagree about the past shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkplus.graph import Vertex
+from flinkplus.protocol.ids import ChannelId, SubtaskId
+
+RecordId = tuple[int, int, int]
+"""Source vertex, source subtask, number."""
+Passage = tuple[int, int, int]
+"""Vertex, key, and the number of this record among those of the key."""
+Row = tuple[RecordId, tuple[Passage, ...]]
+"""A record, and the vertices that it has passed."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """All subtasks of ``producer`` are linked to all of ``consumer`` (positions of vertices)."""
+
+    edge: int
+    producer: int
+    consumer: int
+
+
+@dataclass
+class SimGraph:
+    """Stands for ``flinkplus.graph.JobGraph``. ``edges``: (producer, consumer) by position; a vertex without inputs is
+    a source, one without outputs has a sink."""
+
+    stages: int
+    edges: tuple[tuple[int, int], ...]
+    parallelism: int
+    records: int
+    keys: int
+    nodes: tuple[Any, ...] = ()
+    vertices: list[Vertex] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.exchanges = [Exchange(edge, start, end) for edge, (start, end) in enumerate(self.edges)]
+        for at in range(self.stages):
+            inputs = tuple(x.edge for x in self.exchanges if x.consumer == at)
+            outputs = tuple(x.edge for x in self.exchanges if x.producer == at)
+            self.vertices.append(Vertex(f"v{at}", (at,), inputs, outputs, not inputs))
+        self._by_name = {vertex.name: vertex for vertex in self.vertices}
+
+    def vertex_of(self, name: str) -> Vertex:
+        return self._by_name[name]
+
+    def producer_vertex(self, edge: int) -> Vertex:
+        return self.vertices[self.exchanges[edge].producer]
+
+    def consumer_vertex(self, edge: int) -> Vertex:
+        return self.vertices[self.exchanges[edge].consumer]
+
+    def has_keyed_state(self, vertex: Vertex) -> bool:
+        return not vertex.is_source
+
+    def has_sink(self, vertex: Vertex) -> bool:
+        return not vertex.outputs
+
+    def inputs_of(self, subtask: SubtaskId, parallelism: int) -> list[tuple[ChannelId, SubtaskId]]:
+        return [
+            (ChannelId(edge, index, subtask.index), SubtaskId(self.producer_vertex(edge).name, index))
+            for edge in self.vertex_of(subtask.vertex).inputs
+            for index in range(parallelism)
+        ]
+
+    @property
+    def subtasks(self) -> list[SubtaskId]:
+        return [SubtaskId(vertex.name, index) for vertex in self.vertices for index in range(self.parallelism)]
+
+    def key(self, record: RecordId, vertex: int) -> int:
+        """The key that a vertex counts a record by."""
+        source, subtask, number = record
+        return (number * 7 + subtask * 3 + source + vertex * 5) % self.keys
+
+    def expected(self) -> Expectation:
+        """What a run without failures puts out."""
+        routes: Counter[tuple[int, ...]] = Counter()
+        pending: list[tuple[int, ...]] = [(at,) for at, vertex in enumerate(self.vertices) if vertex.is_source]
+        while pending:
+            route = pending.pop()
+            following = [x.consumer for x in self.exchanges if x.producer == route[-1]]
+            if not following:
+                routes[route] += 1
+            pending.extend((*route, end) for end in following)
+        lineages = {
+            ((route[0], index, number), route[1:])
+            for route in routes
+            for index in range(self.parallelism)
+            for number in range(self.records)
+        }
+        return Expectation(self, lineages)
+
+
+class Expectation:
+    """The rows that a job must put out: every record once on every route, numbered without gap or repetition."""
+
+    def __init__(self, graph: SimGraph, lineages: set[tuple[RecordId, tuple[int, ...]]]) -> None:
+        self._graph = graph
+        self._lineages = lineages
+        self._seen: set[tuple[RecordId, tuple[int, ...]]] = set()  # never iterated in an order that shows
+        self._numbers: dict[Passage, tuple[RecordId, tuple[int, ...]]] = {}
+
+    def take(self, rows: Iterable[Row]) -> str | None:
+        """Further rows are visible; says what is wrong with them, if anything is."""
+        for record, passages in rows:
+            lineage = (record, tuple(vertex for vertex, _, _ in passages))
+            if lineage not in self._lineages:
+                return f"{lineage} is not in the input"
+            if lineage in self._seen:
+                return f"{lineage} was put out twice"
+            self._seen.add(lineage)
+            for at, passage in enumerate(passages):
+                vertex, key, number = passage
+                prefix = (record, lineage[1][: at + 1])
+                if key != self._graph.key(record, vertex):
+                    return f"{lineage} was counted as key {key} at v{vertex}"
+                other = self._numbers.setdefault(passage, prefix)
+                if other != prefix:
+                    return f"{prefix} and {other} are both number {number} of key {key} at v{vertex}"
+        return None
+
+    def missing(self) -> str | None:
+        """The job says that this was all; says what is not there, if anything."""
+        left = self._lineages - self._seen
+        if left:
+            return f"{len(left)} rows were never put out, the first {min(left)}"
+        highest: dict[tuple[int, int], int] = {}
+        count: Counter[tuple[int, int]] = Counter()
+        for vertex, key, number in self._numbers:
+            highest[vertex, key] = max(highest.get((vertex, key), 0), number)
+            count[vertex, key] += 1
+        for (vertex, key), number in sorted(highest.items()):
+            if number != count[vertex, key]:
+                return f"key {key} at v{vertex} was counted up to {number}, but {count[vertex, key]} records passed"
+        return None

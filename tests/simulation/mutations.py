@@ -1,0 +1,368 @@
+"""Deliberate faults in the protocol, by name: the test of the tester.
+
+Each replaces one function of the product's core (one, ``staged_delta_applied_too_soon``, of the simulated standbys,
+whose originals keep RocksDB) and must be found out within ``BUDGET`` seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from chain_backup import chains, failover
+from flinkplus.protocol import effects
+from flinkplus.protocol.alignment import BarrierAlignment
+from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
+from flinkplus.protocol.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.determinants import Choice
+from flinkplus.protocol.ids import ChannelId
+from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.outputs import OutputChannel, OutputChannels
+from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.runtime.fencing import FenceAnswers
+from flinkplus.runtime.peers import Peers
+from flinkplus.runtime.slot_failover import SlotFailover
+from tests.simulation.standbys import SimStandbys
+
+BUDGET = 2_000
+"""Seeds within which each must be found out."""
+ENDLESS = 1 << 40
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong."""
+
+    where: Any
+    name: str
+    make: Callable[[Any], Any]
+    tells: str
+
+
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def mutation(where: Any, name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Lists the decorated function, under its own name, as a fault of ``where.name``."""
+
+    def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip())
+        return make
+
+    return enlist
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """The product has the fault of that name."""
+    found = MUTATIONS[name]
+    with mock.patch.object(found.where, found.name, found.make(vars(found.where)[found.name])):
+        yield
+
+
+# --- alignment and snapshots
+
+
+@mutation(SubtaskSteps, "_apply")
+def no_blocking(original: Any) -> Any:
+    """Messages behind a barrier are taken while the others are waited for."""
+
+    def apply(self: Any, effect: Any) -> None:
+        if not isinstance(effect, effects.BlockChannel):
+            original(self, effect)
+
+    return apply
+
+
+@mutation(BarrierAlignment, "_block")
+def one_barrier_is_enough(original: Any) -> Any:
+    """A checkpoint is taken at the first barrier."""
+
+    def block(self: Any, channel: Any, checkpoint: Any) -> Any:
+        self._blocked.append(channel)
+        return [effects.BlockChannel(channel), *self._complete_alignment(checkpoint)]
+
+    return block
+
+
+@mutation(SubtaskSteps, "_cursors_behind_barrier")
+def cursors_before_the_barrier(original: Any) -> Any:
+    """A snapshot's output cursors do not count the barrier."""
+    return lambda self: self.outputs.cursors()
+
+
+@mutation(CheckpointCoordinator, "_on_acknowledged")
+def complete_without_the_last(original: Any) -> Any:
+    """A checkpoint is complete when all but one have acknowledged, with an older handle for that one."""
+
+    def acknowledged(self: Any, now_ms: int, event: Any) -> Any:
+        found = original(self, now_ms, event)
+        pending = self._pending.get(event.checkpoint)
+        if pending is not None and len(pending.handles) == len(self._subtasks) - 1 > 0:
+            (missing,) = [subtask for subtask in self._subtasks if subtask not in pending.handles]
+            pending.handles[missing] = pending.handles[min(pending.handles)]
+            pending.acknowledged_ms = now_ms
+        return found
+
+    return acknowledged
+
+
+@mutation(CheckpointCoordinator, "_on_replaced")
+def acknowledgements_of_the_dead_count(original: Any) -> Any:
+    """What a subtask said of a checkpoint counts, though its successor begins from an older version."""
+    return lambda self, now_ms, replaced: []
+
+
+# --- channels
+
+
+@mutation(InputCursor, "accept")
+def stale_generation_accepted(original: Any) -> Any:
+    """A message of an older generation is as good as one of the present one."""
+    return lambda self, generation, seq: original(self, max(generation, self._generation), seq)
+
+
+@mutation(InputCursor, "accept")
+def gap_accepted(original: Any) -> Any:
+    """A message that is ahead of what is expected is taken all the same."""
+
+    def accept(self: Any, generation: Any, seq: Any) -> Any:
+        if generation == self._generation and seq > self._received:
+            self._received = seq + 1
+            return ACCEPT
+        return original(self, generation, seq)
+
+    return accept
+
+
+@mutation(InputCursor, "accept")
+def last_duplicate_accepted(original: Any) -> Any:
+    """The message before the expected one is taken a second time."""
+
+    def accept(self: Any, generation: Any, seq: Any) -> Any:
+        found = original(self, generation, seq)
+        if found is DUPLICATE and seq == self._received - 1 and self._consumed < self._received:
+            return ACCEPT
+        return found
+
+    return accept
+
+
+@mutation(InputCursor, "announce")
+def credit_waits_for_the_wide_window(original: Any) -> Any:
+    """A promoted consumer grants nothing before its wider window is used up (a fault that the product had)."""
+
+    def announce(self: Any) -> Any:
+        if self._consumed - self._reported < self._most - self._window:
+            return None
+        return original(self)
+
+    return announce
+
+
+@mutation(OutputChannel, "credit")
+def credit_of_the_dead_accepted(original: Any) -> Any:
+    """Credit counts whatever generation it is of."""
+    return lambda self, generation, consumed, peer: original(self, self.consumer_generation, consumed, peer)
+
+
+@mutation(OutputChannel, "credit")
+def no_resend_to_a_successor(original: Any) -> Any:
+    """A standby channel is opened without going back to what the successor lacks."""
+
+    def credit(self: Any, generation: int, consumed: int, peer: int | None) -> None:
+        sent = self.log.sent
+        resuming = self.resuming and generation == self.consumer_generation
+        original(self, generation, consumed, peer)
+        if resuming:
+            while self.log.sent < sent:
+                self.log.next_to_send(sent)
+
+    return credit
+
+
+@mutation(OutputChannel, "reconnect")
+def no_resend_over_a_new_stream(original: Any) -> Any:
+    """What was lost with a stream stays lost."""
+    return lambda self: None
+
+
+@mutation(Peers, "connect")
+def broken_streams_forgotten(original: Any) -> Any:
+    """An order to connect makes the slot forget which streams had broken (a fault that the product had)."""
+
+    def connect(self: Any, addresses: Any) -> None:
+        original(self, addresses)
+        self._tries.clear()
+
+    return connect
+
+
+@mutation(OutputChannel, "trim")
+def trimmed_one_too_early(original: Any) -> Any:
+    """One message more is let go than nobody can ask for."""
+    return lambda self, seq: original(self, seq + 1)
+
+
+@mutation(OutputChannel, "_trim")
+def trimmed_when_consumed(original: Any) -> Any:
+    """What is consumed is let go, as without standbys."""
+
+    def trim(self: Any) -> None:
+        if self.log.acknowledged > self.log.trimmed:
+            self.log.trim(self.log.acknowledged)
+
+    return trim
+
+
+@mutation(SubtaskSteps, "trim")
+def never_trimmed(original: Any) -> Any:
+    """Output logs keep everything."""
+    return lambda self, version: None
+
+
+# --- replay
+
+
+@mutation(OutputChannels, "_news")
+def determinants_dropped(original: Any) -> Any:
+    """Messages carry no determinants."""
+    return lambda self, end: b""
+
+
+@mutation(FenceAnswers, "about")
+def determinants_not_told(original: Any) -> Any:
+    """The successor is not told how its predecessor's steps began."""
+    return lambda self, subtask, topology: {**original(self, subtask, topology), "determinants": []}
+
+
+@mutation(SubtaskSteps, "_repeat")
+def ranges_chosen_anew(original: Any) -> Any:
+    """A promoted source reads as many rows as it likes."""
+
+    def repeat(self: Any, choice: Choice, value: int) -> Any:
+        return original(self, choice, self._rows_to_read() if choice is Choice.READ else value)
+
+    return repeat
+
+
+@mutation(OutputChannels, "add_channels")
+def ids_forgotten_at_promotion(original: Any) -> Any:
+    """Whoever begins from a version numbers its messages from 0 again."""
+    return lambda self, edge, producer, peers, first: original(self, edge, producer, peers, {})
+
+
+@mutation(SubtaskSteps, "abort")
+def aborts_taken_while_repeating(original: Any) -> Any:
+    """A promoted subtask gives a checkpoint up at once, not after what it has to repeat."""
+
+    def abort(self: Any, checkpoint: Any) -> None:
+        replay, self._replay = self._replay, type(self._replay)()
+        original(self, checkpoint)
+        self._replay = replay
+
+    return abort
+
+
+# --- failover
+
+
+@mutation(chains, "recovery_line")
+def received_ignored(original: Any) -> Any:
+    """A version counts as usable though messages before it were never delivered."""
+
+    class Everything(dict[ChannelId, int]):
+        def get(self, channel: Any, default: Any = None) -> Any:
+            return ENDLESS
+
+    return lambda failed, versions, received, *rest: original(failed, versions, Everything(), *rest)
+
+
+@mutation(failover.FailoverProtocol, "_on_fenced")
+def one_fence_is_enough(original: Any) -> Any:
+    """Standbys are promoted when the first slot has fenced."""
+
+    def on_fenced(self: Any, now_ms: int, number: int, slot: int, received: Any) -> Any:
+        if self._attempt is not None and self._attempt.number == number:
+            self._attempt.awaited = [slot]
+        return original(self, now_ms, number, slot, received)
+
+    return on_fenced
+
+
+@mutation(failover.FailoverProtocol, "_promote_when_ready")
+def zookeeper_not_awaited(original: Any) -> Any:
+    """Standbys are promoted whether or not ZooKeeper has the new generation."""
+
+    def promote(self: Any, now_ms: int) -> Any:
+        if self._attempt is not None:
+            self._attempt.written = True
+        return original(self, now_ms)
+
+    return promote
+
+
+@mutation(failover, "provable")
+def everything_provable(original: Any) -> Any:
+    """Producers are repeated though nobody knows how."""
+    return lambda *arguments: None
+
+
+@mutation(chains.Chain, "stable")
+def stable_before_it_is_staged(original: Any) -> Any:
+    """A version counts as stable when the head has it."""
+    return property(lambda self: max(self.persisted))
+
+
+@mutation(SimStandbys, "stage")
+def staged_delta_applied_too_soon(original: Any) -> Any:
+    """A standby's store takes a version in when it arrives."""
+
+    def stage(self: Any, subtask: str, copy: Any, number: int, generation: int, handle: Any) -> None:
+        original(self, subtask, copy, number, generation, handle)
+        if copy.active is None:
+            for name in handle["files"]:
+                copy.counts.update(self._slot.world.files[name])
+
+    return stage
+
+
+@mutation(SlotFailover, "_fence_inputs")
+def inputs_not_fenced(original: Any) -> Any:
+    """A slot answers a fence, and still takes what the old generation sends."""
+
+    def fence_inputs(self: Any, subtask: Any, failed: Any, generation: int, answer: Any) -> None:
+        cursors = {end.channel: end.cursor._generation for end in subtask.inputs.channels.values()}
+        original(self, subtask, failed, generation, answer)
+        for end in subtask.inputs.channels.values():
+            end.cursor._generation = cursors[end.channel]
+
+    return fence_inputs
+
+
+# --- rollback
+
+
+@mutation(JobProtocol, "_drain")
+def rollback_before_all_is_drained(original: Any) -> Any:
+    """A rollback does not wait for manifests that are being stored."""
+
+    def drain(self: Any, now_ms: int) -> Any:
+        found = original(self, now_ms)
+        self._drained = True
+        return found
+
+    return drain
+
+
+@mutation(JobProtocol, "restore_from")
+def older_checkpoint_restored(original: Any) -> Any:
+    """A rollback goes to the checkpoint before the newest one, and takes no output back."""
+
+    def restore_from(self: Any) -> Any:
+        return self._available[-2] if len(self._available) > 1 else None
+
+    return property(restore_from)

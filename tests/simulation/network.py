@@ -1,0 +1,131 @@
+"""The streams between slots: in order while they live, lossy when they break, as ``flinkplus.runtime.transport`` says.
+
+A slot has a stream to each other slot; messages travel with it, credit against it. Whoever opened it sees it break and
+opens another; the other end sees the new one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flinkplus.protocol.messages import Message
+
+if TYPE_CHECKING:
+    from tests.simulation.slot import SimSlot
+
+
+class Stream:
+    """From slot ``owner`` to ``target``. What is under way when it breaks is lost from some point on."""
+
+    def __init__(self, owner: SimSlot, target: SimSlot, incarnation: int) -> None:
+        self.owner = owner
+        self.target = target
+        self.incarnation = incarnation
+        self.alive = True
+        self.connected = False
+        self._count = [0, 0]
+        self._lost_from = [1 << 60, 1 << 60]
+        self._last_ms = [0, 0]
+
+    def put(self, message: Message, back: bool) -> None:
+        """Send with the stream, or against it."""
+        if not self.alive:
+            return
+        world = self.owner.world
+        way = int(back)
+        number = self._count[way]
+        self._count[way] += 1
+        ends = (self.owner, self.target)
+        receiver, sender = (self.owner, self.target) if back else (self.target, self.owner)
+        at_ms = max(self._last_ms[way], world.now_ms + world.latency_ms(ends[0].index, ends[1].index))
+        self._last_ms[way] = at_ms
+        world.at(at_ms, self._arrive, receiver, sender.index, message, way, number)
+        if world.duplicates and world.rng_network.random() < 0.3:
+            world.at(at_ms, self._arrive, receiver, sender.index, message, way, number)
+
+    def _arrive(self, receiver: SimSlot, sender: int, message: Message, way: int, number: int) -> None:
+        if number < self._lost_from[way]:
+            receiver.event(receiver.take, sender, message, message.records)
+
+    def lose(self) -> None:
+        """Nothing more arrives, and some of what is under way does not either."""
+        if self.alive:
+            self.alive = self.connected = False
+            rng = self.owner.world.rng_network
+            for way in (0, 1):
+                self._lost_from[way] = rng.randint(max(0, self._count[way] - 4), self._count[way])
+
+
+class SimStreams:
+    """Stands for ``DataPlane``: one slot's end of all streams from and to it."""
+
+    def __init__(self, slot: SimSlot) -> None:
+        self._slot = slot
+        self._out: dict[int, Stream] = {}
+        self._targets: dict[int, tuple[int, str]] = {}
+        self.back: dict[int, Stream] = {}
+
+    def connect(self, peers: dict[int, tuple[int, str]]) -> None:
+        self._targets = peers
+        for peer, stream in list(self._out.items()):
+            if peer not in peers or peers[peer][0] != stream.incarnation:
+                stream.lose()
+                del self._out[peer]
+        for peer, (incarnation, address) in peers.items():
+            known = self._out.get(peer)
+            if known is not None and known.alive:
+                if known.connected:
+                    self._slot.later(0, self._slot.peer_connected, peer, incarnation)
+                continue
+            self._open(peer, incarnation, address)
+
+    def _open(self, peer: int, incarnation: int, address: str) -> None:
+        world = self._slot.world
+        target = world.process_at(address)
+        delay_ms = world.latency_ms(self._slot.index, peer)
+        if target is None or world.is_cut(self._slot.index, peer):
+            self._slot.later(delay_ms, self._slot.peer_broken, peer, incarnation, "refused")
+            return
+        stream = self._out[peer] = Stream(self._slot, target, incarnation)
+        world.at(world.now_ms + delay_ms, self._opened, peer, stream)
+
+    def _opened(self, peer: int, stream: Stream) -> None:
+        if not stream.alive or not self._slot.alive:
+            return
+        if not stream.target.alive:
+            self.broke(peer, stream)
+            return
+        stream.connected = True
+        target = stream.target
+        target.data.back[self._slot.index] = stream
+        target.event(target.peer_attached, self._slot.index)
+        self._slot.event(self._slot.peer_connected, peer, stream.incarnation)
+
+    def broke(self, peer: int, stream: Stream | None = None) -> None:
+        """The stream to ``peer`` (that one only, if given) breaks, and this end sees it."""
+        found = self._out.get(peer)
+        if found is not None and stream in (None, found):
+            del self._out[peer]
+            found.lose()
+            self._slot.later(1, self._slot.peer_broken, peer, found.incarnation, "broken")
+
+    def targets(self, process: SimSlot) -> bool:
+        """Whether there is a stream to ``process``."""
+        found = self._out.get(process.index)
+        return found is not None and found.target is process
+
+    def send(self, peer: int, message: Message) -> None:
+        """Dropped when there is no stream: the logs hold it."""
+        stream = self._out.get(peer)
+        if stream is not None:
+            stream.put(message, back=False)
+
+    def send_back(self, peer: int, message: Message) -> None:
+        stream = self.back.get(peer)
+        if stream is not None:
+            stream.put(message, back=True)
+
+    def close(self) -> None:
+        for stream in self._out.values():
+            stream.lose()
+        self._out.clear()

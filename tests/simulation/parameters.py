@@ -1,0 +1,195 @@
+"""What one seed draws: the job, its settings, the temper of its network and disks, and the schedule of faults.
+
+Every subsystem has a generator of its own, drawn from the seed, so that a further kind of fault does not reshuffle the
+network.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+SLOT_FAULTS = (
+    "crash",
+    "crash_at_point",
+    "throw",
+    "pause",
+    "expire",
+    "cut_control",
+    "refuse_promotion",
+    "corrupt_segment",
+)
+TIMED_FAULTS = (
+    "cut",
+    "slow",
+    "duplicate",
+    "zookeeper_away",
+    "zookeeper_unsure",
+    "disk_full",
+    "disk_fails",
+    "no_upload",
+)
+OTHER_FAULTS = ("crash_host", "crash_driver", "no_manifest", "no_commit", "watch_late")
+FAULTS = (*SLOT_FAULTS, *TIMED_FAULTS, *OTHER_FAULTS)
+WEIGHTS = {
+    "crash": 6,
+    "crash_at_point": 5,
+    "throw": 4,
+    "pause": 3,
+    "cut": 6,
+    "crash_host": 2,
+    "expire": 2,
+    "crash_driver": 1,
+    "slow": 3,
+}
+DURATIONS_MS = (5, 30, 150, 700, 2_500)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``kind`` happens at ``at_ms``, to slot (or host, or whatever the kind says) ``target``, for ``duration_ms``."""
+
+    at_ms: int
+    kind: str
+    target: int
+    duration_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.at_ms} {self.kind} {self.target} {self.duration_ms}"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
+    slot. ``records``: of each source subtask."""
+
+    seed: int = 0
+    stages: int = 2
+    edges: tuple[tuple[int, int], ...] = ((0, 1),)
+    parallelism: int = 2
+    records: int = 12
+    keys: int = 5
+    recovery: str = "standby"
+    replicas: int = 2
+    failback: str = "auto"
+    placement: str = "spread"
+    hosts: int = 1
+    window: int = 4
+    budget_bytes: int = 1 << 20
+    interval_ms: int = 40
+    max_concurrent: int = 1
+    rows: int = 3
+    pending_versions: bool = False
+    latency_ms: int = 2
+    read_ms: int = 4
+    work_ms: int = 2
+    faults: tuple[Fault, ...] = ()
+
+    def story(self) -> str:
+        """As one line for each setting that is not the default one."""
+        plain = Parameters()
+        lines = []
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name == "faults":
+                lines += [f"fault {fault}" for fault in value]
+            elif value != getattr(plain, setting.name) or setting.name == "seed":
+                lines.append(f"{setting.name} {value}")
+        return "\n".join(lines)
+
+    def with_changes(self, **changes: Any) -> Parameters:
+        return replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def child(seed: int, name: str) -> random.Random:
+    """The generator of one subsystem."""
+    return random.Random(f"{seed}/{name}")
+
+
+def draw(seed: int) -> Parameters:
+    """The parameters of a seed."""
+    rng = child(seed, "job")
+    stages = rng.choices((1, 2, 3, 4), (1, 11, 8, 2))[0]
+    parallelism = rng.choices((1, 2, 3, 4, 5, 8), (2, 16, 10, 2, 1, 1))[0]
+    if stages * parallelism > 16:
+        parallelism = 4
+    recovery = "standby" if rng.random() < 0.8 else "rollback"
+    records = rng.choices((0, 4, 12, 25, 60), (2, 12, 16, 4, 1))[0]
+    parameters = Parameters(
+        seed=seed,
+        stages=stages,
+        edges=draw_edges(rng, stages),
+        parallelism=parallelism,
+        records=records if parallelism <= 3 else min(records, 4),
+        keys=rng.choice((1, 3, 8)),
+        recovery=recovery,
+        replicas=rng.choice((2, 2, 3, 3, 4)),
+        failback=rng.choice(("auto", "auto", "never")),
+        placement=rng.choice(("spread", "near")),
+        hosts=rng.choice((1, 1, 2)),
+        window=rng.choice((2, 2, 4, 16)),
+        budget_bytes=rng.choice((0, 2_000, 1 << 20, 1 << 20)),
+        interval_ms=rng.choice((15, 40, 40, 100)),
+        max_concurrent=rng.choice((1, 1, 1, 2)),
+        rows=rng.choice((1, 2, 4)),
+        pending_versions=rng.random() < 0.35,
+        latency_ms=rng.choice((1, 2, 2, 6)),
+        read_ms=rng.choice((2, 6, 12)),
+        work_ms=rng.choice((1, 2, 2, 8)),
+    )
+    return replace(parameters, faults=draw_faults(seed, parameters))
+
+
+def draw_edges(rng: random.Random, stages: int) -> tuple[tuple[int, int], ...]:
+    """Each vertex but the first has an input from an earlier one; some have two, and some are further sources."""
+    edges: list[tuple[int, int]] = []
+    for end in range(1, stages):
+        if end < stages - 1 and rng.random() < 0.1:
+            continue
+        start = end - 1 if rng.random() < 0.75 else rng.randrange(end)
+        edges.append((start, end))
+        if end > 1 and rng.random() < 0.25:
+            other = rng.randrange(end)
+            if other != start:
+                edges.append((other, end))
+    return tuple(edges)
+
+
+def pair(target: int, parallelism: int) -> tuple[int, int]:
+    """The two slots whose stream a fault with that target strikes."""
+    start = target % parallelism
+    return start, (start + 1 + target // parallelism % max(1, parallelism - 1)) % parallelism
+
+
+def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
+    """A few; a fault likes to come while another one is being dealt with."""
+    rng = child(seed, "faults")
+    horizon_ms = 20 + parameters.records * parameters.read_ms // (parameters.rows + 1) * 2
+    count = rng.choices((0, 1, 2, 3, 6), (2, 6, 7, 5, 1))[0]
+    kinds = [kind for kind in FAULTS if parameters.recovery == "standby" or kind not in ("refuse_promotion", "expire")]
+    weights = [WEIGHTS.get(kind, 1) for kind in kinds]
+    faults = []
+    at_ms = 0
+    for number in range(count):
+        if number and rng.random() < 0.4:
+            at_ms += rng.choice((0, 1, 2, 3, 5, 8, 20))
+        else:
+            at_ms = rng.randrange(10, 10 + horizon_ms)
+        kind = rng.choices(kinds, weights)[0]
+        target, duration_ms = rng.randrange(64), rng.choice(DURATIONS_MS)
+        if kind == "cut" and rng.random() < 0.6:  # a short one, and a third slot dies and joins again
+            duration_ms = DURATIONS_MS[0]
+            start, end = pair(target, parameters.parallelism)
+            others = [slot for slot in range(parameters.parallelism) if slot not in (start, end)]
+            faults.append(Fault(max(10, at_ms + rng.choice((-25, 0, 3, 10))), "crash", rng.choice(others or [end]), 0))
+        elif kind == "slow" and rng.random() < 0.5:  # whoever is not heard of in time dies when its standby has all
+            slots = parameters.parallelism
+            target = slots + target % slots  # not the stream to the slot that comes next, which has the standby
+            replicated = next(at for at in range(64, 72) if (at - target) % slots == 0)
+            faults.append(Fault(at_ms, "crash_at_point", replicated, 0))
+        faults.append(Fault(at_ms, kind, target, duration_ms))
+    return tuple(sorted(faults, key=lambda fault: fault.at_ms))

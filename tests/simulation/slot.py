@@ -1,0 +1,236 @@
+"""A simulated slot: one process, which runs the product's own orders, failover and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flinkplus.errors import PeerProtocolError, UserFunctionError
+from flinkplus.protocol.ids import CheckpointId, SubtaskId
+from flinkplus.protocol.messages import Message
+from flinkplus.protocol.subtask import Promotion
+from flinkplus.runtime import control
+from flinkplus.runtime.peers import Peers
+from flinkplus.runtime.slot_failover import SlotFailover
+from flinkplus.runtime.slot_orders import SlotOrders
+from tests.simulation.checks import Violation
+from tests.simulation.disk import SimVolume
+from tests.simulation.graph import SimGraph
+from tests.simulation.network import SimStreams
+from tests.simulation.standbys import REFUSED, SimStandbys
+from tests.simulation.subtask import PickleCodec, SimPlan, SimSubtask, fold
+from upstream_cache.retention import Retention
+from upstream_cache.segments import CorruptSegment
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+EXPECTED = (UserFunctionError, CorruptSegment, ConnectionError)
+"""What may go wrong in a subtask; anything else is a fault of the product's."""
+SEGMENT_BYTES = 4_000
+
+
+class SimSlot(SlotOrders):
+    """One process of slot ``index``. While it is paused, what happens to it waits."""
+
+    graph: SimGraph  # type: ignore[assignment]
+
+    def __init__(self, world: World, index: int, process: int) -> None:
+        super().__init__(index, world.parameters.parallelism, world.graph, world.clock)  # type: ignore[arg-type]
+        self.world = world
+        self.process = process
+        self.connection = world.connect(self)
+        self.alive = True
+        self.paused = False
+        self.incarnation = 0
+        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._working = False
+        self._uploaded_ms = 0
+        self.doom: tuple[str, int] | None = None
+        self.volume = SimVolume()
+        self.data = SimStreams(self)
+        self._peers = Peers(index, self.data, world.clock)
+        self.retention: Retention[Any] | None = None
+        self.standbys = SimStandbys(self)
+        if world.options.standbys:
+            self.retention = Retention(
+                Path("spill"),
+                PickleCodec(),
+                world.parameters.budget_bytes,
+                SEGMENT_BYTES,
+                world.clock.monotonic,
+                self.volume,
+            )
+            self._failover = SlotFailover(self, self.standbys, world.clock)  # type: ignore[arg-type]
+        self.report(control.Register(index, 0, process, world.host_of(index), str(process)))
+
+    def __str__(self) -> str:
+        return f"slot {self.index} (process {self.process})"
+
+    # --- what happens
+
+    def event(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Something happens to this process, unless it is dead."""
+        if not self.alive:
+            return
+        if self.paused:
+            self._backlog.append((action, arguments))
+            return
+        action(*arguments)
+        self.wake()
+
+    def later(self, delay_ms: int, action: Callable[..., None], *arguments: Any) -> None:
+        self.world.at(self.world.now_ms + delay_ms, self.event, action, *arguments)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on, without knowing what has happened meanwhile."""
+        if not self.paused:
+            return
+        self.paused = False
+        backlog, self._backlog = self._backlog, []
+        for action, arguments in backlog:
+            self.event(action, *arguments)
+        self.wake()
+
+    def wake(self) -> None:
+        if not self._working and self.alive:
+            self._working = True
+            most = self.world.parameters.work_ms
+            self.world.at(self.world.now_ms + self.world.rng_work.randint(0, most), self._work)
+
+    def _work(self) -> None:
+        self._working = False
+        if not self.alive or self.paused:
+            return
+        world = self.world
+        now = world.clock.monotonic()
+        self._peers.reconnect(now)
+        busy, rng = False, world.rng_work
+        for subtask in self.active:
+            if self.alive and subtask.runnable(now):
+                busy = True
+                if rng.random() < 0.8:
+                    self.guard(subtask, subtask.run)
+                    while self.alive and subtask.repeats_on and rng.random() < 0.7:
+                        self.guard(subtask, subtask.run)
+                    world.checks.stepped(subtask)  # type: ignore[arg-type]
+        if busy:
+            self.wake()
+            return
+        deadlines = [deadline for subtask in self.active if (deadline := subtask.deadline(now)) > now]
+        if self._peers.next_reconnect is not None:
+            deadlines.append(self._peers.next_reconnect)
+        if self.retention is not None and self.retention.retry_at is not None:
+            deadlines.append(max(now + 0.02, self.retention.retry_at))
+        if deadlines:
+            self._working = True
+            world.at(max(world.now_ms + 1, round(min(deadlines) * 1000)), self._work)
+
+    def end(self, why: str) -> None:
+        """The process ends; Spark will start another one."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.world.note("%s ends: %s", self, why)
+        self._backlog.clear()
+        self.data.close()
+        self.world.process_ended(self)
+
+    # --- control
+
+    def report(self, message: control.ControlMessage) -> None:
+        if isinstance(message, control.PromotionRefused) and message.reason != REFUSED:
+            self.world.violated = Violation("progress", f"{message.subtask} is not promoted: {message.reason}")
+        self.world.report(self, message)
+
+    def obey(self, message: control.ControlMessage) -> None:
+        """An order of the coordinator's."""
+        self.world.note("%s is told %s", self, message)
+        if isinstance(message, control.Fence):
+            self.world.checks.fences(self, message)
+        self._obey(message)
+        if self._stopping:
+            self.alive = False
+            self.data.close()
+            self.world.process_stopped(self)
+
+    def control_lost(self) -> None:
+        self.active.retire_all()
+        self.end("it lost its coordinator")
+
+    def session_expired(self) -> None:
+        self.report(control.SessionLost(f"the ZooKeeper session of slot {self.index} expired"))
+        self.active.retire_all()
+        self.end("its session expired")
+
+    def _welcome(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+
+    def _die(self) -> None:
+        self.end("it was told to die")
+
+    # --- subtasks
+
+    def build(
+        self,
+        name: SubtaskId,
+        handle: dict[str, Any],
+        checkpoint: CheckpointId,
+        mark: int | None,
+        promotion: Promotion | None = None,
+    ) -> Any:
+        return SimSubtask(
+            self,
+            SimPlan(
+                subtask=name,
+                generation=self.generations[name],
+                slot=self.index,
+                slots=self.slots,
+                generations=self.generations,
+                checkpoint=checkpoint,
+                promotion=promotion,
+                vertex=self.graph.vertex_of(name.vertex),
+                handle=handle,
+            ),
+        )
+
+    def fold(self, files: tuple[str, ...]) -> dict[int, int]:
+        return fold(self.world.files, files)
+
+    def upload(self, subtask: SimSubtask, checkpoint: CheckpointId) -> None:
+        """The asynchronous part of a snapshot: as slow as the storage is, or failing."""
+        reason = "upload refused" if self.world.uploads_fail else ""
+        # One after the other, as the pool of one thread does.
+        self._uploaded_ms = max(self._uploaded_ms, self.world.now_ms) + self.world.storage_ms()
+        self.world.at(self._uploaded_ms, self.event, self._uploaded, subtask, checkpoint, reason)
+
+    def _uploaded(self, subtask: SimSubtask, checkpoint: CheckpointId, reason: str) -> None:
+        active: Any = self.active.get(subtask.id)
+        if active is subtask:
+            self.guard(subtask, lambda: subtask.uploaded(checkpoint, reason))
+
+    def guard(self, subtask: Any, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except EXPECTED as error:
+            self._fail(subtask, error)
+        except PeerProtocolError as error:
+            if self.world.is_at_work(subtask):
+                raise
+            self._fail(subtask, error)
+
+    def _fail(self, subtask: Any, error: Exception) -> None:
+        if self.active.retire(subtask):
+            self.world.note("%s fails: %s", subtask.id, error)
+            kind = type(error).__name__
+            self.report(control.SubtaskFailure(subtask.generation, str(subtask.id), kind, str(error)))
+
+    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
+        self.world.reach(point, self, name)
+
+    def _send_credit(self, slot: int, credit: Message) -> None:
+        self.data.send_back(slot, credit)

@@ -1,0 +1,296 @@
+"""A simulated subtask: the product's steps, channels and logs, with work that is only counting."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flinkplus.errors import UserFunctionError
+from flinkplus.graph import Vertex
+from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.protocol.inputs import InputChannel, InputGate
+from flinkplus.protocol.messages import Message
+from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
+from flinkplus.protocol.subtask import Incarnation, SubtaskSteps, Taken
+from flinkplus.runtime import control
+from tests.simulation.graph import Row
+from upstream_cache.log import OutputLog
+
+if TYPE_CHECKING:
+    from tests.simulation.slot import SimSlot
+
+HANDLE_FORMAT = 1
+MAX_FILES = 3
+RECORD_BYTES = 100
+MAX_UNSENT_BYTES = 16 << 20
+Count = tuple[int, int]
+"""(key, records so far)."""
+NO_SPACE = errno.ENOSPC
+
+
+class PickleCodec:
+    """How messages are spilled."""
+
+    def encode(self, message: Entry) -> Sequence[Any]:
+        return (pickle.dumps(message),)
+
+    def decode(self, data: memoryview) -> Entry:
+        entry: Entry = pickle.loads(data)
+        return entry
+
+
+class WatchedLog(OutputLog[Entry]):
+    """An output log that is looked at by the checkers."""
+
+    __slots__ = ("owner",)
+    owner: SimSubtask
+
+    def append(self, message: Entry, size_bytes: int) -> int:
+        seq = super().append(message, size_bytes)
+        self.owner.slot.world.checks.appended(self.owner, message[0])
+        return seq
+
+    def trim(self, seq: int) -> None:
+        super().trim(seq)
+        self.owner.slot.world.checks.trimmed(self.owner, self)
+
+
+class SimOutputs(OutputChannels):
+    """Messages travel as they are."""
+
+    slot: SimSlot
+
+    def _transmit(self, slot: int, message: Message, payload: Any) -> None:
+        self.slot.data.send(slot, message)
+
+
+@dataclass(kw_only=True)
+class SimPlan(Incarnation):
+    """What ``SubtaskPlan`` is to the runtime."""
+
+    vertex: Vertex
+    handle: dict[str, Any]
+
+
+class SimSubtask(SubtaskSteps):
+    """One active subtask. ``poisoned``: the next thing that it works on makes it throw."""
+
+    def __init__(self, slot: SimSlot, plan: SimPlan) -> None:
+        self.slot = slot
+        self.plan = plan
+        world, graph, vertex = slot.world, slot.graph, plan.vertex
+        self._world = world
+        self._at = graph.vertices.index(vertex)
+        saved = plan.handle.get("operator_state", {})
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None)
+        self.poisoned = False
+        self.closed = False
+        self._next_read_s = 0.0
+        self._rng = world.rng_work
+        self.inputs = InputGate(world.parameters.window, self._grant)
+        self.outputs = SimOutputs(
+            plan.generation, world.parameters.window, slot._hand_over, self._make_log, slot.retention, self._steps
+        )
+        self.outputs.slot = slot
+        own = saved.get("work", {})
+        self._read_to: int = own.get("position", 0)
+        self._staged: list[tuple[str, int, tuple[Row, ...]]] = []
+        if plan.promotion is not None:
+            self._staged = [file for file in own.get("staged", ()) if file[1] > world.commits.newest]
+        self._open: list[Row] = []
+        self._restore_state()
+        self.add_inputs(saved, graph.inputs_of(self.id, graph.parallelism))
+        for edge in vertex.outputs:
+            consumer = graph.consumer_vertex(edge).name
+            peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(graph.parallelism)])
+            self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}))
+        self.begin_from(saved)
+        world.checks.began(self)
+
+    def _restore_state(self) -> None:
+        plan = self.plan
+        self._files: tuple[str, ...] = tuple(plan.handle.get("files", ()))
+        prepared = None if plan.promotion is None else plan.promotion.state
+        self._counts: dict[int, int] = self.slot.fold(self._files) if prepared is None else dict(prepared.counts)
+        self._dirty: dict[int, int] = {}
+        self._frozen: list[tuple[CheckpointId, dict[int, int], dict[str, Any]]] = []
+
+    def _make_log(self, channel: ChannelId, first: int, received: int) -> WatchedLog:
+        log = WatchedLog(
+            channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=self.slot.retention, received=received
+        )
+        log.owner = self
+        return log
+
+    def _grant(self, end: InputChannel, consumed: int) -> None:
+        self.slot._grant(self.generation, end, consumed)
+
+    def consumer_of(self, channel: ChannelId) -> SubtaskId:
+        return SubtaskId(self.slot.graph.consumer_vertex(channel.edge).name, channel.consumer)
+
+    def receive(self, message: Message, payload: Any) -> None:
+        end = self.inputs.channels[message.channel]
+        before = end.cursor.expected
+        super().receive(message, payload)
+        if end.cursor.expected != before:
+            self._world.checks.accepted(self, end, message)
+
+    # --- the work
+
+    def begin(self, run: int, run_age_s: float) -> None:
+        self.start()
+
+    def _throw_if_poisoned(self) -> None:
+        if self.poisoned:
+            self.poisoned = False
+            raise UserFunctionError("count", str(self.id), "", "boom")
+
+    def _push(self, message: Message, payload: Any) -> Iterator[None]:
+        return self._count(message.records)
+
+    def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+        return self._count(tuple(row for message, _ in messages for row in message.records))
+
+    def _count(self, rows: tuple[Row, ...]) -> Iterator[None]:
+        self._throw_if_poisoned()
+        graph, at, counts, dirty = self.slot.graph, self._at, self._counts, self._dirty
+        counted = []
+        for record, passages in rows:
+            key = graph.key(record, at)
+            counts[key] = dirty[key] = number = counts.get(key, 0) + 1
+            counted.append((record, (*passages, (at, key, number))))
+        return self._emit(counted)
+
+    def _emit(self, rows: list[Row]) -> Iterator[None]:
+        graph = self.slot.graph
+        outputs = self.plan.vertex.outputs
+        if not outputs:
+            self._open.extend(rows)
+            return
+        for edge in outputs:
+            consumer = graph.exchanges[edge].consumer
+            parts: dict[int, list[Row]] = {}
+            for row in rows:
+                parts.setdefault(graph.key(row[0], consumer) % graph.parallelism, []).append(row)
+            ends = self.outputs._edges[edge]
+            for target in sorted(parts):
+                part = tuple(parts[target])
+                self.outputs.append_records(ends[target], part, None, RECORD_BYTES * len(part))
+            self.outputs.pump()
+            yield
+
+    def _rows_to_read(self) -> int:
+        return self._rng.randint(1, self._world.parameters.rows)
+
+    def _ready_at(self, now: float) -> float:
+        return max(now, self._next_read_s)
+
+    def _read_rows(self, rows: int) -> Generator[None, None, bool]:
+        end = self.slot.graph.records
+        if self._read_to >= end:
+            return False
+        first = self._read_to
+        self._throw_if_poisoned()
+        self._read_to = min(end, first + rows)
+        yield from self._emit([((self._at, self.id.index, number), ()) for number in range(first, self._read_to)])
+        self._next_read_s = (self._world.now_ms + self._rng.randint(0, self._world.parameters.read_ms)) / 1000
+        return True
+
+    def _flush(self) -> Iterator[None]:
+        return iter(())
+
+    def _on_step_done(self, taken: Taken) -> None:
+        return None
+
+    def _on_end(self) -> None:
+        return None
+
+    def _on_point(self, point: str) -> None:
+        self._world.reach(point, self.slot, self.id)
+
+    def _report_exhausted(self) -> None:
+        self.slot.report(control.Exhausted(self.generation, str(self.id)))
+
+    # --- snapshots
+
+    def _on_complete(self, checkpoint: CheckpointId) -> None:
+        self._staged = [file for file in self._staged if file[1] > checkpoint]
+
+    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+        if self._open:
+            name = f"{self.id}-{self.generation}-{checkpoint}"
+            self._staged.append((name, checkpoint, tuple(self._open)))
+            self._open = []
+        saved = {
+            "work": {"position": self._read_to, "staged": tuple(self._staged)},
+            **self.saved_cursors(),
+            "drained": self._draining,
+        }
+        self._frozen.append((checkpoint, self._dirty, saved))
+        self._dirty = {}
+        self._world.reach("snapshot", self.slot, self.id)
+
+    def _persist(self, checkpoint: CheckpointId) -> None:
+        saved = next(saved for number, _, saved in self._frozen if number == checkpoint)
+        if self._is_source:
+            self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
+            self.persisted(checkpoint, self._handle(checkpoint, saved), "")
+            return
+        self._world.reach("upload", self.slot, self.id)
+        self.slot.upload(self, checkpoint)
+
+    def _handle(self, checkpoint: CheckpointId, saved: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "format": HANDLE_FORMAT,
+            "subtask": str(self.id),
+            "generation": self.generation,
+            "checkpoint": checkpoint,
+            "files": self._files,
+            "operator_state": saved,
+        }
+
+    def uploaded(self, checkpoint: CheckpointId, reason: str) -> None:
+        """The asynchronous part ended: what was frozen up to here is one file more, or stays for the next one."""
+        if reason:
+            self.persisted(checkpoint, None, reason)
+            return
+        saved = next(saved for number, _, saved in self._frozen if number == checkpoint)
+        delta: dict[int, int] = {}
+        for number, dirty, _ in self._frozen:
+            if number <= checkpoint:
+                delta.update(dirty)
+        self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
+        name = f"{self.id}/{self.generation}-{checkpoint}"
+        if len(self._files) >= MAX_FILES:
+            delta = {**self.slot.fold(self._files), **delta}
+            self._files = ()
+        self._world.files[name] = tuple(delta.items())
+        self._files = (*self._files, name)
+        self._world.reach("uploaded", self.slot, self.id)
+        self.persisted(checkpoint, self._handle(checkpoint, saved), "")
+
+    def _discard(self, checkpoint: CheckpointId) -> None:
+        return None
+
+    def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
+        self.slot._snapshotted(self.id, self.generation, handle)
+        self.slot.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
+
+    def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
+        self.slot.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason))
+
+    def close(self) -> None:
+        self._running = False
+        self.closed = True
+        self.outputs.release()
+
+
+def fold(files: Mapping[str, tuple[Count, ...]], names: Sequence[str]) -> dict[int, int]:
+    """The counts that a list of files makes up."""
+    counts: dict[int, int] = {}
+    for name in names:
+        counts.update(files[name])
+    return counts

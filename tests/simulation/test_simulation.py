@@ -1,0 +1,138 @@
+"""The simulator in the test suite: clean seeds, the same everywhere, scenarios, and the test of the tester."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.exhaustive import Search
+from tests.simulation.mutations import MUTATIONS, mutated
+from tests.simulation.parameters import FAULTS, Fault, Parameters, draw
+from tests.simulation.recorded import Differs, replay
+from tests.simulation.runs import digest, run_many, run_one, shrink
+from tests.simulation.scenarios import all_scenarios, play, read
+from tests.simulation.world import World
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 500
+SMALL_BUDGET = 60
+"""Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
+QUICK = (
+    "no_blocking",
+    "one_barrier_is_enough",
+    "cursors_before_the_barrier",
+    "complete_without_the_last",
+    "last_duplicate_accepted",
+    "trimmed_one_too_early",
+    "trimmed_when_consumed",
+    "determinants_dropped",
+    "determinants_not_told",
+    "ranges_chosen_anew",
+    "ids_forgotten_at_promotion",
+    "gap_accepted",
+    "no_resend_to_a_successor",
+    "no_resend_over_a_new_stream",
+    "broken_streams_forgotten",
+    "zookeeper_not_awaited",
+    "stable_before_it_is_staged",
+    "inputs_not_fenced",
+)
+"""What is found out within the small budget."""
+
+
+def test_seeds_are_clean() -> None:
+    summary = run_many(range(SEEDS))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    happened = summary.counts
+    assert all(happened[kind] for kind in FAULTS), f"these never struck: {[k for k in FAULTS if not happened[k]]}"
+    for what in ("failovers", "handovers", "fallbacks", "promotions", "driver_crashes", "trimmed", "stable", "rows"):
+        assert happened[what], f"the seeds saw no {what}"
+
+
+DIGESTS = """
+from tests.simulation.parameters import draw
+from tests.simulation.runs import digest
+print(*(digest(draw(seed)) for seed in range(40)))
+"""
+
+
+def test_a_seed_gives_the_same_trace_under_any_hash_seed() -> None:
+    outputs = []
+    for hash_seed in ("0", "1", "4711"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", DIGESTS]
+        done = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True)
+        outputs.append(done.stdout.split())
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert len(set(outputs[0])) == 40
+
+
+def test_a_seed_gives_the_same_trace_again() -> None:
+    assert digest(draw(12)) == digest(draw(12)) != digest(draw(13))
+
+
+@pytest.mark.parametrize("path", all_scenarios(), ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    scenario = read(path)
+    assert play(scenario) == scenario.expected, "see python -m tests.simulation.scenarios --write"
+
+
+def test_there_are_scenarios() -> None:
+    assert len(all_scenarios()) >= 20
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_deliberate_fault_is_found_out(name: str) -> None:
+    with mutated(name):
+        assert run_many(range(SMALL_BUDGET)).failures
+
+
+def test_deliberate_faults_are_undone() -> None:
+    for name in MUTATIONS:
+        before = vars(MUTATIONS[name].where)[MUTATIONS[name].name]
+        with mutated(name):
+            assert vars(MUTATIONS[name].where)[MUTATIONS[name].name] is not before
+        assert vars(MUTATIONS[name].where)[MUTATIONS[name].name] is before
+
+
+def test_a_fault_that_the_product_had_is_found_out_by_its_scenario() -> None:
+    (path,) = [path for path in all_scenarios() if path.stem.startswith("17-")]
+    with mutated("broken_streams_forgotten"), pytest.raises(AssertionError, match="has not ended"):
+        play(read(path))
+
+
+def test_shrinking_leaves_what_matters() -> None:
+    with mutated("determinants_dropped"):
+        (failure,) = run_many(range(100)).failures
+        smaller = shrink(failure, tries=150)
+        assert smaller.kind == failure.kind
+        _, again = run_one(smaller.parameters)
+        assert again is not None and again.kind == failure.kind
+    assert len(smaller.parameters.faults) <= len(failure.parameters.faults)
+    assert smaller.parameters.records <= failure.parameters.records
+    _, clean = run_one(smaller.parameters)
+    assert clean is None
+
+
+def test_the_small_scope_holds_without_delays() -> None:
+    found = Search(seconds=60.0, max_delays=0).run()
+    assert not found.failures and not found.out_of_time
+    assert found.histories > 100
+    with mutated("determinants_dropped"):
+        assert Search(seconds=60.0, max_delays=0).run().failures
+
+
+def test_what_the_machines_did_can_be_repeated(tmp_path: Path) -> None:
+    faults = (Fault(30, "crash", 1, 0), Fault(60, "throw", 0, 0))
+    world = World(Parameters(seed=5, parallelism=3, records=16, rows=1, faults=faults), record=tmp_path / "record")
+    world.run()
+    assert world.coordinator is not None and world.coordinator._recorder is not None
+    world.coordinator._recorder.close()
+    taken = replay(tmp_path / "record")
+    assert taken["job"] > 5 and taken["checkpoints"] > 20 and taken["failover"] > 20
+    with mutated("zookeeper_not_awaited"), pytest.raises(Differs):
+        replay(tmp_path / "record")

@@ -1,0 +1,464 @@
+"""The world that a simulated job lives in: time, wires, processes, the driver.
+
+One heap of (time, number, action); an action may put others into it. First there are faults, then all is healed, and
+from then on the job must end within ``MAX_STEPS`` actions.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chain_backup.effects import ChainRecordLike
+from chain_backup.zookeeper.records import SlotNodeGone, SlotRecord
+from flinkplus.config import Options
+from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.effects import JobState
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime import control
+from flinkplus.runtime.coordinator import Coordinator
+from flinkplus.runtime.dispatch import Dispatch, RegistryTold
+from flinkplus.runtime.failovers import Failovers
+from flinkplus.runtime.members import Members
+from flinkplus.runtime.outcome import Restore
+from flinkplus.runtime.planes import ControlArrived, ControlLost
+from flinkplus.runtime.running import GENERATIONS_PER_RUN
+from tests.simulation.checks import Checks, Violation
+from tests.simulation.driver import (
+    IDLE_TIMEOUT_MS,
+    SimCommits,
+    SimInbox,
+    SimRegistry,
+    SimRendezvous,
+    SimWorker,
+    Unavailable,
+)
+from tests.simulation.graph import SimGraph
+from tests.simulation.parameters import Parameters, child
+from tests.simulation.slot import SimSlot
+from tests.simulation.story import brief
+
+MAX_STEPS = 150_000
+MAX_HEALED_MS = 600_000
+SESSION_TIMEOUT_MS = 400
+BEAT_MS = 300
+HEARTBEAT_TIMEOUT_S = 1.0
+ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about", "checkpoints and commits in flight did not")
+"""Reasons with which a job may fail: the storage refused for too long."""
+
+
+class SimClock:
+    """Stands for the module ``time``. Half a millisecond on, so that no rounding takes a whole one back."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def monotonic(self) -> float:
+        return (self._world.now_ms + 0.5) / 1000
+
+    time = monotonic
+
+
+class World:
+    """One history. ``run`` makes it; ``trace`` gets its lines when it is a list. ``record``: a file for what the
+    coordinator's machines do."""
+
+    def __init__(self, parameters: Parameters, trace: list[str] | None = None, record: Path | None = None) -> None:
+        logging.getLogger("flinkplus").setLevel(logging.CRITICAL)  # every fault would be a warning
+        self.parameters = parameters
+        self.trace = trace
+        self.now_ms = 0
+        self.steps = 0
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._numbers = 0
+        seed = parameters.seed
+        self.rng_network, self.rng_work = child(seed, "network"), child(seed, "work")
+        self.rng_storage, self.rng_spark = child(seed, "storage"), child(seed, "spark")
+        self.clock = SimClock(self)
+        self.graph = SimGraph(
+            parameters.stages, parameters.edges, parameters.parallelism, parameters.records, parameters.keys
+        )
+        self.channels = [
+            (channel, producer, subtask)
+            for subtask in self.graph.subtasks
+            for channel, producer in self.graph.inputs_of(subtask, parameters.parallelism)
+        ]
+        self.options = options_of(parameters)
+        if record is not None:
+            self.options = replace(self.options, record_machines=str(record))
+        self.files: dict[str, tuple[tuple[int, int], ...]] = {}
+        self.frames: list[Any] = []
+        self.processes: dict[int, SimSlot] = {}
+        self._connections: dict[int, SimSlot] = {}
+        self._dropped: set[int] = set()  # never iterated
+        self._up_ms: dict[int, int] = {}
+        self._down_ms: dict[int, int] = {}
+        self._cuts: Counter[tuple[int, int]] = Counter()
+        self._slow: Counter[tuple[int, int]] = Counter()
+        self.duplicates = 0
+        self.uploads_fail = self.storage_fails = self.commits_fail = self.watches_late = 0
+        self.reached: Counter[str] = Counter()
+        self.on_point: Callable[[str, SimSlot, SubtaskId], None] | None = None
+        self.healed = False
+        self.violated: Violation | None = None
+        self.counts: Counter[str] = Counter()
+        self.ended: str | None = None
+        self._timer_ms: int | None = None
+        self._beating = False
+        self._runs = 0
+        self.checks = Checks(self)
+        self.commits = SimCommits(self)
+        self.registry = SimRegistry(self)
+        self.coordinator: Coordinator | None = None
+        self._workers: list[SimWorker] = []
+        self.start_driver()
+
+    # --- time
+
+    def at(self, at_ms: int, action: Callable[..., None], *arguments: Any) -> None:
+        """Have ``action`` happen."""
+        self._numbers += 1
+        heapq.heappush(self._heap, (at_ms, self._numbers, action, arguments))
+
+    def step(self) -> bool:
+        """The next action; false when there is none."""
+        if not self._heap or self.ended is not None:
+            return False
+        self.now_ms, _, action, arguments = heapq.heappop(self._heap)
+        self.steps += 1
+        action(*arguments)
+        if self.violated is not None:
+            raise self.violated
+        return True
+
+    def note(self, text: str, *arguments: Any) -> None:
+        """A line of the trace."""
+        if self.trace is not None:
+            said = tuple(brief(argument) for argument in arguments)
+            self.trace.append(f"{self.now_ms:6d} {text % said}")
+
+    def run(self) -> None:
+        """The whole history. Raises ``Violation``, or whatever the product raises that it must not."""
+        from tests.simulation.faults import Faults
+
+        faults = Faults(self)
+        for fault in self.parameters.faults:
+            self.at(fault.at_ms, faults.strike, fault)
+        last_ms = max((fault.at_ms + fault.duration_ms for fault in self.parameters.faults), default=0)
+        self.at(last_ms + 1, faults.heal)
+        while self.step():
+            if self.steps > MAX_STEPS or self.now_ms > last_ms + MAX_HEALED_MS:
+                raise Violation("progress", f"the job has not ended after {self.steps} steps, {self.now_ms} ms")
+        if self.ended is None:
+            raise Violation("progress", "nothing happens any more, and the job has not ended")
+        if self.ended == "finished":
+            self.checks.finished()
+
+    # --- the driver
+
+    def start_driver(self) -> None:
+        """A driver starts, or resumes the job."""
+        restore = Restore(generation=Generation(self._runs * GENERATIONS_PER_RUN))
+        try:
+            checkpoint, final = self.commits.adopt()
+        except Unavailable as error:
+            self.note("driver does not start: %s", error)
+            self.at(self.now_ms + 50, self.start_driver)
+            return
+        self._runs += 1
+        if final:
+            self._end("finished")
+            return
+        if checkpoint is not None:
+            restore.checkpoint = checkpoint
+            restore.available = tuple(CheckpointId(known) for known in sorted(self.commits.manifests))
+            restore.next_checkpoint = CheckpointId(max(self.commits.manifests) + 1)
+        self.registry.records.clear()
+        inbox = SimInbox()
+        storage = SimWorker(self, "storage", self.storage_ms, lambda: True, 0)
+        registry = SimWorker(self, "registry", self.registry_ms, lambda: not self.registry.is_away, IDLE_TIMEOUT_MS * 3)
+        self._workers = [storage, registry]
+        dispatch = Dispatch(
+            SimRendezvous(self),  # type: ignore[arg-type]
+            Members(self.parameters.parallelism),
+            inbox,  # type: ignore[arg-type]
+            self.clock,
+            storage,
+            registry,
+        )
+        self.coordinator = Coordinator(self.graph, self.options, self.commits, restore, dispatch)  # type: ignore[arg-type]
+        self.coordinator.write_records_to(self.registry)
+        if self.failovers is not None and self.parameters.pending_versions:
+            protocol = self.failovers._protocol
+            protocol._config = replace(protocol._config, pending_versions=True)
+        self.note("driver starts, from checkpoint %s", checkpoint)
+        for slot in range(self.parameters.parallelism):
+            self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
+        self.coordinator_turns()
+
+    def crash_driver(self) -> None:
+        """The driver is gone, and Spark's tasks with it; somebody resumes the job."""
+        if self.coordinator is None or self.ended is not None:
+            return
+        self.note("driver crashes")
+        self.counts["driver_crashes"] += 1
+        self.coordinator = None
+        self._timer_ms = None
+        for worker in self._workers:
+            worker.closed = True
+        for process in list(self.processes.values()):
+            process.paused = False
+            process.end("its driver is gone")
+        self.at(self.now_ms + 50, self.start_driver)
+
+    def coordinator_turns(self, event: Any = None) -> None:
+        """The coordinator takes ``event``, and whatever else there is for it."""
+        coordinator = self.coordinator
+        if coordinator is None or self.ended is not None:
+            return
+        self._beat_for_the_healthy(coordinator)
+        inbox: Any = coordinator._inbox
+        pending = [event] if event is not None else []
+        first = True
+        due_ms = coordinator.next_deadline_ms()
+        while pending or first or inbox:
+            first = False
+            taken = pending.pop() if pending else (inbox.popleft() if inbox else None)
+            coordinator.turn(taken, due_ms)
+            due_ms = coordinator.next_deadline_ms()
+            if coordinator.result.state is not None:
+                self._job_ended(coordinator)
+                return
+        if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
+            self._timer_ms = due_ms
+            self.at(max(self.now_ms, due_ms), self._timer, coordinator, due_ms)
+
+    def _timer(self, coordinator: Coordinator, due_ms: int) -> None:
+        if coordinator is self.coordinator:
+            if self._timer_ms == due_ms:
+                self._timer_ms = None
+            self.coordinator_turns()
+
+    def _beat_for_the_healthy(self, coordinator: Coordinator) -> None:
+        for member in coordinator._members.all():
+            if not self._connections[member.connection].paused:
+                member.heard_s = self.clock.monotonic()
+
+    def beat(self) -> None:
+        """Have the coordinator look for silent slots as long as there may be any."""
+        if not self._beating:
+            self._beating = True
+            self.at(self.now_ms + BEAT_MS, self._beat)
+
+    def _beat(self) -> None:
+        self._beating = False
+        self.coordinator_turns()
+        if any(process.paused for process in self.processes.values()):
+            self.beat()
+
+    def _job_ended(self, coordinator: Coordinator) -> None:
+        state, error = coordinator.result.state, coordinator.result.error
+        if state is JobState.FINISHED:
+            self._end("finished")
+        else:
+            allowed = any(reason in str(error) for reason in ALLOWED_ENDS)
+            if not allowed:
+                raise Violation("progress", f"the job ended {state}: {error}")
+            self._end(f"failed: {error}")
+        for name, count in coordinator.failover_figures().items():
+            if isinstance(count, int):
+                self.counts[name] += count
+
+    def _end(self, how: str) -> None:
+        self.note("the job is %s", how)
+        self.ended = how
+
+    @property
+    def failovers(self) -> Failovers | None:
+        return None if self.coordinator is None else self.coordinator._failovers
+
+    def member(self, slot: int) -> SimSlot | None:
+        """The process that the coordinator takes for ``slot``, if it lives."""
+        if self.coordinator is None:
+            return None
+        member = self.coordinator._members.get(slot)
+        process = None if member is None else self._connections[member.connection]
+        return process if process is not None and process.alive else None
+
+    def is_at_work(self, subtask: Any) -> bool:
+        """Whether the coordinator takes this for the active one."""
+        coordinator = self.coordinator
+        if coordinator is None or self.member(subtask.slot.index) is not subtask.slot:
+            return False
+        deployment = coordinator._deployment
+        return deployment.generations.get(subtask.id) == subtask.generation and self.checks.is_at_work(subtask)
+
+    def storage_ms(self) -> int:
+        return self.rng_storage.choice((0, 1, 3, 10, 60) if self.storage_fails else (0, 1, 3, 10))
+
+    def registry_ms(self) -> int:
+        return self.rng_storage.choice((1, 2, 3, 8))
+
+    # --- processes
+
+    def host_of(self, slot: int) -> str:
+        return f"host{slot // self.parameters.hosts}"
+
+    def start_process(self, slot: int, run: int) -> None:
+        """Spark starts an attempt."""
+        if self.coordinator is None or run != self._runs or self.ended is not None:
+            return
+        number = len(self._connections) + 1
+        self.note("slot %s: process %s starts", slot, number)
+        self.processes[number] = SimSlot(self, slot, number)
+
+    def connect(self, slot: SimSlot) -> int:
+        """A process has a stream to the coordinator."""
+        connection = len(self._connections) + 1
+        self._connections[connection] = slot
+        return connection
+
+    def process_at(self, address: str) -> SimSlot | None:
+        return self.processes.get(int(address))
+
+    def on_slot(self, slot: int) -> list[SimSlot]:
+        """The living processes of a slot: more than one when there is a zombie."""
+        return [process for process in self.processes.values() if process.index == slot]
+
+    def process_ended(self, process: SimSlot, restart: bool = True) -> None:
+        self._forget(process)
+        self.at(self.now_ms + 1, self._connection_lost, process.connection, "stream closed")
+        for other in list(self.processes.values()):
+            if other.data.targets(process):
+                other.later(self.rng_network.randint(1, 4), other.data.broke, process.index)
+        if restart and not self.on_slot(process.index):
+            self.at(self.now_ms + self.rng_spark.randint(3, 60), self._restart, process.index, self._runs)
+
+    def _restart(self, slot: int, run: int) -> None:
+        if not self.on_slot(slot):
+            self.start_process(slot, run)
+
+    def process_stopped(self, process: SimSlot) -> None:
+        self.process_ended(process, restart=False)
+
+    def _forget(self, process: SimSlot) -> None:
+        del self.processes[process.process]
+
+    # --- control streams
+
+    def report(self, slot: SimSlot, message: control.ControlMessage) -> None:
+        self.note("%s says %s", slot, message)
+        at_ms = max(self._up_ms.get(slot.connection, 0), self.now_ms + self.rng_network.randint(0, 2))
+        self._up_ms[slot.connection] = at_ms
+        self.at(at_ms, self._heard, slot.connection, message, self.coordinator)
+
+    def _heard(self, connection: int, message: control.ControlMessage, coordinator: Coordinator) -> None:
+        if coordinator is not self.coordinator:
+            return
+        reports = coordinator._reports
+        try:
+            self.coordinator_turns(ControlArrived(connection, message, self.now_ms / 1000))
+        except PeerProtocolError as error:
+            raise Violation("progress", f"{message} of {reports}: {error}") from error
+
+    def order(self, connection: int, message: control.ControlMessage) -> None:
+        slot = self._connections[connection]
+        if isinstance(message, control.Trim):
+            self.checks.trims(message.version)
+        at_ms = max(self._down_ms.get(connection, 0), self.now_ms + self.rng_network.randint(0, 2))
+        self._down_ms[connection] = at_ms
+        if connection not in self._dropped:
+            self.at(at_ms, slot.event, slot.obey, message)
+
+    def drop(self, connection: int) -> None:
+        """The coordinator closes a control stream; a zombie hears of it when it looks."""
+        self._dropped.add(connection)
+        slot = self._connections[connection]
+        at_ms = max(self._down_ms.get(connection, 0), self.now_ms + 1)
+        self.at(at_ms, slot.event, slot.control_lost)
+        if slot.paused and self.rng_spark.random() < 0.5:
+            # Spark gives the executor up as well: another one takes its place while the old one is not dead yet.
+            self.counts["zombies"] += 1
+            self.at(self.now_ms + self.rng_spark.randint(3, 60), self.start_process, slot.index, self._runs)
+
+    def _connection_lost(self, connection: int, reason: str) -> None:
+        self.coordinator_turns(ControlLost(connection, reason, self.now_ms / 1000))
+
+    def lose_control(self, process: SimSlot) -> None:
+        """The control stream breaks; each end sees it in its own time."""
+        self.at(self.now_ms + self.rng_network.randint(0, 30), self._connection_lost, process.connection, "cut")
+        process.later(self.rng_network.randint(0, 30), process.control_lost)
+
+    # --- ZooKeeper's sessions
+
+    def expire_session(self, process: SimSlot) -> None:
+        """ZooKeeper takes a slot for dead; both sides hear of it, late or never as watches are."""
+        if not self.options.standbys or process.incarnation == 0:
+            return
+        late_ms = self.rng_network.choice((0, 2, 20))
+        if self.watches_late:
+            late_ms = self.rng_network.choice((200, 3_000))
+        record = SlotRecord(str(process.process), self.host_of(process.index), process.process, process.incarnation)
+        told = RegistryTold(SlotNodeGone(process.index, record))
+        self.at(self.now_ms + late_ms, self.coordinator_turns, told)
+        process.later(self.rng_network.choice((0, 5, 50)), process.session_expired)
+
+    # --- the network
+
+    def latency_ms(self, start: int, end: int) -> int:
+        most = self.parameters.latency_ms
+        return self.rng_network.randint(0, most * 20 if self._slow[start, end] else most)
+
+    def is_cut(self, start: int, end: int) -> bool:
+        return self._cuts[start, end] > 0
+
+    def cut(self, start: int, end: int, by: int) -> None:
+        self._cuts[start, end] += by
+        if by > 0:
+            for process in self.on_slot(start):
+                process.data.broke(end)
+
+    def slow(self, start: int, end: int, by: int) -> None:
+        self._slow[start, end] += by
+
+    def frame(self, content: Any) -> int:
+        """A frame between standbys, by number."""
+        self.frames.append(content)
+        return len(self.frames) - 1
+
+    def reach(self, point: str, slot: SimSlot, name: SubtaskId) -> None:
+        """A point at which a fault may strike."""
+        if slot.doom is not None and slot.doom[0] == point:
+            _, delay_ms = slot.doom
+            slot.doom = None
+            slot.later(delay_ms, slot.end, f"it is killed at {point} of {name}")
+        if self.on_point is not None:
+            self.on_point(point, slot, name)
+
+    def record_of(self, subtask: SubtaskId) -> ChainRecordLike | None:
+        return self.registry.records.get(subtask)
+
+
+def options_of(parameters: Parameters) -> Options:
+    """The job's options, with limits that fit the simulated world's pace."""
+    return Options(
+        parallelism=parameters.parallelism,
+        checkpoint_interval=parameters.interval_ms / 1000,
+        checkpoint_timeout=2.0,
+        max_concurrent_checkpoints=parameters.max_concurrent,
+        recovery=parameters.recovery,
+        replicas=parameters.replicas,
+        placement=parameters.placement,
+        failback=parameters.failback,
+        session_timeout=SESSION_TIMEOUT_MS / 1000,
+        max_restarts=100_000,
+        max_slot_losses=100_000,
+        heartbeat_interval=0.1,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
+        window=parameters.window,
+    )
