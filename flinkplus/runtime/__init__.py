@@ -1,3 +1,3 @@
-"""The runtime: slots in Spark tasks, the coordinator in the driver, gRPC between them. A thin driver of
+"""The runtime: slots in Spark tasks, the coordinator in the driver, streams between them. A thin driver of
 ``protocol``.
 """

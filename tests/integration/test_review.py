@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 
 def break_data_streams() -> int:
-    """Cut, below gRPC, every data stream that other slots have opened to this process; returns how many."""
+    """Cut, below the data plane, every stream that other slots have opened to this process; returns how many."""
     connections = psutil.Process().net_connections("tcp")
     listening = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
     cut = 0

@@ -1,4 +1,4 @@
-"""WordCount end to end on real Spark, gRPC and RocksDB: without failures, through every source, into every sink."""
+"""WordCount end to end on real Spark, streams and RocksDB: without failures, through every source, into every sink."""
 
 from __future__ import annotations
 
