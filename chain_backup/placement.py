@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -41,25 +42,35 @@ def spread(
     moves that leave every chain on as many hosts. So no slot carries two more than another unless the hosts differ in
     size.
     """
+    layout = _spread_out(slots_alive, tuple(hosts.get(slot) for slot in slots_alive), replicas)
+    return layout[home(subtask_index, slots_alive)]
+
+
+@functools.lru_cache(maxsize=4)
+def _spread_out(
+    slots_alive: tuple[int, ...], names: tuple[str | None, ...], replicas: int
+) -> Mapping[int, tuple[int, ...]]:
+    """The chains of all slots, which each subtask's is taken from. ``names``: the host of each slot."""
+    hosts = dict(zip(slots_alive, names, strict=True))
     chains = {slot: [slot] for slot in slots_alive}
     standbys = dict.fromkeys(slots_alive, 0)
     for _ in range(min(replicas, len(slots_alive)) - 1):
         for position, head in enumerate(slots_alive):
             chain = chains[head]
-            used = [hosts.get(member) for member in chain]
+            used = [hosts[member] for member in chain]
             following = slots_alive[position + 1 :] + slots_alive[:position]
-            best = min(
+            best = min(  # the first of the best: the nearest
                 (slot for slot in following if slot not in chain),
-                key=lambda slot: (used.count(hosts.get(slot)), standbys[slot], following.index(slot)),
+                key=lambda slot: (used.count(hosts[slot]), standbys[slot]),
             )
             chain.append(best)
             standbys[best] += 1
     while _even_out(chains, standbys, hosts):
         pass
-    return tuple(chains[home(subtask_index, slots_alive)])
+    return {slot: tuple(chain) for slot, chain in chains.items()}
 
 
-def _even_out(chains: dict[int, list[int]], standbys: dict[int, int], hosts: Mapping[int, str]) -> bool:
+def _even_out(chains: dict[int, list[int]], standbys: dict[int, int], hosts: Mapping[int, str | None]) -> bool:
     """Move one standby from a slot with many to one with at least two less; false when no move is left."""
     for more in sorted(standbys, key=lambda slot: (-standbys[slot], slot)):
         for less in sorted(standbys, key=lambda slot: (standbys[slot], slot)):
@@ -77,9 +88,9 @@ def _even_out(chains: dict[int, list[int]], standbys: dict[int, int], hosts: Map
     return False
 
 
-def _crowding(chain: list[int], hosts: Mapping[int, str]) -> int:
+def _crowding(chain: list[int], hosts: Mapping[int, str | None]) -> int:
     """How many pairs of members share a host."""
-    names = [hosts.get(slot) for slot in chain]
+    names = [hosts[slot] for slot in chain]
     return sum(names[:at].count(name) for at, name in enumerate(names))
 
 

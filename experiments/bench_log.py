@@ -10,7 +10,6 @@ over that of the plain log, in turn.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flinkplus.cli.figures import write_json
 from upstream_cache import OutputLog, Retention
 
 BUDGET_BYTES = 64 << 20
@@ -173,9 +173,8 @@ def main() -> None:
         print(f"messages of {size} bytes")
         for name, value in values.items():
             print(f"  {name:28} {value:12.3f}")
-    if options.json:
-        parameters = {"mb": options.mb, "rounds": options.rounds, "budget_bytes": BUDGET_BYTES}
-        options.json.write_text(json.dumps({**parameters, "figures": figures}, indent=1))
+    parameters = {"mb": options.mb, "rounds": options.rounds, "budget_bytes": BUDGET_BYTES}
+    write_json(options.json, {**parameters, "figures": figures})
 
 
 if __name__ == "__main__":

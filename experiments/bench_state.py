@@ -7,7 +7,6 @@ median of the rounds; ``--json`` writes them with the parameters. Random keys, s
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from flinkplus.cli.figures import write_json
 from flinkplus.state import BasePolicy, CheckpointStorage, NumberState, SubtaskState
 from flinkplus.state.delta import chunked, write_sst
 
@@ -171,8 +171,7 @@ def main() -> None:
         figures = measure(Path(folder), options.keys, options.rounds)
     for name, value in figures.items():
         print(f"{name:32} {value:10.3f}")
-    if options.json:
-        options.json.write_text(json.dumps({"keys": options.keys, "rounds": options.rounds, **figures}, indent=1))
+    write_json(options.json, {"keys": options.keys, "rounds": options.rounds, **figures})
 
 
 if __name__ == "__main__":

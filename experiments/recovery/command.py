@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from experiments import console
 from experiments.beside import beside
 from experiments.recovery.settings import FAILURES, RECOVERIES, Case, Settings
+from flinkplus.cli.figures import check_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +96,6 @@ def run_recovery(settings: Settings, json_path: Path, out: Path, master: str | N
     """
     from experiments.recovery.report import RecoveryDocument
     from experiments.recovery.runner import Runner
-    from flinkplus.cli.figures import check_json
 
     settings.check()
     for path in (json_path, out / "recovery.png"):
@@ -146,7 +146,6 @@ def show_recovery(content: dict[str, Any], out: Path) -> None:
 def run_cost_command(arguments: argparse.Namespace) -> int:
     """Returns the exit code."""
     from experiments.recovery.cost import CostSettings, cost_document, cost_table, run_costs
-    from flinkplus.cli.figures import check_json
 
     settings = CostSettings(
         replicas=arguments.replicas,

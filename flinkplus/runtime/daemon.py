@@ -43,18 +43,21 @@ def without_archives(path: list[str]) -> list[str]:
     rest = [entry for entry in path if entry not in archives]
     for archive in archives:
         package = next(name for name in ARCHIVED if Path(archive).name.startswith(name))
-        found = importlib.machinery.PathFinder.find_spec(package, rest)
-        version = f"{package}/version.py"
-        try:
-            with zipfile.ZipFile(archive) as packed:
-                same = found is not None and Path(str(found.origin)).with_name(
-                    "version.py"
-                ).read_bytes() == packed.read(version)
-        except (OSError, KeyError, zipfile.BadZipFile):
-            same = False
-        if not same:
+        if not _is_unpacked(package, archive, rest):
             return path
     return rest
+
+
+def _is_unpacked(package: str, archive: str, path: list[str]) -> bool:
+    """Whether ``package`` is on ``path`` in the version that ``archive`` has."""
+    found = importlib.machinery.PathFinder.find_spec(package, path)
+    if found is None or found.origin is None:
+        return False
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            return Path(found.origin).with_name("version.py").read_bytes() == packed.read(f"{package}/version.py")
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return False
 
 
 def load() -> None:

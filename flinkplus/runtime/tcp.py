@@ -171,6 +171,11 @@ class Connection:
         """Queue buffers, to be written by ``write``."""
         self._pending.extend(buffers)
 
+    def send(self, buffers: Sequence[Any]) -> None:
+        """Queue buffers and write them at once, as far as it goes."""
+        self.queue(buffers)
+        self.write()
+
     def write(self) -> None:
         """Write what is queued, as far as the socket takes it; the loop does the rest."""
         with self._lock:

@@ -76,8 +76,7 @@ class TcpControlLink:
     def send(self, message: control.ControlMessage) -> None:
         """See ``ControlLink``."""
         if self._connection is not None:
-            self._connection.queue([control.encode(message)])
-            self._connection.write()
+            self._connection.send([control.encode(message)])
 
     def close(self) -> None:
         """See ``ControlLink``."""
@@ -121,8 +120,7 @@ class TcpRendezvous:
         """See ``Rendezvous``."""
         known = self._connections.get(connection)
         if known is not None:
-            known.queue([control.encode(message)])
-            known.write()
+            known.send([control.encode(message)])
 
     def drop(self, connection: int) -> None:
         """See ``Rendezvous``."""

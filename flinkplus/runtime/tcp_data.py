@@ -119,8 +119,7 @@ class TcpDataPlane:
         """See ``DataPlane``."""
         connection = self._out.get(peer)
         if connection is not None:
-            connection.queue(buffers)
-            connection.write()
+            connection.send(buffers)
 
     def _queue(self, connection: Connection | None, buffers: Sequence[Any]) -> None:
         if connection is not None and connection.open:
