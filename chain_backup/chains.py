@@ -267,6 +267,8 @@ class ChainTable:
     def trim(self) -> int | None:
         """The newest complete version that every chain has, when there is a newer one than before; what is older is
         forgotten."""
+        if not self._untrimmed:
+            return None
         stable = min(chain.stable for chain in self)
         done = [version for version in self._untrimmed if version <= stable]
         if not done:

@@ -122,9 +122,10 @@ class Failovers:
         if isinstance(event, events.RecordsWritten):
             self._note_written(event.attempt)
         todo = self._protocol.step(self._dispatch.now_ms(), event)
-        if self._protocol.heads:  # there are none once it gave up
-            self._deployment.assignment = dict(self._protocol.heads)
-            self._deployment.generations = dict(self._protocol.generations)
+        heads = self._protocol.heads
+        if heads:  # there are none once it gave up
+            self._deployment.assignment = heads
+            self._deployment.generations = self._protocol.generations
         newest = self._protocol.newest_generation
         if newest > self._newest:
             self._newest = newest

@@ -105,9 +105,21 @@ class Parameters:
         return asdict(self)
 
 
-def child(seed: int, name: str) -> random.Random:
+class Rng(random.Random):
+    """Draws what ``random.Random`` draws, in fewer calls."""
+
+    def randint(self, a: int, b: int) -> int:
+        n = b - a + 1
+        bits = n.bit_length()
+        drawn = self.getrandbits(bits)
+        while drawn >= n:
+            drawn = self.getrandbits(bits)
+        return a + drawn
+
+
+def child(seed: int, name: str) -> Rng:
     """The generator of one subsystem."""
-    return random.Random(f"{seed}/{name}")
+    return Rng(f"{seed}/{name}")
 
 
 def draw(seed: int) -> Parameters:
