@@ -25,7 +25,7 @@ class SubtaskId(NamedTuple):
     """One parallel instance of a vertex, written ``count+out[1]``."""
 
     vertex: str
-    index: int
+    index: int  # type: ignore[assignment]  # instead of the search of tuples
 
     def __str__(self) -> str:
         return f"{self.vertex}[{self.index}]"

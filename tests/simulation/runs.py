@@ -85,6 +85,7 @@ def run_many(seeds: Iterable[int], enough: int = 1, drawn: Callable[[int], Param
                     break
             elif world is not None:
                 summary.ends[(world.ended or "").partition(":")[0]] += 1
+                world.dismantle()
             if summary.seeds % COLLECT_EVERY == 0:
                 gc.collect()
     finally:

@@ -63,6 +63,7 @@ class SimSlot(SlotOrders):
                 self.volume,
             )
             self._failover = SlotFailover(self, self.standbys, world.clock)  # type: ignore[arg-type]
+        world.cyclic += [self, self.active]
         self.report(control.Register(index, 0, process, world.host_of(index), str(process)))
 
     def __str__(self) -> str:
@@ -211,11 +212,11 @@ class SimSlot(SlotOrders):
     def _uploaded(self, subtask: SimSubtask, checkpoint: CheckpointId, reason: str) -> None:
         active: Any = self.active.get(subtask.id)
         if active is subtask:
-            self.guard(subtask, lambda: subtask.uploaded(checkpoint, reason))
+            self.guard(subtask, subtask.uploaded, checkpoint, reason)
 
-    def guard(self, subtask: Any, action: Callable[[], None]) -> None:
+    def guard(self, subtask: Any, action: Callable[..., None], /, *arguments: Any) -> None:
         try:
-            action()
+            action(*arguments)
         except EXPECTED as error:
             self._fail(subtask, error)
         except PeerProtocolError as error:

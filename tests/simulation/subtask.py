@@ -108,6 +108,7 @@ class SimSubtask(SubtaskSteps):
             peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(graph.parallelism)])
             self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}))
         self.begin_from(saved)
+        world.cyclic.append(self)
         world.checks.began(self)
 
     def _restore_state(self) -> None:

@@ -109,6 +109,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.ended: str | None = None
         self._timer_ms: int | None = None
+        self._due_ms: int | None = None
         self._beating = False
         self._runs = 0
         self.checks = Checks(self)
@@ -116,6 +117,7 @@ class World:
         self.registry = SimRegistry(self)
         self.coordinator: Coordinator | None = None
         self._workers: list[SimWorker] = []
+        self.cyclic: list[Any] = [self]
         self.start_driver()
 
     # --- time
@@ -159,6 +161,11 @@ class World:
         if self.ended == "finished":
             self.checks.finished()
 
+    def dismantle(self) -> None:
+        """Nothing here is looked at again: leave nothing that only the garbage collector would find."""
+        for part in self.cyclic:
+            part.__dict__.clear()
+
     # --- the driver
 
     def start_driver(self) -> None:
@@ -192,6 +199,7 @@ class World:
             registry,
         )
         self.coordinator = Coordinator(self.graph, self.options, self.commits, restore, dispatch)  # type: ignore[arg-type]
+        self.cyclic.append(self.coordinator)
         self.coordinator.write_records_to(self.registry)
         if self.failovers is not None and self.parameters.pending_versions:
             protocol = self.failovers._protocol
@@ -199,6 +207,7 @@ class World:
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(self.parameters.parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
+        self._due_ms = self.coordinator.next_deadline_ms()
         self.coordinator_turns()
 
     def crash_driver(self) -> None:
@@ -225,12 +234,12 @@ class World:
         inbox: Any = coordinator._inbox
         pending = [event] if event is not None else []
         first = True
-        due_ms = coordinator.next_deadline_ms()
+        due_ms = self._due_ms
         while pending or first or inbox:
             first = False
             taken = pending.pop() if pending else (inbox.popleft() if inbox else None)
             coordinator.turn(taken, due_ms)
-            due_ms = coordinator.next_deadline_ms()
+            self._due_ms = due_ms = coordinator.next_deadline_ms()
             if coordinator.result.state is not None:
                 self._job_ended(coordinator)
                 return
@@ -245,9 +254,10 @@ class World:
             self.coordinator_turns()
 
     def _beat_for_the_healthy(self, coordinator: Coordinator) -> None:
-        for member in coordinator._members.all():
+        now_s = self.clock.monotonic()
+        for member in coordinator._members._members.values():
             if not self._connections[member.connection].paused:
-                member.heard_s = self.clock.monotonic()
+                member.heard_s = now_s
 
     def beat(self) -> None:
         """Have the coordinator look for silent slots as long as there may be any."""
