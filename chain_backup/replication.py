@@ -29,20 +29,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import assert_never
 
 from chain_backup import frames
+from chain_backup.disk import OpenDisk, base_name
 from chain_backup.frames import NO_TOPIC, Frame, Kind, Topic, decode
 from chain_backup.members import Chain, Member, ReplicationFigures
-from chain_backup.replica import Replica, StagedVersion, base_name, encode_handle, files_of
+from chain_backup.replica import Replica, StagedVersion, encode_handle
 from chain_backup.transfers import MAX_RESYNCS, MAX_TRIES, Hop, Inbound, Outbound, Partial, Send
 from flinkplus.errors import CorruptState, PeerProtocolError, StateError
-from flinkplus.state.backend import Prepared, folder_name
+from flinkplus.state.backend import Prepared
 from flinkplus.state.delta import StateFile
-from flinkplus.state.storage import CheckpointStorage
 
 MAX_EARLY_OFFERS = 1024
 MAX_BEHIND = 2
@@ -58,22 +57,23 @@ class ReplicationAgent:
     ``send(slot, frame)``: to the agent of another slot, reliable and in order while the stream lives, perhaps lost when
     it breaks. ``staged(subtask, generation, version)``: this slot, as a standby, holds all of it. ``later(work)``: run
     ``work`` in the same thread behind all that waits there (some ms of RocksDB for each standby and version); at once,
-    if nothing is given.
+    if nothing is given. ``open_disk``: where the copies are. ``clock_ns``: for numbers that rise from one process of a
+    slot to the next.
     """
 
     def __init__(
         self,
         slot: int,
-        work_dir: Path,
-        storage: CheckpointStorage,
+        open_disk: OpenDisk,
         send: Send,
         staged: Staged,
         later: Callable[[Callable[[], None]], None] = lambda work: work(),
+        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.slot = slot
         self.figures = ReplicationFigures()
-        self._work_dir = work_dir
-        self._storage = storage
+        self._open_disk = open_disk
+        self._clock_ns = clock_ns
         self._send = send
         self._report = staged
         self._later = later
@@ -122,8 +122,7 @@ class ReplicationAgent:
     def _member(self, subtask: str) -> Member:
         member = self._members.get(subtask)
         if member is None:
-            folder = self._work_dir / folder_name(subtask)
-            member = self._members[subtask] = Member(subtask, Replica(folder, self._storage))
+            member = self._members[subtask] = Member(subtask, Replica(self._open_disk(subtask)))
         return member
 
     def _drop(self, member: Member) -> None:
@@ -141,7 +140,7 @@ class ReplicationAgent:
 
     def _new_stream(self) -> int:
         """Numbers that rise, also from one process of a slot to the next."""
-        self._streams = max(self._streams + 1, time.time_ns())
+        self._streams = max(self._streams + 1, self._clock_ns())
         return self._streams
 
     def peer_connected(self, peer: int) -> None:
@@ -161,7 +160,7 @@ class ReplicationAgent:
         member = self._member(subtask)
         if generation < member.generation or generation <= member.fenced:
             return  # too late: its successor is another
-        files = files_of(handle, member.replica.folder_name)
+        files = member.replica.files_of(handle)
         number = int(handle["checkpoint"])
         member.active = generation
         member.inbound = None
@@ -176,7 +175,7 @@ class ReplicationAgent:
         ``CorruptState`` or ``StateError`` when there is no way to them; nothing is promoted then.
         """
         member = self._member(subtask)
-        files = files_of(handle, member.replica.folder_name)
+        files = member.replica.files_of(handle)
         member.inbound = None
         self._discard_partial(member)
         self.figures.files_from_storage += len(member.replica.missing(files))
@@ -252,8 +251,10 @@ class ReplicationAgent:
             return
         self._transfers += 1
         topic = Topic(member.subtask, version.generation, version.number, self._transfers)
-        sources = {base_name(file.name): member.replica.path(file) for file in version.files}
-        self._hop(successor).begin(Outbound(topic, sources), member.successor_staged, version.handle)
+        names = frozenset(base_name(file.name) for file in version.files)
+        self._hop(successor).begin(
+            Outbound(topic, names, member.replica.disk.open), member.successor_staged, version.handle
+        )
 
     def _new_version(self, member: Member) -> None:
         """A version was staged here. If one is still under way, see to it that it does not wait for what was lost."""
@@ -354,7 +355,7 @@ class ReplicationAgent:
         match frame.kind:
             case Kind.WANT:
                 wanted = [(str(name), int(offset)) for name, offset in frame.fields["files"]]
-                if all(name in transfer.sources for name, _ in wanted):
+                if all(name in transfer.names for name, _ in wanted):
                     transfer.want(frame.fields["round"], wanted)
                     hop.start(member.subtask)
             case Kind.ACK:
@@ -383,7 +384,7 @@ class ReplicationAgent:
         handle = bytes(frame.payload)
         known = member.replica.staged.get(topic.version)
         try:
-            files = files_of(json.loads(handle), member.replica.folder_name)
+            files = member.replica.files_of(json.loads(handle))
         except (ValueError, TypeError, CorruptState) as error:
             self._hop(peer).say(Kind.FAILED, topic, {"reason": str(error)})
             return
@@ -434,7 +435,7 @@ class ReplicationAgent:
             return
         try:
             if partial is None:
-                partial = member.partial = Partial.begin(file, member.replica.part_path(file))
+                partial = member.partial = Partial.begin(file, member.replica.disk)
             partial.append(frame.payload)
         except OSError as error:
             self._refuse(member, inbound, f"{file.name} cannot be written: {error}")
@@ -451,7 +452,7 @@ class ReplicationAgent:
             return
         partial.close()
         member.partial = None
-        member.replica.adopt(partial.file, partial.path)
+        member.replica.adopt(partial.file)
         inbound.missing.popleft()
         if not inbound.missing:
             self._finish(member, inbound)

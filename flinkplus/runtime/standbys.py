@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chain_backup.disk import SlotDisk
 from chain_backup.replication import ReplicationAgent
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.wire import Kind, Message, encode
@@ -55,7 +56,9 @@ class Standbys:
         self._lock = threading.Lock()
         self._waiting = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-standbys")
-        self._agent = ReplicationAgent(slot, work_dir, storage, self._send_frame, staged, later=self._post)
+        self._agent = ReplicationAgent(
+            slot, lambda subtask: SlotDisk(work_dir, subtask, storage), self._send_frame, staged, later=self._post
+        )
 
     def _send_frame(self, slot: int, frame: bytes) -> None:
         message = Message(Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0))

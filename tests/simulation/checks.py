@@ -244,20 +244,14 @@ class Checks:
                     self._check_copy(process, chain.subtask, version)
 
     def _check_copy(self, process: SimSlot, subtask: SubtaskId, version: int) -> None:
-        copy = process.standbys.copies.get(str(subtask))
-        held = None if copy is None else copy.versions.get(version)
-        if held is None and (copy is None or all(number <= version for number in copy.versions)):
+        member = process.standbys.agent._members.get(str(subtask))
+        staged = {} if member is None else member.replica.staged
+        if version not in staged and all(number <= version for number in staged):
             self._wrong("chains", f"version {version} of {subtask} counts as stable, and {process} does not have it")
-        files = self._world.files
-        if held is not None and copy is not None and copy.active is None:
-            taken = copy.taken
-            oldest = min(copy.versions)
-            names = tuple(copy.versions[oldest].handle["files"])
-            if taken and taken != names[: len(taken)] and copy.counts != fold(files, taken):
-                self._wrong(
-                    "chains",
-                    f"the copy of {subtask} on {process} is ahead of version {oldest}, which it may have to begin from",
-                )
+        for copy in [] if member is None else member.replica._copies:
+            store: Any = copy.store
+            if store.counts != fold(self._world.files, [file.name for file in copy.files]):
+                self._wrong("chains", f"a store of {subtask} on {process} holds something else than {copy.files}")
 
     # --- the end
 

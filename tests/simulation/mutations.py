@@ -1,7 +1,6 @@
 """Deliberate faults in the protocol, by name: the test of the tester.
 
-Each replaces one function of the product's core (one, ``staged_delta_applied_too_soon``, of the simulated standbys,
-whose originals keep RocksDB) and must be found out within ``BUDGET`` seeds.
+Each replaces one function of the product's core and must be found out within ``BUDGET`` seeds.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from chain_backup import chains, failover
+from chain_backup.replica import Replica
 from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
@@ -25,7 +25,6 @@ from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.runtime.fencing import FenceAnswers
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
-from tests.simulation.standbys import SimStandbys
 
 BUDGET = 2_000
 """Seeds within which each must be found out."""
@@ -317,15 +316,14 @@ def stable_before_it_is_staged(original: Any) -> Any:
     return property(lambda self: max(self.persisted))
 
 
-@mutation(SimStandbys, "stage")
+@mutation(Replica, "stage")
 def staged_delta_applied_too_soon(original: Any) -> Any:
     """A standby's store takes a version in when it arrives."""
 
-    def stage(self: Any, subtask: str, copy: Any, number: int, generation: int, handle: Any) -> None:
-        original(self, subtask, copy, number, generation, handle)
-        if copy.active is None:
-            for name in handle["files"]:
-                copy.counts.update(self._slot.world.files[name])
+    def stage(self: Any, number: int, generation: int, handle: bytes, files: Any) -> None:
+        original(self, number, generation, handle, files)
+        for copy in self._copies:
+            self.disk.ingest(copy.store, files, True)
 
     return stage
 

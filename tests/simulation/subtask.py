@@ -115,7 +115,7 @@ class SimSubtask(SubtaskSteps):
         plan = self.plan
         self._files: tuple[str, ...] = tuple(plan.handle.get("files", ()))
         prepared = None if plan.promotion is None else plan.promotion.state
-        self._counts: dict[int, int] = self.slot.fold(self._files) if prepared is None else dict(prepared.counts)
+        self._counts: dict[int, int] = self.slot.fold(self._files) if prepared is None else counts_of(prepared)
         self._dirty: dict[int, int] = {}
         self._frozen: list[tuple[CheckpointId, dict[int, int], dict[str, Any]]] = []
 
@@ -264,7 +264,7 @@ class SimSubtask(SubtaskSteps):
             if number <= checkpoint:
                 delta.update(dirty)
         self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
-        name = f"{self.id}/{self.generation}-{checkpoint}"
+        name = f"{self.id}/{self.generation}-{checkpoint}-0.sst"
         if len(self._files) >= MAX_FILES:
             delta = {**self.slot.fold(self._files), **delta}
             self._files = ()
@@ -287,6 +287,11 @@ class SimSubtask(SubtaskSteps):
         self._running = False
         self.closed = True
         self.outputs.release()
+
+
+def counts_of(prepared: Any) -> dict[int, int]:
+    """What a promotion is given."""
+    return {} if prepared.store is None else dict(prepared.store.counts)
 
 
 def fold(files: Mapping[str, tuple[Count, ...]], names: Sequence[str]) -> dict[int, int]:

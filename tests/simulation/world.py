@@ -41,6 +41,7 @@ from tests.simulation.driver import (
 from tests.simulation.graph import SimGraph
 from tests.simulation.parameters import Parameters, child
 from tests.simulation.slot import SimSlot
+from tests.simulation.standbys import StateFiles
 from tests.simulation.story import brief
 
 MAX_STEPS = 150_000
@@ -79,6 +80,7 @@ class World:
         seed = parameters.seed
         self.rng_network, self.rng_work = child(seed, "network"), child(seed, "work")
         self.rng_storage, self.rng_spark = child(seed, "storage"), child(seed, "spark")
+        self.rng_copies = child(seed, "copies")
         self.clock = SimClock(self)
         self.graph = SimGraph(
             parameters.stages, parameters.edges, parameters.parallelism, parameters.records, parameters.keys
@@ -92,7 +94,7 @@ class World:
         if record is not None:
             self.options = replace(self.options, record_machines=str(record))
         self.files: dict[str, tuple[tuple[int, int], ...]] = {}
-        self.frames: list[Any] = []
+        self.state_files = StateFiles(self.files)
         self.processes: dict[int, SimSlot] = {}
         self._connections: dict[int, SimSlot] = {}
         self._dropped: set[int] = set()  # never iterated
@@ -100,7 +102,7 @@ class World:
         self._down_ms: dict[int, int] = {}
         self._cuts: Counter[tuple[int, int]] = Counter()
         self._slow: Counter[tuple[int, int]] = Counter()
-        self.duplicates = 0
+        self.duplicates = self.frames_wrong = self.reads_wrong = 0
         self.uploads_fail = self.storage_fails = self.commits_fail = self.watches_late = 0
         self.reached: Counter[str] = Counter()
         self.on_point: Callable[[str, SimSlot, SubtaskId], None] | None = None
@@ -435,11 +437,6 @@ class World:
 
     def slow(self, start: int, end: int, by: int) -> None:
         self._slow[start, end] += by
-
-    def frame(self, content: Any) -> int:
-        """A frame between standbys, by number."""
-        self.frames.append(content)
-        return len(self.frames) - 1
 
     def reach(self, point: str, slot: SimSlot, name: SubtaskId) -> None:
         """A point at which a fault may strike."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chain_backup.disk import OpenDisk, SlotDisk
 from chain_backup.replication import ReplicationAgent
 from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState
 from flinkplus.state.backend import Prepared
@@ -141,6 +142,9 @@ class Cluster:
     def work(self, slot: int) -> Path:
         return self.root / f"slot-{slot}-{self.incarnations[slot]}"
 
+    def disks(self, slot: int) -> OpenDisk:
+        return lambda subtask: SlotDisk(self.work(slot), subtask, self.storage)
+
     def start(self, slot: int) -> None:
         """A slot's process begins, with nothing on its disk."""
         self.incarnations[slot] = self.incarnations.get(slot, 0) + 1
@@ -149,8 +153,8 @@ class Cluster:
             assert subtask == SUBTASK
             self.reports.append((slot, generation, version))
 
-        later = [self.network.later(slot)] if self.postpone else []
-        agent = ReplicationAgent(slot, self.work(slot), self.storage, self.network.sender(slot), staged, *later)
+        later = self.network.later(slot) if self.postpone else lambda work: work()
+        agent = ReplicationAgent(slot, self.disks(slot), self.network.sender(slot), staged, later)
         self.network.agents[slot] = agent
         for other in sorted(self.network.agents):
             if other != slot:
