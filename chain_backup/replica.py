@@ -28,6 +28,8 @@ from flinkplus.state.backend import Prepared, parse_files
 from flinkplus.state.delta import StateFile
 from flinkplus.state.store import SubtaskStore
 
+_to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
 
 @dataclass(slots=True)
 class StagedVersion:
@@ -231,4 +233,4 @@ class Replica:
 
 def encode_handle(handle: dict[str, Any]) -> bytes:
     """A handle as bytes, the same for the same content."""
-    return json.dumps(handle, sort_keys=True, separators=(",", ":")).encode()
+    return _to_json(handle).encode()

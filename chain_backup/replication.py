@@ -28,7 +28,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from typing_extensions import assert_never
@@ -271,10 +270,11 @@ class ReplicationAgent:
             hop.say(Kind.PROBE, NO_TOPIC)
 
     def _next_version(self, member: Member) -> StagedVersion | None:
+        known = max(member.successor_staged, member.refused)
         waiting = sorted(
             version.number
             for version in member.replica.staged.values()
-            if version.generation == member.generation and version.number > max(member.successor_staged, member.refused)
+            if version.number > known and version.generation == member.generation
         )
         if not waiting:
             return None
@@ -403,7 +403,7 @@ class ReplicationAgent:
         if member is not None and frame.topic.generation < member.generation:
             return
         if subtask in self._early or len(self._early) < MAX_EARLY_OFFERS:
-            self._early[subtask] = (peer, replace(frame, payload=memoryview(bytes(frame.payload))))
+            self._early[subtask] = (peer, frame._replace(payload=memoryview(bytes(frame.payload))))
 
     def _ask(self, member: Member, inbound: Inbound) -> None:
         """Ask for what is missing, from where it stops."""

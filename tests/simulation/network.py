@@ -6,7 +6,6 @@ opens another; the other end sees the new one.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flinkplus.protocol.messages import Kind, Message
@@ -59,10 +58,12 @@ class Stream:
         rng = world.rng_copies
         how = rng.choice(WRONG) if rng.random() < WRONG_CHANCE else "right"
         world.counts[f"frames_{how}"] += 1
+        if how != "right":
+            world.note("a frame from slot %s to slot %s is %s", sender, receiver.index, how)
         if how == "torn":
-            message = replace(message, records=message.records[: rng.randrange(len(message.records))])
+            message = message._replace(records=message.records[: rng.randrange(len(message.records))])
         elif how == "altered":
-            message = replace(message, records=flipped(message.records, rng.randrange(len(message.records) * 8)))
+            message = message._replace(records=flipped(message.records, rng.randrange(len(message.records) * 8)))
         elif how == "late":
             at_ms += rng.randint(1, 12)
         for _ in range({"lost": 0, "twice": 2}.get(how, 1)):
@@ -70,7 +71,8 @@ class Stream:
 
     def _arrive(self, receiver: SimSlot, sender: int, message: Message, way: int, number: int) -> None:
         if number < self._lost_from[way]:
-            receiver.event(receiver.take, sender, message, message.records)
+            happens = receiver.quietly if message.kind is Kind.REPLICA else receiver.event
+            happens(receiver.take, sender, message, message.records)
 
     def lose(self) -> None:
         """Nothing more arrives, and some of what is under way does not either."""

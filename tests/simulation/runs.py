@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tests.simulation.parameters import Fault, Parameters, draw
 from tests.simulation.world import World
 
-COLLECT_EVERY = 50
+COLLECT_EVERY = 100
 MAX_SHRINKS = 400
 
 

@@ -158,7 +158,9 @@ class SimDisk:
 
     def fetch(self, file: StateFile) -> None:
         self.check()
-        data = self._slot.world.state_files.data(file.name)
+        world = self._slot.world
+        world.note("%s takes %s from durable storage", self._slot, file.name)
+        data = world.state_files.data(file.name)
         file.check([data], file.name)
         self._held[base_name(file.name)] = data
 
@@ -212,7 +214,7 @@ class SimStandbys:
         if rng.random() < 0.7:
             work()
         else:
-            self._slot.later(rng.randint(0, 4), work)
+            self._world.at(self._world.now_ms + rng.randint(0, 4), self._slot.quietly, work)
 
     def _do(self, action: Callable[..., None], *arguments: Any) -> None:
         """A copy stays behind when its disk does not work; nothing else may go wrong."""

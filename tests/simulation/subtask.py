@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import pickle
+import marshal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.inputs import InputChannel, InputGate
-from flinkplus.protocol.messages import Message
+from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
 from flinkplus.protocol.subtask import Incarnation, SubtaskSteps, Taken
 from flinkplus.runtime import control
@@ -28,18 +27,30 @@ RECORD_BYTES = 100
 MAX_UNSENT_BYTES = 16 << 20
 Count = tuple[int, int]
 """(key, records so far)."""
-NO_SPACE = errno.ENOSPC
+WITHOUT_REFERENCES = 2
+"""Version of marshal in which equal values are equal bytes."""
 
 
-class PickleCodec:
+class MarshalCodec:
     """How messages are spilled."""
 
     def encode(self, message: Entry) -> Sequence[Any]:
-        return (pickle.dumps(message),)
+        found = message[0]
+        content = (
+            int(found.kind),
+            tuple(found.channel),
+            found.generation,
+            found.seq,
+            found.epoch,
+            found.records,
+            found.size,
+            found.determinants,
+        )
+        return (marshal.dumps(content, WITHOUT_REFERENCES),)
 
     def decode(self, data: memoryview) -> Entry:
-        entry: Entry = pickle.loads(data)
-        return entry
+        kind, channel, *rest = marshal.loads(data)
+        return Message(Kind(kind), ChannelId(*channel), *rest), None
 
 
 class WatchedLog(OutputLog[Entry]):

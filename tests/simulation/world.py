@@ -201,6 +201,7 @@ class World:
             registry,
         )
         self.coordinator = Coordinator(self.graph, self.options, self.commits, restore, dispatch)  # type: ignore[arg-type]
+        self.coordinator._preference._possible = False  # of a real thread
         self.cyclic.append(self.coordinator)
         self.coordinator.write_records_to(self.registry)
         if self.failovers is not None and self.parameters.pending_versions:
@@ -424,7 +425,7 @@ class World:
 
     def latency_ms(self, start: int, end: int) -> int:
         most = self.parameters.latency_ms
-        return self.rng_network.randint(0, most * 20 if self._slow[start, end] else most)
+        return self.rng_network.randint(0, most * 20 if self._slow.get((start, end)) else most)
 
     def is_cut(self, start: int, end: int) -> bool:
         return self._cuts[start, end] > 0
