@@ -54,6 +54,7 @@ class Checks:
         self._at_work: dict[SubtaskId, SimSubtask] = {}
         self._fenced: dict[tuple[int, SubtaskId], int] = {}
         self._trims = 0
+        self._files_of: dict[tuple[SubtaskId, int], tuple[str, ...]] = {}
         self._cuts: list[tuple[int, dict[ChannelId, int]]] = []
         self.counts = dict.fromkeys(
             ("accepted", "appended", "trimmed", "cuts", "rows", "promotions", "stable", "bounded"), 0
@@ -185,6 +186,7 @@ class Checks:
             for name in handles[subtask]["files"]:
                 if name not in world.files:
                     self._wrong("checkpoints", f"checkpoint {checkpoint} names {name}, which is not")
+            self._files_of[subtask, checkpoint] = tuple(handles[subtask]["files"])
         for channel, producer, consumer in world.channels:
             sent = handles[producer]["operator_state"]["outputs"].get(str(channel), 0)
             received = handles[consumer]["operator_state"]["inputs"].get(str(channel), 0)
@@ -248,7 +250,19 @@ class Checks:
         staged = {} if member is None else member.replica.staged
         if version not in staged and all(number <= version for number in staged):
             self._wrong("chains", f"version {version} of {subtask} counts as stable, and {process} does not have it")
-        for copy in [] if member is None else member.replica._copies:
+        if member is None:
+            return
+        if version in staged:
+            files = staged[version].files
+            names, expected = tuple(file.name for file in files), self._files_of.get((subtask, version))
+            if names != expected:
+                self._wrong(
+                    "chains",
+                    f"version {version} of {subtask} on {process} is {names}, and the checkpoint has {expected}",
+                )
+            if member.replica.missing(files):
+                self._wrong("chains", f"version {version} of {subtask} is not whole on {process}: {names}")
+        for copy in member.replica._copies:
             store: Any = copy.store
             if store.counts != fold(self._world.files, [file.name for file in copy.files]):
                 self._wrong("chains", f"a store of {subtask} on {process} holds something else than {copy.files}")

@@ -45,6 +45,8 @@ WEIGHTS = {
     "expire": 2,
     "crash_driver": 1,
     "slow": 3,
+    "frames_wrong": 2,
+    "reads_wrong": 2,
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
 

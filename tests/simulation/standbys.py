@@ -6,6 +6,7 @@ now and then, and what an agent leaves for later may come behind other things.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
@@ -146,11 +147,16 @@ class SimDisk:
     def adopt(self, name: str) -> None:
         self._held[name] = bytes(self._parts.pop(name))
 
+    def _data(self, name: str) -> bytes:
+        if name not in self._held:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return self._held[name]
+
     def open(self, name: str) -> Source:
-        return SimSource(self._slot, self._held[name])
+        return SimSource(self._slot, self._data(name))
 
     def remove(self, name: str) -> None:
-        del self._held[name]
+        self._held.pop(name, None)
 
     def take_own(self, name: str) -> None:
         self.check()
@@ -171,7 +177,7 @@ class SimDisk:
     def ingest(self, store: Any, files: Sequence[StateFile], swift: bool) -> None:
         self.check()
         for file in files:
-            store.counts.update(decode(self._held[base_name(file.name)]))
+            store.counts.update(decode(self._data(base_name(file.name))))
 
     def give_own(self, names: Mapping[str, bool], generation: int) -> None:
         return None

@@ -71,6 +71,25 @@ def test_a_version_goes_down_the_chain(cluster: Cluster) -> None:
     assert not kinds(cluster, 0, 2)
 
 
+def test_what_has_arrived_of_a_version_is_not_taken_for_old(cluster: Cluster) -> None:
+    versions(cluster, 1, trim=False)
+    for _ in range(2):
+        cluster.change()
+        cluster.snapshot(tell=False)
+    cluster.tell()  # the successors get the newest one only, which has two files that they lack
+    files = cluster.network.agents[1]._members[SUBTASK].replica._held
+    while len(files) < 2:
+        assert cluster.network.step()
+    cluster.trim(1)
+    cluster.network.settle()
+    for slot in (1, 2):
+        agent = cluster.network.agents[slot]
+        replica = agent._members[SUBTASK].replica
+        assert not replica.missing(replica.staged[3].files)
+        assert not agent.figures.files_from_storage
+    cluster.promote(1, 3)
+
+
 def test_only_what_is_missing_is_sent(cluster: Cluster) -> None:
     versions(cluster, 8)
     sent = [decode(frame) for *pair, frame in cluster.network.sent if pair == [0, 1]]
