@@ -131,8 +131,8 @@ class Replica:
         return self.staged[max(numbers)] if numbers else None
 
     def forget_before(self, number: int, arriving: Sequence[StateFile] = ()) -> None:
-        """Versions older than ``number`` are not needed any more, nor the files that only they name. ``arriving``: files
-        of a version some of whose files are here and some not."""
+        """Versions older than ``number`` are not needed any more, nor the files that only they name. ``arriving``: the
+        files of a version of which some are here and some not."""
         for old in [other for other in self.staged if other < number]:
             del self.staged[old]
         for copy in list(self._copies):

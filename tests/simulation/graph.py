@@ -51,6 +51,7 @@ class SimGraph:
             inputs = tuple(x.edge for x in self.exchanges if x.consumer == at)
             outputs = tuple(x.edge for x in self.exchanges if x.producer == at)
             self.vertices.append(Vertex(f"v{at}", (at,), inputs, outputs, not inputs))
+        self._consumers: dict[ChannelId, SubtaskId] = {}
         self._inputs: dict[SubtaskId, list[tuple[ChannelId, SubtaskId]]] = {}
         self._by_name = {vertex.name: vertex for vertex in self.vertices}
 
@@ -77,6 +78,13 @@ class SimGraph:
                 for edge in self.vertex_of(subtask.vertex).inputs
                 for index in range(parallelism)
             ]
+        return found
+
+    def consumer_of(self, channel: ChannelId) -> SubtaskId:
+        found = self._consumers.get(channel)
+        if found is None:
+            found = SubtaskId(self.consumer_vertex(channel.edge).name, channel.consumer)
+            self._consumers[channel] = found
         return found
 
     @property
