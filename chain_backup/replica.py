@@ -147,9 +147,10 @@ class Replica:
         finally:
             part.unlink(missing_ok=True)
 
-    def _prune(self) -> None:
-        """Remove files that no staged version names. A RocksDB has names, or copies, of its own."""
+    def _prune(self, arriving: Sequence[StateFile]) -> None:
+        """Remove files that no staged version names, nor the one arriving. A RocksDB has names of its own, or copies."""
         needed = {base_name(file.name) for version in self.staged.values() for file in version.files}
+        needed.update(base_name(file.name) for file in arriving)
         for name in sorted(self._held.keys() - needed):
             (self._files / name).unlink(missing_ok=True)
             del self._held[name]
@@ -168,14 +169,17 @@ class Replica:
         numbers = [number for number in self.staged if number <= up_to]
         return self.staged[max(numbers)] if numbers else None
 
-    def forget_before(self, number: int) -> None:
-        """Versions older than ``number`` are not needed any more, nor the files that only they name."""
+    def forget_before(self, number: int, arriving: Sequence[StateFile] = ()) -> None:
+        """Versions older than ``number`` are not needed any more, nor the files that only they name.
+
+        ``arriving``: the files of a version of which some are held and others on their way.
+        """
         for old in [other for other in self.staged if other < number]:
             del self.staged[old]
         for copy in list(self._copies):
             if not any(copy.begins(version.files) for version in self.staged.values()):
                 self._leave(copy)
-        self._prune()
+        self._prune(arriving)
 
     # -- the store ------------------------------------------------------------------------------------------------
 

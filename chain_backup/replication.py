@@ -227,7 +227,7 @@ class ReplicationAgent:
         replica = member.replica
         trimmed = replica.newest(self._trimmed)
         if trimmed is not None:
-            replica.forget_before(trimmed.number)
+            replica.forget_before(trimmed.number, () if member.inbound is None else member.inbound.files)
         if member.active is None:
             try:
                 if trimmed is not None:

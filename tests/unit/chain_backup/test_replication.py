@@ -218,6 +218,26 @@ def test_versions_that_were_trimmed_to_leave_nothing_behind(cluster: Cluster) ->
 # -- promotion --------------------------------------------------------------------------------------------------------
 
 
+def test_files_of_a_version_that_is_still_arriving_are_kept(cluster: Cluster, small_chunks: None) -> None:
+    """One file of two is there when an older version is trimmed to, which names neither."""
+    versions(cluster, 1)
+    cluster.form(0, 1)
+    for _ in range(2):
+        cluster.change()
+        latest = cluster.snapshot(tell=False)
+    new = names(cluster.handles[latest]) - names(cluster.handles[1])
+    assert len(new) == 2
+    cluster.tell()
+    while not new & replica_files(cluster, 1):
+        assert cluster.network.step()
+    cluster.trim(1)
+    cluster.network.settle()
+    assert latest in cluster.staged(1)
+    assert new <= replica_files(cluster, 1)
+    cluster.promote(1, latest)
+    assert cluster.network.agents[1].figures.files_from_storage == 0
+
+
 @pytest.mark.parametrize("slot", [1, 2])
 @pytest.mark.parametrize("trimmed", [True, False])
 @pytest.mark.parametrize("shared_memory", [True, False])
