@@ -32,7 +32,8 @@ class Kind(IntEnum):
     """OFFER, CHUNK go down the chain; WANT, ACK, STAGED, FAILED answer; RESYNC, PROBE, ECHO go either way."""
 
     OFFER = 1
-    """There is a version; ``base``: the newest that the successor is known to have; payload: its handle."""
+    """There is a version; ``base``: the newest that the successor is known to have; ``lacks``: those of its files that
+    the sender does not have; payload: its handle."""
     WANT = 2
     """``files``: name and first byte wanted of each; ``round`` counts the times that this transfer asked."""
     CHUNK = 3
@@ -52,7 +53,7 @@ class Kind(IntEnum):
 
 _INTEGER = (int,)
 _EXTRA: dict[Kind, dict[str, tuple[type, ...]]] = {
-    Kind.OFFER: {"base": _INTEGER},
+    Kind.OFFER: {"base": _INTEGER, "lacks": (list,)},
     Kind.WANT: {"files": (list,), "round": _INTEGER},
     Kind.CHUNK: {"name": (str,), "offset": _INTEGER, "round": _INTEGER},
     Kind.ACK: {"round": _INTEGER},

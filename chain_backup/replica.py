@@ -10,6 +10,8 @@ Rules:
   old files hold) a new RocksDB is made of the version's files, from links, without reading them;
 - such a new RocksDB is made as soon as the version is held, beside the old one, which stays until the version is
   trimmed to: a promotion finds either;
+- a base says what it replaces. Who holds that *makes do* with it: a version on such a base is taken at once, and the
+  base fetched beside it, for the versions after it;
 - a version number alone is not believed: a failover may have given it to another content.
 
 One thread. Layout of ``folder``: ``replica/<generation>-<checkpoint>-<n>.sst[.part]``, ``standby-<n>/`` (RocksDB).
@@ -31,7 +33,7 @@ from typing import Any
 from flinkplus.errors import CorruptState
 from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, Prepared, parse_files
 from flinkplus.state.delta import StateFile
-from flinkplus.state.files import file_chunks, link_or_copy
+from flinkplus.state.files import file_chunks, link_or_copy, sync_file
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
@@ -61,12 +63,24 @@ def files_of(handle: dict[str, Any], folder: str) -> tuple[StateFile, ...]:
 
 @dataclass(slots=True)
 class StagedVersion:
-    """A version of which every file is held. ``generation``: of the chain it was last offered in, or made in."""
+    """A version that is held whole. ``generation``: of the chain it was last offered in, or made in.
+
+    ``named``: the files of its handle; ``files``: those that it is made of here, which come to the same.
+    """
 
     number: int
     generation: int
     handle: bytes
+    named: tuple[StateFile, ...]
     files: tuple[StateFile, ...]
+
+    def instead_of(self, base: StateFile) -> tuple[StateFile, ...]:
+        """The files here that hold what ``base`` does; none when that is not known."""
+        if tuple(file.name for file in self.named) == base.replaces:
+            return self.files
+        if self.named and self.named[0] == base:
+            return self.files[: len(self.files) - len(self.named) + 1]
+        return ()
 
 
 @dataclass(slots=True)
@@ -111,11 +125,35 @@ class Replica:
         return self._held.get(base_name(file.name)) == file
 
     def missing(self, files: Sequence[StateFile]) -> list[StateFile]:
-        return [file for file in files if not self.holds(file)]
+        """Those of ``files`` that are needed and not held."""
+        return [file for file in self.make_do(files) if not self.holds(file)]
+
+    def make_do(self, files: Sequence[StateFile]) -> tuple[StateFile, ...]:
+        """``files``, or, if their base is not held, but what it replaces is, that and the rest of them."""
+        if files and files[0].replaces and not self.holds(files[0]):
+            for version in self.staged.values():
+                if older := version.instead_of(files[0]):
+                    return (*older, *files[1:])
+        return tuple(files)
+
+    def lacks(self, files: Sequence[StateFile]) -> list[str]:
+        """Names (without folder) of those that are not held, whether they are needed or not."""
+        return [base_name(file.name) for file in files if not self.holds(file)]
+
+    @property
+    def wanted_base(self) -> StateFile | None:
+        """The base of the newest version, if that makes do without it."""
+        newest = self.newest(max(self.staged, default=0))
+        makes_do = newest is not None and newest.named != newest.files and not self.holds(newest.named[0])
+        return newest.named[0] if newest is not None and makes_do else None
 
     def part_path(self, file: StateFile) -> Path:
         """Where a file is while it arrives."""
         return self._files / (base_name(file.name) + ".part")
+
+    def fetched_path(self, file: StateFile) -> Path:
+        """Where a file is while it is fetched beside everything else."""
+        return self._files / (base_name(file.name) + ".fetched")
 
     def adopt(self, file: StateFile, verified: Path) -> None:
         """``verified`` (in the same folder) has exactly the bytes of ``file``: it is held from now on."""
@@ -130,26 +168,37 @@ class Replica:
         self.drop_stores()
         if self._untidy is not None and self._untidy[0] != generation:
             self._untidy = None  # the promoted state is gone, and another has its own files here
+        for file in files:
+            if not self.holds(file):
+                with contextlib.suppress(OSError):
+                    link_or_copy(self._folder / FILES_FOLDER / base_name(file.name), self.path(file))
+                    self._held[base_name(file.name)] = file
         for file in self.missing(files):
-            try:
-                link_or_copy(self._folder / FILES_FOLDER / base_name(file.name), self.path(file))
-                self._held[base_name(file.name)] = file
-            except OSError:
-                self.fetch(file)
+            self.fetch(file)
 
     def fetch(self, file: StateFile) -> None:
         """Hold a file of the durable storage: slow. ``CorruptState``, ``StateError`` when storage has it not."""
         part = self.part_path(file)
         try:
-            self._storage.download(file.name, part)
-            file.check(file_chunks(part), file.name)
+            self.download(file, part)
             self.adopt(file, part)
         finally:
             part.unlink(missing_ok=True)
 
+    def download(self, file: StateFile, path: Path) -> None:
+        """Have a file of the durable storage at ``path``, checked, and on disk as far as that matters. Any thread."""
+        try:
+            self._storage.download(file.name, path)
+            file.check(file_chunks(path), file.name)
+            if file.bytes > SMALL_BYTES:  # or RocksDB would wait for the disk when it takes in the file
+                sync_file(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
     def _prune(self, arriving: Sequence[StateFile]) -> None:
-        """Remove files that no staged version names, nor the one arriving. A RocksDB has names of its own, or copies."""
-        needed = {base_name(file.name) for version in self.staged.values() for file in version.files}
+        """Remove files that no staged version names, nor the one arriving. A RocksDB has its own names, or copies."""
+        needed = {base_name(file.name) for version in self.staged.values() for file in (*version.files, *version.named)}
         needed.update(base_name(file.name) for file in arriving)
         for name in sorted(self._held.keys() - needed):
             (self._files / name).unlink(missing_ok=True)
@@ -158,11 +207,12 @@ class Replica:
     # -- versions -------------------------------------------------------------------------------------------------
 
     def stage(self, number: int, generation: int, handle: bytes, files: tuple[StateFile, ...]) -> None:
-        """All of a version is held. What older generations made of this number and later ones is void by that."""
+        """A version is held whole. What older generations made of this number and later ones is void by that."""
+        made_of = self.make_do(files)
         void = [v.number for v in self.staged.values() if v.number >= number and v.generation < generation]
         for other in void:
             del self.staged[other]
-        self.staged[number] = StagedVersion(number, generation, handle, files)
+        self.staged[number] = StagedVersion(number, generation, handle, files, made_of)
 
     def newest(self, up_to: int) -> StagedVersion | None:
         """The newest staged version that is not newer than ``up_to``."""
@@ -264,7 +314,7 @@ class Replica:
         """A RocksDB, brought to ``files`` and given away. Files that are not held come from storage first."""
         for file in self.missing(files):
             self.fetch(file)
-        copy = self._bring(files, swift=True) if files else None
+        copy = self._bring(self.make_do(files), swift=True) if files else None
         if copy is not None:
             self._copies.remove(copy)
         for other in list(self._copies):
@@ -292,7 +342,7 @@ class Replica:
         newest = self.newest(max(self.staged, default=0))
         for file in files:
             target = folder / base_name(file.name)
-            if self.holds(file) and newest is not None and file in newest.files and not target.exists():
+            if self.holds(file) and newest is not None and file in newest.named and not target.exists():
                 with contextlib.suppress(OSError):
                     os.link(self.path(file), target)
 
