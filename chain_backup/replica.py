@@ -14,51 +14,24 @@ Rules:
   base fetched beside it, for the versions after it;
 - a version number alone is not believed: a failover may have given it to another content.
 
-One thread. Layout of ``folder``: ``replica/<generation>-<checkpoint>-<n>.sst[.part]``, ``standby-<n>/`` (RocksDB).
+One thread. Files, RocksDB and durable storage are behind ``Disk``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import os
-import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from chain_backup.disk import FILE_NAME, Disk, base_name
 from flinkplus.errors import CorruptState
-from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, Prepared, parse_files
+from flinkplus.state.backend import Prepared, parse_files
 from flinkplus.state.delta import StateFile
-from flinkplus.state.files import file_chunks, link_or_copy, sync_file
-from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
-_FILE_NAME = re.compile(r"^(?P<generation>\d+)-\d+-\d+\.sst$")
-SMALL_BYTES = 1 << 20
-"""Files up to this are taken in without waiting for the disk, also when there is time."""
-
-log = logging.getLogger("flinkplus")
-
-
-def base_name(name: str) -> str:
-    """What a state file is called within its subtask's folders."""
-    return name.rpartition("/")[2]
-
-
-def files_of(handle: dict[str, Any], folder: str) -> tuple[StateFile, ...]:
-    """The files of a handle, which must all be of the subtask that has ``folder``; ``CorruptState`` otherwise."""
-    if not handle:
-        return ()
-    files = parse_files(handle)
-    for file in files:
-        prefix, _, name = file.name.rpartition("/")
-        if prefix != folder or not _FILE_NAME.match(name) or file.bytes <= 0:
-            raise CorruptState(f"a version in {folder!r} names the state file {file.name!r} of {file.bytes} bytes")
-    return files
+_to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 @dataclass(slots=True)
@@ -96,30 +69,28 @@ class _Copy:
 
 
 class Replica:
-    """The copy of one subtask. ``folder``: the subtask's, in the slot's work directory."""
+    """The copy of one subtask, whose files are on ``disk``."""
 
-    def __init__(self, folder: Path, storage: CheckpointStorage) -> None:
+    def __init__(self, disk: Disk) -> None:
         self.staged: dict[int, StagedVersion] = {}
-        self._folder = folder
-        self._storage = storage
-        self._files = folder / REPLICA_FOLDER
-        shutil.rmtree(self._files, ignore_errors=True)  # of a dead process: nothing says what was checked
-        self._files.mkdir(parents=True)
+        self.disk = disk
         self._held: dict[str, StateFile] = {}
         self._copies: list[_Copy] = []  # at most two: of what was trimmed to, and one ahead of it
         self._left: list[SubtaskStore] = []  # to be removed when there is time
-        self._opened = 0
         self._untidy: tuple[int, tuple[StateFile, ...]] | None = None
-
-    @property
-    def folder_name(self) -> str:
-        return self._folder.name
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def path(self, file: StateFile) -> Path:
-        """Where a held file is."""
-        return self._files / base_name(file.name)
+    def files_of(self, handle: dict[str, Any]) -> tuple[StateFile, ...]:
+        """The files of a handle; ``CorruptState`` unless they are all of this subtask."""
+        files = parse_files(handle) if handle else ()
+        for file in files:
+            folder, _, name = file.name.rpartition("/")
+            if folder != self.disk.folder or not FILE_NAME.match(name) or file.bytes <= 0:
+                raise CorruptState(
+                    f"a version in {self.disk.folder!r} names the state file {file.name!r} of {file.bytes} bytes"
+                )
+        return files
 
     def holds(self, file: StateFile) -> bool:
         return self._held.get(base_name(file.name)) == file
@@ -147,17 +118,9 @@ class Replica:
         makes_do = newest is not None and newest.named != newest.files and not self.holds(newest.named[0])
         return newest.named[0] if newest is not None and makes_do else None
 
-    def part_path(self, file: StateFile) -> Path:
-        """Where a file is while it arrives."""
-        return self._files / (base_name(file.name) + ".part")
-
-    def fetched_path(self, file: StateFile) -> Path:
-        """Where a file is while it is fetched beside everything else."""
-        return self._files / (base_name(file.name) + ".fetched")
-
-    def adopt(self, file: StateFile, verified: Path) -> None:
-        """``verified`` (in the same folder) has exactly the bytes of ``file``: it is held from now on."""
-        verified.replace(self.path(file))
+    def adopt(self, file: StateFile) -> None:
+        """What arrived has exactly the bytes of ``file``: it is held from now on."""
+        self.disk.adopt(base_name(file.name))
         self._held[base_name(file.name)] = file
 
     def take_own(self, files: Sequence[StateFile], generation: int) -> None:
@@ -171,37 +134,27 @@ class Replica:
         for file in files:
             if not self.holds(file):
                 with contextlib.suppress(OSError):
-                    link_or_copy(self._folder / FILES_FOLDER / base_name(file.name), self.path(file))
+                    self.disk.take_own(base_name(file.name))
                     self._held[base_name(file.name)] = file
         for file in self.missing(files):
             self.fetch(file)
 
     def fetch(self, file: StateFile) -> None:
         """Hold a file of the durable storage: slow. ``CorruptState``, ``StateError`` when storage has it not."""
-        part = self.part_path(file)
-        try:
-            self.download(file, part)
-            self.adopt(file, part)
-        finally:
-            part.unlink(missing_ok=True)
+        self.disk.download(file)
+        self.adopt_downloaded(file)
 
-    def download(self, file: StateFile, path: Path) -> None:
-        """Have a file of the durable storage at ``path``, checked, and on disk as far as that matters. Any thread."""
-        try:
-            self._storage.download(file.name, path)
-            file.check(file_chunks(path), file.name)
-            if file.bytes > SMALL_BYTES:  # or RocksDB would wait for the disk when it takes in the file
-                sync_file(path)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+    def adopt_downloaded(self, file: StateFile) -> None:
+        """``disk.download`` of it has ended: it is held from now on."""
+        self.disk.adopt_downloaded(base_name(file.name))
+        self._held[base_name(file.name)] = file
 
     def _prune(self, arriving: Sequence[StateFile]) -> None:
-        """Remove files that no staged version names, nor the one arriving. A RocksDB has its own names, or copies."""
+        """Remove files that no staged version names, nor the one that is arriving."""
         needed = {base_name(file.name) for version in self.staged.values() for file in (*version.files, *version.named)}
         needed.update(base_name(file.name) for file in arriving)
         for name in sorted(self._held.keys() - needed):
-            (self._files / name).unlink(missing_ok=True)
+            self.disk.remove(name)
             del self._held[name]
 
     # -- versions -------------------------------------------------------------------------------------------------
@@ -259,7 +212,7 @@ class Replica:
             self._copies.append(copy)
         elif copy.files != files:
             try:
-                self._ingest(copy.store, files[len(copy.files) :], swift)
+                self.disk.ingest(copy.store, files[len(copy.files) :], swift)
             except BaseException:
                 self._leave(copy)
                 raise
@@ -267,32 +220,14 @@ class Replica:
         return copy
 
     def _make(self, files: tuple[StateFile, ...], swift: bool = False) -> _Copy:
-        store = self._open_store()
+        store = self.disk.new_store()
         try:
-            self._ingest(store, files, swift)
+            self.disk.ingest(store, files, swift)
             store.check_format()
         except BaseException:
             store.destroy()
             raise
         return _Copy(files, store)
-
-    def _open_store(self) -> SubtaskStore:
-        while True:
-            self._opened += 1
-            directory = self._folder / f"standby-{self._opened}"
-            if not directory.exists():  # a dead process may have left one
-                return SubtaskStore(directory, quiet=True)
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def _ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
-        links = [self.path(file).with_suffix(".ingest") for file in files]
-        try:
-            for file, link in zip(files, links, strict=True):
-                link_or_copy(self.path(file), link)
-            store.ingest(links, swift or sum(file.bytes for file in files) <= SMALL_BYTES)
-        finally:
-            for link in links:
-                link.unlink(missing_ok=True)
 
     def _leave(self, copy: _Copy) -> None:
         self._copies.remove(copy)
@@ -332,26 +267,16 @@ class Replica:
             return
         generation, files = self._untidy
         self._untidy = None
-        folder = self._folder / FILES_FOLDER
-        folder.mkdir(exist_ok=True)
-        needed = {base_name(file.name) for file in files}
-        for path in list(folder.iterdir()):
-            match = _FILE_NAME.match(path.name)
-            if match and path.name not in needed and int(match["generation"]) < generation:
-                path.unlink(missing_ok=True)
         newest = self.newest(max(self.staged, default=0))
-        for file in files:
-            target = folder / base_name(file.name)
-            if self.holds(file) and newest is not None and file in newest.named and not target.exists():
-                with contextlib.suppress(OSError):
-                    os.link(self.path(file), target)
+        wanted = () if newest is None else newest.named
+        self.disk.give_own({base_name(file.name): file in wanted and self.holds(file) for file in files}, generation)
 
     def close(self) -> None:
         """Stop and remove everything."""
         self.drop_stores()
-        shutil.rmtree(self._files, ignore_errors=True)
+        self.disk.close()
 
 
 def encode_handle(handle: dict[str, Any]) -> bytes:
     """A handle as bytes, the same for the same content."""
-    return json.dumps(handle, sort_keys=True, separators=(",", ":")).encode()
+    return _to_json(handle).encode()

@@ -30,21 +30,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import assert_never
 
 from chain_backup import frames
+from chain_backup.disk import OpenDisk, base_name
 from chain_backup.frames import NO_TOPIC, Frame, Kind, Topic, decode
 from chain_backup.members import Chain, Member, ReplicationFigures
-from chain_backup.replica import Replica, StagedVersion, base_name, encode_handle, files_of
+from chain_backup.replica import Replica, StagedVersion, encode_handle
 from chain_backup.transfers import MAX_RESYNCS, MAX_TRIES, Hop, Inbound, Outbound, Partial, Send
 from flinkplus.errors import CorruptState, PeerProtocolError, StateError
-from flinkplus.state.backend import Prepared, folder_name
+from flinkplus.state.backend import Prepared
 from flinkplus.state.delta import StateFile
-from flinkplus.state.storage import CheckpointStorage
 
 MAX_EARLY_OFFERS = 1024
 MAX_BEHIND = 2
@@ -74,22 +72,23 @@ class ReplicationAgent:
     it breaks. ``staged(subtask, generation, version)``: this slot, as a standby, holds all of it. ``later(work)``: run
     ``work`` in the same thread behind all that waits there (some ms of RocksDB for each standby and version); at once,
     if nothing is given. ``beside(work, done)``: run ``work`` in another thread, then ``done`` with its error in this.
+    ``open_disk``: where the copies are. ``clock_ns``: for numbers that rise from one process of a slot to the next.
     """
 
     def __init__(
         self,
         slot: int,
-        work_dir: Path,
-        storage: CheckpointStorage,
+        open_disk: OpenDisk,
         send: Send,
         staged: Staged,
         later: Callable[[Callable[[], None]], None] = lambda work: work(),
         beside: Beside = at_once,
+        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.slot = slot
         self.figures = ReplicationFigures()
-        self._work_dir = work_dir
-        self._storage = storage
+        self._open_disk = open_disk
+        self._clock_ns = clock_ns
         self._send = send
         self._report = staged
         self._later = later
@@ -139,8 +138,7 @@ class ReplicationAgent:
     def _member(self, subtask: str) -> Member:
         member = self._members.get(subtask)
         if member is None:
-            folder = self._work_dir / folder_name(subtask)
-            member = self._members[subtask] = Member(subtask, Replica(folder, self._storage))
+            member = self._members[subtask] = Member(subtask, Replica(self._open_disk(subtask)))
         return member
 
     def _drop(self, member: Member) -> None:
@@ -158,7 +156,7 @@ class ReplicationAgent:
 
     def _new_stream(self) -> int:
         """Numbers that rise, also from one process of a slot to the next."""
-        self._streams = max(self._streams + 1, time.time_ns())
+        self._streams = max(self._streams + 1, self._clock_ns())
         return self._streams
 
     def peer_connected(self, peer: int) -> None:
@@ -178,7 +176,7 @@ class ReplicationAgent:
         member = self._member(subtask)
         if generation < member.generation or generation <= member.fenced:
             return  # too late: its successor is another
-        files = files_of(handle, member.replica.folder_name)
+        files = member.replica.files_of(handle)
         number = int(handle["checkpoint"])
         member.active = generation
         member.inbound = None
@@ -194,7 +192,7 @@ class ReplicationAgent:
         ``CorruptState`` or ``StateError`` when there is no way to them; nothing is promoted then.
         """
         member = self._member(subtask)
-        files = files_of(handle, member.replica.folder_name)
+        files = member.replica.files_of(handle)
         member.inbound = None
         self._discard_partial(member)
         self.figures.files_from_storage += len(member.replica.missing(files))
@@ -271,9 +269,10 @@ class ReplicationAgent:
         self._transfers += 1
         topic = Topic(member.subtask, version.generation, version.number, self._transfers)
         replica = member.replica
-        sources = {base_name(file.name): replica.path(file) for file in version.named if replica.holds(file)}
+        names = frozenset(base_name(file.name) for file in version.named if replica.holds(file))
+        transfer = Outbound(topic, names, replica.disk.open)
         lacks = replica.lacks(version.named)
-        self._hop(successor).begin(Outbound(topic, sources), member.successor_staged, lacks, version.handle)
+        self._hop(successor).begin(transfer, member.successor_staged, lacks, version.handle)
 
     def _new_version(self, member: Member) -> None:
         """A version was staged here. If one is still under way, see to it that it does not wait for what was lost."""
@@ -290,10 +289,11 @@ class ReplicationAgent:
             hop.say(Kind.PROBE, NO_TOPIC)
 
     def _next_version(self, member: Member) -> StagedVersion | None:
+        known = max(member.successor_staged, member.refused)
         waiting = sorted(
             version.number
             for version in member.replica.staged.values()
-            if version.generation == member.generation and version.number > max(member.successor_staged, member.refused)
+            if version.number > known and version.generation == member.generation
         )
         if not waiting:
             return None
@@ -374,7 +374,7 @@ class ReplicationAgent:
         match frame.kind:
             case Kind.WANT:
                 wanted = [(str(name), int(offset)) for name, offset in frame.fields["files"]]
-                if all(name in transfer.sources for name, _ in wanted):
+                if all(name in transfer.names for name, _ in wanted):
                     transfer.want(frame.fields["round"], wanted)
                     hop.start(member.subtask)
             case Kind.ACK:
@@ -403,7 +403,7 @@ class ReplicationAgent:
         handle = bytes(frame.payload)
         known = member.replica.staged.get(topic.version)
         try:
-            files = files_of(json.loads(handle), member.replica.folder_name)
+            files = member.replica.files_of(json.loads(handle))
         except (ValueError, TypeError, CorruptState) as error:
             self._hop(peer).say(Kind.FAILED, topic, {"reason": str(error)})
             return
@@ -438,7 +438,7 @@ class ReplicationAgent:
         if member is not None and frame.topic.generation < member.generation:
             return
         if subtask in self._early or len(self._early) < MAX_EARLY_OFFERS:
-            self._early[subtask] = (peer, replace(frame, payload=memoryview(bytes(frame.payload))))
+            self._early[subtask] = (peer, frame._replace(payload=memoryview(bytes(frame.payload))))
 
     def _ask(self, member: Member, inbound: Inbound) -> None:
         """Ask for what is missing, from where it stops."""
@@ -470,7 +470,7 @@ class ReplicationAgent:
             return
         try:
             if partial is None:
-                partial = member.partial = Partial.begin(file, member.replica.part_path(file))
+                partial = member.partial = Partial.begin(file, member.replica.disk)
             partial.append(frame.payload)
         except OSError as error:
             self._refuse(member, inbound, f"{file.name} cannot be written: {error}")
@@ -487,7 +487,7 @@ class ReplicationAgent:
             return
         partial.close()
         member.partial = None
-        member.replica.adopt(partial.file, partial.path)
+        member.replica.adopt(partial.file)
         inbound.missing.popleft()
         self._go_on(member, inbound)
 
@@ -511,20 +511,20 @@ class ReplicationAgent:
         file = needed[0] if needed else member.replica.wanted_base
         if file is None:
             return
-        replica, path = member.replica, member.replica.fetched_path(file)
         member.fetching = file
-        self._beside(lambda: replica.download(file, path), lambda error: self._fetched(member, file, path, error))
+        disk = member.replica.disk
+        self._beside(lambda: disk.download(file), lambda error: self._fetched(member, file, error))
 
-    def _fetched(self, member: Member, file: StateFile, path: Path, error: Exception | None) -> None:
+    def _fetched(self, member: Member, file: StateFile, error: Exception | None) -> None:
         member.fetching = None
         if self._members.get(member.subtask) is not member:
-            path.unlink(missing_ok=True)
             return
         inbound = member.inbound
         needed = inbound is not None and file in inbound.stored
         if error is None and (needed or file == member.replica.wanted_base):
-            member.replica.adopt(file, path)
-        path.unlink(missing_ok=True)
+            member.replica.adopt_downloaded(file)
+        elif error is None:
+            member.replica.disk.discard_downloaded(base_name(file.name))
         if error is not None and not needed:
             log.info("%s goes on without its new base for now: %s", member.subtask, error)
             return  # the next version is another chance

@@ -228,9 +228,9 @@ class Slot(SlotOrders):
                 self._data.flush()
         return progress
 
-    def guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
+    def guard(self, subtask: Subtask, action: Callable[..., None], /, *arguments: Any) -> None:
         try:
-            action()
+            action(*arguments)
         except Exception as error:
             log.info("subtask %s failed", subtask.id, exc_info=True)
             self._fail(subtask, error)
@@ -283,7 +283,7 @@ class Slot(SlotOrders):
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:
-                    self.guard(subtask, lambda: subtask.persisted(checkpoint, handle, reason))
+                    self.guard(subtask, subtask.persisted, checkpoint, handle, reason)
             case PeerConnected(peer, incarnation):
                 self.peer_connected(peer, incarnation)
             case PeerBroken(peer, incarnation, reason):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chain_backup.disk import SlotDisk
 from chain_backup.replication import ReplicationAgent
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.wire import Kind, Message, encode
@@ -60,7 +61,12 @@ class Standbys:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-standbys")
         self._fetching = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-fetching")
         self._agent = ReplicationAgent(
-            slot, work_dir, storage, self._send_frame, staged, later=self._post, beside=self._beside
+            slot,
+            lambda subtask: SlotDisk(work_dir, subtask, storage),
+            self._send_frame,
+            staged,
+            later=self._post,
+            beside=self._beside,
         )
 
     def _send_frame(self, slot: int, frame: bytes) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chain_backup.disk import OpenDisk, SlotDisk
 from chain_backup.replication import Beside, ReplicationAgent, at_once
 from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState
 from flinkplus.state.backend import Prepared
@@ -150,6 +151,9 @@ class Cluster:
     def work(self, slot: int) -> Path:
         return self.root / f"slot-{slot}-{self.incarnations[slot]}"
 
+    def disks(self, slot: int) -> OpenDisk:
+        return lambda subtask: SlotDisk(self.work(slot), subtask, self.storage)
+
     def start(self, slot: int) -> None:
         """A slot's process begins, with nothing on its disk."""
         self.incarnations[slot] = self.incarnations.get(slot, 0) + 1
@@ -158,13 +162,13 @@ class Cluster:
             assert subtask == SUBTASK
             self.reports.append((slot, generation, version))
 
-        network, work = self.network, self.work(slot)
+        network = self.network
         agent = (
             ReplicationAgent(
-                slot, work, self.storage, network.sender(slot), staged, network.later(slot), network.beside(slot)
+                slot, self.disks(slot), network.sender(slot), staged, network.later(slot), network.beside(slot)
             )
             if self.postpone
-            else ReplicationAgent(slot, work, self.storage, network.sender(slot), staged)
+            else ReplicationAgent(slot, self.disks(slot), network.sender(slot), staged)
         )
         self.network.agents[slot] = agent
         for other in sorted(self.network.agents):

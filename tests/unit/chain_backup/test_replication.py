@@ -97,7 +97,7 @@ def test_many_subtasks_share_the_hop(tmp_path: Path, small_chunks: None) -> None
     reports: list[str] = []
     cluster.network.agents[1].close()
     cluster.network.agents[1] = ReplicationAgent(
-        1, cluster.work(1), cluster.storage, cluster.network.sender(1), lambda name, *_: reports.append(name)
+        1, cluster.disks(1), cluster.network.sender(1), lambda name, *_: reports.append(name)
     )
     for agent in cluster.network.agents.values():
         agent.form({name: (1, (0, 1)) for name in subtasks})
