@@ -3,8 +3,8 @@
 Rules: files go by the names that they have within their subtask's folders; every call may raise ``OSError``, those that
 read state also ``CorruptState`` and ``StateError``.
 
-Layout of a folder: ``replica/<generation>-<checkpoint>-<n>.sst[.part]``, ``standby-<n>/`` (RocksDB); beside them what
-the active state of this slot has there.
+Layout of a folder: ``replica/<generation>-<checkpoint>-<n>.sst[.part|.downloaded]``, ``standby-<n>/`` (RocksDB); beside
+them what the active state of this slot has there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol, TypeAlias
 
 from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, folder_name
 from flinkplus.state.delta import StateFile
-from flinkplus.state.files import file_chunks, link_or_copy
+from flinkplus.state.files import file_chunks, link_or_copy, sync_file
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
@@ -78,8 +78,14 @@ class Disk(Protocol):
     def take_own(self, name: str) -> None:
         """Hold a file that the active state on this slot has."""
 
-    def fetch(self, file: StateFile) -> None:
-        """Hold a file of durable storage, checked: slow."""
+    def download(self, file: StateFile) -> None:
+        """Have a file of durable storage here, checked; it is not held until it is adopted. Slow; in any thread."""
+
+    def adopt_downloaded(self, name: str) -> None:
+        """What was downloaded is held from now on."""
+
+    def discard_downloaded(self, name: str) -> None:
+        """Remove what was downloaded."""
 
     def new_store(self) -> SubtaskStore:
         """A new, empty RocksDB."""
@@ -165,15 +171,25 @@ class SlotDisk:
     def take_own(self, name: str) -> None:
         link_or_copy(self._folder / FILES_FOLDER / name, self._files / name)
 
-    def fetch(self, file: StateFile) -> None:
-        name = base_name(file.name)
-        part = self._part(name)
+    def _downloaded(self, name: str) -> Path:
+        return self._files / (name + ".downloaded")
+
+    def download(self, file: StateFile) -> None:
+        path = self._downloaded(base_name(file.name))
         try:
-            self._storage.download(file.name, part)
-            file.check(file_chunks(part), file.name)
-            self.adopt(name)
-        finally:
-            part.unlink(missing_ok=True)
+            self._storage.download(file.name, path)
+            file.check(file_chunks(path), file.name)
+            if file.bytes > SMALL_BYTES:  # or RocksDB would wait for the disk when it takes in the file
+                sync_file(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def adopt_downloaded(self, name: str) -> None:
+        self._downloaded(name).replace(self._files / name)
+
+    def discard_downloaded(self, name: str) -> None:
+        self._downloaded(name).unlink(missing_ok=True)
 
     def new_store(self) -> SubtaskStore:
         while True:

@@ -34,7 +34,8 @@ class Kind(IntEnum):
     """OFFER, CHUNK go down the chain; WANT, ACK, STAGED, FAILED answer; RESYNC, PROBE, ECHO go either way."""
 
     OFFER = 1
-    """There is a version; ``base``: the newest that the successor is known to have; payload: its handle."""
+    """There is a version; ``base``: the newest that the successor is known to have; ``lacks``: those of its files that
+    the sender does not have; payload: its handle."""
     WANT = 2
     """``files``: name and first byte wanted of each; ``round`` counts the times that this transfer asked."""
     CHUNK = 3
@@ -54,7 +55,7 @@ class Kind(IntEnum):
 
 _INTEGER = (int,)
 _EXTRA: dict[Kind, dict[str, tuple[type, ...]]] = {
-    Kind.OFFER: {"base": _INTEGER},
+    Kind.OFFER: {"base": _INTEGER, "lacks": (list,)},
     Kind.WANT: {"files": (list,), "round": _INTEGER},
     Kind.CHUNK: {"name": (str,), "offset": _INTEGER, "round": _INTEGER},
     Kind.ACK: {"round": _INTEGER},
@@ -89,6 +90,9 @@ class Frame(NamedTuple):
     payload: memoryview
 
 
+_KINDS = {kind.value: kind for kind in Kind}
+
+
 @lru_cache(maxsize=1024)
 def _topic_json(topic: Topic) -> str:
     """What the frames of a transfer have in common."""
@@ -112,7 +116,7 @@ def encode(
 
 def decode(data: bytes | memoryview) -> Frame:
     """The inverse; ``PeerProtocolError`` for anything that is not exactly one whole frame of this format."""
-    view = memoryview(data)
+    view = data if isinstance(data, memoryview) else memoryview(data)
     if len(view) < BEFORE_FIELDS:
         raise PeerProtocolError(f"a replication frame of {len(view)} bytes is cut inside its header")
     magic, version, kind, stream, number, field_bytes, payload_bytes = PREFIX.unpack_from(view)
@@ -129,7 +133,7 @@ def decode(data: bytes | memoryview) -> Frame:
     try:
         subtask, generation, state_version, transfer, fields = _from_json(str(body[:field_bytes], "utf-8"))
         topic = Topic(str(subtask), int(generation), int(state_version), int(transfer))
-        found = Kind(kind)
+        found = _KINDS[kind]
         for name, types in _EXTRA[found].items():
             if not isinstance(fields[name], types):
                 raise TypeError(f"{name} is {fields[name]!r}")

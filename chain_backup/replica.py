@@ -10,6 +10,8 @@ Rules:
   old files hold) a new RocksDB is made of the version's files, from links, without reading them;
 - such a new RocksDB is made as soon as the version is held, beside the old one, which stays until the version is
   trimmed to: a promotion finds either;
+- a base says what it replaces. Who holds that *makes do* with it: a version on such a base is taken at once, and the
+  base fetched beside it, for the versions after it;
 - a version number alone is not believed: a failover may have given it to another content.
 
 One thread. Files, RocksDB and durable storage are behind ``Disk``.
@@ -17,6 +19,7 @@ One thread. Files, RocksDB and durable storage are behind ``Disk``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,12 +36,24 @@ _to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 @dataclass(slots=True)
 class StagedVersion:
-    """A version of which every file is held. ``generation``: of the chain it was last offered in, or made in."""
+    """A version that is held whole. ``generation``: of the chain it was last offered in, or made in.
+
+    ``named``: the files of its handle; ``files``: those that it is made of here, which come to the same.
+    """
 
     number: int
     generation: int
     handle: bytes
+    named: tuple[StateFile, ...]
     files: tuple[StateFile, ...]
+
+    def instead_of(self, base: StateFile) -> tuple[StateFile, ...]:
+        """The files here that hold what ``base`` does; none when that is not known."""
+        if tuple(file.name for file in self.named) == base.replaces:
+            return self.files
+        if self.named and self.named[0] == base:
+            return self.files[: len(self.files) - len(self.named) + 1]
+        return ()
 
 
 @dataclass(slots=True)
@@ -81,7 +96,27 @@ class Replica:
         return self._held.get(base_name(file.name)) == file
 
     def missing(self, files: Sequence[StateFile]) -> list[StateFile]:
-        return [file for file in files if not self.holds(file)]
+        """Those of ``files`` that are needed and not held."""
+        return [file for file in self.make_do(files) if not self.holds(file)]
+
+    def make_do(self, files: Sequence[StateFile]) -> tuple[StateFile, ...]:
+        """``files``, or, if their base is not held, but what it replaces is, that and the rest of them."""
+        if files and files[0].replaces and not self.holds(files[0]):
+            for version in self.staged.values():
+                if older := version.instead_of(files[0]):
+                    return (*older, *files[1:])
+        return tuple(files)
+
+    def lacks(self, files: Sequence[StateFile]) -> list[str]:
+        """Names (without folder) of those that are not held, whether they are needed or not."""
+        return [base_name(file.name) for file in files if not self.holds(file)]
+
+    @property
+    def wanted_base(self) -> StateFile | None:
+        """The base of the newest version, if that makes do without it."""
+        newest = self.newest(max(self.staged, default=0))
+        makes_do = newest is not None and newest.named != newest.files and not self.holds(newest.named[0])
+        return newest.named[0] if newest is not None and makes_do else None
 
     def adopt(self, file: StateFile) -> None:
         """What arrived has exactly the bytes of ``file``: it is held from now on."""
@@ -96,21 +131,27 @@ class Replica:
         self.drop_stores()
         if self._untidy is not None and self._untidy[0] != generation:
             self._untidy = None  # the promoted state is gone, and another has its own files here
+        for file in files:
+            if not self.holds(file):
+                with contextlib.suppress(OSError):
+                    self.disk.take_own(base_name(file.name))
+                    self._held[base_name(file.name)] = file
         for file in self.missing(files):
-            try:
-                self.disk.take_own(base_name(file.name))
-                self._held[base_name(file.name)] = file
-            except OSError:
-                self.fetch(file)
+            self.fetch(file)
 
     def fetch(self, file: StateFile) -> None:
         """Hold a file of the durable storage: slow. ``CorruptState``, ``StateError`` when storage has it not."""
-        self.disk.fetch(file)
+        self.disk.download(file)
+        self.adopt_downloaded(file)
+
+    def adopt_downloaded(self, file: StateFile) -> None:
+        """``disk.download`` of it has ended: it is held from now on."""
+        self.disk.adopt_downloaded(base_name(file.name))
         self._held[base_name(file.name)] = file
 
     def _prune(self, arriving: Sequence[StateFile]) -> None:
         """Remove files that no staged version names, nor the one that is arriving."""
-        needed = {base_name(file.name) for version in self.staged.values() for file in version.files}
+        needed = {base_name(file.name) for version in self.staged.values() for file in (*version.files, *version.named)}
         needed.update(base_name(file.name) for file in arriving)
         for name in sorted(self._held.keys() - needed):
             self.disk.remove(name)
@@ -119,11 +160,12 @@ class Replica:
     # -- versions -------------------------------------------------------------------------------------------------
 
     def stage(self, number: int, generation: int, handle: bytes, files: tuple[StateFile, ...]) -> None:
-        """All of a version is held. What older generations made of this number and later ones is void by that."""
+        """A version is held whole. What older generations made of this number and later ones is void by that."""
+        made_of = self.make_do(files)
         void = [v.number for v in self.staged.values() if v.number >= number and v.generation < generation]
         for other in void:
             del self.staged[other]
-        self.staged[number] = StagedVersion(number, generation, handle, files)
+        self.staged[number] = StagedVersion(number, generation, handle, files, made_of)
 
     def newest(self, up_to: int) -> StagedVersion | None:
         """The newest staged version that is not newer than ``up_to``."""
@@ -131,8 +173,10 @@ class Replica:
         return self.staged[max(numbers)] if numbers else None
 
     def forget_before(self, number: int, arriving: Sequence[StateFile] = ()) -> None:
-        """Versions older than ``number`` are not needed any more, nor the files that only they name. ``arriving``: the
-        files of a version of which some are here and some not."""
+        """Versions older than ``number`` are not needed any more, nor the files that only they name.
+
+        ``arriving``: the files of a version of which some are held and others on their way.
+        """
         for old in [other for other in self.staged if other < number]:
             del self.staged[old]
         for copy in list(self._copies):
@@ -205,7 +249,7 @@ class Replica:
         """A RocksDB, brought to ``files`` and given away. Files that are not held come from storage first."""
         for file in self.missing(files):
             self.fetch(file)
-        copy = self._bring(files, swift=True) if files else None
+        copy = self._bring(self.make_do(files), swift=True) if files else None
         if copy is not None:
             self._copies.remove(copy)
         for other in list(self._copies):
@@ -224,7 +268,7 @@ class Replica:
         generation, files = self._untidy
         self._untidy = None
         newest = self.newest(max(self.staged, default=0))
-        wanted = () if newest is None else newest.files
+        wanted = () if newest is None else newest.named
         self.disk.give_own({base_name(file.name): file in wanted and self.holds(file) for file in files}, generation)
 
     def close(self) -> None:

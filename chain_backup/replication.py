@@ -16,7 +16,9 @@ Rules:
   lost with no other behind it, the next version's PROBE brings that to light;
 - retries are bounded: a file that keeps failing is taken from durable storage, a version that cannot be taken is left
   out, a hop that only loses frames falls silent until the next version or stream;
-- a standby's RocksDB gets a version when it is trimmed to, see ``replica``. Between versions nothing runs here.
+- a standby's RocksDB gets a version when it is trimmed to, see ``replica``. Between versions nothing runs here;
+- a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
+  what the predecessor does not have either, is fetched from durable storage ``beside`` everything else.
 
 Not locked: one thread calls everything. No network, no clock but for numbering streams.
 """
@@ -47,6 +49,19 @@ MAX_BEHIND = 2
 """Of how many versions a successor is sent each; one that is further behind gets the newest only."""
 
 Staged = Callable[[str, int, int], None]
+Beside = Callable[[Callable[[], None], Callable[[Exception | None], None]], None]
+
+
+def at_once(work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+    """Work that is done where it is asked for."""
+    try:
+        work()
+    except (CorruptState, StateError, OSError) as error:
+        done(error)
+    else:
+        done(None)
+
+
 log = logging.getLogger("flinkplus")
 
 
@@ -56,8 +71,8 @@ class ReplicationAgent:
     ``send(slot, frame)``: to the agent of another slot, reliable and in order while the stream lives, perhaps lost when
     it breaks. ``staged(subtask, generation, version)``: this slot, as a standby, holds all of it. ``later(work)``: run
     ``work`` in the same thread behind all that waits there (some ms of RocksDB for each standby and version); at once,
-    if nothing is given. ``open_disk``: where the copies are. ``clock_ns``: for numbers that rise from one process of a
-    slot to the next.
+    if nothing is given. ``beside(work, done)``: run ``work`` in another thread, then ``done`` with its error in this.
+    ``open_disk``: where the copies are. ``clock_ns``: for numbers that rise from one process of a slot to the next.
     """
 
     def __init__(
@@ -67,6 +82,7 @@ class ReplicationAgent:
         send: Send,
         staged: Staged,
         later: Callable[[Callable[[], None]], None] = lambda work: work(),
+        beside: Beside = at_once,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.slot = slot
@@ -76,6 +92,7 @@ class ReplicationAgent:
         self._send = send
         self._report = staged
         self._later = later
+        self._beside = beside
         self._due: dict[str, None] = {}
         self._members: dict[str, Member] = {}
         self._hops: dict[int, Hop] = {}
@@ -166,6 +183,7 @@ class ReplicationAgent:
         member.replica.take_own(files, generation)
         member.replica.stage(number, generation, encode_handle(handle), files)
         self._new_version(member)
+        self._fetch_next(member)
 
     def prepare(self, subtask: str, version: int, handle: dict[str, Any], generation: int) -> Prepared:
         """Promotion: the open store of exactly that version, of which this slot is the head from now on.
@@ -250,10 +268,11 @@ class ReplicationAgent:
             return
         self._transfers += 1
         topic = Topic(member.subtask, version.generation, version.number, self._transfers)
-        names = frozenset(base_name(file.name) for file in version.files)
-        self._hop(successor).begin(
-            Outbound(topic, names, member.replica.disk.open), member.successor_staged, version.handle
-        )
+        replica = member.replica
+        names = frozenset(base_name(file.name) for file in version.named if replica.holds(file))
+        transfer = Outbound(topic, names, replica.disk.open)
+        lacks = replica.lacks(version.named)
+        self._hop(successor).begin(transfer, member.successor_staged, lacks, version.handle)
 
     def _new_version(self, member: Member) -> None:
         """A version was staged here. If one is still under way, see to it that it does not wait for what was lost."""
@@ -388,13 +407,29 @@ class ReplicationAgent:
         except (ValueError, TypeError, CorruptState) as error:
             self._hop(peer).say(Kind.FAILED, topic, {"reason": str(error)})
             return
-        missing = member.replica.missing(files)
-        inbound = member.inbound = Inbound(peer, topic, handle, files, deque(missing))
-        if missing:
+        inbound = member.inbound = Inbound(peer, topic, handle, files, deque(), deque())
+        again = known is not None and known.handle == handle and known.generation == topic.generation
+        self._get(member, inbound, frozenset(map(str, frame.fields["lacks"])), again)
+
+    def _get(self, member: Member, inbound: Inbound, lacks: frozenset[str] = frozenset(), again: bool = False) -> None:
+        """Have everything that a version still needs; ``lacks``: what its sender does not have."""
+        for file in member.replica.missing(inbound.files):
+            (inbound.stored if base_name(file.name) in lacks else inbound.missing).append(file)
+        if inbound.missing:
             self._ask(member, inbound)
-        else:
-            again = known is not None and known.handle == handle and known.generation == topic.generation
+        if inbound.stored:
+            self._fetch_next(member)
+        elif not inbound.missing:
             self._finish(member, inbound, again)
+
+    def _go_on(self, member: Member, inbound: Inbound) -> None:
+        """A file is held. Was it the last?"""
+        if inbound.missing or inbound.stored:
+            return
+        if member.replica.missing(inbound.files):  # what was to serve for its base is not held any more
+            self._get(member, inbound)
+        else:
+            self._finish(member, inbound)
 
     def _wait_for_chain(self, peer: int, frame: Frame) -> None:
         """An offer whose chain is not known here: perhaps ``form`` is on its way. One is kept for each subtask."""
@@ -454,8 +489,7 @@ class ReplicationAgent:
         member.partial = None
         member.replica.adopt(partial.file)
         inbound.missing.popleft()
-        if not inbound.missing:
-            self._finish(member, inbound)
+        self._go_on(member, inbound)
 
     def _file_failed(self, member: Member, inbound: Inbound, file: StateFile) -> None:
         """What arrived is not the file: once more, and after a few times from durable storage."""
@@ -463,17 +497,47 @@ class ReplicationAgent:
         self._discard_partial(member)
         tries = inbound.tries[file.name] = inbound.tries.get(file.name, 0) + 1
         if tries >= MAX_TRIES:
-            try:
-                self.figures.files_from_storage += 1
-                member.replica.fetch(file)
-            except (CorruptState, StateError, OSError) as error:
-                self._refuse(member, inbound, str(error))
-                return
-            inbound.missing.popleft()
+            inbound.stored.append(inbound.missing.popleft())
         if inbound.missing:
             self._ask(member, inbound)
+        self._fetch_next(member)
+
+    def _fetch_next(self, member: Member) -> None:
+        """Fetch from durable storage what is needed from there, one file at a time; last the base that is made do
+        without."""
+        if member.fetching is not None:
+            return
+        needed = member.inbound is not None and member.inbound.stored
+        file = needed[0] if needed else member.replica.wanted_base
+        if file is None:
+            return
+        member.fetching = file
+        disk = member.replica.disk
+        self._beside(lambda: disk.download(file), lambda error: self._fetched(member, file, error))
+
+    def _fetched(self, member: Member, file: StateFile, error: Exception | None) -> None:
+        member.fetching = None
+        if self._members.get(member.subtask) is not member:
+            return
+        inbound = member.inbound
+        needed = inbound is not None and file in inbound.stored
+        if error is None and (needed or file == member.replica.wanted_base):
+            member.replica.adopt_downloaded(file)
+        elif error is None:
+            member.replica.disk.discard_downloaded(base_name(file.name))
+        if error is not None and not needed:
+            log.info("%s goes on without its new base for now: %s", member.subtask, error)
+            return  # the next version is another chance
+        if inbound is not None and needed:
+            inbound.stored.remove(file)
+            if error is not None:
+                self._refuse(member, inbound, str(error))
+            else:
+                self.figures.files_from_storage += 1
+                self._go_on(member, inbound)
         else:
-            self._finish(member, inbound)
+            self.figures.bases_fetched += 1
+        self._fetch_next(member)
 
     def _refuse(self, member: Member, inbound: Inbound, reason: str) -> None:
         log.warning("standby of %s cannot take version %d: %s", member.subtask, inbound.topic.version, reason)
@@ -494,6 +558,7 @@ class ReplicationAgent:
             self._report(member.subtask, topic.generation, topic.version)
         self._new_version(member)
         self._tend_soon(member)
+        self._fetch_next(member)
 
     def _discard_partial(self, member: Member) -> None:
         partial, member.partial = member.partial, None

@@ -63,13 +63,15 @@ class Partial:
 
 @dataclass(slots=True)
 class Inbound:
-    """A version that is arriving from ``peer``. ``missing``: files that are not held yet, the first one next."""
+    """A version that is arriving from ``peer``. ``missing``: files that it is to send, the first one next; ``stored``:
+    files that it does not have either, and that come from durable storage."""
 
     peer: int
     topic: Topic
     handle: bytes
     files: tuple[StateFile, ...]
     missing: deque[StateFile]
+    stored: deque[StateFile]
     round: int = 0
     tries: dict[str, int] = field(default_factory=dict)
 
@@ -172,10 +174,10 @@ class Hop:
 
     # -- transfers to the peer ------------------------------------------------------------------------------------
 
-    def begin(self, transfer: Outbound, base: int, handle: bytes) -> None:
+    def begin(self, transfer: Outbound, base: int, lacks: list[str], handle: bytes) -> None:
         self.end(transfer.topic.subtask)
         self.outbound[transfer.topic.subtask] = transfer
-        self.say(Kind.OFFER, transfer.topic, {"base": base}, handle)
+        self.say(Kind.OFFER, transfer.topic, {"base": base, "lacks": lacks}, handle)
 
     def end(self, subtask: str) -> None:
         transfer = self.outbound.pop(subtask, None)

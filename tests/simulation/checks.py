@@ -126,11 +126,11 @@ class Checks:
                 f"{subtask.id} took message {message.seq} of {message.channel} in generation {message.generation}, "
                 f"after its slot had fenced generation {fenced}",
             )
-        held = end.cursor.expected - end.cursor.consumed
+        held = end.cursor._received - end.cursor._consumed
         window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.promoted else 1)
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
-        if self.is_at_work(subtask):
+        if self._at_work.get(subtask.id) is subtask:
             self._accepted[message.channel][message.seq] = content_of(message)
 
     def appended(self, subtask: SimSubtask, message: Message) -> None:
@@ -163,8 +163,8 @@ class Checks:
     def stepped(self, subtask: SimSubtask) -> None:
         """A step was taken, or a part of one."""
         for end in subtask.outputs.channels.values():
-            log = end.log
-            if not (log.trimmed <= log.acknowledged <= log.sent <= log.appended or subtask.closed):
+            log: Any = end.log
+            if not (log._trimmed <= log._acknowledged <= log._sent <= log._appended or subtask.closed):
                 self._wrong(
                     "retention",
                     f"{end.channel}: trimmed {log.trimmed}, acknowledged {log.acknowledged}, sent {log.sent}, "
@@ -256,14 +256,14 @@ class Checks:
         if member is None:
             return
         if version in staged:
-            files = staged[version].files
-            names, expected = tuple(file.name for file in files), self._files_of.get((subtask, version))
+            found = staged[version]
+            names, expected = tuple(file.name for file in found.named), self._files_of.get((subtask, version))
             if names != expected:
                 self._wrong(
                     "chains",
                     f"version {version} of {subtask} on {process} is {names}, and the checkpoint has {expected}",
                 )
-            if member.replica.missing(files):
+            if not all(member.replica.holds(file) for file in found.files):
                 self._wrong("chains", f"version {version} of {subtask} is not whole on {process}: {names}")
         for copy in member.replica._copies:
             store: Any = copy.store
@@ -294,14 +294,21 @@ class Checks:
         replica = slot.standbys.agent._members[subtask].replica
         held = replica.staged.get(version)
         made = self._made.get((subtask, generation, version))
-        names = None if held is None else tuple(file.name for file in held.files)
-        if held is None or names != made or replica.missing(held.files):
+        names = None if held is None else tuple([file.name for file in held.named])
+        if held is None or names != made:
             self._wrong(
                 "chains", f"{slot} says that it holds version {version} of {subtask}, {made}, and it has {names}"
             )
-        void = [other.number for other in replica.staged.values() if other.number >= version > 0]
-        if any(replica.staged[number].generation < generation for number in void):
-            self._wrong("chains", f"{slot} has version {version} of {subtask}, and {void} of a history that was left")
+        for file in held.files:
+            if not replica.holds(file):
+                self._wrong("chains", f"{slot} says that it holds version {version} of {subtask}, and not {file}")
+        if held.files != held.named:
+            files, made_of = self._world.files, [file.name for file in held.files]
+            if fold(files, made_of) != fold(files, made or ()):
+                self._wrong("chains", f"{slot} makes do with {made_of} for version {version} of {subtask}, {made}")
+        for other in replica.staged.values():
+            if other.number >= version > 0 and other.generation < generation:
+                self._wrong("chains", f"{slot} has version {other.number} of {subtask}, of a history that was left")
 
     # --- the end
 

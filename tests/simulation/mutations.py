@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from chain_backup import chains, failover
-from chain_backup.replica import Replica, _Copy
+from chain_backup.replica import Replica, StagedVersion, _Copy
 from chain_backup.replication import ReplicationAgent
 from chain_backup.transfers import Partial
 from flinkplus.protocol import effects
@@ -378,16 +378,16 @@ def staged_before_all_is_held(original: Any) -> Any:
     return ask
 
 
-@mutation(ReplicationAgent, "_file_complete")
+@mutation(ReplicationAgent, "_go_on")
 def all_held_with_the_first_file(original: Any) -> Any:
     """A version counts as held when the first of its missing files is there."""
+    return lambda self, member, inbound: self._finish(member, inbound)
 
-    def file_complete(self: Any, member: Any, inbound: Any, partial: Any) -> None:
-        for file in list(inbound.missing)[1:]:
-            inbound.missing.remove(file)
-        original(self, member, inbound, partial)
 
-    return file_complete
+@mutation(StagedVersion, "instead_of")
+def any_version_makes_do_for_a_base(original: Any) -> Any:
+    """Whatever version is held serves for a base that is not."""
+    return lambda self, base: self.files
 
 
 @mutation(Replica, "stage")

@@ -164,7 +164,7 @@ def draw(seed: int) -> Parameters:
     )
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
-        parameters = replace(parameters, records=max(records, 25), parallelism=3 if stages <= 3 else parallelism)
+        parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
     return replace(parameters, faults=faults)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chain_backup.disk import Sink, Source, base_name
-from chain_backup.replication import ReplicationAgent
+from chain_backup.replication import ReplicationAgent, at_once
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.messages import Kind, Message
@@ -49,8 +49,9 @@ def decode(data: bytes) -> dict[int, int]:
 class StateFiles:
     """The state files in durable storage: what a handle says of each, and its bytes."""
 
-    def __init__(self, counts: Mapping[str, Sequence[Count]]) -> None:
+    def __init__(self, counts: Mapping[str, Sequence[Count]], replaced: Mapping[str, tuple[str, ...]]) -> None:
         self._counts = counts
+        self._replaced = replaced
         self._bytes: dict[str, bytes] = {}
         self._cards: dict[str, dict[str, Any]] = {}
 
@@ -70,8 +71,11 @@ class StateFiles:
         if card is None:
             data = self.data(name)
             checksum = hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).hexdigest()
-            card = StateFile(name, "delta", len(self._counts[name]), len(data), checksum).to_json()
-            self._cards[name] = card
+            replaces = self._replaced.get(name, ())
+            file = StateFile(
+                name, "base" if replaces else "delta", len(self._counts[name]), len(data), checksum, replaces
+            )
+            card = self._cards[name] = file.to_json()
         return card
 
 
@@ -130,6 +134,7 @@ class SimDisk:
         self._slot = slot
         self._held: dict[str, bytes] = {}
         self._parts: dict[str, bytearray] = {}
+        self._downloaded: dict[str, bytes] = {}
 
     def check(self) -> None:
         error = self._slot.volume.fails_with
@@ -162,13 +167,19 @@ class SimDisk:
         self.check()
         self._held[name] = self._slot.world.state_files.data(f"{self.folder}/{name}")
 
-    def fetch(self, file: StateFile) -> None:
+    def download(self, file: StateFile) -> None:
         self.check()
         world = self._slot.world
         world.note("%s takes %s from durable storage", self._slot, file.name)
         data = world.state_files.data(file.name)
         file.check([data], file.name)
-        self._held[base_name(file.name)] = data
+        self._downloaded[base_name(file.name)] = data
+
+    def adopt_downloaded(self, name: str) -> None:
+        self._held[name] = self._downloaded.pop(name)
+
+    def discard_downloaded(self, name: str) -> None:
+        del self._downloaded[name]
 
     def new_store(self) -> Any:
         self.check()
@@ -194,7 +205,7 @@ class SimStandbys:
         self._world = slot.world
         self.refuse_next = False
         self.agent = ReplicationAgent(
-            slot.index, self._open_disk, self._send, self._staged, self._later, self._clock_ns
+            slot.index, self._open_disk, self._send, self._staged, self._later, self._besides, self._clock_ns
         )
 
     def _open_disk(self, subtask: str) -> SimDisk:
@@ -222,6 +233,12 @@ class SimStandbys:
             work()
         else:
             self._world.at(self._world.now_ms + rng.randint(0, 4), self._slot.quietly, work)
+
+    def _besides(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        rng, world = self._world.rng_copies, self._world
+        world.at(
+            world.now_ms + rng.randint(0, 8), self._slot.quietly, at_once, work, lambda error: self._do(done, error)
+        )
 
     def _do(self, action: Callable[..., None], *arguments: Any) -> None:
         """A copy stays behind when its disk does not work; nothing else may go wrong."""

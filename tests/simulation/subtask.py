@@ -145,9 +145,9 @@ class SimSubtask(SubtaskSteps):
 
     def receive(self, message: Message, payload: Any) -> None:
         end = self.inputs.channels[message.channel]
-        before = end.cursor.expected
+        before = end.cursor._received
         super().receive(message, payload)
-        if end.cursor.expected != before:
+        if end.cursor._received != before:
             self._world.checks.accepted(self, end, message)
 
     # --- the work
@@ -277,8 +277,10 @@ class SimSubtask(SubtaskSteps):
         self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
         name = f"{self.id}/{self.generation}-{checkpoint}-0.sst"
         if len(self._files) >= MAX_FILES:
-            delta = {**self.slot.fold(self._files), **delta}
-            self._files = ()
+            base = f"{self.id}/{self.generation}-{checkpoint}-1.sst"
+            self._world.files[base] = tuple(self.slot.fold(self._files).items())
+            self._world.replaced[base] = self._files
+            self._files = (base,)
         self._world.files[name] = tuple(delta.items())
         self._files = (*self._files, name)
         self._world.reach("uploaded", self.slot, self.id)

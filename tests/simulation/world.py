@@ -95,7 +95,8 @@ class World:
         if record is not None:
             self.options = replace(self.options, record_machines=str(record))
         self.files: dict[str, tuple[tuple[int, int], ...]] = {}
-        self.state_files = StateFiles(self.files)
+        self.replaced: dict[str, tuple[str, ...]] = {}
+        self.state_files = StateFiles(self.files, self.replaced)
         self.processes: dict[int, SimSlot] = {}
         self._connections: dict[int, SimSlot] = {}
         self._dropped: set[int] = set()  # never iterated

@@ -32,7 +32,7 @@ def real(root: Path) -> Disk:
 
 
 def simulated(root: Path) -> Disk:
-    files = StateFiles({f"{SUBTASK}/{NAME}": ((1, 2), (3, 4))})
+    files = StateFiles({f"{SUBTASK}/{NAME}": ((1, 2), (3, 4))}, {})
     world: Any = SimpleNamespace(
         parameters=Parameters(read_bytes=5),
         reads_wrong=0,
@@ -89,12 +89,15 @@ def test_what_is_discarded_begins_anew(disk: Disk) -> None:
 
 def test_a_file_comes_from_durable_storage(disk: Disk) -> None:
     size, checksum = digest_of([CONTENT])
-    disk.fetch(StateFile(f"{disk.folder}/{NAME}", "delta", 2, size, checksum))
+    disk.download(StateFile(f"{disk.folder}/{NAME}", "delta", 2, size, checksum))
+    with pytest.raises(FileNotFoundError):
+        disk.open(NAME)
+    disk.adopt_downloaded(NAME)
     assert read_all(disk, NAME) == CONTENT
 
 
 def test_a_file_of_durable_storage_that_is_another_one_is_refused(disk: Disk) -> None:
     with pytest.raises((CorruptState, StateError)):
-        disk.fetch(StateFile(f"{disk.folder}/{NAME}", "delta", 2, len(CONTENT), "0" * 40))
+        disk.download(StateFile(f"{disk.folder}/{NAME}", "delta", 2, len(CONTENT), "0" * 40))
     with pytest.raises(FileNotFoundError):
         disk.open(NAME)
