@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.subtask import SimSubtask, WatchedLog
     from tests.simulation.world import World
 
-Content = tuple[Kind, Any, int]
+Content = tuple[Kind, Any, int, bytes]
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
 
@@ -40,7 +40,8 @@ class Violation(AssertionError):
 
 
 def content_of(message: Message) -> Content:
-    return message.kind, message.records, message.epoch if message.kind is Kind.BARRIER else 0
+    epoch = message.epoch if message.kind is Kind.BARRIER else 0
+    return message.kind, message.records, epoch, message.determinants
 
 
 class Checks:

@@ -92,7 +92,13 @@ class SimSubtask(SubtaskSteps):
         self._rng = world.rng_work
         self.inputs = InputGate(world.parameters.window, self._grant)
         self.outputs = SimOutputs(
-            plan.generation, world.parameters.window, slot._hand_over, self._make_log, slot.retention, self._steps
+            plan.generation,
+            world.parameters.window,
+            slot._hand_over,
+            self._make_log,
+            slot.retention,
+            self._steps,
+            self._ancestors,
         )
         self.outputs.slot = slot
         own = saved.get("work", {})
