@@ -149,16 +149,18 @@ class SubtaskSteps(ABC):
         channels = tuple(sorted(self.inputs.channels))
         self._by_position = [self.inputs.channels[channel] for channel in channels]
         self._position = {channel: at for at, channel in enumerate(channels)}
-        self._alignment = BarrierAlignment(self.id, channels)
+        aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
+        self._alignment = BarrierAlignment(self.id, channels, aborted=aborted)
 
     def saved_cursors(self) -> dict[str, Any]:
         """The protocol's part of a snapshot, JSON: where every channel stands, the number of the next step, what has
-        ended."""
+        ended, which later checkpoints are given up already."""
         return {
             "inputs": self.inputs.cursors(),
             "outputs": self._cursors_behind_barrier(),
             "ended": self.ended,
             "steps": self._steps.next_step if self._steps is not None else 0,
+            "aborted": list(self._alignment.aborted),
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
         }
 

@@ -5,7 +5,8 @@
 3. *retention*: nothing is trimmed that a recovery line may need; in a healthy job nothing is kept for long.
 4. *chains*: a version that counts as stable is on every member that counts.
 5. *checkpoints*: a complete one is a consistent cut, and every file that it names is in durable storage.
-6. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``).
+6. *repetition*: whoever is promoted repeats all steps that anybody alive has seen an effect of, through whomever.
+7. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
+from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
 from tests.simulation.subtask import fold
 
@@ -53,10 +55,11 @@ class Checks:
         self._accepted: dict[ChannelId, dict[int, Content]] = {}
         self._at_work: dict[SubtaskId, SimSubtask] = {}
         self._fenced: dict[tuple[int, SubtaskId], int] = {}
+        self.causes = Causes()
         self._trims = 0
         self._cuts: list[tuple[int, dict[ChannelId, int]]] = []
         self.counts = dict.fromkeys(
-            ("accepted", "appended", "trimmed", "cuts", "rows", "promotions", "stable", "bounded"), 0
+            ("accepted", "appended", "trimmed", "cuts", "rows", "promotions", "dependent", "stable", "bounded"), 0
         )
 
     def _require(self, condition: bool, invariant: str, why: str) -> None:
@@ -72,6 +75,7 @@ class Checks:
         if before is not None and before.generation >= subtask.generation:
             return  # of a zombie's
         self._at_work[subtask.id] = subtask
+        self.causes.began(subtask)
         for channel, end in subtask.inputs.channels.items():
             known = self._accepted.setdefault(channel, {})
             for seq in [seq for seq in known if seq >= end.cursor.consumed]:
@@ -86,6 +90,7 @@ class Checks:
             )
 
             self._check_neighbours(subtask)
+            self._check_repetition(subtask)
 
     def _check_neighbours(self, subtask: SimSubtask) -> None:
         """Whatever a promoted subtask will be asked for, and will ask for, is there."""
@@ -109,6 +114,22 @@ class Checks:
                     f"{subtask.id} needs {channel} from {end.cursor.consumed} on, {maker.id} has it from {begins} on",
                 )
 
+    def _check_repetition(self, subtask: SimSubtask) -> None:
+        """It repeats every step that one who lives, or is promoted with it, depends on."""
+        if subtask._steps is None:
+            return
+        repeated = subtask._steps.next_step + len(subtask._replay)
+        for other in self._at_work.values():
+            if other is subtask or other.closed or other.generation < subtask.slot.generations[other.id]:
+                continue
+            self.counts["dependent"] += 1
+            seen = self.causes.seen[other.id].get(subtask.id, 0)
+            self._require(
+                seen <= repeated,
+                "repetition",
+                f"{other.id} has seen effects of {subtask.id} up to step {seen}, and it repeats those before {repeated}",
+            )
+
     def is_at_work(self, subtask: SimSubtask) -> bool:
         return self._at_work.get(subtask.id) is subtask
 
@@ -127,11 +148,13 @@ class Checks:
         window = self._world.parameters.window * (REPLAY_WINDOWS if promoted else 1)
         self._require(held <= window, "retention", f"{subtask.id} holds {held} messages, its window is {window}")
         if self.is_at_work(subtask):
+            self.causes.arrived(subtask, message)
             self._accepted[message.channel][message.seq] = content_of(message)
 
     def appended(self, subtask: SimSubtask, message: Message) -> None:
         """``subtask`` made a message, perhaps again."""
         self.counts["appended"] += 1
+        self.causes.made(subtask, message)
         consumer = subtask.consumer_of(message.channel)
         taker = self._at_work.get(consumer)
         if not self.is_at_work(subtask) or taker is None or taker.generation < subtask.slot.generations[consumer]:

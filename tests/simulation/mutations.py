@@ -17,7 +17,7 @@ from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
-from flinkplus.protocol.determinants import Choice
+from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
@@ -230,7 +230,41 @@ def never_trimmed(original: Any) -> Any:
 @mutation(OutputChannels, "_news")
 def determinants_dropped(original: Any) -> Any:
     """Messages carry no determinants."""
-    return lambda self, end: b""
+    return lambda self, end, **_: b""
+
+
+@mutation(AncestorLog, "since")
+def ancestors_not_shared(original: Any) -> Any:
+    """Messages carry no determinants of ancestors, while failover counts on it."""
+    return lambda self, position, **_: b""
+
+
+@mutation(SubtaskSteps, "_learn")
+def ancestors_passed_on_before_their_turn(original: Any) -> Any:
+    """What is passed on of ancestors is what has arrived, not what was taken: a barrier tells too much."""
+
+    def learn(self: Any, producer: Any, message: Any) -> None:
+        original(self, producer, message)
+        self._pass_on(producer, message)
+
+    return learn
+
+
+@mutation(KnownSteps, "barrier")
+def let_go_one_checkpoint_too_early(original: Any) -> Any:
+    """Receivers forget determinants at the barrier of a checkpoint, not when it is complete."""
+
+    def barrier(self: Any, checkpoint: Any, subtask: Any, step: int) -> None:
+        original(self, checkpoint, subtask, step)
+        self.complete(checkpoint)
+
+    return barrier
+
+
+@mutation(FenceAnswers, "about")
+def successors_know_nothing_of_ancestors(original: Any) -> Any:
+    """A promoted subtask is not told what survivors know of its ancestors."""
+    return lambda self, subtask, topology: {**original(self, subtask, topology), "ancestors": {}}
 
 
 @mutation(FenceAnswers, "about")

@@ -143,7 +143,8 @@ class SimSlot(SlotOrders):
     # --- control
 
     def report(self, message: control.ControlMessage) -> None:
-        if isinstance(message, control.PromotionRefused) and message.reason != REFUSED:
+        refused = isinstance(message, control.PromotionRefused) and message.reason != REFUSED
+        if refused and self.world.violated is None:
             self.world.violated = Violation("progress", f"{message.subtask} is not promoted: {message.reason}")
         self.world.report(self, message)
 
