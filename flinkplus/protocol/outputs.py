@@ -62,6 +62,8 @@ class ChannelLog(Protocol):
 
     def rewind(self, seq: int, /) -> None: ...
 
+    def skip_to(self, seq: int, /) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -109,7 +111,10 @@ class OutputChannel:
             self.resuming = False
             self.log.max_unsent_messages = MAX_UNSENT_MESSAGES
             self.peer = peer
-            self.log.rewind(consumed)
+            if consumed > self.log.sent:  # made by this producer's predecessor, and not made again yet
+                self.log.skip_to(consumed)
+            else:
+                self.log.rewind(consumed)
             self.limit = consumed + REPLAY_WINDOWS * self.window
             return
         self.limit = max(self.limit, consumed + self.window)

@@ -257,8 +257,9 @@ class SubtaskSteps(ABC):
         self._draining = True
 
     def abort(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is given up."""
-        if self._replay:
+        """A checkpoint is given up. That is a step of its own, and comes behind one that rests half-way: else what the
+        rest of that one sends would tell of it, or not, depending on when the order came."""
+        if self._replay or self._step is not None:
             self._put_off.append(lambda: self.abort(checkpoint))
             return
         if checkpoint in self._triggers:
