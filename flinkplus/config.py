@@ -44,11 +44,11 @@ class Options:
     fails. ``memtable_entries``: keys of each keyed state held in memory. ``recovery``: ``standby`` moves only what
     failed, to a standby; ``rollback`` takes the whole job back. ``replicas``: copies of each subtask's state, the
     working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell how a
-    subtask's steps began, ``None`` ("full"): all the way. ``placement``: where they are, ``spread`` over hosts, ``near``, or
-    ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot that has come
-    back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``session_timeout``: seconds
-    without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a slot
-    keeps in memory before it uses the disk.
+    subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over hosts,
+    ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
+    that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``session_timeout``:
+    seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a
+    slot keeps in memory before it uses the disk.
     ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a directory that slots and driver
     share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
     ``record_machines``: a file for a record of what the coordinator's machines do (``flinkplus.runtime.recorder``).

@@ -127,7 +127,7 @@ class Checks:
             self._require(
                 seen <= repeated,
                 "repetition",
-                f"{other.id} has seen effects of {subtask.id} up to step {seen}, and it repeats those before {repeated}",
+                f"{other.id} has seen effects of {subtask.id} up to step {seen}, it repeats those before {repeated}",
             )
 
     def is_at_work(self, subtask: SimSubtask) -> bool:

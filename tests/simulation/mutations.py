@@ -1,7 +1,7 @@
 """Deliberate faults in the protocol, by name: the test of the tester.
 
 Each replaces one function of the product's core (one, ``staged_delta_applied_too_soon``, of the simulated standbys,
-whose originals keep RocksDB) and must be found out within ``BUDGET`` seeds.
+whose originals keep RocksDB) and must be found out within ``BUDGET`` seeds, or by its scenario.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ ENDLESS = 1 << 40
 
 @dataclass(frozen=True)
 class Mutation:
-    """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong."""
+    """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong.
+    ``scenario``: the number of the one that finds it out, where seeds seldom do."""
 
     where: Any
     name: str
     make: Callable[[Any], Any]
     tells: str
+    scenario: str = ""
 
 
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def mutation(where: Any, name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def mutation(where: Any, name: str, scenario: str = "") -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip())
+        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip(), scenario)
         return make
 
     return enlist
@@ -262,15 +264,45 @@ def let_go_one_checkpoint_too_early(original: Any) -> Any:
 
 
 @mutation(FenceAnswers, "about")
+def determinants_not_told(original: Any) -> Any:
+    """The successor is not told how its predecessor's steps began."""
+    return lambda self, subtask, topology: {**original(self, subtask, topology), "determinants": []}
+
+
+@mutation(FenceAnswers, "about", scenario="27")
 def successors_know_nothing_of_ancestors(original: Any) -> Any:
     """A promoted subtask is not told what survivors know of its ancestors."""
     return lambda self, subtask, topology: {**original(self, subtask, topology), "ancestors": {}}
 
 
-@mutation(FenceAnswers, "about")
-def determinants_not_told(original: Any) -> Any:
-    """The successor is not told how its predecessor's steps began."""
-    return lambda self, subtask, topology: {**original(self, subtask, topology), "determinants": []}
+@mutation(SubtaskSteps, "saved_cursors", scenario="28")
+def given_up_checkpoints_forgotten(original: Any) -> Any:
+    """A version does not say which later checkpoints are given up (a fault that the product had)."""
+    return lambda self: {**original(self), "aborted": []}
+
+
+@mutation(OutputChannel, "credit", scenario="29")
+def no_skipping_of_what_a_version_has(original: Any) -> Any:
+    """A producer goes back, for a successor, to what it has not made again yet."""
+
+    def credit(self: Any, generation: int, consumed: int, peer: int | None) -> None:
+        if self.resuming and generation == self.consumer_generation and consumed > self.log.sent:
+            self.log.rewind(consumed)
+        original(self, generation, consumed, peer)
+
+    return credit
+
+
+@mutation(SubtaskSteps, "abort", scenario="30")
+def aborts_taken_in_the_middle_of_a_step(original: Any) -> Any:
+    """A checkpoint is given up while a step rests half-way (a fault that the product had)."""
+
+    def abort(self: Any, checkpoint: Any) -> None:
+        step, self._step = self._step, None
+        original(self, checkpoint)
+        self._step = step
+
+    return abort
 
 
 @mutation(SubtaskSteps, "_repeat")

@@ -143,8 +143,7 @@ class SimSlot(SlotOrders):
     # --- control
 
     def report(self, message: control.ControlMessage) -> None:
-        refused = isinstance(message, control.PromotionRefused) and message.reason != REFUSED
-        if refused and self.world.violated is None:
+        if isinstance(message, control.PromotionRefused) and message.reason != REFUSED and not self.world.violated:
             self.world.violated = Violation("progress", f"{message.subtask} is not promoted: {message.reason}")
         self.world.report(self, message)
 
