@@ -30,8 +30,24 @@ from enum import IntEnum
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.ids import CheckpointId, SubtaskId, invariant
 
-_HEAD = struct.Struct("<QI")
-_ANCESTOR = struct.Struct("<IQI")
+# A run: one byte that says how it is written, its first step, its determinants. In the byte: how many these are
+# (four bits; MANY: the number follows the first step), how wide the first step is, how wide they are (two bits each).
+_MANY = 15
+_FIRST, _WIDTH = "HIQ", "BHI"
+_ANCESTOR = struct.Struct("<BH")
+
+
+def _formats(many: bool) -> list[struct.Struct | None]:
+    formats: list[struct.Struct | None] = []
+    for flags in range(256):
+        count, first, width = flags & 15, flags >> 4 & 3, flags >> 6
+        fits = first < len(_FIRST) and width < len(_WIDTH) and many == (count == _MANY)
+        rest = "I" if many else f"{count}{_WIDTH[width]}" if fits else ""
+        formats.append(struct.Struct(f"<B{_FIRST[first]}{rest}") if fits else None)
+    return formats
+
+
+_FEW_FORMATS, _MANY_FORMATS = _formats(False), _formats(True)
 _BITS = 3
 _MASK = (1 << _BITS) - 1
 MAX_VALUE = (1 << 32 - _BITS) - 1
@@ -73,32 +89,58 @@ def unpack(determinant: int) -> tuple[Choice, int]:
 
 
 def encode_run(first: int, determinants: Sequence[int]) -> bytes:
-    """A run of the sender's own as bytes, to go with a message."""
-    return _HEAD.pack(first, len(determinants)) + struct.pack(f"<{len(determinants)}I", *determinants)
+    """A run of the sender's own as bytes, to go with a message: five to seven, mostly."""
+    count = len(determinants)
+    highest = max(determinants) if count else 0
+    flags = count if count < _MANY else _MANY
+    if first >= 1 << 16:
+        flags |= 16 if first < 1 << 32 else 32
+    if highest >= 1 << 8:
+        flags |= 64 if highest < 1 << 16 else 128
+    few = _FEW_FORMATS[flags]
+    if few is not None:
+        return few.pack(flags, first, *determinants)
+    many = _MANY_FORMATS[flags]
+    assert many is not None
+    return many.pack(flags, first, count) + struct.pack(f"<{count}{_WIDTH[flags >> 6]}", *determinants)
 
 
 def encode_ancestor(number: int, first: int, determinants: Sequence[int]) -> bytes:
     """A run of an ancestor's as bytes: it goes behind the sender's own (``encode_run``), and there may be several."""
-    count = len(determinants)
-    return _ANCESTOR.pack(number, first, count) + struct.pack(f"<{count}I", *determinants)
+    return _ANCESTOR.pack(number >> 16, number & 0xFFFF) + encode_run(first, determinants)
 
 
 def decode_runs(data: bytes) -> tuple[Run, tuple[AncestorRun, ...]]:
     """What goes with a message: its sender's own run, and those of ancestors. Raises ``PeerProtocolError``."""
     try:
-        first, count = _HEAD.unpack_from(data)
-        own = first, struct.unpack_from(f"<{count}I", data, _HEAD.size)
-        at = _HEAD.size + 4 * count
+        first, determinants, at = _decode_run(data, 0)
         if at == len(data):
-            return own, ()
+            return (first, determinants), ()
         others: list[AncestorRun] = []
-        while at < len(data):
-            number, first, count = _ANCESTOR.unpack_from(data, at)
-            others.append((number, first, struct.unpack_from(f"<{count}I", data, at + _ANCESTOR.size)))
-            at += _ANCESTOR.size + 4 * count
-        return own, tuple(others)
-    except struct.error as error:
+        end = at
+        while end < len(data):
+            vertex, index = _ANCESTOR.unpack_from(data, end)
+            at, theirs, end = _decode_run(data, end + _ANCESTOR.size)
+            others.append((vertex << 16 | index, at, theirs))
+        return (first, determinants), tuple(others)
+    except (struct.error, IndexError) as error:
         raise PeerProtocolError(f"malformed determinants: {error}") from error
+
+
+def _decode_run(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
+    """The run that begins at byte ``at``, and the byte behind it."""
+    flags = data[at]
+    few = _FEW_FORMATS[flags]
+    if few is not None:
+        values = few.unpack_from(data, at)
+        return values[1], values[2:], at + few.size
+    many = _MANY_FORMATS[flags]
+    if many is None:
+        raise PeerProtocolError(f"determinants written in an unknown way: {flags:#x}")
+    _, first, count = many.unpack_from(data, at)
+    rest = struct.Struct(f"<{count}{_WIDTH[flags >> 6]}")
+    at += many.size
+    return first, rest.unpack_from(data, at), at + rest.size
 
 
 class StepLog:
@@ -201,6 +243,9 @@ class KnownSteps:
         if run is None:
             run = self._runs[subtask] = self._begin(subtask, first)
         known = run[0] + len(run[1])
+        if first == known:  # as nearly always
+            run[1].extend(determinants)
+            return
         if first > known:
             raise PeerProtocolError(f"{subtask}: determinants begin at step {first}, known are those before {known}")
         behind = max(first, run[0])

@@ -17,6 +17,7 @@ from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.ids import SubtaskId, invariant
 
 _INDEX_BITS = 16
+MAX_VERTICES = 256
 
 
 class Lineage:
@@ -27,6 +28,7 @@ class Lineage:
 
     def __init__(self, vertices: Sequence[str], edges: Iterable[tuple[str, str]], depth: int | None = None) -> None:
         invariant(depth is None or depth >= 1, "the sharing depth is at least 1", depth=depth)
+        invariant(len(vertices) <= MAX_VERTICES, "too many vertices to be numbered", vertices=len(vertices))
         self.depth = depth
         self._vertices = tuple(vertices)
         self._positions = {vertex: at for at, vertex in enumerate(self._vertices)}

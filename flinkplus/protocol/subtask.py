@@ -307,12 +307,12 @@ class SubtaskSteps(ABC):
             return
         (first, determinants), others = decode_runs(message.determinants)
         self.known.learn(producer, first, determinants)
-        runs = [(self._incarnation.lineage.subtask(number), at, theirs) for number, at, theirs in others]
-        for ancestor, at, theirs in runs:
-            self.known.learn(ancestor, at, theirs)
+        for number, at, theirs in others:
+            self.known.learn(self._incarnation.lineage.subtask(number), at, theirs)
         if message.kind is Kind.BARRIER:
-            for subtask, at, theirs in ((producer, first, determinants), *runs):
-                self.known.barrier(message.epoch, subtask, at + len(theirs))
+            self.known.barrier(message.epoch, producer, first + len(determinants))
+            for number, at, theirs in others:
+                self.known.barrier(message.epoch, self._incarnation.lineage.subtask(number), at + len(theirs))
 
     def _pass_on(self, producer: SubtaskId, message: Message) -> None:
         """What depends on this message from now on depends on what came with it."""

@@ -58,6 +58,7 @@ class Checks:
         self.causes = Causes()
         self._trims = 0
         self._cuts: list[tuple[int, dict[ChannelId, int]]] = []
+        self._steps_at: list[dict[SubtaskId, int]] = []
         self.counts = dict.fromkeys(
             ("accepted", "appended", "trimmed", "cuts", "rows", "promotions", "dependent", "stable", "bounded"), 0
         )
@@ -218,6 +219,7 @@ class Checks:
                 f"{consumer} had taken {received}",
             )
         self._cuts.append((checkpoint, cut))
+        self._steps_at.append({subtask: handle["operator_state"]["steps"] for subtask, handle in handles.items()})
         self._world.note("checkpoint %s is complete", checkpoint)
         self._check_that_logs_are_trimmed()
 
@@ -235,6 +237,20 @@ class Checks:
                     f"{channel} keeps messages from {end.log.trimmed} on, and {HEALTHY_VERSIONS} complete checkpoints "
                     f"ago it stood at {cut[channel]}",
                 )
+            self._check_that_determinants_are_let_go(subtask)
+
+    def _check_that_determinants_are_let_go(self, subtask: SimSubtask) -> None:
+        steps = self._steps_at[-1 - HEALTHY_VERSIONS]
+        if subtask.known is None:
+            return
+        for ancestor in subtask.known.subtasks():
+            run = subtask.known.of(ancestor)
+            self._require(
+                run is None or run[0] >= steps[ancestor],
+                "retention",
+                f"{subtask.id} knows the steps of {ancestor} from {run and run[0]} on, and {HEALTHY_VERSIONS} complete "
+                f"checkpoints ago it stood at {steps[ancestor]}",
+            )
 
     @property
     def completions(self) -> list[int]:

@@ -269,6 +269,12 @@ def determinants_not_told(original: Any) -> Any:
     return lambda self, subtask, topology: {**original(self, subtask, topology), "determinants": []}
 
 
+@mutation(KnownSteps, "complete")
+def determinants_never_let_go(original: Any) -> Any:
+    """Receivers keep all determinants that they ever heard of."""
+    return lambda self, checkpoint: None
+
+
 @mutation(FenceAnswers, "about", scenario="27")
 def successors_know_nothing_of_ancestors(original: Any) -> Any:
     """A promoted subtask is not told what survivors know of its ancestors."""

@@ -673,7 +673,7 @@ def test_what_is_kept_is_bounded_even_when_no_checkpoint_ever_completes() -> Non
 # --------------------------------------------------------------------------------------------------------- handover
 
 
-def back_home(**options: int | bool | None) -> History:
+def back_home(**options: int | bool) -> History:
     """Slot 1 died and is back, a tail of its own chains, with everything up to version 1; nothing has been moved."""
     history = running(**options)
     history.recover(history.at(100, lost()))

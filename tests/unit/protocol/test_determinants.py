@@ -35,21 +35,36 @@ def test_a_determinant_survives_packing(choice, value):
     assert unpack(pack(choice, value)) == (choice, value)
 
 
-runs = st.tuples(st.integers(0, 2**60), st.lists(st.integers(0, 2**32 - 1), max_size=20).map(tuple))
+wide = st.sampled_from([2**8, 2**16, 2**32]).flatmap(lambda top: st.lists(st.integers(0, top - 1), max_size=20))
+runs = st.tuples(st.sampled_from([2**16, 2**32, 2**64]).flatmap(lambda top: st.integers(0, top - 1)), wide.map(tuple))
 
 
-@given(runs, st.lists(st.tuples(st.integers(0, 2**32 - 1), runs), max_size=4))
+@given(runs, st.lists(st.tuples(st.integers(0, 2**24 - 1), runs), max_size=4))
 def test_runs_survive_encoding(own, ancestors):
     data = encode_run(*own) + b"".join(encode_ancestor(number, *run) for number, run in ancestors)
     assert decode_runs(data) == (own, tuple((number, *run) for number, run in ancestors))
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"1234567", encode_run(1, [1, 2])[:-1], encode_run(1, [1, 2]) + b"x", encode_ancestor(1, 2, [3])[:-1]]
+    "data",
+    [
+        b"",
+        b"\xff1234567",
+        encode_run(1, [1, 2])[:-1],
+        encode_run(1, [1] * 20)[:-1],
+        encode_run(1, [1, 2]) + b"x",
+        encode_run(1, []) + encode_ancestor(1, 2, [3])[:-1],
+    ],
 )
 def test_malformed_runs_are_refused(data):
     with pytest.raises(PeerProtocolError):
         decode_runs(data)
+
+
+def test_a_determinant_takes_few_bytes():
+    assert len(encode_run(1_000, [pack(Choice.READ, 600)])) == 5
+    assert len(encode_run(100_000, [pack(Choice.INPUT, 7)])) == 6
+    assert len(encode_ancestor(1 << 16, 1_000, [pack(Choice.READ, 600)])) == 8
 
 
 def test_an_unknown_choice_and_a_value_out_of_range_are_refused():
