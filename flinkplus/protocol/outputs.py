@@ -88,7 +88,8 @@ class OutputChannel:
     successor, which has ``consumer_generation``, says where to go on. ``retain``: what is consumed is kept until
     ``trim``.
     ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
-    the position in its ``AncestorLog``.
+    the position in its ``AncestorLog``. ``received``: what comes before was made by the producer's predecessor, and the
+    consumer had it when the producer began; its successors begin from versions that may contain it.
     """
 
     channel: ChannelId
@@ -101,6 +102,7 @@ class OutputChannel:
     resuming: bool = False
     told: int = 0
     told_of_ancestors: int = 0
+    received: int = 0
     trim_to: int = 0
 
     def credit(self, generation: int, consumed: int, peer: int | None) -> None:
@@ -111,7 +113,7 @@ class OutputChannel:
             self.resuming = False
             self.log.max_unsent_messages = MAX_UNSENT_MESSAGES
             self.peer = peer
-            if consumed > self.log.sent:  # made by this producer's predecessor, and not made again yet
+            if self.log.sent < consumed <= self.received:  # its version has what is not made again yet
                 self.log.skip_to(consumed)
             else:
                 self.log.rewind(consumed)
@@ -213,6 +215,7 @@ class OutputChannels(ABC):
             end = OutputChannel(channel, peer.slot, self._window, log, limit, peer.generation)
             end.retain = self._volume is not None
             end.told = self._steps.next_step if self._steps is not None else 0
+            end.received = received
             end.trim_to = start
             if peer.resuming:
                 end.fence(peer.generation)
