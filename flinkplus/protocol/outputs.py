@@ -62,8 +62,6 @@ class ChannelLog(Protocol):
 
     def rewind(self, seq: int, /) -> None: ...
 
-    def skip_to(self, seq: int, /) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -88,8 +86,7 @@ class OutputChannel:
     successor, which has ``consumer_generation``, says where to go on. ``retain``: what is consumed is kept until
     ``trim``.
     ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
-    the position in its ``AncestorLog``. ``received``: what comes before was made by the producer's predecessor, and the
-    consumer had it when the producer began; its successors begin from versions that may contain it.
+    the position in its ``AncestorLog``.
     """
 
     channel: ChannelId
@@ -102,7 +99,6 @@ class OutputChannel:
     resuming: bool = False
     told: int = 0
     told_of_ancestors: int = 0
-    received: int = 0
     trim_to: int = 0
 
     def credit(self, generation: int, consumed: int, peer: int | None) -> None:
@@ -113,10 +109,7 @@ class OutputChannel:
             self.resuming = False
             self.log.max_unsent_messages = MAX_UNSENT_MESSAGES
             self.peer = peer
-            if self.log.sent < consumed <= self.received:  # its version has what is not made again yet
-                self.log.skip_to(consumed)
-            else:
-                self.log.rewind(consumed)
+            self.log.rewind(consumed)
             self.limit = consumed + REPLAY_WINDOWS * self.window
             return
         self.limit = max(self.limit, consumed + self.window)
@@ -215,7 +208,6 @@ class OutputChannels(ABC):
             end = OutputChannel(channel, peer.slot, self._window, log, limit, peer.generation)
             end.retain = self._volume is not None
             end.told = self._steps.next_step if self._steps is not None else 0
-            end.received = received
             end.trim_to = start
             if peer.resuming:
                 end.fence(peer.generation)

@@ -293,7 +293,7 @@ def no_skipping_of_what_a_version_has(original: Any) -> Any:
 
     def credit(self: Any, generation: int, consumed: int, peer: int | None) -> None:
         if self.resuming and generation == self.consumer_generation and consumed > self.log.sent:
-            self.log.rewind(consumed)
+            raise ValueError(f"{self.channel}: cannot go on at {consumed}")
         original(self, generation, consumed, peer)
 
     return credit

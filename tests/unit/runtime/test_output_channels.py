@@ -56,7 +56,7 @@ def test_what_a_consumer_is_sent_again_is_trimmed_when_it_was_sent() -> None:
 def test_what_the_version_of_a_new_consumer_contains_is_made_again_and_not_sent() -> None:
     """The producer was promoted, and repeats; its consumer had eight messages, and fails before they are made again."""
     log: OutputLog[Any] = OutputLog(CHANNEL, 16, 1 << 20, received=8)
-    end = OutputChannel(CHANNEL, 1, 16, log, 8, Generation(1), retain=True, received=8)
+    end = OutputChannel(CHANNEL, 1, 16, log, 8, Generation(1), retain=True)
     for seq in range(3):
         log.append((seq, None), 100)
     end.fence(Generation(2))
