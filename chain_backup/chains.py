@@ -113,7 +113,8 @@ class Chain:
         newest = max(self.persisted)
         self.persisted = {v: cursors for v, cursors in self.persisted.items() if v == newest or v not in versions}
         for slot, staged in self.staged.items():
-            self.staged[slot] = {v for v in staged if v == self.newest_staged(slot) or v not in versions}
+            newest = self.newest_staged(slot)
+            self.staged[slot] = {v for v in staged if v == newest or v not in versions}
 
     def forget_before(self, version: int) -> None:
         known = {*self.persisted, *(v for staged in self.staged.values() for v in staged)}
@@ -267,6 +268,8 @@ class ChainTable:
     def trim(self) -> int | None:
         """The newest complete version that every chain has, when there is a newer one than before; what is older is
         forgotten."""
+        if not self._untrimmed:
+            return None
         stable = min(chain.stable for chain in self)
         done = [version for version in self._untrimmed if version <= stable]
         if not done:

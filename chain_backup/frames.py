@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from flinkplus.errors import PeerProtocolError
 
@@ -25,6 +24,8 @@ PREFIX = struct.Struct("<2sBBQQII")
 CHECKSUM = struct.Struct("<I")
 BEFORE_FIELDS = PREFIX.size + CHECKSUM.size
 CHUNK_BYTES = 256 << 10
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+_from_json = json.JSONDecoder().decode
 MAX_CHUNKS_UNDER_WAY = 4
 
 
@@ -32,7 +33,8 @@ class Kind(IntEnum):
     """OFFER, CHUNK go down the chain; WANT, ACK, STAGED, FAILED answer; RESYNC, PROBE, ECHO go either way."""
 
     OFFER = 1
-    """There is a version; ``base``: the newest that the successor is known to have; payload: its handle."""
+    """There is a version; ``base``: the newest that the successor is known to have; ``lacks``: those of its files that
+    the sender does not have; payload: its handle."""
     WANT = 2
     """``files``: name and first byte wanted of each; ``round`` counts the times that this transfer asked."""
     CHUNK = 3
@@ -52,7 +54,7 @@ class Kind(IntEnum):
 
 _INTEGER = (int,)
 _EXTRA: dict[Kind, dict[str, tuple[type, ...]]] = {
-    Kind.OFFER: {"base": _INTEGER},
+    Kind.OFFER: {"base": _INTEGER, "lacks": (list,)},
     Kind.WANT: {"files": (list,), "round": _INTEGER},
     Kind.CHUNK: {"name": (str,), "offset": _INTEGER, "round": _INTEGER},
     Kind.ACK: {"round": _INTEGER},
@@ -64,8 +66,7 @@ _EXTRA: dict[Kind, dict[str, tuple[type, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
+class Topic(NamedTuple):
     """What a frame is about: one transfer of one version, to one successor. ``transfer`` is the sender's own number."""
 
     subtask: str
@@ -77,8 +78,7 @@ class Topic:
 NO_TOPIC = Topic("", 0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One statement. ``fields`` are those its kind names."""
 
     kind: Kind
@@ -99,7 +99,7 @@ def encode(
 ) -> bytes:
     """The bytes of one frame."""
     about = [topic.subtask, topic.generation, topic.version, topic.transfer, fields or {}]
-    encoded = json.dumps(about, separators=(",", ":")).encode()
+    encoded = _to_json(about).encode()
     prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, kind, stream, number, len(encoded), len(payload))
     checksum = zlib.crc32(payload, zlib.crc32(encoded, zlib.crc32(prefix)))
     return b"".join((prefix, CHECKSUM.pack(checksum), encoded, payload))
@@ -122,7 +122,7 @@ def decode(data: bytes | memoryview) -> Frame:
     if zlib.crc32(body, zlib.crc32(view[: PREFIX.size])) != expected:
         raise PeerProtocolError("a replication frame does not match its checksum")
     try:
-        subtask, generation, state_version, transfer, fields = json.loads(bytes(body[:field_bytes]))
+        subtask, generation, state_version, transfer, fields = _from_json(str(body[:field_bytes], "utf-8"))
         topic = Topic(str(subtask), int(generation), int(state_version), int(transfer))
         found = Kind(kind)
         for name, types in _EXTRA[found].items():

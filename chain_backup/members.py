@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from chain_backup.replica import Replica
 from chain_backup.transfers import Inbound, Partial
+from flinkplus.state.delta import StateFile
 
 Chain = tuple[int, tuple[int, ...]]
 """Generation, and members, head first."""
@@ -17,6 +18,7 @@ class Member:
 
     ``active``: generation in which the subtask runs here. ``successor_staged``: the newest version that the successor
     is known to hold; ``refused``: one that it cannot take. ``fenced``: the newest generation that was retired here.
+    ``fetching``: what is on its way from durable storage.
     """
 
     subtask: str
@@ -30,6 +32,7 @@ class Member:
     reported: tuple[int, int] = (0, 0)
     inbound: Inbound | None = None
     partial: Partial | None = None
+    fetching: StateFile | None = None
 
     def neighbour(self, slot: int, distance: int) -> int | None:
         """The member ``distance`` places behind ``slot`` in the chain."""
@@ -49,3 +52,4 @@ class ReplicationFigures:
     frames_refused: int = 0
     files_refused: int = 0
     files_from_storage: int = 0
+    bases_fetched: int = 0

@@ -10,63 +10,50 @@ Rules:
   old files hold) a new RocksDB is made of the version's files, from links, without reading them;
 - such a new RocksDB is made as soon as the version is held, beside the old one, which stays until the version is
   trimmed to: a promotion finds either;
+- a base says what it replaces. Who holds that *makes do* with it: a version on such a base is taken at once, and the
+  base fetched beside it, for the versions after it;
 - a version number alone is not believed: a failover may have given it to another content.
 
-One thread. Layout of ``folder``: ``replica/<generation>-<checkpoint>-<n>.sst[.part]``, ``standby-<n>/`` (RocksDB).
+One thread. Files, RocksDB and durable storage are behind ``Disk``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import os
-import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from chain_backup.disk import FILE_NAME, Disk, base_name
 from flinkplus.errors import CorruptState
-from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, Prepared, parse_files
+from flinkplus.state.backend import Prepared, parse_files
 from flinkplus.state.delta import StateFile
-from flinkplus.state.files import file_chunks, link_or_copy
-from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
-_FILE_NAME = re.compile(r"^(?P<generation>\d+)-\d+-\d+\.sst$")
-SMALL_BYTES = 1 << 20
-"""Files up to this are taken in without waiting for the disk, also when there is time."""
-
-log = logging.getLogger("flinkplus")
-
-
-def base_name(name: str) -> str:
-    """What a state file is called within its subtask's folders."""
-    return name.rpartition("/")[2]
-
-
-def files_of(handle: dict[str, Any], folder: str) -> tuple[StateFile, ...]:
-    """The files of a handle, which must all be of the subtask that has ``folder``; ``CorruptState`` otherwise."""
-    if not handle:
-        return ()
-    files = parse_files(handle)
-    for file in files:
-        prefix, _, name = file.name.rpartition("/")
-        if prefix != folder or not _FILE_NAME.match(name) or file.bytes <= 0:
-            raise CorruptState(f"a version in {folder!r} names the state file {file.name!r} of {file.bytes} bytes")
-    return files
+_to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 @dataclass(slots=True)
 class StagedVersion:
-    """A version of which every file is held. ``generation``: of the chain it was last offered in, or made in."""
+    """A version that is held whole. ``generation``: of the chain it was last offered in, or made in.
+
+    ``named``: the files of its handle; ``files``: those that it is made of here, which come to the same.
+    """
 
     number: int
     generation: int
     handle: bytes
+    named: tuple[StateFile, ...]
     files: tuple[StateFile, ...]
+
+    def instead_of(self, base: StateFile) -> tuple[StateFile, ...]:
+        """The files here that hold what ``base`` does; none when that is not known."""
+        if tuple(file.name for file in self.named) == base.replaces:
+            return self.files
+        if self.named and self.named[0] == base:
+            return self.files[: len(self.files) - len(self.named) + 1]
+        return ()
 
 
 @dataclass(slots=True)
@@ -82,44 +69,58 @@ class _Copy:
 
 
 class Replica:
-    """The copy of one subtask. ``folder``: the subtask's, in the slot's work directory."""
+    """The copy of one subtask, whose files are on ``disk``."""
 
-    def __init__(self, folder: Path, storage: CheckpointStorage) -> None:
+    def __init__(self, disk: Disk) -> None:
         self.staged: dict[int, StagedVersion] = {}
-        self._folder = folder
-        self._storage = storage
-        self._files = folder / REPLICA_FOLDER
-        shutil.rmtree(self._files, ignore_errors=True)  # of a dead process: nothing says what was checked
-        self._files.mkdir(parents=True)
+        self.disk = disk
         self._held: dict[str, StateFile] = {}
         self._copies: list[_Copy] = []  # at most two: of what was trimmed to, and one ahead of it
         self._left: list[SubtaskStore] = []  # to be removed when there is time
-        self._opened = 0
         self._untidy: tuple[int, tuple[StateFile, ...]] | None = None
-
-    @property
-    def folder_name(self) -> str:
-        return self._folder.name
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def path(self, file: StateFile) -> Path:
-        """Where a held file is."""
-        return self._files / base_name(file.name)
+    def files_of(self, handle: dict[str, Any]) -> tuple[StateFile, ...]:
+        """The files of a handle; ``CorruptState`` unless they are all of this subtask."""
+        files = parse_files(handle) if handle else ()
+        for file in files:
+            folder, _, name = file.name.rpartition("/")
+            if folder != self.disk.folder or not FILE_NAME.match(name) or file.bytes <= 0:
+                raise CorruptState(
+                    f"a version in {self.disk.folder!r} names the state file {file.name!r} of {file.bytes} bytes"
+                )
+        return files
 
     def holds(self, file: StateFile) -> bool:
         return self._held.get(base_name(file.name)) == file
 
     def missing(self, files: Sequence[StateFile]) -> list[StateFile]:
-        return [file for file in files if not self.holds(file)]
+        """Those of ``files`` that are needed and not held."""
+        return [file for file in self.make_do(files) if not self.holds(file)]
 
-    def part_path(self, file: StateFile) -> Path:
-        """Where a file is while it arrives."""
-        return self._files / (base_name(file.name) + ".part")
+    def make_do(self, files: Sequence[StateFile]) -> tuple[StateFile, ...]:
+        """``files``, or, if their base is not held, but what it replaces is, that and the rest of them."""
+        if files and files[0].replaces and not self.holds(files[0]):
+            for version in self.staged.values():
+                if older := version.instead_of(files[0]):
+                    return (*older, *files[1:])
+        return tuple(files)
 
-    def adopt(self, file: StateFile, verified: Path) -> None:
-        """``verified`` (in the same folder) has exactly the bytes of ``file``: it is held from now on."""
-        verified.replace(self.path(file))
+    def lacks(self, files: Sequence[StateFile]) -> list[str]:
+        """Names (without folder) of those that are not held, whether they are needed or not."""
+        return [base_name(file.name) for file in files if not self.holds(file)]
+
+    @property
+    def wanted_base(self) -> StateFile | None:
+        """The base of the newest version, if that makes do without it."""
+        newest = self.newest(max(self.staged, default=0))
+        makes_do = newest is not None and newest.named != newest.files and not self.holds(newest.named[0])
+        return newest.named[0] if newest is not None and makes_do else None
+
+    def adopt(self, file: StateFile) -> None:
+        """What arrived has exactly the bytes of ``file``: it is held from now on."""
+        self.disk.adopt(base_name(file.name))
         self._held[base_name(file.name)] = file
 
     def take_own(self, files: Sequence[StateFile], generation: int) -> None:
@@ -130,52 +131,58 @@ class Replica:
         self.drop_stores()
         if self._untidy is not None and self._untidy[0] != generation:
             self._untidy = None  # the promoted state is gone, and another has its own files here
+        for file in files:
+            if not self.holds(file):
+                with contextlib.suppress(OSError):
+                    self.disk.take_own(base_name(file.name))
+                    self._held[base_name(file.name)] = file
         for file in self.missing(files):
-            try:
-                link_or_copy(self._folder / FILES_FOLDER / base_name(file.name), self.path(file))
-                self._held[base_name(file.name)] = file
-            except OSError:
-                self.fetch(file)
+            self.fetch(file)
 
     def fetch(self, file: StateFile) -> None:
         """Hold a file of the durable storage: slow. ``CorruptState``, ``StateError`` when storage has it not."""
-        part = self.part_path(file)
-        try:
-            self._storage.download(file.name, part)
-            file.check(file_chunks(part), file.name)
-            self.adopt(file, part)
-        finally:
-            part.unlink(missing_ok=True)
+        self.disk.download(file)
+        self.adopt_downloaded(file)
 
-    def _prune(self) -> None:
-        """Remove files that no staged version names. A RocksDB has names, or copies, of its own."""
-        needed = {base_name(file.name) for version in self.staged.values() for file in version.files}
+    def adopt_downloaded(self, file: StateFile) -> None:
+        """``disk.download`` of it has ended: it is held from now on."""
+        self.disk.adopt_downloaded(base_name(file.name))
+        self._held[base_name(file.name)] = file
+
+    def _prune(self, arriving: Sequence[StateFile]) -> None:
+        """Remove files that no staged version names, nor the one that is arriving."""
+        needed = {base_name(file.name) for version in self.staged.values() for file in (*version.files, *version.named)}
+        needed.update(base_name(file.name) for file in arriving)
         for name in sorted(self._held.keys() - needed):
-            (self._files / name).unlink(missing_ok=True)
+            self.disk.remove(name)
             del self._held[name]
 
     # -- versions -------------------------------------------------------------------------------------------------
 
     def stage(self, number: int, generation: int, handle: bytes, files: tuple[StateFile, ...]) -> None:
-        """All of a version is held. What older generations made of this number and later ones is void by that."""
+        """A version is held whole. What older generations made of this number and later ones is void by that."""
+        made_of = self.make_do(files)
         void = [v.number for v in self.staged.values() if v.number >= number and v.generation < generation]
         for other in void:
             del self.staged[other]
-        self.staged[number] = StagedVersion(number, generation, handle, files)
+        self.staged[number] = StagedVersion(number, generation, handle, files, made_of)
 
     def newest(self, up_to: int) -> StagedVersion | None:
         """The newest staged version that is not newer than ``up_to``."""
         numbers = [number for number in self.staged if number <= up_to]
         return self.staged[max(numbers)] if numbers else None
 
-    def forget_before(self, number: int) -> None:
-        """Versions older than ``number`` are not needed any more, nor the files that only they name."""
+    def forget_before(self, number: int, arriving: Sequence[StateFile] = ()) -> None:
+        """Versions older than ``number`` are not needed any more, nor the files that only they name.
+
+        ``arriving``: the files of a version of which some are held and others on their way.
+        """
         for old in [other for other in self.staged if other < number]:
             del self.staged[old]
         for copy in list(self._copies):
             if not any(copy.begins(version.files) for version in self.staged.values()):
                 self._leave(copy)
-        self._prune()
+        self._prune(arriving)
 
     # -- the store ------------------------------------------------------------------------------------------------
 
@@ -205,7 +212,7 @@ class Replica:
             self._copies.append(copy)
         elif copy.files != files:
             try:
-                self._ingest(copy.store, files[len(copy.files) :], swift)
+                self.disk.ingest(copy.store, files[len(copy.files) :], swift)
             except BaseException:
                 self._leave(copy)
                 raise
@@ -213,32 +220,14 @@ class Replica:
         return copy
 
     def _make(self, files: tuple[StateFile, ...], swift: bool = False) -> _Copy:
-        store = self._open_store()
+        store = self.disk.new_store()
         try:
-            self._ingest(store, files, swift)
+            self.disk.ingest(store, files, swift)
             store.check_format()
         except BaseException:
             store.destroy()
             raise
         return _Copy(files, store)
-
-    def _open_store(self) -> SubtaskStore:
-        while True:
-            self._opened += 1
-            directory = self._folder / f"standby-{self._opened}"
-            if not directory.exists():  # a dead process may have left one
-                return SubtaskStore(directory, quiet=True)
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def _ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
-        links = [self.path(file).with_suffix(".ingest") for file in files]
-        try:
-            for file, link in zip(files, links, strict=True):
-                link_or_copy(self.path(file), link)
-            store.ingest(links, swift or sum(file.bytes for file in files) <= SMALL_BYTES)
-        finally:
-            for link in links:
-                link.unlink(missing_ok=True)
 
     def _leave(self, copy: _Copy) -> None:
         self._copies.remove(copy)
@@ -260,7 +249,7 @@ class Replica:
         """A RocksDB, brought to ``files`` and given away. Files that are not held come from storage first."""
         for file in self.missing(files):
             self.fetch(file)
-        copy = self._bring(files, swift=True) if files else None
+        copy = self._bring(self.make_do(files), swift=True) if files else None
         if copy is not None:
             self._copies.remove(copy)
         for other in list(self._copies):
@@ -278,26 +267,16 @@ class Replica:
             return
         generation, files = self._untidy
         self._untidy = None
-        folder = self._folder / FILES_FOLDER
-        folder.mkdir(exist_ok=True)
-        needed = {base_name(file.name) for file in files}
-        for path in list(folder.iterdir()):
-            match = _FILE_NAME.match(path.name)
-            if match and path.name not in needed and int(match["generation"]) < generation:
-                path.unlink(missing_ok=True)
         newest = self.newest(max(self.staged, default=0))
-        for file in files:
-            target = folder / base_name(file.name)
-            if self.holds(file) and newest is not None and file in newest.files and not target.exists():
-                with contextlib.suppress(OSError):
-                    os.link(self.path(file), target)
+        wanted = () if newest is None else newest.named
+        self.disk.give_own({base_name(file.name): file in wanted and self.holds(file) for file in files}, generation)
 
     def close(self) -> None:
         """Stop and remove everything."""
         self.drop_stores()
-        shutil.rmtree(self._files, ignore_errors=True)
+        self.disk.close()
 
 
 def encode_handle(handle: dict[str, Any]) -> bytes:
     """A handle as bytes, the same for the same content."""
-    return json.dumps(handle, sort_keys=True, separators=(",", ":")).encode()
+    return _to_json(handle).encode()

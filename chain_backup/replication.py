@@ -16,7 +16,9 @@ Rules:
   lost with no other behind it, the next version's PROBE brings that to light;
 - retries are bounded: a file that keeps failing is taken from durable storage, a version that cannot be taken is left
   out, a hop that only loses frames falls silent until the next version or stream;
-- a standby's RocksDB gets a version when it is trimmed to, see ``replica``. Between versions nothing runs here.
+- a standby's RocksDB gets a version when it is trimmed to, see ``replica``. Between versions nothing runs here;
+- a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
+  what the predecessor does not have either, is fetched from durable storage ``beside`` everything else.
 
 Not locked: one thread calls everything. No network, no clock but for numbering streams.
 """
@@ -28,27 +30,38 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import assert_never
 
 from chain_backup import frames
+from chain_backup.disk import OpenDisk, base_name
 from chain_backup.frames import NO_TOPIC, Frame, Kind, Topic, decode
 from chain_backup.members import Chain, Member, ReplicationFigures
-from chain_backup.replica import Replica, StagedVersion, base_name, encode_handle, files_of
+from chain_backup.replica import Replica, StagedVersion, encode_handle
 from chain_backup.transfers import MAX_RESYNCS, MAX_TRIES, Hop, Inbound, Outbound, Partial, Send
 from flinkplus.errors import CorruptState, PeerProtocolError, StateError
-from flinkplus.state.backend import Prepared, folder_name
+from flinkplus.state.backend import Prepared
 from flinkplus.state.delta import StateFile
-from flinkplus.state.storage import CheckpointStorage
 
 MAX_EARLY_OFFERS = 1024
 MAX_BEHIND = 2
 """Of how many versions a successor is sent each; one that is further behind gets the newest only."""
 
 Staged = Callable[[str, int, int], None]
+Beside = Callable[[Callable[[], None], Callable[[Exception | None], None]], None]
+
+
+def at_once(work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+    """Work that is done where it is asked for."""
+    try:
+        work()
+    except (CorruptState, StateError, OSError) as error:
+        done(error)
+    else:
+        done(None)
+
+
 log = logging.getLogger("flinkplus")
 
 
@@ -58,25 +71,28 @@ class ReplicationAgent:
     ``send(slot, frame)``: to the agent of another slot, reliable and in order while the stream lives, perhaps lost when
     it breaks. ``staged(subtask, generation, version)``: this slot, as a standby, holds all of it. ``later(work)``: run
     ``work`` in the same thread behind all that waits there (some ms of RocksDB for each standby and version); at once,
-    if nothing is given.
+    if nothing is given. ``beside(work, done)``: run ``work`` in another thread, then ``done`` with its error in this.
+    ``open_disk``: where the copies are. ``clock_ns``: for numbers that rise from one process of a slot to the next.
     """
 
     def __init__(
         self,
         slot: int,
-        work_dir: Path,
-        storage: CheckpointStorage,
+        open_disk: OpenDisk,
         send: Send,
         staged: Staged,
         later: Callable[[Callable[[], None]], None] = lambda work: work(),
+        beside: Beside = at_once,
+        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.slot = slot
         self.figures = ReplicationFigures()
-        self._work_dir = work_dir
-        self._storage = storage
+        self._open_disk = open_disk
+        self._clock_ns = clock_ns
         self._send = send
         self._report = staged
         self._later = later
+        self._beside = beside
         self._due: dict[str, None] = {}
         self._members: dict[str, Member] = {}
         self._hops: dict[int, Hop] = {}
@@ -122,8 +138,7 @@ class ReplicationAgent:
     def _member(self, subtask: str) -> Member:
         member = self._members.get(subtask)
         if member is None:
-            folder = self._work_dir / folder_name(subtask)
-            member = self._members[subtask] = Member(subtask, Replica(folder, self._storage))
+            member = self._members[subtask] = Member(subtask, Replica(self._open_disk(subtask)))
         return member
 
     def _drop(self, member: Member) -> None:
@@ -141,7 +156,7 @@ class ReplicationAgent:
 
     def _new_stream(self) -> int:
         """Numbers that rise, also from one process of a slot to the next."""
-        self._streams = max(self._streams + 1, time.time_ns())
+        self._streams = max(self._streams + 1, self._clock_ns())
         return self._streams
 
     def peer_connected(self, peer: int) -> None:
@@ -161,13 +176,14 @@ class ReplicationAgent:
         member = self._member(subtask)
         if generation < member.generation or generation <= member.fenced:
             return  # too late: its successor is another
-        files = files_of(handle, member.replica.folder_name)
+        files = member.replica.files_of(handle)
         number = int(handle["checkpoint"])
         member.active = generation
         member.inbound = None
         member.replica.take_own(files, generation)
         member.replica.stage(number, generation, encode_handle(handle), files)
         self._new_version(member)
+        self._fetch_next(member)
 
     def prepare(self, subtask: str, version: int, handle: dict[str, Any], generation: int) -> Prepared:
         """Promotion: the open store of exactly that version, of which this slot is the head from now on.
@@ -176,7 +192,7 @@ class ReplicationAgent:
         ``CorruptState`` or ``StateError`` when there is no way to them; nothing is promoted then.
         """
         member = self._member(subtask)
-        files = files_of(handle, member.replica.folder_name)
+        files = member.replica.files_of(handle)
         member.inbound = None
         self._discard_partial(member)
         self.figures.files_from_storage += len(member.replica.missing(files))
@@ -227,7 +243,7 @@ class ReplicationAgent:
         replica = member.replica
         trimmed = replica.newest(self._trimmed)
         if trimmed is not None:
-            replica.forget_before(trimmed.number)
+            replica.forget_before(trimmed.number, () if member.inbound is None else member.inbound.files)
         if member.active is None:
             try:
                 if trimmed is not None:
@@ -252,8 +268,11 @@ class ReplicationAgent:
             return
         self._transfers += 1
         topic = Topic(member.subtask, version.generation, version.number, self._transfers)
-        sources = {base_name(file.name): member.replica.path(file) for file in version.files}
-        self._hop(successor).begin(Outbound(topic, sources), member.successor_staged, version.handle)
+        replica = member.replica
+        names = frozenset(base_name(file.name) for file in version.named if replica.holds(file))
+        transfer = Outbound(topic, names, replica.disk.open)
+        lacks = replica.lacks(version.named)
+        self._hop(successor).begin(transfer, member.successor_staged, lacks, version.handle)
 
     def _new_version(self, member: Member) -> None:
         """A version was staged here. If one is still under way, see to it that it does not wait for what was lost."""
@@ -270,10 +289,11 @@ class ReplicationAgent:
             hop.say(Kind.PROBE, NO_TOPIC)
 
     def _next_version(self, member: Member) -> StagedVersion | None:
+        known = max(member.successor_staged, member.refused)
         waiting = sorted(
             version.number
             for version in member.replica.staged.values()
-            if version.generation == member.generation and version.number > max(member.successor_staged, member.refused)
+            if version.number > known and version.generation == member.generation
         )
         if not waiting:
             return None
@@ -354,7 +374,7 @@ class ReplicationAgent:
         match frame.kind:
             case Kind.WANT:
                 wanted = [(str(name), int(offset)) for name, offset in frame.fields["files"]]
-                if all(name in transfer.sources for name, _ in wanted):
+                if all(name in transfer.names for name, _ in wanted):
                     transfer.want(frame.fields["round"], wanted)
                     hop.start(member.subtask)
             case Kind.ACK:
@@ -383,17 +403,33 @@ class ReplicationAgent:
         handle = bytes(frame.payload)
         known = member.replica.staged.get(topic.version)
         try:
-            files = files_of(json.loads(handle), member.replica.folder_name)
+            files = member.replica.files_of(json.loads(handle))
         except (ValueError, TypeError, CorruptState) as error:
             self._hop(peer).say(Kind.FAILED, topic, {"reason": str(error)})
             return
-        missing = member.replica.missing(files)
-        inbound = member.inbound = Inbound(peer, topic, handle, files, deque(missing))
-        if missing:
+        inbound = member.inbound = Inbound(peer, topic, handle, files, deque(), deque())
+        again = known is not None and known.handle == handle and known.generation == topic.generation
+        self._get(member, inbound, frozenset(map(str, frame.fields["lacks"])), again)
+
+    def _get(self, member: Member, inbound: Inbound, lacks: frozenset[str] = frozenset(), again: bool = False) -> None:
+        """Have everything that a version still needs; ``lacks``: what its sender does not have."""
+        for file in member.replica.missing(inbound.files):
+            (inbound.stored if base_name(file.name) in lacks else inbound.missing).append(file)
+        if inbound.missing:
             self._ask(member, inbound)
-        else:
-            again = known is not None and known.handle == handle and known.generation == topic.generation
+        if inbound.stored:
+            self._fetch_next(member)
+        elif not inbound.missing:
             self._finish(member, inbound, again)
+
+    def _go_on(self, member: Member, inbound: Inbound) -> None:
+        """A file is held. Was it the last?"""
+        if inbound.missing or inbound.stored:
+            return
+        if member.replica.missing(inbound.files):  # what was to serve for its base is not held any more
+            self._get(member, inbound)
+        else:
+            self._finish(member, inbound)
 
     def _wait_for_chain(self, peer: int, frame: Frame) -> None:
         """An offer whose chain is not known here: perhaps ``form`` is on its way. One is kept for each subtask."""
@@ -402,7 +438,7 @@ class ReplicationAgent:
         if member is not None and frame.topic.generation < member.generation:
             return
         if subtask in self._early or len(self._early) < MAX_EARLY_OFFERS:
-            self._early[subtask] = (peer, replace(frame, payload=memoryview(bytes(frame.payload))))
+            self._early[subtask] = (peer, frame._replace(payload=memoryview(bytes(frame.payload))))
 
     def _ask(self, member: Member, inbound: Inbound) -> None:
         """Ask for what is missing, from where it stops."""
@@ -434,7 +470,7 @@ class ReplicationAgent:
             return
         try:
             if partial is None:
-                partial = member.partial = Partial.begin(file, member.replica.part_path(file))
+                partial = member.partial = Partial.begin(file, member.replica.disk)
             partial.append(frame.payload)
         except OSError as error:
             self._refuse(member, inbound, f"{file.name} cannot be written: {error}")
@@ -451,10 +487,9 @@ class ReplicationAgent:
             return
         partial.close()
         member.partial = None
-        member.replica.adopt(partial.file, partial.path)
+        member.replica.adopt(partial.file)
         inbound.missing.popleft()
-        if not inbound.missing:
-            self._finish(member, inbound)
+        self._go_on(member, inbound)
 
     def _file_failed(self, member: Member, inbound: Inbound, file: StateFile) -> None:
         """What arrived is not the file: once more, and after a few times from durable storage."""
@@ -462,17 +497,47 @@ class ReplicationAgent:
         self._discard_partial(member)
         tries = inbound.tries[file.name] = inbound.tries.get(file.name, 0) + 1
         if tries >= MAX_TRIES:
-            try:
-                self.figures.files_from_storage += 1
-                member.replica.fetch(file)
-            except (CorruptState, StateError, OSError) as error:
-                self._refuse(member, inbound, str(error))
-                return
-            inbound.missing.popleft()
+            inbound.stored.append(inbound.missing.popleft())
         if inbound.missing:
             self._ask(member, inbound)
+        self._fetch_next(member)
+
+    def _fetch_next(self, member: Member) -> None:
+        """Fetch from durable storage what is needed from there, one file at a time; last the base that is made do
+        without."""
+        if member.fetching is not None:
+            return
+        needed = member.inbound is not None and member.inbound.stored
+        file = needed[0] if needed else member.replica.wanted_base
+        if file is None:
+            return
+        member.fetching = file
+        disk = member.replica.disk
+        self._beside(lambda: disk.download(file), lambda error: self._fetched(member, file, error))
+
+    def _fetched(self, member: Member, file: StateFile, error: Exception | None) -> None:
+        member.fetching = None
+        if self._members.get(member.subtask) is not member:
+            return
+        inbound = member.inbound
+        needed = inbound is not None and file in inbound.stored
+        if error is None and (needed or file == member.replica.wanted_base):
+            member.replica.adopt_downloaded(file)
+        elif error is None:
+            member.replica.disk.discard_downloaded(base_name(file.name))
+        if error is not None and not needed:
+            log.info("%s goes on without its new base for now: %s", member.subtask, error)
+            return  # the next version is another chance
+        if inbound is not None and needed:
+            inbound.stored.remove(file)
+            if error is not None:
+                self._refuse(member, inbound, str(error))
+            else:
+                self.figures.files_from_storage += 1
+                self._go_on(member, inbound)
         else:
-            self._finish(member, inbound)
+            self.figures.bases_fetched += 1
+        self._fetch_next(member)
 
     def _refuse(self, member: Member, inbound: Inbound, reason: str) -> None:
         log.warning("standby of %s cannot take version %d: %s", member.subtask, inbound.topic.version, reason)
@@ -493,6 +558,7 @@ class ReplicationAgent:
             self._report(member.subtask, topic.generation, topic.version)
         self._new_version(member)
         self._tend_soon(member)
+        self._fetch_next(member)
 
     def _discard_partial(self, member: Member) -> None:
         partial, member.partial = member.partial, None

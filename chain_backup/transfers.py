@@ -10,40 +10,34 @@ Rules:
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import BinaryIO
 
 from chain_backup import frames
+from chain_backup.disk import Disk, Sink, Source, base_name
 from chain_backup.frames import Frame, Kind, Topic
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
 
 MAX_TRIES = 3
 MAX_RESYNCS = 16
-SYNC_BYTES = 4 << 20
-"""After this many bytes of a file, they are made to reach the disk: RocksDB does so when it takes in a file, and should
-not find much to do then."""
 
 Send = Callable[[int, bytes], None]
 
 
 @dataclass(slots=True)
 class Partial:
-    """A file that is arriving at ``path``."""
+    """A file that is arriving."""
 
     file: StateFile
-    path: Path
-    output: BinaryIO
+    disk: Disk
+    output: Sink
     offset: int = 0
-    unsynced: int = 0
     digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=CHECKSUM_BYTES))
 
     @classmethod
-    def begin(cls, file: StateFile, path: Path) -> Partial:
-        return cls(file, path, path.open("wb", buffering=0))
+    def begin(cls, file: StateFile, disk: Disk) -> Partial:
+        return cls(file, disk, disk.create(base_name(file.name)))
 
     @property
     def complete(self) -> bool:
@@ -55,47 +49,45 @@ class Partial:
 
     def append(self, data: memoryview) -> None:
         """The next bytes. Raises ``OSError``, and then the file is of no use any more."""
-        written = 0
-        while written < len(data):
-            written += self.output.write(data[written:]) or 0
+        self.output.write(data)
         self.digest.update(data)
         self.offset += len(data)
-        self.unsynced += len(data)
-        if self.unsynced >= SYNC_BYTES:
-            os.fdatasync(self.output.fileno())
-            self.unsynced = 0
 
     def close(self) -> None:
         self.output.close()
 
     def discard(self) -> None:
         self.close()
-        self.path.unlink(missing_ok=True)
+        self.disk.discard(base_name(self.file.name))
 
 
 @dataclass(slots=True)
 class Inbound:
-    """A version that is arriving from ``peer``. ``missing``: files that are not held yet, the first one next."""
+    """A version that is arriving from ``peer``. ``missing``: files that it is to send, the first one next; ``stored``:
+    files that it does not have either, and that come from durable storage."""
 
     peer: int
     topic: Topic
     handle: bytes
     files: tuple[StateFile, ...]
     missing: deque[StateFile]
+    stored: deque[StateFile]
     round: int = 0
     tries: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Outbound:
-    """A version that is offered to ``peer``. ``wanted``: what is to be sent of which file, the first one next."""
+    """A version that is offered to a peer. ``names``: of its files, which ``open`` opens. ``wanted``: what is to be
+    sent of which file, the first one next."""
 
     topic: Topic
-    sources: dict[str, Path]
+    names: frozenset[str]
+    open: Callable[[str], Source]
     round: int = 0
     unacknowledged: int = 0
     wanted: deque[tuple[str, int]] = field(default_factory=deque)
-    source: BinaryIO | None = None
+    source: Source | None = None
 
     def want(self, round_: int, wanted: list[tuple[str, int]]) -> None:
         """The successor asked for these, and for nothing that it asked for before."""
@@ -109,8 +101,8 @@ class Outbound:
         while self.wanted:
             name, offset = self.wanted[0]
             if self.source is None:
-                self.source = self.sources[name].open("rb", buffering=0)
-            data = os.pread(self.source.fileno(), frames.CHUNK_BYTES, offset)
+                self.source = self.open(name)
+            data = self.source.read(frames.CHUNK_BYTES, offset)
             if data:
                 self.wanted[0] = (name, offset + len(data))
                 return name, offset, data
@@ -182,10 +174,10 @@ class Hop:
 
     # -- transfers to the peer ------------------------------------------------------------------------------------
 
-    def begin(self, transfer: Outbound, base: int, handle: bytes) -> None:
+    def begin(self, transfer: Outbound, base: int, lacks: list[str], handle: bytes) -> None:
         self.end(transfer.topic.subtask)
         self.outbound[transfer.topic.subtask] = transfer
-        self.say(Kind.OFFER, transfer.topic, {"base": base}, handle)
+        self.say(Kind.OFFER, transfer.topic, {"base": base, "lacks": lacks}, handle)
 
     def end(self, subtask: str) -> None:
         transfer = self.outbound.pop(subtask, None)

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from experiments.recovery import measure
 from experiments.recovery.processes import ProcessSampler
-from experiments.recovery.settings import CHECKPOINTS_BEFORE, Case, Settings
+from experiments.recovery.settings import CHECKPOINTS_AFTER_FILL, CHECKPOINTS_BEFORE, Case, Settings
 from experiments.recovery.summary import PHASES
 from experiments.recovery.workload import PROBE, Probe, Trigger, draw
 from flinkplus.api.environment import StreamEnvironment
@@ -107,8 +107,8 @@ class KillRun:
             self._until(job, lambda: job.running_s is not None, deadline)
             with ProcessSampler(job.slot_pids) as sampler:
                 self._until(job, lambda: job.metrics()["state_keys"] >= case.state_keys, deadline)
-                before = job.metrics()["checkpoints_completed"]
-                wanted = before * bool(case.state_keys) + CHECKPOINTS_BEFORE
+                filled = job.metrics()["checkpoints_completed"]
+                wanted = filled + CHECKPOINTS_AFTER_FILL if case.state_keys else CHECKPOINTS_BEFORE
                 self._until(job, lambda: job.metrics()["checkpoints_completed"] >= wanted, deadline)
                 self._stop.wait(self._kill.offset_s)
                 if job.state != "running":

@@ -1,7 +1,8 @@
 """What to run: every combination of parallelism, size of state, failure, run and recovery mode, in a fixed order.
 
 Rules: a run's text, moment and subtask depend on the seed, the parallelism, the failure and the number of the run, not
-on the recovery mode, and the modes take turns: what else happens on the machine happens to both.
+on the recovery mode nor on the size of the state, and the modes take turns: what else happens on the machine happens to
+both.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ RECOVERIES = ("standby", "rollback")
 FAILURES = ("sigkill", "exception")
 BALLAST_KEYS_PER_S = 40_000
 CHECKPOINTS_BEFORE = 2
+CHECKPOINTS_AFTER_FILL = 8
+"""Complete checkpoints between the last of the ballast and the kill: what counts is its size, not its being written."""
 INTERVALS = 3.5
 """Checkpoint intervals before the latest possible kill."""
 AFTER_S = 5.0
@@ -47,7 +50,7 @@ class Settings:
     def cases(self) -> list[Case]:
         """All runs, in their order."""
         return [
-            Case(parallelism, recovery, failure, state_keys, run, self._seed(parallelism, failure, state_keys, run))
+            Case(parallelism, recovery, failure, state_keys, run, self._seed(parallelism, failure, run))
             for parallelism in self.parallelism
             for state_keys in self.state_keys
             for failure in self.failure
@@ -55,8 +58,8 @@ class Settings:
             for recovery in self.recovery
         ]
 
-    def _seed(self, parallelism: int, failure: str, state_keys: int, run: int) -> int:
-        parts = (self.seed, parallelism, FAILURES.index(failure), state_keys, run)
+    def _seed(self, parallelism: int, failure: str, run: int) -> int:
+        parts = (self.seed, parallelism, FAILURES.index(failure), 0, run)
         import numpy as np
 
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
@@ -76,7 +79,7 @@ class Settings:
 
     def words(self, state_keys: int) -> int:
         """How long the text must be."""
-        fill_s = 2 * state_keys / BALLAST_KEYS_PER_S
+        fill_s = 2 * state_keys / BALLAST_KEYS_PER_S + CHECKPOINTS_AFTER_FILL * self.interval * bool(state_keys)
         return round(self.rate * (INTERVALS * self.interval + AFTER_S + fill_s))
 
 

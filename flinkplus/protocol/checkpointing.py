@@ -32,7 +32,7 @@ from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.commits import CommitQueue
-from flinkplus.protocol.config import CheckpointConfig
+from flinkplus.protocol.config import CheckpointConfig, earliest_ms
 from flinkplus.protocol.effects import (
     AbortCheckpoint,
     CheckpointingEffect,
@@ -128,11 +128,12 @@ class CheckpointCoordinator:
         """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
         if self._dead:
             return None
-        deadlines: list[int | None] = [self._deadline_of(pending) for pending in self._pending.values()]
-        deadlines += [self._commits.next_deadline_ms(), self._final_at_ms]
-        if self._may_trigger():
-            deadlines.append(self._next_periodic_ms())
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return earliest_ms(
+            *map(self._deadline_of, self._pending.values()),
+            self._commits.next_deadline_ms(),
+            self._final_at_ms,
+            self._next_periodic_ms() if self._may_trigger() else None,
+        )
 
     def step(self, now_ms: int, event: CheckpointingEvent) -> list[CheckpointingEffect]:
         """What to do about ``event``, and about all that is due at ``now_ms``.

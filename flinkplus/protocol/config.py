@@ -10,6 +10,15 @@ from dataclasses import dataclass, fields
 from flinkplus.errors import ConfigurationError
 
 
+def earliest_ms(*times_ms: int | None) -> int | None:
+    """The first of these times; ``None`` stands for never."""
+    found = None
+    for time_ms in times_ms:
+        if time_ms is not None and (found is None or time_ms < found):
+            found = time_ms
+    return found
+
+
 def _check_at_least(config: object, names: tuple[str, ...], least: int) -> None:
     for name in names:
         value = getattr(config, name)

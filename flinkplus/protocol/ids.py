@@ -1,13 +1,13 @@
 """Names and numbers that every machine shares, and the check of our own invariants.
 
 Rules: numbers that must not be mixed up have a type of their own; identities are frozen and ordered, so that whatever
-is derived from them comes out in the same order on every machine.
+is derived from them comes out in the same order on every machine. They are named tuples since every message is looked
+up by them, and those are hashed and compared without a line of Python.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from flinkplus.errors import InvariantViolation
 
@@ -21,19 +21,17 @@ Seq = NewType("Seq", int)
 """Position of a message on its channel: 0, 1, 2, ... without gaps."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SubtaskId:
+class SubtaskId(NamedTuple):
     """One parallel instance of a vertex, written ``count+out[1]``."""
 
     vertex: str
-    index: int
+    index: int  # type: ignore[assignment]  # instead of the search of tuples
 
     def __str__(self) -> str:
         return f"{self.vertex}[{self.index}]"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ChannelId:
+class ChannelId(NamedTuple):
     """The ordered link from one subtask to another: ``edge`` of the job graph, and the two subtasks' indexes."""
 
     edge: int

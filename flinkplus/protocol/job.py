@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.protocol.config import RecoveryConfig
+from flinkplus.protocol.config import RecoveryConfig, earliest_ms
 from flinkplus.protocol.effects import (
     Deploy,
     DrainCommits,
@@ -178,15 +178,14 @@ class JobProtocol:
 
     def next_deadline_ms(self) -> int | None:
         """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
-        deadlines: list[int | None] = []
         if self._state in WAITING:
             retract_until_ms = None if self._retraction is None else self._retraction.until_ms
-            deadlines = [self._slots_until_ms, self._drain_until_ms, self._backoff_until_ms, retract_until_ms]
-        elif self._state is JobState.DEPLOYING:
-            deadlines = [self._deploy_until_ms]
-        elif self._state is JobState.STOPPING:
-            deadlines = [self._stop_until_ms, self._drain_until_ms]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+            return earliest_ms(self._slots_until_ms, self._drain_until_ms, self._backoff_until_ms, retract_until_ms)
+        if self._state is JobState.DEPLOYING:
+            return self._deploy_until_ms
+        if self._state is JobState.STOPPING:
+            return earliest_ms(self._stop_until_ms, self._drain_until_ms)
+        return None
 
     def step(self, now_ms: int, event: JobEvent) -> list[JobEffect]:
         """What to do about ``event``, and about all that is due at ``now_ms``.

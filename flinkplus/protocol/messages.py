@@ -6,9 +6,8 @@ goes beside a message as its payload, are opaque.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 
@@ -24,8 +23,7 @@ class Kind(IntEnum):
     REPLICA = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One message. ``epoch`` of a BARRIER is the checkpoint it starts. ``records`` is set for RECORDS only.
 
     ``size`` is the payload's size in bytes: as sent, or as held in memory when it never leaves the slot.

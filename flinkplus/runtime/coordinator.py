@@ -29,6 +29,7 @@ from flinkplus.errors import FlinkPlusError, JobFailed, PeerProtocolError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.config import earliest_ms
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
@@ -266,10 +267,11 @@ class Coordinator:
 
     def next_deadline_ms(self) -> int | None:
         """When the next ``turn`` is due if nothing happens before."""
-        due = [self._job.next_deadline_ms(), self._checkpoints.next_deadline_ms()]
-        if self._failovers is not None:
-            due.append(self._failovers.next_deadline_ms())
-        return min((deadline for deadline in due if deadline is not None), default=None)
+        return earliest_ms(
+            self._job.next_deadline_ms(),
+            self._checkpoints.next_deadline_ms(),
+            None if self._failovers is None else self._failovers.next_deadline_ms(),
+        )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
         """Take an event, if there is one, and do what is due since ``due_ms``, if that has passed."""

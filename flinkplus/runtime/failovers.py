@@ -33,6 +33,8 @@ from flinkplus.runtime.recoveries import HANDOVER, RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 
 KEPT_REASONS = 100
+PROGRESS = (events.HeadPersisted, events.VersionStaged, events.CheckpointCompleted, events.CheckpointAborted)
+"""What is told most often; nothing moves by it unless it has an effect."""
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -124,9 +126,11 @@ class Failovers:
         if isinstance(event, events.RecordsWritten):
             self._note_written(event.attempt)
         todo = self._protocol.step(self._dispatch.now_ms(), event)
-        if self._protocol.heads:  # there are none once it gave up
-            self._deployment.assignment = dict(self._protocol.heads)
-            self._deployment.generations = dict(self._protocol.generations)
+        if todo or not isinstance(event, PROGRESS):
+            heads = self._protocol.heads
+            if heads:  # there are none once it gave up
+                self._deployment.assignment = heads
+                self._deployment.generations = self._protocol.generations
         newest = self._protocol.newest_generation
         if newest > self._newest:
             self._newest = newest

@@ -82,7 +82,8 @@ class Members:
 
     def silent_since(self, before_s: float) -> list[Member]:
         """Members that have not been heard of since ``before_s``."""
-        return [member for member in self.all() if member.heard_s < before_s]
+        silent = [member for member in self._members.values() if member.heard_s < before_s]
+        return sorted(silent, key=lambda member: member.slot)
 
     def all_heard(self, now_s: float) -> None:
         """Take every member as heard of just now."""

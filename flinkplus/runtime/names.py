@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flinkplus.errors import ConfigurationError, PeerProtocolError
@@ -16,6 +17,7 @@ TYPED = re.compile(r"(?P<name>.+?)(?::(?P<a>\d+)|\[(?P<b>\d+)\])$")
 CHANNEL = re.compile(r"(\d+):(\d+)->(\d+)$")
 
 
+@lru_cache(maxsize=4096)
 def parse_subtask(text: str) -> SubtaskId:
     """The subtask of ``str(subtask)``. Raises ``PeerProtocolError`` for anything else."""
     name, bracket, rest = text.rpartition("[")

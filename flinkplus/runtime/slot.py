@@ -39,7 +39,7 @@ from chain_backup.zookeeper.records import (
     SessionSuspended,
     SlotRecord,
 )
-from flinkplus.errors import FlinkPlusError, PeerProtocolError, UserFunctionError
+from flinkplus.errors import CorruptState, FlinkPlusError, PeerProtocolError, StateError, UserFunctionError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
@@ -152,6 +152,7 @@ class Slot(SlotOrders):
         self._storage = CheckpointStorage(config.checkpoint_dir)
         self._inbox: Inbox[SlotEvent] = Inbox()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
+        self._tending = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-bases")
         self._data = data_plane(index, config.options, config.token, slot_host(config), self._inbox)
         self._link = control_link(index, config.options, config.token, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
@@ -227,9 +228,9 @@ class Slot(SlotOrders):
                 self._data.flush()
         return progress
 
-    def guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
+    def guard(self, subtask: Subtask, action: Callable[..., None], /, *arguments: Any) -> None:
         try:
-            action()
+            action(*arguments)
         except Exception as error:
             log.info("subtask %s failed", subtask.id, exc_info=True)
             self._fail(subtask, error)
@@ -282,7 +283,7 @@ class Slot(SlotOrders):
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:
-                    self.guard(subtask, lambda: subtask.persisted(checkpoint, handle, reason))
+                    self.guard(subtask, subtask.persisted, checkpoint, handle, reason)
             case PeerConnected(peer, incarnation):
                 self.peer_connected(peer, incarnation)
             case PeerBroken(peer, incarnation, reason):
@@ -373,6 +374,7 @@ class Slot(SlotOrders):
             self._grant,
             lambda point, subtask: self._faults.reach(point, self.generations[name], subtask),
             self._persist,
+            lambda state: self._tending.submit(_tend, state),
             self._make_state,
             self._retention,
             self._snapshotted,
@@ -415,6 +417,7 @@ class Slot(SlotOrders):
         """Give everything back, bounded."""
         self._retire_all()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._tending.shutdown(wait=True, cancel_futures=True)
         if self._failover is not None:
             self._failover.close()
         if self._session is not None:
@@ -426,6 +429,16 @@ class Slot(SlotOrders):
         self._inbox.close()
         self._lifeline.close()
         gc.unfreeze()
+
+
+def _tend(state: SubtaskState) -> None:
+    """What no checkpoint waits for. A state that was closed meanwhile needs nothing any more."""
+    try:
+        state.rebase()
+    except (StateError, CorruptState, OSError) as error:
+        log.info("%s goes on with its old files: %s", state.subtask, error)
+    except Exception:
+        log.warning("%s goes on with its old files", state.subtask, exc_info=True)
 
 
 def _is_alive(pid: int, created_s: float) -> bool:

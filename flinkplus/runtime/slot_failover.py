@@ -56,7 +56,7 @@ class Host(Protocol):
     ) -> Subtask:
         """A subtask that is not yet active."""
 
-    def guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
+    def guard(self, subtask: Subtask, action: Callable[..., None], /, *arguments: Any) -> None:
         """Run ``action``; an exception is the subtask's failure."""
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
@@ -205,7 +205,7 @@ class SlotFailover:
             host.active.add(subtask)
             built.append(subtask)
         for subtask in built:
-            host.guard(subtask, lambda s=subtask: self._begin(s, order))  # type: ignore[misc]
+            host.guard(subtask, self._begin, subtask, order)
             host.reach("promoted", order.generation - 1, subtask.id)
         milliseconds = (self._clock.monotonic() - promotion.begun) * 1e3
         host.report(control.Promoted(order.attempt, round(milliseconds, 3), self._clock.time()))
@@ -231,7 +231,7 @@ class SlotFailover:
     def trim(self, version: CheckpointId) -> None:
         """Nobody goes back before ``version``."""
         for subtask in self._host.active:
-            self._host.guard(subtask, lambda s=subtask: s.trim(version))  # type: ignore[misc]
+            self._host.guard(subtask, subtask.trim, version)
         self.standbys.trim(version)
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ class SlotOrders(ABC):
         """A subtask restored from ``handle`` (empty: the start), not yet active. Raises whatever restoring raises."""
 
     @abstractmethod
-    def guard(self, subtask: Subtask, action: Callable[[], None]) -> None:
+    def guard(self, subtask: Subtask, action: Callable[..., None], /, *arguments: Any) -> None:
         """Run ``action``; an exception is the subtask's failure, reported once, and the subtask stops."""
 
     @abstractmethod
@@ -115,19 +115,18 @@ class SlotOrders(ABC):
         else:
             consumer = self.active.consumer(channel)
             if consumer is not None:
-                self.guard(consumer, lambda c=consumer, m=message, v=payload: c.receive(m, v))  # type: ignore[misc]
+                self.guard(consumer, consumer.receive, message, payload)
 
     def _take_credit(self, channel: ChannelId, credit: Credit) -> None:
         producer = self.active.producer(channel)
         if producer is None:
             self.active.credit(channel, credit)
-            return
+        else:
+            self.guard(producer, self._credit, producer, channel, credit)
 
-        def take() -> None:
-            self.active.credit(channel, credit)
-            producer.outputs.pump()
-
-        self.guard(producer, take)
+    def _credit(self, producer: Subtask, channel: ChannelId, credit: Credit) -> None:
+        producer.outputs.channels[channel].credit(*credit)
+        producer.outputs.pump()
 
     def _hand_over(self, message: Message, payload: Any) -> None:
         consumer = self.active.consumer(message.channel)
@@ -182,7 +181,7 @@ class SlotOrders(ABC):
             case control.Start(generation, run, run_age_s):
                 if generation == self._generation:
                     for subtask in self.active:
-                        self.guard(subtask, lambda s=subtask: s.begin(run, run_age_s))  # type: ignore[misc]
+                        self.guard(subtask, subtask.begin, run, run_age_s)
             case control.Suspend(generation):
                 if generation >= self._generation:
                     self._retire_all()
@@ -197,11 +196,11 @@ class SlotOrders(ABC):
             case control.Abort(generation, checkpoint, _):
                 if generation == self._generation:
                     for subtask in self.active:
-                        self.guard(subtask, lambda s=subtask: s.abort(CheckpointId(checkpoint)))  # type: ignore[misc]
+                        self.guard(subtask, subtask.abort, CheckpointId(checkpoint))
             case control.Complete(generation, checkpoint):
                 if generation == self._generation:
                     for subtask in self.active:
-                        self.guard(subtask, lambda s=subtask: s.complete(CheckpointId(checkpoint)))  # type: ignore[misc]
+                        self.guard(subtask, subtask.complete, CheckpointId(checkpoint))
             case control.Stop():
                 self._retire_all()
                 self.report(control.Stopped())

@@ -1,7 +1,8 @@
 """The standbys of a slot: the agent of its chains, run by one thread of its own.
 
 The slot's loop posts what concerns the chains; the agent sends frames over the same streams as the data, in pieces
-small enough not to hold it up. Its answers come back as events.
+small enough not to hold it up. Its answers come back as events. What it fetches from durable storage is fetched by a
+second thread, so that a promotion never waits for that.
 
 Rules: a fault of a standby is never a fault of the stream: it is logged, the copy stays behind, and a failover finds
 another member or the durable store.
@@ -9,6 +10,7 @@ another member or the durable store.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chain_backup.disk import SlotDisk
 from chain_backup.replication import ReplicationAgent
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.wire import Kind, Message, encode
@@ -53,9 +56,18 @@ class Standbys:
         self._deliver = deliver
         self._closed = False
         self._lock = threading.Lock()
+        self._agents_turn = threading.Lock()
         self._waiting = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-standbys")
-        self._agent = ReplicationAgent(slot, work_dir, storage, self._send_frame, staged, later=self._post)
+        self._fetching = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-fetching")
+        self._agent = ReplicationAgent(
+            slot,
+            lambda subtask: SlotDisk(work_dir, subtask, storage),
+            self._send_frame,
+            staged,
+            later=self._post,
+            beside=self._beside,
+        )
 
     def _send_frame(self, slot: int, frame: bytes) -> None:
         message = Message(Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0))
@@ -71,17 +83,31 @@ class Standbys:
         if not self._closed:  # what an action of the agent's own thread leaves for later needs not be done any more
             self._submit(run)
 
+    def _beside(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._post(done, error)
+            else:
+                self._post(done, None)
+
+        with contextlib.suppress(RuntimeError):  # it is being closed
+            self._fetching.submit(run)
+
     def _submit(self, run: Callable[[], None]) -> None:
         def counted() -> None:
             try:
-                run()
+                with self._agents_turn:
+                    run()
             finally:
                 with self._lock:
                     self._waiting -= 1
 
         with self._lock:
             self._waiting += 1
-        self._pool.submit(counted)
+        with contextlib.suppress(RuntimeError):  # it is being closed
+            self._pool.submit(counted)
 
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
         """Who follows whom, of all subtasks of the job."""
@@ -123,14 +149,16 @@ class Standbys:
                 self._deliver(StandbyReady(attempt, subtask, prepared, ""))
 
         with self._lock:
-            idle = self._waiting == 0  # and stays so: only this thread, and what the agent does, give it work
+            idle = self._waiting == 0
         if idle:
-            run()
+            with self._agents_turn:  # something may have been fetched this very moment
+                run()
         else:
             self._submit(run)
 
     def close(self) -> None:
         """Close every copy; waits for what is under way."""
         self._closed = True
+        self._fetching.shutdown(wait=False, cancel_futures=True)  # what is on its way may take long, and has no effect
         self._pool.submit(self._agent.close)
         self._pool.shutdown(wait=True)

@@ -58,6 +58,7 @@ class SubtaskPorts:
     grant: Callable[[Generation, InputChannel, int], None]
     reach: Callable[[str, str], None]
     persist: Callable[[SubtaskId, CheckpointId, Callable[[], dict[str, Any]]], None]
+    tend: Callable[[SubtaskState], object]
     state: Callable[[SubtaskPlan], SubtaskState]
     retention: Retention[tuple[Message, Any]] | None
     snapshotted: Callable[[SubtaskId, Generation, dict[str, Any]], None]
@@ -299,6 +300,7 @@ class Subtask(SubtaskSteps):
             self._ports.reach("upload", str(self.id))
             handle = {**state.persist(frozen), **rest}
             self._ports.reach("uploaded", str(self.id))
+            self._ports.tend(state)
             return handle
 
         self._ports.persist(self.id, checkpoint, work)

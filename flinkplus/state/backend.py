@@ -2,9 +2,9 @@
 
 Rules:
 - the subtask's thread alone uses states and calls ``number_state``, ``object_state``, ``freeze``, ``spill_if_needed``,
-  ``restore``; any one other thread calls ``persist`` meanwhile; ``checkpoint_complete``, ``state_bytes`` and
-  ``state_keys`` may come from any thread; ``close`` from any thread, once the subtask's thread has stopped using the
-  state;
+  ``restore``; any one other thread calls ``persist`` meanwhile, and one more ``rebase``; ``checkpoint_complete``,
+  ``state_bytes`` and ``state_keys`` may come from any thread; ``close`` from any thread, once the subtask's thread has
+  stopped using the state;
 - a snapshot that could not be persisted loses nothing: the next one carries its changes;
 - a handle is JSON and says all that a fresh process needs, together with the storage; restoring takes a local file
   when it is there and matches its checksum, and the stored one otherwise.
@@ -252,6 +252,14 @@ class SubtaskState:
             "sync_ms": round(pending.sync_ms, 3),
             "async_ms": round(done.async_ms, 3),
         }
+
+    def rebase(self) -> bool:
+        """Replace the files of versions to come by one, if they have become many; true when that was done.
+
+        Takes as long as the state is large: beside everything, after a ``persist``. Raises ``StateError`` when it
+        fails, or the state is closed meanwhile; versions go on as before then.
+        """
+        return self._versions.rebase()
 
     def checkpoint_complete(self, checkpoint: int) -> None:
         """The checkpoint is complete: what only older ones need locally is removed (a few unlinks)."""

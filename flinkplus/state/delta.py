@@ -37,22 +37,30 @@ Chunk = tuple[list[bytes], list[bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """Name, size and checksum of one immutable state file. ``entries`` counts tombstones, not the format entry."""
+    """Name, size and checksum of one immutable state file. ``entries`` counts tombstones, not the format entry.
+
+    ``replaces``: of a base, the names of the files, in their order, that hold the same content together.
+    """
 
     name: str
     kind: Kind
     entries: int
     bytes: int
     checksum: str
+    replaces: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        document = asdict(self)
+        if not self.replaces:
+            del document["replaces"]
+        return document
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> StateFile:
         """The inverse of ``to_json``; ``CorruptState`` when a field is missing or of a wrong kind."""
         try:
-            file = cls(**{field: document[field] for field in ("name", "kind", "entries", "bytes", "checksum")})
+            fields = {field: document[field] for field in ("name", "kind", "entries", "bytes", "checksum")}
+            file = cls(**fields, replaces=tuple(document.get("replaces", ())))
         except (KeyError, TypeError) as error:
             raise CorruptState(f"a state file is described by {document!r}, which describes none") from error
         if file.kind not in ("base", "delta"):
@@ -123,10 +131,10 @@ def _write_chunk(writer: SstFileWriter, keys: list[bytes], values: list[bytes | 
             writer[key] = value
 
 
-def describe(path: Path, name: str, kind: Kind, entries: int) -> StateFile:
+def describe(path: Path, name: str, kind: Kind, entries: int, replaces: tuple[str, ...] = ()) -> StateFile:
     """The identity card of the file at ``path``."""
     size, checksum = digest_of(file_chunks(path))
-    return StateFile(name, kind, entries, size, checksum)
+    return StateFile(name, kind, entries, size, checksum, replaces)
 
 
 def chunked(entries: Iterator[tuple[bytes, bytes]], size: int = WRITE_CHUNK_ENTRIES) -> Iterator[Chunk]:

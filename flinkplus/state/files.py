@@ -53,6 +53,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_file(path: Path) -> None:
+    """Have the disk write what there is of a file."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fdatasync(handle)
+    finally:
+        os.close(handle)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """A second name for a local file, or a copy where the file system has no hard links."""
     target.unlink(missing_ok=True)

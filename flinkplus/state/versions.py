@@ -6,13 +6,15 @@ Rules:
   tries again, or the subtask's thread thaws it into the next snapshot;
 - a version's file list is fixed when it is written: later spills and newer bases never change an older handle;
 - a file is listed once RocksDB has it, and uploaded at the latest by the first handle that names it;
-- a new base is what RocksDB holds right after an ingest; it replaces the files up to that one in versions to come;
+- a new base is what RocksDB holds right after an ingest; it replaces the files up to that one in versions to come, and
+  says so: who has these needs no base to go on (a version never waits for more than its changes to be sent);
+- bases are made beside everything else (``rebase``): no version waits for one;
 - file names carry generation and checkpoint, and are never used twice; a file that a later checkpoint is the first
-  to name carries that later number, so that garbage collection may go by it;
+  to name carries that number or one after it, so that garbage collection may go by it;
 - local copies (hard links; RocksDB has its own) stay while the newest complete checkpoint, or anything newer, names
   them.
 
-Locks, taken in this order: ``_persist_lock`` (one persist at a time), ``_base_lock`` (an iterator is open),
+Locks, taken in this order: ``_persist_lock`` (one persist at a time), ``_base_lock`` (a base is being written),
 ``_write_lock`` (one write and ingest at a time; a write may last), ``_lock`` (the queue and the lists; never held
 for long, so it is the only one that the synchronous part of a snapshot takes).
 """
@@ -35,6 +37,8 @@ from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
+FIRST_LEAD = 16
+"""Checkpoints that may pass while a base is made; twice as many after each time that it was too few."""
 LOCAL_HANDLES = 2
 """Of how many handles that are not yet complete local copies are kept (storage has them all)."""
 
@@ -118,6 +122,9 @@ class StateVersions:
         self._local_names = {file.name for file in files}
         self._handles: dict[int, tuple[StateFile, ...]] = {}
         self._complete = 0
+        self._newest = 0
+        self._handed_out = 0
+        self._lead = FIRST_LEAD
 
     def close(self) -> None:
         """Stop: a persist under way fails soon with ``StateError``, and from now on nothing here uses the store."""
@@ -134,6 +141,7 @@ class StateVersions:
     def enqueue(self, pending: PendingSnapshot) -> None:
         """A version was frozen."""
         with self._lock:
+            self._newest = max(self._newest, pending.checkpoint)
             self._queue.append(pending)
             if not pending.spill:
                 self._unfinished.append(pending)
@@ -224,14 +232,16 @@ class StateVersions:
         finally:
             link.unlink(missing_ok=True)
 
-    def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind) -> StateFile:
+    def _new_file(
+        self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind, replaces: tuple[str, ...] = ()
+    ) -> StateFile:
         with self._lock:
             self._counter += 1
             name = f"{self._prefix}/{self._generation}-{checkpoint}-{self._counter}.sst"
         path = self.local(name)
         try:
             entries = write_sst(chunks, path)
-            return describe(path, name, kind, entries)
+            return describe(path, name, kind, entries, replaces)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise StateError(f"state file {path} cannot be written: {error}") from error
@@ -255,11 +265,10 @@ class StateVersions:
             with self._persist_lock:
                 self._check_open()
                 self.write_through(pending)
-                if self._policy.due(pending.files):
-                    self._rebase(pending)
                 sent = self._upload(pending.files)
                 with self._lock:
                     self._handles[pending.checkpoint] = pending.files
+                    self._handed_out = max(self._handed_out, pending.checkpoint)
         finally:
             with self._lock:
                 if pending in self._unfinished:
@@ -268,25 +277,48 @@ class StateVersions:
         self._check_open()
         return Persisted(pending.files, sent, (time.perf_counter() - begun) * 1e3)
 
-    def _rebase(self, pending: PendingSnapshot) -> None:
-        """Write what RocksDB holds now as a base, for ``pending`` if it is that version, and for those to come."""
+    # -- bases ----------------------------------------------------------------------------------------------------
+
+    def rebase(self) -> bool:
+        """Write what RocksDB holds as a base, if one is due, and name it in versions to come; true when that was done.
+
+        In a thread of its own, one at a time. Raises ``StateError`` when it fails; the versions are as before then.
+        """
+        with self._lock:
+            due, number = self._policy.due(self._files), self._newest + self._lead
+        if not due:
+            return False
         with self._base_lock:
             with self._write_lock:
                 self._check_open()
                 replaced = self._files
                 entries = self._store.items()
-            own = replaced == pending.files
             try:
-                checkpoint = pending.checkpoint if own else pending.checkpoint + 1
-                file = self._new_file(self._base_chunks(entries), checkpoint, "base")
+                names = tuple(file.name for file in replaced)
+                file = self._new_file(self._base_chunks(entries), number, "base", names)
             finally:
                 del entries
-        with self._lock:
-            if self._files[: len(replaced)] == replaced:
+        try:
+            self._check_open()
+            self._storage.upload(self.local(file.name), file.name)
+        except BaseException:
+            self.local(file.name).unlink(missing_ok=True)
+            raise
+        return self._adopt_base(file, replaced, number)
+
+    def _adopt_base(self, file: StateFile, replaced: tuple[StateFile, ...], number: int) -> bool:
+        """Let ``file`` stand for what it replaces, unless the files are others by now, or storage may have lost it."""
+        with self._persist_lock, self._lock:
+            in_time = self._handed_out < number
+            if in_time and self._files[: len(replaced)] == replaced:
                 self._files = (file, *self._files[len(replaced) :])
-            if own:
-                pending.files = (file,)
-            self._local_names.add(file.name)
+                self._local_names.add(file.name)
+                self._uploaded.add(file.name)
+                return True
+        if not in_time:  # it took so many checkpoints that garbage collection took it for garbage
+            self._lead *= 2
+        self.local(file.name).unlink(missing_ok=True)
+        return False
 
     def _base_chunks(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[Chunk]:
         while batch := list(islice(entries, WRITE_CHUNK_ENTRIES)):

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.ids import ChannelId, SubtaskId
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 Content = tuple[Kind, Any, int, bytes]
+NOTHING: dict[int, Content] = {}
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
 
@@ -57,16 +58,16 @@ class Checks:
         self._fenced: dict[tuple[int, SubtaskId], int] = {}
         self.causes = Causes()
         self._trims = 0
+        self._files_of: dict[tuple[SubtaskId, int], tuple[str, ...]] = {}
         self._cuts: list[tuple[int, dict[ChannelId, int]]] = []
         self._steps_at: list[dict[SubtaskId, int]] = []
         self.counts = dict.fromkeys(
             ("accepted", "appended", "trimmed", "cuts", "rows", "promotions", "dependent", "stable", "bounded"), 0
         )
 
-    def _require(self, condition: bool, invariant: str, why: str) -> None:
-        if not condition:
-            self._world.violated = Violation(invariant, why)  # whoever catches what is raised here must not hide it
-            raise self._world.violated
+    def _wrong(self, invariant: str, why: str) -> NoReturn:
+        self._world.violated = Violation(invariant, why)  # whoever catches what is raised here must not hide it
+        raise self._world.violated
 
     # --- subtasks and their messages
 
@@ -84,12 +85,11 @@ class Checks:
         if subtask.plan.promotion is not None:
             self.counts["promotions"] += 1
             record = self._world.registry.records.get(subtask.id)
-            self._require(
-                record is not None and record.generation >= subtask.generation,
-                "generations",
-                f"{subtask.id} becomes active in generation {subtask.generation}, and ZooKeeper has {record}",
-            )
-
+            if record is None or record.generation < subtask.generation:
+                self._wrong(
+                    "generations",
+                    f"{subtask.id} becomes active in generation {subtask.generation}, and ZooKeeper has {record}",
+                )
             self._check_neighbours(subtask)
             self._check_repetition(subtask)
 
@@ -100,20 +100,22 @@ class Checks:
             taker = self._at_work.get(subtask.consumer_of(channel))
             if taker is not None and taker.generation == generations[taker.id] and not taker.closed:
                 expected = taker.inputs.channels[channel].cursor.expected
-                self._require(
-                    out.log.trimmed <= expected,
-                    "retention",
-                    f"{subtask.id} begins {channel} at {out.log.trimmed}, and {taker.id} has received it to {expected}",
-                )
+                if out.log.trimmed > expected:
+                    self._wrong(
+                        "retention",
+                        f"{subtask.id} begins {channel} at {out.log.trimmed}, and {taker.id} has received it to "
+                        f"{expected}",
+                    )
         for channel, end in subtask.inputs.channels.items():
             maker = self._at_work.get(end.producer)
             if maker is not None and maker.generation == generations[maker.id] and not maker.closed:
                 begins = maker.outputs.channels[channel].log.trimmed
-                self._require(
-                    begins <= end.cursor.consumed,
-                    "retention",
-                    f"{subtask.id} needs {channel} from {end.cursor.consumed} on, {maker.id} has it from {begins} on",
-                )
+                if begins > end.cursor.consumed:
+                    self._wrong(
+                        "retention",
+                        f"{subtask.id} needs {channel} from {end.cursor.consumed} on, {maker.id} has it from {begins} "
+                        "on",
+                    )
 
     def _check_repetition(self, subtask: SimSubtask) -> None:
         """It repeats every step that one who lives, or is promoted with it, depends on."""
@@ -125,11 +127,11 @@ class Checks:
                 continue
             self.counts["dependent"] += 1
             seen = self.causes.seen[other.id].get(subtask.id, 0)
-            self._require(
-                seen <= repeated,
-                "repetition",
-                f"{other.id} has seen effects of {subtask.id} up to step {seen}, it repeats those before {repeated}",
-            )
+            if seen > repeated:
+                self._wrong(
+                    "repetition",
+                    f"{other.id} has seen effects of {subtask.id} up to step {seen}, it repeats up to {repeated}",
+                )
 
     def is_at_work(self, subtask: SimSubtask) -> bool:
         return self._at_work.get(subtask.id) is subtask
@@ -138,16 +140,16 @@ class Checks:
         """``subtask`` took a message as the next one."""
         self.counts["accepted"] += 1
         fenced = self._fenced.get((subtask.slot.process, end.producer), 0)
-        self._require(
-            message.generation >= fenced,
-            "generations",
-            f"{subtask.id} took message {message.seq} of {message.channel} in generation {message.generation}, "
-            f"after its slot had fenced generation {fenced}",
-        )
+        if message.generation < fenced:
+            self._wrong(
+                "generations",
+                f"{subtask.id} took message {message.seq} of {message.channel} in generation {message.generation}, "
+                f"after its slot had fenced generation {fenced}",
+            )
         held = end.cursor.expected - end.cursor.consumed
-        promoted = subtask.promoted
-        window = self._world.parameters.window * (REPLAY_WINDOWS if promoted else 1)
-        self._require(held <= window, "retention", f"{subtask.id} holds {held} messages, its window is {window}")
+        window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.promoted else 1)
+        if held > window:
+            self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
         if self.is_at_work(subtask):
             self.causes.arrived(subtask, message)
             self._accepted[message.channel][message.seq] = content_of(message)
@@ -160,13 +162,13 @@ class Checks:
         taker = self._at_work.get(consumer)
         if not self.is_at_work(subtask) or taker is None or taker.generation < subtask.slot.generations[consumer]:
             return  # the consumer is being replaced as well: what it had taken binds nobody
-        known = self._accepted.get(message.channel, {}).get(message.seq)
-        self._require(
-            known is None or known == content_of(message),
-            "results",
-            f"{subtask.id} made message {message.seq} of {message.channel} again, and it is another: {known} before, "
-            f"{content_of(message)} now",
-        )
+        known = self._accepted.get(message.channel, NOTHING).get(message.seq)
+        if known is not None and known != content_of(message):
+            self._wrong(
+                "results",
+                f"{subtask.id} made message {message.seq} of {message.channel} again, and it is another: {known} "
+                f"before, {content_of(message)} now",
+            )
 
     def trimmed(self, subtask: SimSubtask, log: WatchedLog) -> None:
         """A log forgot something."""
@@ -174,22 +176,22 @@ class Checks:
         if not self._world.options.standbys or subtask.closed or not self.is_at_work(subtask):
             return
         oldest = self._cuts[-1][1].get(log.channel, 0) if self._cuts else 0  # type: ignore[call-overload]
-        self._require(
-            log.trimmed <= oldest,
-            "retention",
-            f"{subtask.id} trimmed {log.channel} to {log.trimmed}; the last complete checkpoint stands at {oldest}",
-        )
+        if log.trimmed > oldest:
+            self._wrong(
+                "retention",
+                f"{subtask.id} trimmed {log.channel} to {log.trimmed}; the last complete checkpoint stands at {oldest}",
+            )
 
     def stepped(self, subtask: SimSubtask) -> None:
         """A step was taken, or a part of one."""
         for end in subtask.outputs.channels.values():
             log = end.log
-            self._require(
-                log.trimmed <= log.acknowledged <= log.sent <= log.appended or subtask.closed,
-                "retention",
-                f"{end.channel}: trimmed {log.trimmed}, acknowledged {log.acknowledged}, sent {log.sent}, "
-                f"appended {log.appended}",
-            )
+            if not (log.trimmed <= log.acknowledged <= log.sent <= log.appended or subtask.closed):
+                self._wrong(
+                    "retention",
+                    f"{end.channel}: trimmed {log.trimmed}, acknowledged {log.acknowledged}, sent {log.sent}, "
+                    f"appended {log.appended}",
+                )
 
     def fences(self, slot: SimSlot, order: control.Fence) -> None:
         """A slot is about to fence."""
@@ -204,20 +206,22 @@ class Checks:
         self.counts["cuts"] += 1
         world, cut = self._world, {}
         for subtask in world.graph.subtasks:
-            there = subtask in handles
-            self._require(there, "checkpoints", f"checkpoint {checkpoint} has nothing of {subtask}")
+            if subtask not in handles:
+                self._wrong("checkpoints", f"checkpoint {checkpoint} has nothing of {subtask}")
             for name in handles[subtask]["files"]:
-                self._require(name in world.files, "checkpoints", f"checkpoint {checkpoint} names {name}, which is not")
+                if name not in world.files:
+                    self._wrong("checkpoints", f"checkpoint {checkpoint} names {name}, which is not")
+            self._files_of[subtask, checkpoint] = tuple(handles[subtask]["files"])
         for channel, producer, consumer in world.channels:
             sent = handles[producer]["operator_state"]["outputs"].get(str(channel), 0)
             received = handles[consumer]["operator_state"]["inputs"].get(str(channel), 0)
             cut[channel] = received
-            self._require(
-                sent == received,
-                "checkpoints",
-                f"checkpoint {checkpoint} is no consistent cut: {producer} had sent {sent} on {channel}, and "
-                f"{consumer} had taken {received}",
-            )
+            if sent != received:
+                self._wrong(
+                    "checkpoints",
+                    f"checkpoint {checkpoint} is no consistent cut: {producer} had sent {sent} on {channel}, and "
+                    f"{consumer} had taken {received}",
+                )
         self._cuts.append((checkpoint, cut))
         self._steps_at.append({subtask: handle["operator_state"]["steps"] for subtask, handle in handles.items()})
         self._world.note("checkpoint %s is complete", checkpoint)
@@ -231,26 +235,25 @@ class Checks:
         for subtask in self._at_work.values():
             for channel, end in subtask.outputs.channels.items():
                 self.counts["bounded"] += 1
-                self._require(
-                    end.log.trimmed >= cut[channel],
-                    "retention",
-                    f"{channel} keeps messages from {end.log.trimmed} on, and {HEALTHY_VERSIONS} complete checkpoints "
-                    f"ago it stood at {cut[channel]}",
-                )
+                if end.log.trimmed < cut[channel]:
+                    self._wrong(
+                        "retention",
+                        f"{channel} keeps messages from {end.log.trimmed} on, and {HEALTHY_VERSIONS} complete "
+                        f"checkpoints ago it stood at {cut[channel]}",
+                    )
             self._check_that_determinants_are_let_go(subtask)
 
     def _check_that_determinants_are_let_go(self, subtask: SimSubtask) -> None:
         steps = self._steps_at[-1 - HEALTHY_VERSIONS]
-        if subtask.known is None:
-            return
-        for ancestor in subtask.known.subtasks():
+        for ancestor in subtask.known.subtasks() if subtask.known is not None else ():
+            assert subtask.known is not None
             run = subtask.known.of(ancestor)
-            self._require(
-                run is None or run[0] >= steps[ancestor],
-                "retention",
-                f"{subtask.id} knows the steps of {ancestor} from {run and run[0]} on, and {HEALTHY_VERSIONS} complete "
-                f"checkpoints ago it stood at {steps[ancestor]}",
-            )
+            if run is not None and run[0] < steps[ancestor]:
+                self._wrong(
+                    "retention",
+                    f"{subtask.id} knows the steps of {ancestor} from {run[0]} on, and {HEALTHY_VERSIONS} complete "
+                    f"checkpoints ago it stood at {steps[ancestor]}",
+                )
 
     @property
     def completions(self) -> list[int]:
@@ -262,7 +265,8 @@ class Checks:
         self.counts["rows"] += len(rows)
         self._world.note("output of checkpoint %s is visible: %s rows", checkpoint, len(rows))
         wrong = self._expected.take(rows)
-        self._require(wrong is None, "results", f"in the output of checkpoint {checkpoint}, {wrong}")
+        if wrong is not None:
+            self._wrong("results", f"in the output of checkpoint {checkpoint}, {wrong}")
 
     # --- the coordinator
 
@@ -281,27 +285,31 @@ class Checks:
                     self._check_copy(process, chain.subtask, version)
 
     def _check_copy(self, process: SimSlot, subtask: SubtaskId, version: int) -> None:
-        copy = process.standbys.copies.get(str(subtask))
-        held = None if copy is None else copy.versions.get(version)
-        self._require(
-            held is not None or (copy is not None and any(number > version for number in copy.versions)),
-            "chains",
-            f"version {version} of {subtask} counts as stable, and {process} does not have it",
-        )
-        files = self._world.files
-        if held is not None and copy is not None and copy.active is None:
-            taken = copy.taken
-            oldest = min(copy.versions)
-            names = tuple(copy.versions[oldest].handle["files"])
-            self._require(
-                not taken or taken == names[: len(taken)] or copy.counts == fold(files, taken),
-                "chains",
-                f"the copy of {subtask} on {process} is ahead of version {oldest}, which it may have to begin from",
-            )
+        member = process.standbys.agent._members.get(str(subtask))
+        staged = {} if member is None else member.replica.staged
+        if version not in staged and all(number <= version for number in staged):
+            self._wrong("chains", f"version {version} of {subtask} counts as stable, and {process} does not have it")
+        if member is None:
+            return
+        if version in staged:
+            files = staged[version].files
+            names, expected = tuple(file.name for file in files), self._files_of.get((subtask, version))
+            if names != expected:
+                self._wrong(
+                    "chains",
+                    f"version {version} of {subtask} on {process} is {names}, and the checkpoint has {expected}",
+                )
+            if member.replica.missing(files):
+                self._wrong("chains", f"version {version} of {subtask} is not whole on {process}: {names}")
+        for copy in member.replica._copies:
+            store: Any = copy.store
+            if store.counts != fold(self._world.files, [file.name for file in copy.files]):
+                self._wrong("chains", f"a store of {subtask} on {process} holds something else than {copy.files}")
 
     # --- the end
 
     def finished(self) -> None:
         """The job says that it is done."""
         missing = self._expected.missing()
-        self._require(missing is None, "results", f"the job has finished, but {missing}")
+        if missing is not None:
+            self._wrong("results", f"the job has finished, but {missing}")

@@ -77,3 +77,10 @@ class SimVolume:
         else:
             del data[rng.randrange(len(data)) :]
         return True
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    """The same with another bit."""
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)

@@ -123,6 +123,14 @@ class Faults:
     def _hasten(self, start: int, end: int) -> None:
         self._world.slow(start, end, -1)
 
+    def _frames_wrong(self, fault: Fault) -> None:
+        self._world.frames_wrong += 1
+        self._until(fault, "_less", "frames_wrong")
+
+    def _reads_wrong(self, fault: Fault) -> None:
+        self._world.reads_wrong += 1
+        self._until(fault, "_less", "reads_wrong")
+
     def _duplicate(self, fault: Fault) -> None:
         self._world.duplicates += 1
         self._until(fault, "_less", "duplicates")

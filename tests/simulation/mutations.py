@@ -1,7 +1,6 @@
 """Deliberate faults in the protocol, by name: the test of the tester.
 
-Each replaces one function of the product's core (one, ``staged_delta_applied_too_soon``, of the simulated standbys,
-whose originals keep RocksDB) and must be found out within ``BUDGET`` seeds, or by its scenario.
+Each replaces one function of the product's core and must be found out within ``BUDGET`` seeds, or by its scenario.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from typing import Any
 from unittest import mock
 
 from chain_backup import chains, failover
+from chain_backup.replica import Replica, _Copy
+from chain_backup.replication import ReplicationAgent
+from chain_backup.transfers import Partial
 from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
@@ -25,7 +27,6 @@ from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.runtime.fencing import FenceAnswers
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
-from tests.simulation.standbys import SimStandbys
 
 BUDGET = 2_000
 """Seeds within which each must be found out."""
@@ -275,7 +276,7 @@ def determinants_never_let_go(original: Any) -> Any:
     return lambda self, checkpoint: None
 
 
-@mutation(FenceAnswers, "about", scenario="27")
+@mutation(FenceAnswers, "about", scenario="32")
 def successors_know_nothing_of_ancestors(original: Any) -> Any:
     """A promoted subtask is not told what survivors know of its ancestors."""
     return lambda self, subtask, topology: {**original(self, subtask, topology), "ancestors": {}}
@@ -389,17 +390,105 @@ def stable_before_it_is_staged(original: Any) -> Any:
     return property(lambda self: max(self.persisted))
 
 
-@mutation(SimStandbys, "stage")
+@mutation(Replica, "stage")
 def staged_delta_applied_too_soon(original: Any) -> Any:
     """A standby's store takes a version in when it arrives."""
 
-    def stage(self: Any, subtask: str, copy: Any, number: int, generation: int, handle: Any) -> None:
-        original(self, subtask, copy, number, generation, handle)
-        if copy.active is None:
-            for name in handle["files"]:
-                copy.counts.update(self._slot.world.files[name])
+    def stage(self: Any, number: int, generation: int, handle: bytes, files: Any) -> None:
+        original(self, number, generation, handle, files)
+        for copy in self._copies:
+            self.disk.ingest(copy.store, files, True)
 
     return stage
+
+
+# --- replication
+
+
+@mutation(Partial, "matches")
+def checksum_of_a_file_not_looked_at(original: Any) -> Any:
+    """A file counts as held when as many bytes have arrived as it has."""
+    return property(lambda self: self.complete)
+
+
+@mutation(ReplicationAgent, "_take_offer")
+def offer_of_a_fenced_head_taken(original: Any) -> Any:
+    """A version of an older generation is as good as one of the present one."""
+
+    def take_offer(self: Any, peer: int, frame: Any) -> None:
+        member = self._members.get(frame.topic.subtask)
+        if member is None or frame.topic.generation >= member.generation:
+            original(self, peer, frame)
+            return
+        present, member.generation = member.generation, frame.topic.generation
+        original(self, peer, frame)
+        member.generation = present
+
+    return take_offer
+
+
+@mutation(ReplicationAgent, "_next_version")
+def versions_of_a_fenced_head_offered(original: Any) -> Any:
+    """A version goes down the chain under the present generation, whichever it was made in."""
+
+    def next_version(self: Any, member: Any) -> Any:
+        for version in member.replica.staged.values():
+            version.generation = member.generation
+        return original(self, member)
+
+    return next_version
+
+
+@mutation(ReplicationAgent, "_ask")
+def staged_before_all_is_held(original: Any) -> Any:
+    """A standby says that it has a version while files of it are on their way."""
+
+    def ask(self: Any, member: Any, inbound: Any) -> None:
+        original(self, member, inbound)
+        self._report(member.subtask, inbound.topic.generation, inbound.topic.version)
+
+    return ask
+
+
+@mutation(ReplicationAgent, "_file_complete")
+def all_held_with_the_first_file(original: Any) -> Any:
+    """A version counts as held when the first of its missing files is there."""
+
+    def file_complete(self: Any, member: Any, inbound: Any, partial: Any) -> None:
+        for file in list(inbound.missing)[1:]:
+            inbound.missing.remove(file)
+        original(self, member, inbound, partial)
+
+    return file_complete
+
+
+@mutation(Replica, "stage")
+def history_that_was_left_kept(original: Any) -> Any:
+    """Versions of the dead head stay beside those of its successor."""
+
+    def stage(self: Any, number: int, generation: int, handle: bytes, files: Any) -> None:
+        before = dict(self.staged)
+        original(self, number, generation, handle, files)
+        self.staged = {**self.staged, **before}
+
+    return stage
+
+
+@mutation(_Copy, "begins")
+def files_ingested_on_top_of_others(original: Any) -> Any:
+    """Any RocksDB will do to ingest a version's files into."""
+    return lambda self, files: True
+
+
+@mutation(Replica, "promote")
+def newest_version_promoted(original: Any) -> Any:
+    """A successor begins from the newest version that it holds, not from the one that it is told."""
+
+    def promote(self: Any, files: Any, generation: int) -> Any:
+        newest = self.newest(ENDLESS)
+        return original(self, files if newest is None else newest.files, generation)
+
+    return promote
 
 
 @mutation(SlotFailover, "_fence_inputs")

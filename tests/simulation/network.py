@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flinkplus.protocol.messages import Message
+from flinkplus.protocol.messages import Kind, Message
+from tests.simulation.disk import flipped
 
 if TYPE_CHECKING:
     from tests.simulation.slot import SimSlot
+
+
+WRONG = ("lost", "torn", "altered", "twice", "late")
+WRONG_CHANCE = 0.08
+"""Of a frame between standbys. A slot answers a lost one by offering all again, so much more would be a storm."""
 
 
 class Stream:
@@ -39,13 +45,34 @@ class Stream:
         receiver, sender = (self.owner, self.target) if back else (self.target, self.owner)
         at_ms = max(self._last_ms[way], world.now_ms + world.latency_ms(ends[0].index, ends[1].index))
         self._last_ms[way] = at_ms
+        if world.frames_wrong and message.kind is Kind.REPLICA:
+            self._put_wrong(at_ms, receiver, sender.index, message, number)
+            return
         world.at(at_ms, self._arrive, receiver, sender.index, message, way, number)
         if world.duplicates and world.rng_network.random() < 0.3:
             world.at(at_ms, self._arrive, receiver, sender.index, message, way, number)
 
+    def _put_wrong(self, at_ms: int, receiver: SimSlot, sender: int, message: Message, number: int) -> None:
+        """A frame between standbys may be lost, torn, altered, repeated, or come behind later ones."""
+        world = self.owner.world
+        rng = world.rng_copies
+        how = rng.choice(WRONG) if rng.random() < WRONG_CHANCE else "right"
+        world.counts[f"frames_{how}"] += 1
+        if how != "right":
+            world.note("a frame from slot %s to slot %s is %s", sender, receiver.index, how)
+        if how == "torn":
+            message = message._replace(records=message.records[: rng.randrange(len(message.records))])
+        elif how == "altered":
+            message = message._replace(records=flipped(message.records, rng.randrange(len(message.records) * 8)))
+        elif how == "late":
+            at_ms += rng.randint(1, 12)
+        for _ in range({"lost": 0, "twice": 2}.get(how, 1)):
+            world.at(at_ms, self._arrive, receiver, sender, message, 0, number)
+
     def _arrive(self, receiver: SimSlot, sender: int, message: Message, way: int, number: int) -> None:
         if number < self._lost_from[way]:
-            receiver.event(receiver.take, sender, message, message.records)
+            happens = receiver.quietly if message.kind is Kind.REPLICA else receiver.event
+            happens(receiver.take, sender, message, message.records)
 
     def lose(self) -> None:
         """Nothing more arrives, and some of what is under way does not either."""

@@ -29,9 +29,12 @@ TIMED_FAULTS = (
     "disk_full",
     "disk_fails",
     "no_upload",
+    "frames_wrong",
+    "reads_wrong",
 )
 OTHER_FAULTS = ("crash_host", "crash_driver", "no_manifest", "no_commit", "watch_late")
 FAULTS = (*SLOT_FAULTS, *TIMED_FAULTS, *OTHER_FAULTS)
+STANDBY_FAULTS = ("refuse_promotion", "expire", "frames_wrong", "reads_wrong")
 WEIGHTS = {
     "crash": 6,
     "crash_at_point": 5,
@@ -42,6 +45,8 @@ WEIGHTS = {
     "expire": 2,
     "crash_driver": 1,
     "slow": 3,
+    "frames_wrong": 2,
+    "reads_wrong": 2,
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
 
@@ -62,7 +67,7 @@ class Fault:
 @dataclass(frozen=True)
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
-    slot. ``records``: of each source subtask."""
+    slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives."""
 
     seed: int = 0
     stages: int = 2
@@ -85,6 +90,7 @@ class Parameters:
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
+    read_bytes: int = 1 << 16
     faults: tuple[Fault, ...] = ()
 
     def story(self) -> str:
@@ -106,9 +112,21 @@ class Parameters:
         return asdict(self)
 
 
-def child(seed: int, name: str) -> random.Random:
+class Rng(random.Random):
+    """Draws what ``random.Random`` draws, in fewer calls."""
+
+    def randint(self, a: int, b: int) -> int:
+        n = b - a + 1
+        bits = n.bit_length()
+        drawn = self.getrandbits(bits)
+        while drawn >= n:
+            drawn = self.getrandbits(bits)
+        return a + drawn
+
+
+def child(seed: int, name: str) -> Rng:
     """The generator of one subsystem."""
-    return random.Random(f"{seed}/{name}")
+    return Rng(f"{seed}/{name}")
 
 
 def draw(seed: int) -> Parameters:
@@ -142,6 +160,7 @@ def draw(seed: int) -> Parameters:
         latency_ms=rng.choice((1, 2, 2, 6)),
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),
+        read_bytes=rng.choice((20, 1 << 16, 1 << 16, 1 << 16)),
     )
     return replace(parameters, faults=draw_faults(seed, parameters))
 
@@ -172,7 +191,7 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
     rng = child(seed, "faults")
     horizon_ms = 20 + parameters.records * parameters.read_ms // (parameters.rows + 1) * 2
     count = rng.choices((0, 1, 2, 3, 6), (2, 6, 7, 5, 1))[0]
-    kinds = [kind for kind in FAULTS if parameters.recovery == "standby" or kind not in ("refuse_promotion", "expire")]
+    kinds = [kind for kind in FAULTS if parameters.recovery == "standby" or kind not in STANDBY_FAULTS]
     weights = [WEIGHTS.get(kind, 1) for kind in kinds]
     faults = []
     at_ms = 0

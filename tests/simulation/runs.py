@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tests.simulation.parameters import Fault, Parameters, draw
 from tests.simulation.world import World
 
-COLLECT_EVERY = 50
+COLLECT_EVERY = 100
 MAX_SHRINKS = 400
 
 
@@ -85,6 +85,7 @@ def run_many(seeds: Iterable[int], enough: int = 1, drawn: Callable[[int], Param
                     break
             elif world is not None:
                 summary.ends[(world.ended or "").partition(":")[0]] += 1
+                world.dismantle()
             if summary.seeds % COLLECT_EVERY == 0:
                 gc.collect()
     finally:

@@ -19,7 +19,7 @@ from tests.simulation.disk import SimVolume
 from tests.simulation.graph import SimGraph
 from tests.simulation.network import SimStreams
 from tests.simulation.standbys import REFUSED, SimStandbys
-from tests.simulation.subtask import PickleCodec, SimPlan, SimSubtask, fold
+from tests.simulation.subtask import MarshalCodec, SimPlan, SimSubtask, fold
 from upstream_cache.retention import Retention
 from upstream_cache.segments import CorruptSegment
 
@@ -56,13 +56,14 @@ class SimSlot(SlotOrders):
         if world.options.standbys:
             self.retention = Retention(
                 Path("spill"),
-                PickleCodec(),
+                MarshalCodec(),
                 world.parameters.budget_bytes,
                 SEGMENT_BYTES,
                 world.clock.monotonic,
                 self.volume,
             )
             self._failover = SlotFailover(self, self.standbys, world.clock)  # type: ignore[arg-type]
+        world.cyclic += [self, self.active, self.standbys.agent]
         self.report(control.Register(index, 0, process, world.host_of(index), str(process)))
 
     def __str__(self) -> str:
@@ -79,6 +80,13 @@ class SimSlot(SlotOrders):
             return
         action(*arguments)
         self.wake()
+
+    def quietly(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Something happens that the subtasks here need not look at."""
+        if self.paused:
+            self._backlog.append((action, arguments))
+        elif self.alive:
+            action(*arguments)
 
     def later(self, delay_ms: int, action: Callable[..., None], *arguments: Any) -> None:
         self.world.at(self.world.now_ms + delay_ms, self.event, action, *arguments)
@@ -108,10 +116,11 @@ class SimSlot(SlotOrders):
             return
         world = self.world
         now = world.clock.monotonic()
-        self._peers.reconnect(now)
+        if self._peers.next_reconnect is not None:
+            self._peers.reconnect(now)
         busy, rng = False, world.rng_work
         for subtask in self.active:
-            if self.alive and subtask.runnable(now):
+            if subtask.runnable(now) and self.alive:
                 busy = True
                 if rng.random() < 0.8:
                     self.guard(subtask, subtask.run)
@@ -212,11 +221,11 @@ class SimSlot(SlotOrders):
     def _uploaded(self, subtask: SimSubtask, checkpoint: CheckpointId, reason: str) -> None:
         active: Any = self.active.get(subtask.id)
         if active is subtask:
-            self.guard(subtask, lambda: subtask.uploaded(checkpoint, reason))
+            self.guard(subtask, subtask.uploaded, checkpoint, reason)
 
-    def guard(self, subtask: Any, action: Callable[[], None]) -> None:
+    def guard(self, subtask: Any, action: Callable[..., None], /, *arguments: Any) -> None:
         try:
-            action()
+            action(*arguments)
         except EXPECTED as error:
             self._fail(subtask, error)
         except PeerProtocolError as error:

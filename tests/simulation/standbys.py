@@ -1,56 +1,196 @@
-"""The copies of state on one slot: what ``chain_backup.replication`` and ``replica`` do, without RocksDB.
+"""The copies of state on one slot: the product's agents, replicas, hops and frames, on a disk and a RocksDB in memory.
 
-Versions flow down each subtask's chain as they do there: whoever holds one whole offers it to its successor, in the
-chain's present generation only. A version is a list of files; a copy has taken in the files of the version that was
-trimmed to, and takes in more of them only when it is promoted, so that it can begin from any version that it holds.
+A state file is the counts that it holds, as bytes; a store is what the files that it took in make up. Reads are short
+now and then, and what an agent leaves for later may come behind other things.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import errno
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from chain_backup.disk import Sink, Source, base_name
+from chain_backup.replication import ReplicationAgent, at_once
+from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
 from flinkplus.runtime.standbys import StandbyReady
+from flinkplus.state.backend import Prepared
+from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
+from tests.simulation.disk import flipped
+from tests.simulation.subtask import HANDLE_FORMAT, Count
 
 if TYPE_CHECKING:
     from tests.simulation.slot import SimSlot
 
 NO_CHANNEL = ChannelId(0, 0, 0)
 REFUSED = "checksum"
+HEAD = b"counts"
+COUNT = struct.Struct("<II")
 
 
-@dataclass
-class Version:
-    generation: int
-    handle: dict[str, Any]
+def encode(counts: Sequence[Count]) -> bytes:
+    """A state file of these counts."""
+    return HEAD + b"".join(COUNT.pack(*count) for count in counts)
 
 
-@dataclass
-class Copy:
-    """One subtask's copy. ``taken``: the files that its store has taken in; ``counts``: what they make up."""
-
-    generation: int = 0
-    members: tuple[int, ...] = ()
-    versions: dict[int, Version] = field(default_factory=dict)
-    offered: dict[int, int] = field(default_factory=dict)
-    taken: tuple[str, ...] = ()
-    counts: dict[int, int] = field(default_factory=dict)
-    active: int | None = None
-    fenced: int = 0
+def decode(data: bytes) -> dict[int, int]:
+    """What is in a state file; of one that is damaged, anything."""
+    body = data[len(HEAD) :]
+    return dict(COUNT.iter_unpack(body[: len(body) // COUNT.size * COUNT.size]))
 
 
-@dataclass
-class SimPrepared:
-    """What a promotion is given."""
+class StateFiles:
+    """The state files in durable storage: what a handle says of each, and its bytes."""
 
-    counts: dict[int, int]
+    def __init__(self, counts: Mapping[str, Sequence[Count]]) -> None:
+        self._counts = counts
+        self._bytes: dict[str, bytes] = {}
+        self._cards: dict[str, dict[str, Any]] = {}
+
+    def data(self, name: str) -> bytes:
+        data = self._bytes.get(name)
+        if data is None:
+            data = self._bytes[name] = encode(self._counts[name])
+        return data
+
+    def handle(self, handle: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of a subtask's handle that its copies need."""
+        files = [self._card(name) for name in handle["files"]]
+        return {"format": HANDLE_FORMAT, "checkpoint": int(handle["checkpoint"]), "files": files}
+
+    def _card(self, name: str) -> dict[str, Any]:
+        card = self._cards.get(name)
+        if card is None:
+            data = self.data(name)
+            checksum = hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).hexdigest()
+            card = StateFile(name, "delta", len(self._counts[name]), len(data), checksum).to_json()
+            self._cards[name] = card
+        return card
+
+
+class SimStore:
+    """A RocksDB. ``counts``: what it holds."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+
+    def check_format(self) -> None:
+        return None
+
+    def destroy(self) -> None:
+        self.counts = {}
+
+
+class SimSource:
+    """A held file, whose reads are short or wrong now and then."""
+
+    def __init__(self, slot: SimSlot, data: bytes) -> None:
+        self._world = slot.world
+        self._data = data
+
+    def read(self, size: int, offset: int) -> bytes:
+        world = self._world
+        data = self._data[offset : offset + min(size, world.parameters.read_bytes)]
+        if world.reads_wrong and data and world.rng_copies.random() < 0.5:
+            world.counts["wrong_reads"] += 1
+            return flipped(data, world.rng_copies.randrange(len(data) * 8))
+        return data
 
     def close(self) -> None:
         return None
+
+
+class SimSink:
+    """A file that is arriving."""
+
+    def __init__(self, disk: SimDisk, data: bytearray) -> None:
+        self._disk = disk
+        self._data = data
+
+    def write(self, data: memoryview) -> None:
+        self._disk.check()
+        self._data += data
+
+    def close(self) -> None:
+        return None
+
+
+class SimDisk:
+    """Stands for ``chain_backup.disk.SlotDisk``."""
+
+    def __init__(self, slot: SimSlot, subtask: str) -> None:
+        self.folder = subtask
+        self._slot = slot
+        self._held: dict[str, bytes] = {}
+        self._parts: dict[str, bytearray] = {}
+        self._downloaded: dict[str, bytes] = {}
+
+    def check(self) -> None:
+        error = self._slot.volume.fails_with
+        if error is not None:
+            raise OSError(error, os.strerror(error))
+
+    def create(self, name: str) -> Sink:
+        self.check()
+        data = self._parts[name] = bytearray()
+        return SimSink(self, data)
+
+    def discard(self, name: str) -> None:
+        self._parts.pop(name, None)
+
+    def adopt(self, name: str) -> None:
+        self._held[name] = bytes(self._parts.pop(name))
+
+    def _data(self, name: str) -> bytes:
+        if name not in self._held:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return self._held[name]
+
+    def open(self, name: str) -> Source:
+        return SimSource(self._slot, self._data(name))
+
+    def remove(self, name: str) -> None:
+        self._held.pop(name, None)
+
+    def take_own(self, name: str) -> None:
+        self.check()
+        self._held[name] = self._slot.world.state_files.data(f"{self.folder}/{name}")
+
+    def download(self, file: StateFile) -> None:
+        self.check()
+        world = self._slot.world
+        world.note("%s takes %s from durable storage", self._slot, file.name)
+        data = world.state_files.data(file.name)
+        file.check([data], file.name)
+        self._downloaded[base_name(file.name)] = data
+
+    def adopt_downloaded(self, name: str) -> None:
+        self._held[name] = self._downloaded.pop(name)
+
+    def discard_downloaded(self, name: str) -> None:
+        del self._downloaded[name]
+
+    def new_store(self) -> Any:
+        self.check()
+        return SimStore()
+
+    def ingest(self, store: Any, files: Sequence[StateFile], swift: bool) -> None:
+        self.check()
+        for file in files:
+            store.counts.update(decode(self._data(base_name(file.name))))
+
+    def give_own(self, names: Mapping[str, bool], generation: int) -> None:
+        return None
+
+    def close(self) -> None:
+        self._held.clear()
 
 
 class SimStandbys:
@@ -58,137 +198,90 @@ class SimStandbys:
 
     def __init__(self, slot: SimSlot) -> None:
         self._slot = slot
-        self.copies: dict[str, Copy] = {}
+        self._world = slot.world
         self.refuse_next = False
-        self._early: dict[str, tuple[int, bytes]] = {}
+        self.agent = ReplicationAgent(
+            slot.index, self._open_disk, self._send, self._staged, self._later, self._besides, self._clock_ns
+        )
 
-    # --- who is who
+    def _open_disk(self, subtask: str) -> SimDisk:
+        return SimDisk(self._slot, subtask)
+
+    def _clock_ns(self) -> int:
+        return self._world.now_ms * 1_000_000 + self._slot.process
+
+    def _send(self, peer: int, frame: bytes) -> None:
+        message = Message(Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0), frame)
+        self._slot.data.send(peer, message)
+
+    def _staged(self, subtask: str, generation: int, version: int) -> None:
+        slot, name = self._slot, parse_subtask(subtask)
+        slot.report(control.VersionStaged(generation, subtask, version))
+        self._world.reach("staged", slot, name)
+        predecessor = self.agent._members[subtask].neighbour(slot.index, -1)
+        for process in [] if predecessor is None else self._world.on_slot(predecessor):
+            self._world.reach("replicated", process, name)
+
+    def _later(self, work: Callable[[], None]) -> None:
+        rng = self._world.rng_copies
+        if rng.random() < 0.7:
+            work()
+        else:
+            self._world.at(self._world.now_ms + rng.randint(0, 4), self._slot.quietly, work)
+
+    def _besides(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        rng, world = self._world.rng_copies, self._world
+        world.at(
+            world.now_ms + rng.randint(0, 8), self._slot.quietly, at_once, work, lambda error: self._do(done, error)
+        )
+
+    def _do(self, action: Callable[..., None], *arguments: Any) -> None:
+        """A copy stays behind when its disk does not work; nothing else may go wrong."""
+        try:
+            action(*arguments)
+        except OSError:
+            if self._slot.volume.fails_with is None:
+                raise
+
+    # --- what happens
 
     def form(self, chains: dict[str, tuple[int, tuple[int, ...]]]) -> None:
-        for subtask, (generation, members) in chains.items():
-            copy = self.copies.get(subtask)
-            if copy is None:
-                if self._slot.index not in members:
-                    continue
-                copy = self.copies[subtask] = Copy()
-            if generation < copy.generation:
-                continue
-            if copy.active is not None and copy.active < generation:
-                self.retire(subtask)
-            if (generation, members) != (copy.generation, copy.members):
-                copy.offered.clear()
-            copy.generation, copy.members = generation, members
-        early, self._early = self._early, {}
-        for peer, frame in early.values():
-            self.receive(peer, frame)
-        for subtask, copy in self.copies.items():
-            self._offer(subtask, copy)
-
-    def _neighbour(self, copy: Copy, distance: int) -> int | None:
-        if self._slot.index not in copy.members:
-            return None
-        at = copy.members.index(self._slot.index) + distance
-        return copy.members[at] if 0 <= at < len(copy.members) else None
-
-    def _offer(self, subtask: str, copy: Copy) -> None:
-        successor = self._neighbour(copy, 1)
-        if successor is None:
-            return
-        ready = [number for number, version in copy.versions.items() if version.generation == copy.generation]
-        for number in sorted(ready):
-            if number > copy.offered.get(successor, 0):
-                copy.offered[successor] = number
-                content = (subtask, copy.generation, number, copy.versions[number].handle)
-                key = self._slot.world.frame(content)
-                message = Message(
-                    Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0), key.to_bytes(8, "big")
-                )
-                self._slot.data.send(successor, message)
-
-    def peer_connected(self, peer: int) -> None:
-        for subtask, copy in self.copies.items():
-            if self._neighbour(copy, 1) == peer:
-                copy.offered.pop(peer, None)
-                self._offer(subtask, copy)
-
-    # --- versions
+        self._do(self.agent.form, chains)
 
     def persisted(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
-        copy = self.copies.setdefault(subtask, Copy())
-        if generation < copy.generation or generation <= copy.fenced:
-            return
-        copy.active = generation
-        self.stage(subtask, copy, int(handle["checkpoint"]), generation, handle)
-
-    def stage(self, subtask: str, copy: Copy, number: int, generation: int, handle: dict[str, Any]) -> None:
-        """All of a version is held; what older generations made of this number and later ones is void by that."""
-        versions = copy.versions.items()
-        copy.versions = {n: v for n, v in versions if not (n >= number and v.generation < generation)}
-        copy.versions[number] = Version(generation, handle)
-        self._offer(subtask, copy)
+        self._do(self.agent.persisted, subtask, generation, self._world.state_files.handle(handle))
 
     def receive(self, peer: int, frame: bytes) -> None:
-        subtask, generation, number, handle = self._slot.world.frames[int.from_bytes(frame, "big")]
-        copy = self.copies.get(subtask)
-        if copy is None or generation > copy.generation or self._neighbour(copy, -1) != peer:
-            if copy is None or generation >= copy.generation:
-                self._early[subtask] = peer, frame  # its chain is not known here yet
-            return
-        if generation < copy.generation or copy.active is not None:
-            return
-        self.stage(subtask, copy, number, generation, handle)
-        self._slot.report(control.VersionStaged(generation, subtask, number))
-        world, name = self._slot.world, parse_subtask(subtask)
-        world.reach("staged", self._slot, name)
-        for process in world.on_slot(peer):
-            world.reach("replicated", process, name)
+        self._do(self.agent.receive, peer, frame)
 
-    def retire(self, subtask: str) -> None:
-        copy = self.copies.get(subtask)
-        if copy is not None and copy.active is not None:
-            copy.fenced, copy.active = copy.active, None
-            copy.taken, copy.counts = (), {}
+    def peer_connected(self, peer: int) -> None:
+        self._do(self.agent.peer_connected, peer)
 
     def trim(self, version: int) -> None:
-        for subtask, copy in list(self.copies.items()):
-            if copy.active is None and self._slot.index not in copy.members:
-                del self.copies[subtask]
-                continue
-            usable = [number for number in copy.versions if number <= version]
-            if usable:
-                newest = max(usable)
-                copy.versions = {n: v for n, v in copy.versions.items() if n >= newest}
-                if copy.active is None:
-                    self._take_in(copy, copy.versions[newest].handle["files"])
+        self._do(self.agent.trim, version)
 
-    def _take_in(self, copy: Copy, files: tuple[str, ...]) -> None:
-        if copy.taken != files[: len(copy.taken)]:
-            copy.taken, copy.counts = (), {}
-        for name in files[len(copy.taken) :]:
-            copy.counts.update(self._slot.world.files[name])
-        copy.taken = tuple(files)
-
-    # --- promotion
+    def retire(self, subtask: str) -> None:
+        self._do(self.agent.retire, subtask)
 
     def prepare(self, attempt: int, subtask: str, version: int, handle: dict[str, Any], generation: int) -> None:
-        delay_ms = self._slot.world.rng_work.randint(0, 3)
+        delay_ms = self._world.rng_work.randint(0, 3)
         self._slot.later(delay_ms, self._prepare, attempt, subtask, version, handle, generation)
 
     def _prepare(self, attempt: int, subtask: str, version: int, handle: dict[str, Any], generation: int) -> None:
         failover = self._slot._failover
         assert failover is not None
+        prepared: Prepared | None = None
+        reason = REFUSED
         if self.refuse_next:
             self.refuse_next = False
-            failover.ready(StandbyReady(attempt, subtask, None, REFUSED))
-            return
-        copy = self.copies.setdefault(subtask, Copy())
-        self._take_in(copy, tuple(handle.get("files", ())))
-        prepared = SimPrepared(copy.counts)
-        copy.taken, copy.counts = (), {}
-        copy.active = generation
-        if handle:
-            self.stage(subtask, copy, version, generation, handle)
-        failover.ready(StandbyReady(attempt, subtask, prepared, ""))  # type: ignore[arg-type]
+        else:
+            try:
+                files = self._world.state_files.handle(handle) if handle else {}
+                prepared, reason = self.agent.prepare(subtask, version, files, generation), ""
+            except (OSError, CorruptState, StateError) as error:
+                if self._slot.volume.fails_with is None:
+                    reason = str(error)
+        failover.ready(StandbyReady(attempt, subtask, prepared, reason))
 
     def close(self) -> None:
-        self.copies.clear()
+        self.agent.close()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import pickle
+import marshal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.inputs import InputChannel, InputGate
-from flinkplus.protocol.messages import Message
+from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
 from flinkplus.protocol.subtask import Incarnation, SubtaskSteps, Taken
 from flinkplus.runtime import control
@@ -28,18 +27,30 @@ RECORD_BYTES = 100
 MAX_UNSENT_BYTES = 16 << 20
 Count = tuple[int, int]
 """(key, records so far)."""
-NO_SPACE = errno.ENOSPC
+WITHOUT_REFERENCES = 2
+"""Version of marshal in which equal values are equal bytes."""
 
 
-class PickleCodec:
+class MarshalCodec:
     """How messages are spilled."""
 
     def encode(self, message: Entry) -> Sequence[Any]:
-        return (pickle.dumps(message),)
+        found = message[0]
+        content = (
+            int(found.kind),
+            tuple(found.channel),
+            found.generation,
+            found.seq,
+            found.epoch,
+            found.records,
+            found.size,
+            found.determinants,
+        )
+        return (marshal.dumps(content, WITHOUT_REFERENCES),)
 
     def decode(self, data: memoryview) -> Entry:
-        entry: Entry = pickle.loads(data)
-        return entry
+        kind, channel, *rest = marshal.loads(data)
+        return Message(Kind(kind), ChannelId(*channel), *rest), None
 
 
 class WatchedLog(OutputLog[Entry]):
@@ -115,13 +126,14 @@ class SimSubtask(SubtaskSteps):
             peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(graph.parallelism)])
             self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}))
         self.begin_from(saved)
+        world.cyclic.append(self)
         world.checks.began(self)
 
     def _restore_state(self) -> None:
         plan = self.plan
         self._files: tuple[str, ...] = tuple(plan.handle.get("files", ()))
         prepared = None if plan.promotion is None else plan.promotion.state
-        self._counts: dict[int, int] = self.slot.fold(self._files) if prepared is None else dict(prepared.counts)
+        self._counts: dict[int, int] = self.slot.fold(self._files) if prepared is None else counts_of(prepared)
         self._dirty: dict[int, int] = {}
         self._frozen: list[tuple[CheckpointId, dict[int, int], dict[str, Any]]] = []
 
@@ -276,7 +288,7 @@ class SimSubtask(SubtaskSteps):
             if number <= checkpoint:
                 delta.update(dirty)
         self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
-        name = f"{self.id}/{self.generation}-{checkpoint}"
+        name = f"{self.id}/{self.generation}-{checkpoint}-0.sst"
         if len(self._files) >= MAX_FILES:
             delta = {**self.slot.fold(self._files), **delta}
             self._files = ()
@@ -299,6 +311,11 @@ class SimSubtask(SubtaskSteps):
         self._running = False
         self.closed = True
         self.outputs.release()
+
+
+def counts_of(prepared: Any) -> dict[int, int]:
+    """What a promotion is given."""
+    return {} if prepared.store is None else dict(prepared.store.counts)
 
 
 def fold(files: Mapping[str, tuple[Count, ...]], names: Sequence[str]) -> dict[int, int]:

@@ -41,6 +41,7 @@ from tests.simulation.driver import (
 from tests.simulation.graph import SimGraph
 from tests.simulation.parameters import Parameters, child
 from tests.simulation.slot import SimSlot
+from tests.simulation.standbys import StateFiles
 from tests.simulation.story import brief
 
 MAX_STEPS = 150_000
@@ -79,6 +80,7 @@ class World:
         seed = parameters.seed
         self.rng_network, self.rng_work = child(seed, "network"), child(seed, "work")
         self.rng_storage, self.rng_spark = child(seed, "storage"), child(seed, "spark")
+        self.rng_copies = child(seed, "copies")
         self.clock = SimClock(self)
         self.graph = SimGraph(
             parameters.stages, parameters.edges, parameters.parallelism, parameters.records, parameters.keys
@@ -92,7 +94,7 @@ class World:
         if record is not None:
             self.options = replace(self.options, record_machines=str(record))
         self.files: dict[str, tuple[tuple[int, int], ...]] = {}
-        self.frames: list[Any] = []
+        self.state_files = StateFiles(self.files)
         self.processes: dict[int, SimSlot] = {}
         self._connections: dict[int, SimSlot] = {}
         self._dropped: set[int] = set()  # never iterated
@@ -100,7 +102,7 @@ class World:
         self._down_ms: dict[int, int] = {}
         self._cuts: Counter[tuple[int, int]] = Counter()
         self._slow: Counter[tuple[int, int]] = Counter()
-        self.duplicates = 0
+        self.duplicates = self.frames_wrong = self.reads_wrong = 0
         self.uploads_fail = self.storage_fails = self.commits_fail = self.watches_late = 0
         self.reached: Counter[str] = Counter()
         self.on_point: Callable[[str, SimSlot, SubtaskId], None] | None = None
@@ -109,6 +111,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.ended: str | None = None
         self._timer_ms: int | None = None
+        self._due_ms: int | None = None
         self._beating = False
         self._runs = 0
         self.checks = Checks(self)
@@ -116,6 +119,7 @@ class World:
         self.registry = SimRegistry(self)
         self.coordinator: Coordinator | None = None
         self._workers: list[SimWorker] = []
+        self.cyclic: list[Any] = [self]
         self.start_driver()
 
     # --- time
@@ -159,6 +163,11 @@ class World:
         if self.ended == "finished":
             self.checks.finished()
 
+    def dismantle(self) -> None:
+        """Nothing here is looked at again: leave nothing that only the garbage collector would find."""
+        for part in self.cyclic:
+            part.__dict__.clear()
+
     # --- the driver
 
     def start_driver(self) -> None:
@@ -192,6 +201,8 @@ class World:
             registry,
         )
         self.coordinator = Coordinator(self.graph, self.options, self.commits, restore, dispatch)  # type: ignore[arg-type]
+        self.coordinator._preference._possible = False  # of a real thread
+        self.cyclic.append(self.coordinator)
         self.coordinator.write_records_to(self.registry)
         if self.failovers is not None and self.parameters.pending_versions:
             protocol = self.failovers._protocol
@@ -199,6 +210,7 @@ class World:
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(self.parameters.parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
+        self._due_ms = self.coordinator.next_deadline_ms()
         self.coordinator_turns()
 
     def crash_driver(self) -> None:
@@ -225,12 +237,12 @@ class World:
         inbox: Any = coordinator._inbox
         pending = [event] if event is not None else []
         first = True
-        due_ms = coordinator.next_deadline_ms()
+        due_ms = self._due_ms
         while pending or first or inbox:
             first = False
             taken = pending.pop() if pending else (inbox.popleft() if inbox else None)
             coordinator.turn(taken, due_ms)
-            due_ms = coordinator.next_deadline_ms()
+            self._due_ms = due_ms = coordinator.next_deadline_ms()
             if coordinator.result.state is not None:
                 self._job_ended(coordinator)
                 return
@@ -245,9 +257,10 @@ class World:
             self.coordinator_turns()
 
     def _beat_for_the_healthy(self, coordinator: Coordinator) -> None:
-        for member in coordinator._members.all():
+        now_s = self.clock.monotonic()
+        for member in coordinator._members._members.values():
             if not self._connections[member.connection].paused:
-                member.heard_s = self.clock.monotonic()
+                member.heard_s = now_s
 
     def beat(self) -> None:
         """Have the coordinator look for silent slots as long as there may be any."""
@@ -412,7 +425,7 @@ class World:
 
     def latency_ms(self, start: int, end: int) -> int:
         most = self.parameters.latency_ms
-        return self.rng_network.randint(0, most * 20 if self._slow[start, end] else most)
+        return self.rng_network.randint(0, most * 20 if self._slow.get((start, end)) else most)
 
     def is_cut(self, start: int, end: int) -> bool:
         return self._cuts[start, end] > 0
@@ -425,11 +438,6 @@ class World:
 
     def slow(self, start: int, end: int, by: int) -> None:
         self._slow[start, end] += by
-
-    def frame(self, content: Any) -> int:
-        """A frame between standbys, by number."""
-        self.frames.append(content)
-        return len(self.frames) - 1
 
     def reach(self, point: str, slot: SimSlot, name: SubtaskId) -> None:
         """A point at which a fault may strike."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chain_backup.replication import ReplicationAgent
+from chain_backup.disk import OpenDisk, SlotDisk
+from chain_backup.replication import Beside, ReplicationAgent, at_once
 from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState
 from flinkplus.state.backend import Prepared
 
@@ -38,7 +39,7 @@ class Network:
         self.agents: dict[int, ReplicationAgent] = {}
         self.random = random.Random(seed)
         self.faults: dict[str, float] = {}
-        self.most_under_way = 0
+        self.idle = False
         self.sent: list[tuple[int, int, bytes]] = []
 
     def sender(self, slot: int) -> Any:
@@ -52,10 +53,19 @@ class Network:
     def later(self, slot: int) -> Callable[[Callable[[], None]], None]:
         return lambda work: self.work.append((slot, work))
 
+    def beside(self, slot: int) -> Beside:
+        """Another thread: its work comes at some time, and what follows from that in the agent's at another."""
+
+        def begin(work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+            self.work.append((slot, lambda: at_once(work, lambda error: self.work.append((slot, lambda: done(error))))))
+
+        return begin
+
     def step(self) -> bool:
-        """Deliver one frame, of any direction, or do what an agent left for later; ``False`` when there is none."""
+        """Deliver one frame, of any direction, or (not if ``idle``) do what an agent left for later; ``False`` when
+        there is none."""
         waiting = sorted(pair for pair, queue in self.queues.items() if queue)
-        if self.work and (not waiting or self.random.random() < 0.1):
+        if self.work and not self.idle and (not waiting or self.random.random() < 0.1):
             slot, work = self.work.popleft()
             if slot in self.agents:
                 work()
@@ -141,6 +151,9 @@ class Cluster:
     def work(self, slot: int) -> Path:
         return self.root / f"slot-{slot}-{self.incarnations[slot]}"
 
+    def disks(self, slot: int) -> OpenDisk:
+        return lambda subtask: SlotDisk(self.work(slot), subtask, self.storage)
+
     def start(self, slot: int) -> None:
         """A slot's process begins, with nothing on its disk."""
         self.incarnations[slot] = self.incarnations.get(slot, 0) + 1
@@ -149,8 +162,14 @@ class Cluster:
             assert subtask == SUBTASK
             self.reports.append((slot, generation, version))
 
-        later = [self.network.later(slot)] if self.postpone else []
-        agent = ReplicationAgent(slot, self.work(slot), self.storage, self.network.sender(slot), staged, *later)
+        network = self.network
+        agent = (
+            ReplicationAgent(
+                slot, self.disks(slot), network.sender(slot), staged, network.later(slot), network.beside(slot)
+            )
+            if self.postpone
+            else ReplicationAgent(slot, self.disks(slot), network.sender(slot), staged)
+        )
         self.network.agents[slot] = agent
         for other in sorted(self.network.agents):
             if other != slot:
@@ -213,6 +232,7 @@ class Cluster:
         pending = self.state.freeze(self.version, {"at": self.version})
         self.handles[self.version] = json.loads(json.dumps(self.state.persist(pending)))
         self.models[self.version] = copy.deepcopy(self.model)
+        self.state.rebase()
         if tell:
             self.tell()
         return self.version

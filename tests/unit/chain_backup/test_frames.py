@@ -13,7 +13,7 @@ from flinkplus.errors import PeerProtocolError
 
 TOPIC = Topic("count+out[1]", 3, 17, 5)
 FIELDS: dict[Kind, dict[str, Any]] = {
-    Kind.OFFER: {"base": 16},
+    Kind.OFFER: {"base": 16, "lacks": ["1-1-1.sst"]},
     Kind.WANT: {"files": [["3-17-1.sst", 0]], "round": 1},
     Kind.CHUNK: {"name": "3-17-1.sst", "offset": 512, "round": 1},
     Kind.ACK: {"round": 1},

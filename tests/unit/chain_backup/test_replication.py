@@ -97,7 +97,7 @@ def test_many_subtasks_share_the_hop(tmp_path: Path, small_chunks: None) -> None
     reports: list[str] = []
     cluster.network.agents[1].close()
     cluster.network.agents[1] = ReplicationAgent(
-        1, cluster.work(1), cluster.storage, cluster.network.sender(1), lambda name, *_: reports.append(name)
+        1, cluster.disks(1), cluster.network.sender(1), lambda name, *_: reports.append(name)
     )
     for agent in cluster.network.agents.values():
         agent.form({name: (1, (0, 1)) for name in subtasks})
@@ -215,7 +215,140 @@ def test_versions_that_were_trimmed_to_leave_nothing_behind(cluster: Cluster) ->
     )
 
 
+# -- bases ------------------------------------------------------------------------------------------------------------
+
+
+def until_a_base(cluster: Cluster) -> set[str]:
+    """Go on until the newest version, not delivered yet, stands on a new base; returns its own new files."""
+    while True:
+        cluster.change()
+        cluster.snapshot()
+        handle = cluster.handles[cluster.version]
+        if handle["files"][0].get("replaces"):
+            return names(handle) - names(cluster.handles[cluster.version - 1])
+        cluster.network.settle()
+        cluster.trim()
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Cluster]:
+    """Two slots in one chain; what agents do beside the stream, or leave for later, waits until it is asked for."""
+    made = Cluster(tmp_path, slots=3, postpone=True)
+    made.form(0, 1)
+    made.open_head()
+    yield made
+    made.close()
+
+
+def deliver(cluster: Cluster) -> None:
+    """All frames, and nothing that is to be done later."""
+    cluster.network.idle = True
+    cluster.network.settle()
+    cluster.network.idle = False
+
+
+def test_a_version_does_not_wait_for_its_new_base(slow: Cluster) -> None:
+    new = until_a_base(slow)
+    assert len(new) == 2
+    base = names({"files": slow.handles[slow.version]["files"][:1]})
+    deliver(slow)
+    assert slow.version in slow.staged(1)
+    assert new - base <= replica_files(slow, 1)
+    assert not base & replica_files(slow, 1)
+    slow.kill(0)
+    slow.promote(1, slow.version)
+    figures = slow.network.agents[1].figures
+    assert (figures.files_from_storage, figures.bases_fetched) == (0, 0)
+
+
+def test_the_base_comes_beside_and_then_what_it_replaces_goes(slow: Cluster) -> None:
+    new = until_a_base(slow)
+    slow.network.settle()
+    assert slow.network.agents[1].figures.bases_fetched == 1
+    assert new <= replica_files(slow, 1)
+    for _ in range(2):
+        slow.change()
+        slow.snapshot()
+        slow.network.settle()
+        slow.trim()
+        slow.network.settle()
+    assert replica_files(slow, 1) == names(slow.handles[slow.version])
+    slow.kill(0)
+    slow.promote(1, slow.version)
+    assert slow.network.agents[1].figures.files_from_storage == 0
+
+
+def test_a_base_that_cannot_be_fetched_is_done_without(slow: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it takes: also a second base on top of the first is no trouble."""
+
+    def refuse(*_: object) -> None:
+        raise StateError("the storage is away")
+
+    monkeypatch.setattr(CheckpointStorage, "download", refuse)
+    for _ in range(2):
+        until_a_base(slow)
+        slow.network.settle()
+        slow.trim()
+        slow.network.settle()
+    slow.kill(0)
+    slow.promote(1, slow.version)
+    slow.change()
+    slow.snapshot()
+
+
+def test_a_successor_of_one_that_does_without_a_base_fetches_it(slow: Cluster) -> None:
+    until_a_base(slow)
+    deliver(slow)
+    slow.form(0, 1, 2)
+    deliver(slow)
+    assert slow.version not in slow.staged(2)
+    slow.network.settle()
+    assert slow.version in slow.staged(2)
+    assert slow.network.agents[2].figures.files_from_storage == 1
+    slow.kill(0)
+    slow.kill(1)
+    slow.promote(2, slow.version)
+
+
+def test_a_file_that_storage_does_not_have_is_refused(slow: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    until_a_base(slow)
+    deliver(slow)
+
+    def refuse(*_: object) -> None:
+        raise CorruptState("it is missing")
+
+    slow.form(0, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStorage, "download", refuse)
+        slow.network.settle()
+        assert slow.version not in slow.staged(2)
+    slow.change()
+    slow.snapshot()
+    slow.network.settle()
+    assert slow.version in slow.staged(2)
+
+
 # -- promotion --------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_a_version_that_is_still_arriving_are_kept(cluster: Cluster, small_chunks: None) -> None:
+    """One file of two is there when an older version is trimmed to, which names neither."""
+    versions(cluster, 1)
+    cluster.form(0, 1)
+    for _ in range(2):
+        cluster.change()
+        latest = cluster.snapshot(tell=False)
+    new = names(cluster.handles[latest]) - names(cluster.handles[1])
+    assert len(new) == 2
+    cluster.tell()
+    while not new & replica_files(cluster, 1):
+        assert cluster.network.step()
+    cluster.trim(1)
+    cluster.network.settle()
+    assert latest in cluster.staged(1)
+    assert new <= replica_files(cluster, 1)
+    cluster.promote(1, latest)
+    assert cluster.network.agents[1].figures.files_from_storage == 0
 
 
 @pytest.mark.parametrize("slot", [1, 2])
@@ -471,7 +604,8 @@ def test_a_rollback_finds_the_files_of_the_replica(cluster: Cluster) -> None:
 
 def offer(subtask: str, generation: int, version: int, handle: dict, number: int = 0) -> bytes:
     payload = json.dumps(handle).encode()
-    return encode(Kind.OFFER, 1 << 62, number, Topic(subtask, generation, version, 1), {"base": 0}, payload)
+    fields = {"base": 0, "lacks": []}
+    return encode(Kind.OFFER, 1 << 62, number, Topic(subtask, generation, version, 1), fields, payload)
 
 
 def test_offers_of_others_than_the_predecessor_have_no_effect(cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ import pytest
 from flinkplus.errors import ConfigurationError, CorruptState, StateError
 from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, StateFile, SubtaskState
 from flinkplus.state.backend import folder_name
+from flinkplus.state.versions import FIRST_LEAD
 
 NEVER = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=10_000)
 
@@ -29,6 +30,7 @@ def read(state: SubtaskState, *keys: bytes) -> list[int]:
 
 def snapshot(state: SubtaskState, checkpoint: int, **operator_state) -> dict:
     handle = state.persist(state.freeze(checkpoint, operator_state))
+    state.rebase()
     return json.loads(json.dumps(handle))
 
 
@@ -191,13 +193,61 @@ def test_a_base_from_rocksdb_when_deltas_pile_up(open_state, tmp_path: Path) -> 
         handle = snapshot(state, checkpoint)
         state.checkpoint_complete(checkpoint)
         kinds.append([file["kind"] for file in handle["files"]])
-    assert all(1 <= len(files) <= 4 and files[0] == "base" for files in kinds)
-    assert ["base"] in kinds
+    assert all(1 <= len(files) <= 5 and files[0] == "base" for files in kinds)
+    assert ["base", "delta"] in kinds
     second = open_state(generation=2, work="elsewhere")
     second.restore(handle)
     assert read(second, *keys) == [8] * 3 + [1] * 197
     assert second.object_state("o").get_many(keys[3:7]) == [None, None, 5, 6]
     assert len(list((tmp_path / "work" / "count[0]" / "files").iterdir())) == len(handle["files"])
+
+
+def test_a_base_says_what_it_replaces_and_no_version_waits_for_it(open_state) -> None:
+    state = open_state(policy=BasePolicy(max_deltas=1))
+    add(state, *many(100))
+    snapshot(state, 1)
+    for checkpoint in (2, 3):
+        add(state, *many(checkpoint))
+        before = snapshot(state, checkpoint)
+    assert len(before["files"]) == 3
+    add(state, b"x")
+    base, *deltas = snapshot(state, 4)["files"]
+    assert base["replaces"] == [file["name"] for file in before["files"]]
+    assert len(deltas) == 1
+    assert "replaces" not in deltas[0]
+
+
+def test_a_base_that_comes_too_late_is_given_up(open_state, storage: CheckpointStorage, tmp_path: Path) -> None:
+    """Garbage collection may have taken it: no version names it, and it belongs to a checkpoint that has passed."""
+    state = open_state(policy=BasePolicy(max_deltas=0))
+    add(state, *many(100))
+    state.persist(state.freeze(1, {}))
+    add(state, *many(1))
+    state.persist(state.freeze(2, {}))
+    upload = CheckpointStorage.upload
+    handles: list[dict] = []
+
+    def overtaken(self: CheckpointStorage, local: Path, name: str) -> None:
+        upload(self, local, name)
+        patch.undo()
+        for checkpoint in range(3, 3 + FIRST_LEAD):
+            add(state, *many(1))
+            handles.append(state.persist(state.freeze(checkpoint, {})))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointStorage, "upload", overtaken)
+        assert not state.rebase()
+    last = handles[-1]
+    storage.write_manifest(last["checkpoint"], {"checkpoint": last["checkpoint"], "subtasks": {"s": last}})
+    storage.collect_garbage(1, last["checkpoint"])
+    assert len(last["files"]) == 2 + FIRST_LEAD
+    assert len(list((tmp_path / "work" / "count[0]" / "files").iterdir())) == 2 + FIRST_LEAD
+    assert state.rebase()
+    handle = snapshot(state, 100)
+    assert len(handle["files"]) == 1
+    second = open_state(generation=2, work="elsewhere")
+    second.restore(handle)
+    assert read(second, *many(2)) == [2 + FIRST_LEAD, 1]
 
 
 def test_policy() -> None:
@@ -242,7 +292,7 @@ def test_a_spill_between_freeze_and_persist_is_not_in_the_handle(open_state) -> 
     read(state, b"key000000")
     assert state.spill_if_needed()
     handle = state.persist(pending)
-    second = open_state(generation=2)
+    second = open_state(generation=2, work="elsewhere")
     second.restore(handle)
     assert read(second, *many(11)) == [1] * 11
     second.restore(snapshot(state, 2))
@@ -260,6 +310,7 @@ def test_files_of_a_later_version_carry_a_later_checkpoint(open_state, storage: 
     read(state, b"key000000")
     assert state.spill_if_needed()
     manifests = {2: state.persist(pending)}
+    assert state.rebase()
     manifests[3] = snapshot(state, 3)
     storage.write_manifest(2, {"checkpoint": 2, "subtasks": {"s": manifests[2]}})
     storage.collect_garbage(1, 2)
@@ -269,7 +320,8 @@ def test_files_of_a_later_version_carry_a_later_checkpoint(open_state, storage: 
         second = open_state(generation=checkpoint, work=f"elsewhere{checkpoint}")
         second.restore(storage.read_manifest(checkpoint)["subtasks"]["s"])
         assert read(second, b"key000000") == [expected]
-    assert all(file["name"].startswith("count[0]/1-3-") for file in manifests[3]["files"])
+    carried = [int(file["name"].split("-")[1]) for file in manifests[3]["files"]]
+    assert min(carried) >= 3
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------
@@ -296,12 +348,23 @@ def test_snapshots_beside_the_stream(open_state) -> None:
             pending, expected = queue.pop(0)
             try:
                 results.append((state.persist(pending), expected))
+                wanted.release()
             except BaseException as error:
                 errors.append(error)
                 return
 
-    thread = threading.Thread(target=persist_all)
-    thread.start()
+    def rebase_all() -> None:
+        try:
+            while wanted.acquire() and not (done.is_set() and not queue):
+                bases.append(state.rebase())
+        except BaseException as error:
+            errors.append(error)
+
+    bases: list[bool] = []
+    wanted = threading.Semaphore(0)
+    threads = [threading.Thread(target=persist_all), threading.Thread(target=rebase_all)]
+    for thread in threads:
+        thread.start()
     for batch in range(200):
         chosen = rng.choice(len(keys), 200, replace=False)
         add(state, *[keys[row] for row in chosen])
@@ -312,8 +375,11 @@ def test_snapshots_beside_the_stream(open_state) -> None:
             wake.release()
     done.set()
     wake.release()
-    thread.join(60)
+    threads[0].join(60)
+    wanted.release()
+    threads[1].join(60)
     assert not errors and len(results) == 10
+    assert any(bases)
     second = open_state(generation=2, work="elsewhere", max_entries=10_000)
     for handle, expected in results[-3:]:
         second.restore(handle)

@@ -31,7 +31,9 @@ def read(state: SubtaskState, *keys: bytes) -> list[int]:
 
 
 def snapshot(state: SubtaskState, checkpoint: int) -> dict:
-    return state.persist(state.freeze(checkpoint, {"at": checkpoint}))
+    handle = state.persist(state.freeze(checkpoint, {"at": checkpoint}))
+    state.rebase()
+    return handle
 
 
 @contextmanager
@@ -165,7 +167,8 @@ def test_a_base_that_fails_is_tried_again(open_state) -> None:
                 snapshot(state, checkpoint)
         else:
             handle = snapshot(state, checkpoint)
-    assert [file["kind"] for file in handle["files"]] == ["base"]
+    assert [file["kind"] for file in handle["files"]] == ["base", "delta", "delta", "delta"]
+    assert [file["kind"] for file in snapshot(state, 5)["files"]] == ["base"]
     second = open_state(generation=2, work="elsewhere")
     second.restore(handle)
     assert read(second, KEYS[0], KEYS[1]) == [4, 1]

@@ -123,6 +123,15 @@ class StateMachine(RuleBasedStateMachine):
         if pending.checkpoint > self.complete:
             self.handles[pending.checkpoint], self.versions[pending.checkpoint] = handle, model
 
+    @rule(fault=st.none() | st.sampled_from(sorted(FAULTS)), after=st.integers(0, 2))
+    def rebase(self, fault: str | None, after: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            self.break_(patch, fault, after)
+            try:
+                self.state.rebase()
+            except StateError:
+                assert fault
+
     def break_(self, patch: pytest.MonkeyPatch, fault: str | None, after: int) -> None:
         if fault is None:
             return

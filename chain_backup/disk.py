@@ -1,0 +1,227 @@
+"""What a standby's copy needs of the slot's disk, of RocksDB and of durable storage: the real ones, or those of a test.
+
+Rules: files go by the names that they have within their subtask's folders; every call may raise ``OSError``, those that
+read state also ``CorruptState`` and ``StateError``.
+
+Layout of a folder: ``replica/<generation>-<checkpoint>-<n>.sst[.part|.downloaded]``, ``standby-<n>/`` (RocksDB); beside
+them what the active state of this slot has there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Protocol, TypeAlias
+
+from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, folder_name
+from flinkplus.state.delta import StateFile
+from flinkplus.state.files import file_chunks, link_or_copy, sync_file
+from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.store import SubtaskStore
+
+FILE_NAME = re.compile(r"^(?P<generation>\d+)-\d+-\d+\.sst$")
+SMALL_BYTES = 1 << 20
+"""Files up to this are taken in without waiting for the disk, also when there is time."""
+SYNC_BYTES = 4 << 20
+"""After this many bytes of a file, they are made to reach the disk: RocksDB does so when it takes in a file, and should
+not find much to do then."""
+
+
+def base_name(name: str) -> str:
+    """What a state file is called within its subtask's folders."""
+    return name.rpartition("/")[2]
+
+
+class Source(Protocol):
+    """A held file, to be read."""
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``; nothing at the end of the file."""
+
+    def close(self) -> None: ...
+
+
+class Sink(Protocol):
+    """A file that is arriving."""
+
+    def write(self, data: memoryview) -> None:
+        """All of ``data``, at the end."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """One subtask's folder on a slot, without any held file at first, and its files in durable storage."""
+
+    folder: str
+    """Name of the folder, which the names of its files in durable storage begin with."""
+
+    def create(self, name: str) -> Sink:
+        """A new file, which is not held until it is ``adopted``."""
+
+    def discard(self, name: str) -> None:
+        """Remove what ``create`` made."""
+
+    def adopt(self, name: str) -> None:
+        """What ``create`` made is whole, and held from now on."""
+
+    def open(self, name: str) -> Source:
+        """Read a held file."""
+
+    def remove(self, name: str) -> None:
+        """A file is held no more. A RocksDB has names, or copies, of its own."""
+
+    def take_own(self, name: str) -> None:
+        """Hold a file that the active state on this slot has."""
+
+    def download(self, file: StateFile) -> None:
+        """Have a file of durable storage here, checked; it is not held until it is adopted. Slow; in any thread."""
+
+    def adopt_downloaded(self, name: str) -> None:
+        """What was downloaded is held from now on."""
+
+    def discard_downloaded(self, name: str) -> None:
+        """Remove what was downloaded."""
+
+    def new_store(self) -> SubtaskStore:
+        """A new, empty RocksDB."""
+
+    def ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
+        """Have a RocksDB take in held files, one over the other; ``swift``: without waiting for a busy disk."""
+
+    def give_own(self, names: Mapping[str, bool], generation: int) -> None:
+        """The active state of ``generation`` uses ``names`` and no older ones; those that are true are held here, and
+        it shall have them as well."""
+
+    def close(self) -> None:
+        """No file is held any more."""
+
+
+OpenDisk: TypeAlias = Callable[[str], Disk]
+"""``subtask -> its folder``, empty."""
+
+
+class FileSource:
+    """Stands for ``Source``, with a file of the operating system."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+
+    def read(self, size: int, offset: int) -> bytes:
+        return os.pread(self._file.fileno(), size, offset)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FileSink:
+    """Stands for ``Sink``, with a file of the operating system."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("wb", buffering=0)
+        self._unsynced = 0
+
+    def write(self, data: memoryview) -> None:
+        written = 0
+        while written < len(data):
+            written += self._file.write(data[written:]) or 0
+        self._unsynced += len(data)
+        if self._unsynced >= SYNC_BYTES:
+            os.fdatasync(self._file.fileno())
+            self._unsynced = 0
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class SlotDisk:
+    """The folder of ``subtask`` in a slot's work directory."""
+
+    def __init__(self, work_dir: Path, subtask: str, storage: CheckpointStorage) -> None:
+        self.folder = folder_name(subtask)
+        self._folder = work_dir / self.folder
+        self._storage = storage
+        self._files = self._folder / REPLICA_FOLDER
+        self._opened = 0
+        shutil.rmtree(self._files, ignore_errors=True)  # of a dead process: nothing says what was checked
+        self._files.mkdir(parents=True)
+
+    def _part(self, name: str) -> Path:
+        return self._files / (name + ".part")
+
+    def create(self, name: str) -> Sink:
+        return FileSink(self._part(name))
+
+    def discard(self, name: str) -> None:
+        self._part(name).unlink(missing_ok=True)
+
+    def adopt(self, name: str) -> None:
+        self._part(name).replace(self._files / name)
+
+    def open(self, name: str) -> Source:
+        return FileSource(self._files / name)
+
+    def remove(self, name: str) -> None:
+        (self._files / name).unlink(missing_ok=True)
+
+    def take_own(self, name: str) -> None:
+        link_or_copy(self._folder / FILES_FOLDER / name, self._files / name)
+
+    def _downloaded(self, name: str) -> Path:
+        return self._files / (name + ".downloaded")
+
+    def download(self, file: StateFile) -> None:
+        path = self._downloaded(base_name(file.name))
+        try:
+            self._storage.download(file.name, path)
+            file.check(file_chunks(path), file.name)
+            if file.bytes > SMALL_BYTES:  # or RocksDB would wait for the disk when it takes in the file
+                sync_file(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def adopt_downloaded(self, name: str) -> None:
+        self._downloaded(name).replace(self._files / name)
+
+    def discard_downloaded(self, name: str) -> None:
+        self._downloaded(name).unlink(missing_ok=True)
+
+    def new_store(self) -> SubtaskStore:
+        while True:
+            self._opened += 1
+            directory = self._folder / f"standby-{self._opened}"
+            if not directory.exists():  # a dead process may have left one
+                return SubtaskStore(directory, quiet=True)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
+        paths = [self._files / base_name(file.name) for file in files]
+        links = [path.with_suffix(".ingest") for path in paths]
+        try:
+            for path, link in zip(paths, links, strict=True):
+                link_or_copy(path, link)
+            store.ingest(links, swift or sum(file.bytes for file in files) <= SMALL_BYTES)
+        finally:
+            for link in links:
+                link.unlink(missing_ok=True)
+
+    def give_own(self, names: Mapping[str, bool], generation: int) -> None:
+        folder = self._folder / FILES_FOLDER
+        folder.mkdir(exist_ok=True)
+        for path in list(folder.iterdir()):
+            match = FILE_NAME.match(path.name)
+            if match and path.name not in names and int(match["generation"]) < generation:
+                path.unlink(missing_ok=True)
+        for name, held in names.items():
+            target = folder / name
+            if held and not target.exists():
+                with contextlib.suppress(OSError):
+                    os.link(self._files / name, target)
+
+    def close(self) -> None:
+        shutil.rmtree(self._files, ignore_errors=True)
