@@ -24,7 +24,7 @@ test: setup ## Format, lint, types, import rule and all tests: what CI runs
 
 check: test ## The same as test
 
-soak: setup ## 100,000 simulated histories of the protocol (about half an hour of one core); see docs/simulation.md
+soak: setup ## 100,000 simulated histories of the protocol (about 20 minutes of one core); see docs/simulation.md
 	$(BIN)/python -m tests.simulation --seeds 100000 --shrink
 
 model-check: setup ## Every order of deliveries in a small job, a failure at every point; five minutes at most

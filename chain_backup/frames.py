@@ -13,6 +13,7 @@ import json
 import struct
 import zlib
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from flinkplus.errors import PeerProtocolError
@@ -89,6 +90,12 @@ class Frame(NamedTuple):
     payload: memoryview
 
 
+@lru_cache(maxsize=1024)
+def _topic_json(topic: Topic) -> str:
+    """What the frames of a transfer have in common."""
+    return _to_json(list(topic))[1:-1]
+
+
 def encode(
     kind: Kind,
     stream: int,
@@ -98,8 +105,7 @@ def encode(
     payload: bytes | memoryview = b"",
 ) -> bytes:
     """The bytes of one frame."""
-    about = [topic.subtask, topic.generation, topic.version, topic.transfer, fields or {}]
-    encoded = _to_json(about).encode()
+    encoded = f"[{_topic_json(topic)},{_to_json(fields) if fields else '{}'}]".encode()
     prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, kind, stream, number, len(encoded), len(payload))
     checksum = zlib.crc32(payload, zlib.crc32(encoded, zlib.crc32(prefix)))
     return b"".join((prefix, CHECKSUM.pack(checksum), encoded, payload))

@@ -274,9 +274,9 @@ class OutputChannels(ABC):
             self._ancestors.clear()
         self.pump()
 
-    def pump(self) -> None:
-        """Send what the consumers' credit allows."""
-        for end in self.channels.values():
+    def pump(self, only: OutputChannel | None = None) -> None:
+        """Send what the consumers' credit allows, on every channel or on ``only`` one, to whose consumer it is due."""
+        for end in self.channels.values() if only is None else (only,):
             while (item := end.log.next_to_send(end.limit)) is not None:
                 message, payload = item[1]
                 if end.peer is None:

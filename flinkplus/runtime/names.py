@@ -26,6 +26,7 @@ def parse_subtask(text: str) -> SubtaskId:
     return SubtaskId(name, int(rest[:-1]))
 
 
+@lru_cache(maxsize=1 << 14)
 def parse_channel(text: str) -> ChannelId:
     """The channel of ``str(channel)``, ``edge:producer->consumer``. Raises ``PeerProtocolError`` for anything else."""
     match = CHANNEL.match(text)

@@ -125,8 +125,9 @@ class SlotOrders(ABC):
             self.guard(producer, self._credit, producer, channel, credit)
 
     def _credit(self, producer: Subtask, channel: ChannelId, credit: Credit) -> None:
-        producer.outputs.channels[channel].credit(*credit)
-        producer.outputs.pump()
+        end = producer.outputs.channels[channel]
+        end.credit(*credit)
+        producer.outputs.pump(end)
 
     def _hand_over(self, message: Message, payload: Any) -> None:
         consumer = self.active.consumer(message.channel)
@@ -138,7 +139,7 @@ class SlotOrders(ABC):
         if end.peer is None:
             producer = self.active.credit(channel, (generation, consumed, None))
             if producer is not None:
-                producer.outputs.pump()
+                producer.outputs.pump(producer.outputs.channels[channel])
             return
         self._send_credit(end.peer, Message(Kind.CREDIT, channel, generation, Seq(consumed), NO_EPOCH))
 

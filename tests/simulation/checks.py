@@ -3,7 +3,8 @@
 1. *results*: what is visible is right at every commit, and whole at the end; a message that is made again is the same.
 2. *generations*: nobody is promoted whom ZooKeeper does not know; a fenced generation has no effect any more.
 3. *retention*: nothing is trimmed that a recovery line may need; in a healthy job nothing is kept for long.
-4. *chains*: a version that counts as stable is on every member that counts.
+4. *chains*: a version that counts as stable is on every member that counts; a copy is what the head of its generation
+   had.
 5. *checkpoints*: a complete one is a consistent cut, and every file that it names is in durable storage.
 6. *repetition*: whoever is promoted repeats all steps that anybody alive has seen an effect of, through whomever.
 7. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``).
@@ -58,11 +59,25 @@ class Checks:
         self._fenced: dict[tuple[int, SubtaskId], int] = {}
         self.causes = Causes()
         self._trims = 0
+        self._made: dict[tuple[str, int, int], tuple[str, ...]] = {}
+        self._formed: dict[tuple[int, str], int] = {}
         self._files_of: dict[tuple[SubtaskId, int], tuple[str, ...]] = {}
         self._cuts: list[tuple[int, dict[ChannelId, int]]] = []
         self._steps_at: list[dict[SubtaskId, int]] = []
         self.counts = dict.fromkeys(
-            ("accepted", "appended", "trimmed", "cuts", "rows", "promotions", "dependent", "stable", "bounded"), 0
+            (
+                "accepted",
+                "appended",
+                "trimmed",
+                "cuts",
+                "rows",
+                "promotions",
+                "dependent",
+                "stable",
+                "bounded",
+                "copied",
+            ),
+            0,
         )
 
     def _wrong(self, invariant: str, why: str) -> NoReturn:
@@ -305,6 +320,39 @@ class Checks:
             store: Any = copy.store
             if store.counts != fold(self._world.files, [file.name for file in copy.files]):
                 self._wrong("chains", f"a store of {subtask} on {process} holds something else than {copy.files}")
+
+    # --- the copies of state
+
+    def made(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
+        """The head of ``generation`` has a version, which it made or began from."""
+        self._made[subtask, generation, int(handle["checkpoint"])] = tuple(handle["files"])
+
+    def formed(self, slot: SimSlot, chains: dict[str, tuple[int, tuple[int, ...]]]) -> None:
+        """A slot is told who follows whom."""
+        for subtask, (generation, _) in chains.items():
+            key = slot.process, subtask
+            self._formed[key] = max(generation, self._formed.get(key, 0))
+
+    def copied(self, slot: SimSlot, subtask: str, generation: int, version: int) -> None:
+        """A slot says that it holds a version."""
+        self.counts["copied"] += 1
+        formed = self._formed.get((slot.process, subtask), 0)
+        if generation < formed:
+            self._wrong(
+                "generations",
+                f"{slot} takes version {version} of {subtask} in generation {generation}, and knows of {formed}",
+            )
+        replica = slot.standbys.agent._members[subtask].replica
+        held = replica.staged.get(version)
+        made = self._made.get((subtask, generation, version))
+        names = None if held is None else tuple(file.name for file in held.files)
+        if held is None or names != made or replica.missing(held.files):
+            self._wrong(
+                "chains", f"{slot} says that it holds version {version} of {subtask}, {made}, and it has {names}"
+            )
+        void = [other.number for other in replica.staged.values() if other.number >= version > 0]
+        if any(replica.staged[number].generation < generation for number in void):
+            self._wrong("chains", f"{slot} has version {version} of {subtask}, and {void} of a history that was left")
 
     # --- the end
 

@@ -51,10 +51,12 @@ class Faults:
             process.end("it is killed")
 
     def _crash_at_point(self, fault: Fault) -> None:
-        """The process that next reaches a certain point is killed, at once or a little later."""
+        """The process is killed when it next reaches a certain point, for the first time or a later one, at once or a
+        little later."""
         process = self._process(fault)
         if process is not None:
-            process.doom = POINTS[fault.target // 8 % len(POINTS)], self._world.rng_network.choice((0, 0, 1, 3, 8))
+            point, count = fault.target // 8, 1 + fault.target // 8 // len(POINTS)
+            process.doom = POINTS[point % len(POINTS)], self._world.rng_network.choice((0, 0, 1, 3, 8)), count
 
     def _crash_host(self, fault: Fault) -> None:
         host = self._world.host_of(self._slot(fault))
@@ -111,6 +113,11 @@ class Faults:
         start, end = self._pair(fault)
         self._world.cut(start, end, 1)
         self._until(fault, "_mend", start, end)
+
+    def _break_at_join(self, fault: Fault) -> None:
+        """Streams break when slots are told of a newcomer."""
+        self._world.breaks_at_join += 1
+        self._until(fault, "_less", "breaks_at_join")
 
     def _mend(self, start: int, end: int) -> None:
         self._world.cut(start, end, -1)

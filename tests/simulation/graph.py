@@ -51,6 +51,8 @@ class SimGraph:
             inputs = tuple(x.edge for x in self.exchanges if x.consumer == at)
             outputs = tuple(x.edge for x in self.exchanges if x.producer == at)
             self.vertices.append(Vertex(f"v{at}", (at,), inputs, outputs, not inputs))
+        self._consumers: dict[ChannelId, SubtaskId] = {}
+        self._inputs: dict[SubtaskId, list[tuple[ChannelId, SubtaskId]]] = {}
         self._by_name = {vertex.name: vertex for vertex in self.vertices}
 
     def vertex_of(self, name: str) -> Vertex:
@@ -69,11 +71,21 @@ class SimGraph:
         return not vertex.outputs
 
     def inputs_of(self, subtask: SubtaskId, parallelism: int) -> list[tuple[ChannelId, SubtaskId]]:
-        return [
-            (ChannelId(edge, index, subtask.index), SubtaskId(self.producer_vertex(edge).name, index))
-            for edge in self.vertex_of(subtask.vertex).inputs
-            for index in range(parallelism)
-        ]
+        found = self._inputs.get(subtask)
+        if found is None:
+            found = self._inputs[subtask] = [
+                (ChannelId(edge, index, subtask.index), SubtaskId(self.producer_vertex(edge).name, index))
+                for edge in self.vertex_of(subtask.vertex).inputs
+                for index in range(parallelism)
+            ]
+        return found
+
+    def consumer_of(self, channel: ChannelId) -> SubtaskId:
+        found = self._consumers.get(channel)
+        if found is None:
+            found = SubtaskId(self.consumer_vertex(channel.edge).name, channel.consumer)
+            self._consumers[channel] = found
+        return found
 
     @property
     def subtasks(self) -> list[SubtaskId]:

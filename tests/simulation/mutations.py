@@ -450,16 +450,10 @@ def staged_before_all_is_held(original: Any) -> Any:
     return ask
 
 
-@mutation(ReplicationAgent, "_file_complete")
+@mutation(ReplicationAgent, "_go_on")
 def all_held_with_the_first_file(original: Any) -> Any:
     """A version counts as held when the first of its missing files is there."""
-
-    def file_complete(self: Any, member: Any, inbound: Any, partial: Any) -> None:
-        for file in list(inbound.missing)[1:]:
-            inbound.missing.remove(file)
-        original(self, member, inbound, partial)
-
-    return file_complete
+    return lambda self, member, inbound: self._finish(member, inbound)
 
 
 @mutation(Replica, "stage")

@@ -32,23 +32,30 @@ class Stream:
         self._count = [0, 0]
         self._lost_from = [1 << 60, 1 << 60]
         self._last_ms = [0, 0]
+        self.fragile_until_ms = -1
+        """Until then it breaks behind the next message of records."""
 
     def put(self, message: Message, back: bool) -> None:
         """Send with the stream, or against it."""
         if not self.alive:
             return
-        world = self.owner.world
+        owner, target = self.owner, self.target
+        world = owner.world
         way = int(back)
         number = self._count[way]
-        self._count[way] += 1
-        ends = (self.owner, self.target)
-        receiver, sender = (self.owner, self.target) if back else (self.target, self.owner)
-        at_ms = max(self._last_ms[way], world.now_ms + world.latency_ms(ends[0].index, ends[1].index))
+        self._count[way] = number + 1
+        receiver, sender = (owner, target) if back else (target, owner)
+        at_ms = world.now_ms + world.latency_ms(owner.index, target.index)
+        if at_ms < self._last_ms[way]:
+            at_ms = self._last_ms[way]
         self._last_ms[way] = at_ms
         if world.frames_wrong and message.kind is Kind.REPLICA:
             self._put_wrong(at_ms, receiver, sender.index, message, number)
             return
         world.at(at_ms, self._arrive, receiver, sender.index, message, way, number)
+        if world.now_ms <= self.fragile_until_ms and message.kind is Kind.RECORDS:
+            world.note("the stream from slot %s to slot %s breaks", owner.index, target.index)
+            owner.data.broke(target.index, self)
         if world.duplicates and world.rng_network.random() < 0.3:
             world.at(at_ms, self._arrive, receiver, sender.index, message, way, number)
 
@@ -88,18 +95,18 @@ class SimStreams:
 
     def __init__(self, slot: SimSlot) -> None:
         self._slot = slot
-        self._out: dict[int, Stream] = {}
+        self.streams: dict[int, Stream] = {}
         self._targets: dict[int, tuple[int, str]] = {}
         self.back: dict[int, Stream] = {}
 
     def connect(self, peers: dict[int, tuple[int, str]]) -> None:
         self._targets = peers
-        for peer, stream in list(self._out.items()):
+        for peer, stream in list(self.streams.items()):
             if peer not in peers or peers[peer][0] != stream.incarnation:
                 stream.lose()
-                del self._out[peer]
+                del self.streams[peer]
         for peer, (incarnation, address) in peers.items():
-            known = self._out.get(peer)
+            known = self.streams.get(peer)
             if known is not None and known.alive:
                 if known.connected:
                     self._slot.later(0, self._slot.peer_connected, peer, incarnation)
@@ -113,7 +120,7 @@ class SimStreams:
         if target is None or world.is_cut(self._slot.index, peer):
             self._slot.later(delay_ms, self._slot.peer_broken, peer, incarnation, "refused")
             return
-        stream = self._out[peer] = Stream(self._slot, target, incarnation)
+        stream = self.streams[peer] = Stream(self._slot, target, incarnation)
         world.at(world.now_ms + delay_ms, self._opened, peer, stream)
 
     def _opened(self, peer: int, stream: Stream) -> None:
@@ -130,20 +137,20 @@ class SimStreams:
 
     def broke(self, peer: int, stream: Stream | None = None) -> None:
         """The stream to ``peer`` (that one only, if given) breaks, and this end sees it."""
-        found = self._out.get(peer)
+        found = self.streams.get(peer)
         if found is not None and stream in (None, found):
-            del self._out[peer]
+            del self.streams[peer]
             found.lose()
             self._slot.later(1, self._slot.peer_broken, peer, found.incarnation, "broken")
 
     def targets(self, process: SimSlot) -> bool:
         """Whether there is a stream to ``process``."""
-        found = self._out.get(process.index)
+        found = self.streams.get(process.index)
         return found is not None and found.target is process
 
     def send(self, peer: int, message: Message) -> None:
         """Dropped when there is no stream: the logs hold it."""
-        stream = self._out.get(peer)
+        stream = self.streams.get(peer)
         if stream is not None:
             stream.put(message, back=False)
 
@@ -153,6 +160,6 @@ class SimStreams:
             stream.put(message, back=True)
 
     def close(self) -> None:
-        for stream in self._out.values():
+        for stream in self.streams.values():
             stream.lose()
-        self._out.clear()
+        self.streams.clear()

@@ -17,6 +17,7 @@ SLOT_FAULTS = (
     "pause",
     "expire",
     "cut_control",
+    "break_at_join",
     "refuse_promotion",
     "corrupt_segment",
 )
@@ -49,6 +50,7 @@ WEIGHTS = {
     "reads_wrong": 2,
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
+SLOW_MS = 150
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,16 @@ def draw(seed: int) -> Parameters:
         interval_ms=rng.choice((15, 40, 40, 100)),
         max_concurrent=rng.choice((1, 1, 1, 2)),
         rows=rng.choice((1, 2, 4)),
-        pending_versions=rng.random() < 0.35,
+        pending_versions=rng.random() < 0.5,
         latency_ms=rng.choice((1, 2, 2, 6)),
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),
         read_bytes=rng.choice((20, 1 << 16, 1 << 16, 1 << 16)),
     )
-    return replace(parameters, faults=draw_faults(seed, parameters))
+    faults = draw_faults(seed, parameters)
+    if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
+        parameters = replace(parameters, records=max(records, 25), parallelism=3 if stages <= 3 else parallelism)
+    return replace(parameters, faults=faults)
 
 
 def draw_edges(rng: random.Random, stages: int) -> tuple[tuple[int, int], ...]:
@@ -202,15 +207,28 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
             at_ms = rng.randrange(10, 10 + horizon_ms)
         kind = rng.choices(kinds, weights)[0]
         target, duration_ms = rng.randrange(64), rng.choice(DURATIONS_MS)
-        if kind == "cut" and rng.random() < 0.6:  # a short one, and a third slot dies and joins again
-            duration_ms = DURATIONS_MS[0]
-            start, end = pair(target, parameters.parallelism)
-            others = [slot for slot in range(parameters.parallelism) if slot not in (start, end)]
-            faults.append(Fault(max(10, at_ms + rng.choice((-25, 0, 3, 10))), "crash", rng.choice(others or [end]), 0))
-        elif kind == "slow" and rng.random() < 0.5:  # whoever is not heard of in time dies when its standby has all
-            slots = parameters.parallelism
-            target = slots + target % slots  # not the stream to the slot that comes next, which has the standby
-            replicated = next(at for at in range(64, 72) if (at - target) % slots == 0)
-            faults.append(Fault(at_ms, "crash_at_point", replicated, 0))
-        faults.append(Fault(at_ms, kind, target, duration_ms))
+        faults += _company(rng, parameters, Fault(at_ms, kind, target, duration_ms))
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
+
+
+def _company(rng: random.Random, parameters: Parameters, fault: Fault) -> list[Fault]:
+    """A fault, and perhaps another one in whose company it does most harm."""
+    slots, at_ms = parameters.parallelism, fault.at_ms
+    start, end = pair(fault.target, slots)
+    how = rng.random()
+    if fault.kind == "break_at_join":  # while a slot dies and joins again
+        at_ms = rng.randrange(15, 40)  # early: there must be something to be sent when the newcomer is there
+        return [Fault(at_ms, "crash", end, 0), replace(fault, at_ms=at_ms, duration_ms=SLOW_MS)]
+    if fault.kind == "cut" and how < 0.4:  # a short one, and a third slot dies and joins again
+        fault = replace(fault, duration_ms=DURATIONS_MS[0])
+        others = [slot for slot in range(slots) if slot not in (start, end)]
+        return [Fault(max(10, at_ms + rng.choice((-25, 0, 3, 10))), "crash", rng.choice(others or [end]), 0), fault]
+    if fault.kind == "slow" and how < 0.6:  # whoever is not heard of in time dies when its standby has all
+        target = slots + fault.target % slots  # not the stream to the slot that comes next, which has the standby
+        first = 64 + 72 * rng.randrange(3)  # the point, and how often it is to be reached; see ``faults.POINTS``
+        replicated = next(at for at in range(first, first + 8) if (at - target) % slots == 0)
+        fault = replace(fault, target=target, duration_ms=max(fault.duration_ms, SLOW_MS))
+        return [Fault(at_ms, "crash_at_point", replicated, 0), fault]
+    if fault.kind == "slow" and how < 0.8:  # or at once, and what it said is on its way
+        return [fault, Fault(at_ms + rng.choice((2, 5, 10, 20)), "crash", rng.choice((start, end)), 0)]
+    return [fault]

@@ -47,7 +47,7 @@ class SimSlot(SlotOrders):
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._working = False
         self._uploaded_ms = 0
-        self.doom: tuple[str, int] | None = None
+        self.doom: tuple[str, int, int] | None = None
         self.volume = SimVolume()
         self.data = SimStreams(self)
         self._peers = Peers(index, self.data, world.clock)
@@ -79,7 +79,8 @@ class SimSlot(SlotOrders):
             self._backlog.append((action, arguments))
             return
         action(*arguments)
-        self.wake()
+        if not self._working:
+            self.wake()
 
     def quietly(self, action: Callable[..., None], *arguments: Any) -> None:
         """Something happens that the subtasks here need not look at."""
@@ -107,8 +108,8 @@ class SimSlot(SlotOrders):
     def wake(self) -> None:
         if not self._working and self.alive:
             self._working = True
-            most = self.world.parameters.work_ms
-            self.world.at(self.world.now_ms + self.world.rng_work.randint(0, most), self._work)
+            world = self.world
+            world.at(world.now_ms + world.rng_work.randint(0, world.parameters.work_ms), self._work)
 
     def _work(self) -> None:
         self._working = False

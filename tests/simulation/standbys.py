@@ -175,7 +175,7 @@ class SimDisk:
         self._held[name] = self._downloaded.pop(name)
 
     def discard_downloaded(self, name: str) -> None:
-        del self._downloaded[name]
+        self._downloaded.pop(name, None)
 
     def new_store(self) -> Any:
         self.check()
@@ -216,6 +216,7 @@ class SimStandbys:
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:
         slot, name = self._slot, parse_subtask(subtask)
+        self._world.checks.copied(slot, subtask, generation, version)
         slot.report(control.VersionStaged(generation, subtask, version))
         self._world.reach("staged", slot, name)
         predecessor = self.agent._members[subtask].neighbour(slot.index, -1)
@@ -246,9 +247,11 @@ class SimStandbys:
     # --- what happens
 
     def form(self, chains: dict[str, tuple[int, tuple[int, ...]]]) -> None:
+        self._world.checks.formed(self._slot, chains)
         self._do(self.agent.form, chains)
 
     def persisted(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
+        self._world.checks.made(subtask, generation, handle)
         self._do(self.agent.persisted, subtask, generation, self._world.state_files.handle(handle))
 
     def receive(self, peer: int, frame: bytes) -> None:
@@ -277,6 +280,8 @@ class SimStandbys:
         else:
             try:
                 files = self._world.state_files.handle(handle) if handle else {}
+                if handle:
+                    self._world.checks.made(subtask, generation, handle)
                 prepared, reason = self.agent.prepare(subtask, version, files, generation), ""
             except (OSError, CorruptState, StateError) as error:
                 if self._slot.volume.fails_with is None:

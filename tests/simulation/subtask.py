@@ -148,7 +148,7 @@ class SimSubtask(SubtaskSteps):
         self.slot._grant(self.generation, end, consumed)
 
     def consumer_of(self, channel: ChannelId) -> SubtaskId:
-        return SubtaskId(self.slot.graph.consumer_vertex(channel.edge).name, channel.consumer)
+        return self.slot.graph.consumer_of(channel)
 
     def receive(self, message: Message, payload: Any) -> None:
         end = self.inputs.channels[message.channel]

@@ -49,6 +49,7 @@ MAX_HEALED_MS = 600_000
 SESSION_TIMEOUT_MS = 400
 BEAT_MS = 300
 HEARTBEAT_TIMEOUT_S = 1.0
+LATE_MS = 12
 ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about", "checkpoints and commits in flight did not")
 """Reasons with which a job may fail: the storage refused for too long."""
 
@@ -101,6 +102,7 @@ class World:
         self._up_ms: dict[int, int] = {}
         self._down_ms: dict[int, int] = {}
         self._cuts: Counter[tuple[int, int]] = Counter()
+        self.breaks_at_join = 0
         self._slow: Counter[tuple[int, int]] = Counter()
         self.duplicates = self.frames_wrong = self.reads_wrong = 0
         self.uploads_fail = self.storage_fails = self.commits_fail = self.watches_late = 0
@@ -113,6 +115,7 @@ class World:
         self._timer_ms: int | None = None
         self._due_ms: int | None = None
         self._beating = False
+        self._beaten_ms = -1
         self._runs = 0
         self.checks = Checks(self)
         self.commits = SimCommits(self)
@@ -155,8 +158,9 @@ class World:
             self.at(fault.at_ms, faults.strike, fault)
         last_ms = max((fault.at_ms + fault.duration_ms for fault in self.parameters.faults), default=0)
         self.at(last_ms + 1, faults.heal)
-        while self.step():
-            if self.steps > MAX_STEPS or self.now_ms > last_ms + MAX_HEALED_MS:
+        step, until_ms = self.step, last_ms + MAX_HEALED_MS
+        while step():
+            if self.steps > MAX_STEPS or self.now_ms > until_ms:
                 raise Violation("progress", f"the job has not ended after {self.steps} steps, {self.now_ms} ms")
         if self.ended is None:
             raise Violation("progress", "nothing happens any more, and the job has not ended")
@@ -166,7 +170,7 @@ class World:
     def dismantle(self) -> None:
         """Nothing here is looked at again: leave nothing that only the garbage collector would find."""
         for part in self.cyclic:
-            part.__dict__.clear()
+            vars(part).clear()
 
     # --- the driver
 
@@ -202,7 +206,8 @@ class World:
         )
         self.coordinator = Coordinator(self.graph, self.options, self.commits, restore, dispatch)  # type: ignore[arg-type]
         self.coordinator._preference._possible = False  # of a real thread
-        self.cyclic.append(self.coordinator)
+        parts = [part for part in vars(self.coordinator).values() if type(part).__module__.startswith("flinkplus.run")]
+        self.cyclic += [self.coordinator, *parts]
         self.coordinator.write_records_to(self.registry)
         if self.failovers is not None and self.parameters.pending_versions:
             protocol = self.failovers._protocol
@@ -257,6 +262,9 @@ class World:
             self.coordinator_turns()
 
     def _beat_for_the_healthy(self, coordinator: Coordinator) -> None:
+        if self._beaten_ms == self.now_ms:
+            return
+        self._beaten_ms = self.now_ms
         now_s = self.clock.monotonic()
         for member in coordinator._members._members.values():
             if not self._connections[member.connection].paused:
@@ -384,9 +392,21 @@ class World:
         if isinstance(message, control.Trim):
             self.checks.trims(message.version)
         at_ms = max(self._down_ms.get(connection, 0), self.now_ms + self.rng_network.randint(0, 2))
+        if self.breaks_at_join and isinstance(message, control.Peers):
+            at_ms += self._break_at_join(slot, message)
         self._down_ms[connection] = at_ms
         if connection not in self._dropped:
             self.at(at_ms, slot.event, slot.obey, message)
+
+    def _break_at_join(self, slot: SimSlot, order: control.Peers) -> int:
+        """A slot is about to be told of a newcomer, a little late: one of its streams to others breaks before, with
+        something on it. Returns how late, in milliseconds."""
+        known = [address for _, address in order.addresses.values()]
+        stays = [stream for stream in slot.data.streams.values() if str(stream.target.process) in known]
+        if not stays or self.healed:
+            return 0
+        self.rng_network.choice(stays).fragile_until_ms = self.now_ms + LATE_MS
+        return LATE_MS + 1
 
     def drop(self, connection: int) -> None:
         """The coordinator closes a control stream; a zombie hears of it when it looks."""
@@ -442,9 +462,10 @@ class World:
     def reach(self, point: str, slot: SimSlot, name: SubtaskId) -> None:
         """A point at which a fault may strike."""
         if slot.doom is not None and slot.doom[0] == point:
-            _, delay_ms = slot.doom
-            slot.doom = None
-            slot.later(delay_ms, slot.end, f"it is killed at {point} of {name}")
+            _, delay_ms, count = slot.doom
+            slot.doom = None if count == 1 else (point, delay_ms, count - 1)
+            if count == 1:
+                slot.later(delay_ms, slot.end, f"it is killed at {point} of {name}")
         if self.on_point is not None:
             self.on_point(point, slot, name)
 

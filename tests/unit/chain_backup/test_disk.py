@@ -1,0 +1,109 @@
+"""What a copy may expect of its disk: the same of the real one and of the simulator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chain_backup.disk import Disk, SlotDisk
+from flinkplus.errors import CorruptState, StateError
+from flinkplus.state import CheckpointStorage, StateFile
+from flinkplus.state.delta import digest_of
+from tests.simulation.disk import SimVolume
+from tests.simulation.parameters import Parameters, child
+from tests.simulation.standbys import SimDisk, StateFiles, encode
+
+SUBTASK = "v1[0]"
+NAME = "1-2-0.sst"
+CONTENT = encode(((1, 2), (3, 4)))
+
+
+def real(root: Path) -> Disk:
+    storage = CheckpointStorage(root / "checkpoints")
+    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    local = root / "file"
+    local.write_bytes(CONTENT)
+    storage.upload(local, f"{SUBTASK}/{NAME}")
+    return SlotDisk(root / "work", SUBTASK, storage)
+
+
+def simulated(root: Path) -> Disk:
+    files = StateFiles({f"{SUBTASK}/{NAME}": ((1, 2), (3, 4))})
+    world: Any = SimpleNamespace(
+        parameters=Parameters(read_bytes=5),
+        reads_wrong=0,
+        rng_copies=child(0, "copies"),
+        state_files=files,
+        note=lambda *_: None,
+    )
+    slot: Any = SimpleNamespace(world=world, volume=SimVolume())
+    return SimDisk(slot, SUBTASK)
+
+
+@pytest.fixture(params=[real, simulated], ids=["real", "simulated"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
+    made: Callable[[Path], Disk] = request.param
+    return made(tmp_path)
+
+
+def read_all(disk: Disk, name: str) -> bytes:
+    """Reads may be short."""
+    source, data = disk.open(name), b""
+    while part := source.read(1000, len(data)):
+        data += part
+    source.close()
+    return data
+
+
+def arrive(disk: Disk, data: bytes) -> None:
+    sink = disk.create(NAME)
+    for at in range(0, len(data), 4):
+        sink.write(memoryview(data)[at : at + 4])
+    sink.close()
+
+
+def test_a_file_is_held_when_it_is_adopted(disk: Disk) -> None:
+    arrive(disk, b"0123456789")
+    with pytest.raises(FileNotFoundError):
+        disk.open(NAME)
+    disk.adopt(NAME)
+    assert read_all(disk, NAME) == b"0123456789"
+    disk.remove(NAME)
+    disk.remove(NAME)
+    with pytest.raises(FileNotFoundError):
+        disk.open(NAME)
+
+
+def test_what_is_discarded_begins_anew(disk: Disk) -> None:
+    arrive(disk, b"rubbish")
+    disk.discard(NAME)
+    disk.discard(NAME)
+    arrive(disk, b"01")
+    disk.adopt(NAME)
+    assert read_all(disk, NAME) == b"01"
+
+
+def test_a_file_comes_from_durable_storage(disk: Disk) -> None:
+    size, checksum = digest_of([CONTENT])
+    file = StateFile(f"{disk.folder}/{NAME}", "delta", 2, size, checksum)
+    disk.download(file)
+    with pytest.raises(FileNotFoundError):
+        disk.open(NAME)
+    disk.adopt_downloaded(NAME)
+    assert read_all(disk, NAME) == CONTENT
+    disk.download(file)
+    disk.discard_downloaded(NAME)
+    disk.discard_downloaded(NAME)
+    with pytest.raises(OSError if isinstance(disk, SlotDisk) else KeyError):
+        disk.adopt_downloaded(NAME)
+
+
+def test_a_file_of_durable_storage_that_is_another_one_is_refused(disk: Disk) -> None:
+    with pytest.raises((CorruptState, StateError)):
+        disk.download(StateFile(f"{disk.folder}/{NAME}", "delta", 2, len(CONTENT), "0" * 40))
+    with pytest.raises(FileNotFoundError):
+        disk.open(NAME)
