@@ -25,6 +25,8 @@ class FailoverConfig:
     """As many as may be pending at once."""
     max_versions_behind: int = 8
     """Complete checkpoints that a standby may lack before it no longer counts for what may be trimmed."""
+    sharing_depth: int | None = None
+    """How far downstream messages tell of a subtask's determinants; ``None``: all the way."""
     pending_versions: bool = False
     """Whether to begin from a version of a checkpoint that is not complete yet. That shortens the replay of a failure
     just before a checkpoint becomes complete; but until it is, neighbours that fail as well cannot begin from an older
@@ -33,5 +35,7 @@ class FailoverConfig:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
+            if value is None and limit.default is None:
+                continue
             if limit.type != "bool" and (type(value) is not int or value < 1):
                 raise ConfigurationError(f"{limit.name} is {value!r}; give a whole number of at least 1")

@@ -373,12 +373,16 @@ class FailoverProtocol:
         orphans = [str(subtask) for subtask in together if not self._table[subtask].members]
         if orphans:
             return self._give_up(f"{reason}; no standby of {', '.join(orphans)} is left")
-        unsafe = provable(together, self._topology, self._table.unsettled(together))
+        unsafe = self._unsafe(together)
         if unsafe is not None:
             return self._give_up(f"{reason}; {unsafe}")
         for subtask in together:
             self._table[subtask].put_best_first(self._table.complete)
         return self._attempt_for(now_ms, together)
+
+    def _unsafe(self, together: tuple[SubtaskId, ...]) -> str | None:
+        """Why these cannot be moved together, if they cannot."""
+        return provable(together, self._topology, self._config.sharing_depth, self._table.unsettled(together))
 
     def _attempt_for(
         self, now_ms: int, failed: tuple[SubtaskId, ...], undo: dict[SubtaskId, tuple[int, ...]] | None = None
@@ -532,7 +536,7 @@ class FailoverProtocol:
         undo: dict[SubtaskId, tuple[int, ...]] = {}
         for chain in self._away(slot):
             together = (*undo, chain.subtask)
-            if provable(together, self._topology, self._table.unsettled(together)) is None:
+            if self._unsafe(together) is None:
                 undo[chain.subtask] = chain.members
         if not undo:
             return []

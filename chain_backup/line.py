@@ -123,22 +123,56 @@ def _obstacle(
     return None
 
 
-def provable(failed: Sequence[SubtaskId], topology: Topology, unsettled: Sequence[SubtaskId] = ()) -> str | None:
+def provable(
+    failed: Sequence[SubtaskId], topology: Topology, depth: int | None, unsettled: Sequence[SubtaskId] = ()
+) -> str | None:
     """None when the determinants that survive are enough to repeat what ``failed`` did; else why they are not.
 
+    ``depth``: how far determinants are shared (``None``: to full depth; see ``flinkplus.protocol.lineage``).
     ``unsettled``: living subtasks that were restored and may not have received again all that their predecessors had.
 
-    A message carries its sender's own determinants, one step far. So what a producer did is known to those who have
-    received its messages, and when its consumer is lost with it, or has forgotten what its predecessor knew, nobody can
-    tell how the producer came to what the consumer has made of it. That matters only when the consumer has sent
-    something on.
+    The rule. What a failed subtask A did is seen through paths of messages that lead from A over subtasks that are
+    lost as well to one that is not. Whoever is lost on such a path must have passed on what it knew of A, else the one
+    at the end has seen effects of A's steps and may not know the steps. X passes on what it knows of A when A is less
+    than ``depth`` channels away from it. So the failed set is provable if and only if no X is both
+
+    1. reached from a failed A over lost subtasks, with A ``depth`` channels away from X or more; and
+    2. seen: X has outputs, and over lost subtasks it leads to one that lives.
+
+    Lost are the failed, and the unsettled: these live, but know of A no more than what somebody passed on to them at
+    their promotion. They are seen, too, if they have outputs: what they have to repeat binds them.
+
+    To full depth everything is passed on, and every set is provable.
     """
-    for producer in sorted(set(failed)):
-        for consumer in sorted({*failed, *unsettled}):
-            if topology.feeds(producer, consumer) and not topology.is_last(consumer):
-                how = "failed with it" if consumer in failed else "is still repeating what it did before it failed"
+    if depth is None:
+        return None
+    lineage = topology.lineage(depth)
+    gone, bound = frozenset(failed), frozenset(unsettled)
+    lost = sorted(s for s in {*gone, *bound} if not topology.is_last(s))
+    seen = _seen(lost, gone, bound, topology)
+    for ancestor in sorted(subtask for subtask in gone if not topology.is_last(subtask)):
+        reached = [ancestor]
+        for near in reached:  # grows while it is walked
+            reached += [s for s in lost if s not in reached and topology.feeds(near, s)]
+        for subtask in reached[1:]:
+            if subtask in seen and ancestor.vertex not in lineage.passed_on(subtask.vertex):
+                how = "failed with it" if subtask in gone else "is still repeating what it did before it failed"
                 return (
-                    f"only {consumer} knew in which order {producer} had worked, and it {how}; local failover cannot "
-                    f"repeat what it had sent on"
+                    f"{subtask} alone knew in which order {ancestor} had worked (sharing_depth is {depth}), and it "
+                    f"{how}; local failover cannot repeat what it had sent on"
                 )
     return None
+
+
+def _seen(
+    lost: Sequence[SubtaskId], gone: frozenset[SubtaskId], bound: frozenset[SubtaskId], topology: Topology
+) -> frozenset[SubtaskId]:
+    """Of those ``lost``, which have outputs: who has been seen by one that lives, perhaps through others of them."""
+    seen: list[SubtaskId] = []
+    for subtask in lost:
+        consumers = [topology.consumer(channel) for channel in topology.outputs(subtask)]
+        if subtask in bound or any(consumer not in gone for consumer in consumers):
+            seen.append(subtask)
+    for subtask in seen:  # grows while it is walked
+        seen += [other for other in lost if other not in seen and topology.feeds(other, subtask)]
+    return frozenset(seen)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flinkplus.protocol.ids import ChannelId, SubtaskId, invariant
+from flinkplus.protocol.lineage import Lineage
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ class Topology:
     def feeds(self, producer: SubtaskId, consumer: SubtaskId) -> bool:
         """Whether a channel leads from ``producer`` to ``consumer``."""
         return any((p, c) == (producer.vertex, consumer.vertex) for _, p, c in self.edges)
+
+    def lineage(self, depth: int | None) -> Lineage:
+        """Who is an ancestor of whom, when determinants are shared to ``depth`` (``None``: to full depth)."""
+        return Lineage(self.vertices, [(producer, consumer) for _, producer, consumer in sorted(self.edges)], depth)
 
     def channels(self) -> Iterator[ChannelId]:
         """All channels, sorted."""

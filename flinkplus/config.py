@@ -23,6 +23,7 @@ RECOVERY_MODES = ("rollback", "standby")
 PLACEMENTS = ("spread", "near")
 FAILBACK_MODES = ("auto", "never")
 TRANSPORTS = ("tcp", "grpc")
+FULL_DEPTH = "full"
 CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
 MAX_FLUSH_S = 0.1
@@ -42,11 +43,12 @@ class Options:
     exceptions before the job fails. ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it
     fails. ``memtable_entries``: keys of each keyed state held in memory. ``recovery``: ``standby`` moves only what
     failed, to a standby; ``rollback`` takes the whole job back. ``replicas``: copies of each subtask's state, the
-    working one included, at most one per slot. ``placement``: where they are, ``spread`` over hosts, ``near``, or
-    ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot that has come
-    back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``session_timeout``: seconds
-    without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a slot
-    keeps in memory before it uses the disk.
+    working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell how a
+    subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over hosts,
+    ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
+    that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``session_timeout``:
+    seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a
+    slot keeps in memory before it uses the disk.
     ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a directory that slots and driver
     share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
     ``record_machines``: a file for a record of what the coordinator's machines do (``flinkplus.runtime.recorder``).
@@ -62,6 +64,7 @@ class Options:
     checkpoint_dir: str | None = None
     recovery: str = "standby"
     replicas: int = 3
+    sharing_depth: int | None = None
     placement: str = "spread"
     failback: str = "auto"
     zookeeper: str | None = None
@@ -116,6 +119,9 @@ class Options:
         _check_seconds("checkpoint_min_pause", self.checkpoint_min_pause, 0.0)
         if self.checkpoint_interval is not None:
             _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)
+        depth = self.sharing_depth
+        if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
+            raise ConfigurationError(f"sharing_depth must be None, or a whole number of at least 1, not {depth!r}")
         _check_one_of("recovery", self.recovery, RECOVERY_MODES)
         _check_one_of("failback", self.failback, FAILBACK_MODES)
         _check_one_of("transport", self.transport, TRANSPORTS)
@@ -212,6 +218,8 @@ def _parse(key: str, text: str, name: str) -> Any:
     hint = typing.get_type_hints(Options)[name]
     kinds = typing.get_args(hint) or (hint,)
     if type(None) in kinds and text.strip().lower() in ("", "none"):
+        return None
+    if name == "sharing_depth" and text.strip().lower() == FULL_DEPTH:
         return None
     if name == "faults":
         return tuple(part.strip() for part in text.split(",") if part.strip())

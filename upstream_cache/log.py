@@ -224,13 +224,19 @@ class OutputLog(Cursors, Generic[M]):
     def rewind(self, seq: int) -> None:
         """Send again from ``seq`` on: replay, to the same or another consumer, which has nothing from ``seq`` on.
 
-        ``acknowledged`` goes back with it where it was further; so does what counted as received before.
-        Raises ``ValueError`` for a message that is trimmed or was never sent.
+        ``acknowledged`` goes back with it where it was further; so does what counted as received before. Within that,
+        ``seq`` may be ahead of what is sent: messages before it, when they are appended, still count as sent.
+        Raises ``ValueError`` for a message that is trimmed, or was neither sent nor received before.
         """
-        if not self._trimmed <= seq <= self._sent:
+        if not self._trimmed <= seq <= max(self._sent, self._received):
             raise ValueError(
-                f"output log of {self.channel}: cannot rewind to {seq}, only within {self._trimmed} and {self._sent}"
+                f"output log of {self.channel}: cannot rewind to {seq}, only within {self._trimmed} and "
+                f"{max(self._sent, self._received)}"
             )
+        if seq > self._sent:
+            self._go_to(min(seq, self._appended))
+            self._acknowledged, self._received = self._sent, seq
+            return
         if self._sent > self._resend_end:
             self._resend_end, self._resend_end_at = self._sent, self._sent_at
         self._go_to(seq)

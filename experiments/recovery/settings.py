@@ -1,8 +1,8 @@
 """What to run: every combination of parallelism, size of state, failure, run and recovery mode, in a fixed order.
 
 Rules: a run's text, moment and subtask depend on the seed, the parallelism, the failure and the number of the run, not
-on the recovery mode nor on the size of the state, and the modes take turns: what else happens on the machine happens to
-both.
+on the recovery mode nor on the size of the state, and these take turns: what else happens on the machine happens to
+all.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Settings:
         return [
             Case(parallelism, recovery, failure, state_keys, run, self._seed(parallelism, failure, run))
             for parallelism in self.parallelism
-            for state_keys in self.state_keys
             for failure in self.failure
             for run in range(self.runs)
+            for state_keys in self.state_keys
             for recovery in self.recovery
         ]
 

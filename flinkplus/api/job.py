@@ -98,6 +98,9 @@ class JobHandle:
     def metrics(self) -> dict[str, Any]:
         """Figures so far: elapsed seconds, rows per operator, committed rows per sink, state, checkpoints, restarts.
 
+        ``payload_bytes``: of the records that subtasks have sent each other since they began (anew);
+        ``determinant_bytes``: what told beside them how steps began; ``determinant_share``: the one by the other.
+
         ``blocked``: sources that stand still, and why (``spill volume full: ...``).
 
         With standbys: how many ``failovers`` there were, ``handovers`` of work to slots that had come back, and

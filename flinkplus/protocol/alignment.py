@@ -31,6 +31,8 @@ Rules and invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
@@ -63,10 +65,16 @@ class BarrierAlignment:
     """The machine of one subtask; a source has no ``inputs``.
 
     ``max_asynchronous``: snapshots in their asynchronous part beyond which a checkpoint is declined (and its barrier
-    still forwarded).
+    still forwarded). ``aborted``: what a snapshot noted of another machine (``aborted``), whose steps this one repeats.
     """
 
-    def __init__(self, subtask: SubtaskId, inputs: tuple[ChannelId, ...], max_asynchronous: int = 8) -> None:
+    def __init__(
+        self,
+        subtask: SubtaskId,
+        inputs: tuple[ChannelId, ...],
+        max_asynchronous: int = 8,
+        aborted: Sequence[CheckpointId] = (),
+    ) -> None:
         invariant(len(set(inputs)) == len(inputs), "an input channel is given twice", subtask=subtask)
         invariant(max_asynchronous >= 1, "max_asynchronous must be at least 1", given=max_asynchronous)
         self._subtask = subtask
@@ -75,7 +83,7 @@ class BarrierAlignment:
         self._newest_seen = CheckpointId(0)
         self._aligning: CheckpointId | None = None
         self._blocked: list[ChannelId] = []
-        self._aborted_unseen: list[CheckpointId] = []
+        self._aborted_unseen: list[CheckpointId] = sorted(aborted)
         self._asynchronous: dict[CheckpointId, bool] = {}  # -> aborted since
 
     @property
@@ -87,6 +95,11 @@ class BarrierAlignment:
     def blocked(self) -> tuple[ChannelId, ...]:
         """The channels that nothing may be taken off."""
         return tuple(self._blocked)
+
+    @property
+    def aborted(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints that are given up, and none of whose barriers is here yet: they will not be aligned."""
+        return tuple(self._aborted_unseen)
 
     def next_deadline_ms(self) -> int | None:
         """Always None: the coordinator times every checkpoint, and aborts it here too."""

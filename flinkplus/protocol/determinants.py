@@ -1,8 +1,9 @@
-"""Determinants: the logged choices that began the steps of a subtask, and what its receivers know of them.
+"""Determinants: the logged choices that began the steps of a subtask, and what others know of them.
 
-Sharing depth 1: every message carries those of its sender's determinants that its receiver has not been sent before. So
-whoever has seen an effect of a step knows how that step, and every one before it, came about; a promoted standby asks
-them all, repeats exactly those steps, and then chooses freely, for nobody has seen anything beyond.
+Every message carries those of its sender's determinants that its receiver has not been sent before, and beside them
+those of the sender's ancestors that it depends on (``lineage`` says how far up). So whoever has seen an effect of a
+step knows how that step, every one before it, and every one of others that led to it, came about; promoted standbys
+ask them all, repeat exactly those steps, and then choose freely, for nobody has seen anything beyond.
 
 A determinant is one number: a kind (``Choice``) in the lowest three bits, and its value above. Steps of a subtask
 are numbered from 0, over all its generations of one deployment; a snapshot holds the number of the next one.
@@ -10,27 +11,52 @@ are numbered from 0, over all its generations of one deployment; a snapshot hold
 Rules and invariants:
 
 - what is known of a subtask is one run without gaps, from a step that no usable version is behind, to the newest one
-  heard of; two receivers never know different determinants of the same step (``merge`` checks it);
-- a barrier carries everything up to the step that sent it: so all channels are told alike at each snapshot, and the
-  sender's own log begins anew there.
+  heard of; two receivers never know different determinants of the same step (``learn`` and ``merge`` check it);
+- a sender passes on of an ancestor what came with the messages that it has *taken*, not what has only arrived: so what
+  a message carries depends on its sender's steps alone, and a message that is made again carries the same;
+- at barrier *n* an alignment has taken, on every path, exactly what was sent before barrier *n*. So a barrier carries
+  everything up to the step of its sender, and of each ancestor, that sent theirs, and says which these are: all
+  channels are told alike at each snapshot, logs begin anew there, and whoever begins from that version lacks nothing;
+- whoever is promoted is told what the survivors know of its ancestors, too: what it repeats depends on them, and when
+  they fail before they have sent it again, nobody else may be left to tell.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.ids import CheckpointId, SubtaskId, invariant
 
-_HEAD = struct.Struct("<QI")
+# A run: one byte that says how it is written, its first step, its determinants. In the byte: how many these are
+# (four bits; MANY: the number follows the first step), how wide the first step is, how wide they are (two bits each).
+_MANY = 15
+_FIRST, _WIDTH = "HIQ", "BHI"
+_ANCESTOR = struct.Struct("<BH")
+
+
+def _formats(many: bool) -> list[struct.Struct | None]:
+    formats: list[struct.Struct | None] = []
+    for flags in range(256):
+        count, first, width = flags & 15, flags >> 4 & 3, flags >> 6
+        fits = first < len(_FIRST) and width < len(_WIDTH) and many == (count == _MANY)
+        rest = "I" if many else f"{count}{_WIDTH[width]}" if fits else ""
+        formats.append(struct.Struct(f"<B{_FIRST[first]}{rest}") if fits else None)
+    return formats
+
+
+_FEW_FORMATS, _MANY_FORMATS = _formats(False), _formats(True)
 _BITS = 3
 _MASK = (1 << _BITS) - 1
 MAX_VALUE = (1 << 32 - _BITS) - 1
 
 Run = tuple[int, tuple[int, ...]]
 """The first step of a run, and the determinants of that step and the following ones."""
+
+AncestorRun = tuple[int, int, tuple[int, ...]]
+"""The number of a subtask (``Lineage.number``), and a run of its determinants."""
 
 
 class Choice(IntEnum):
@@ -63,19 +89,58 @@ def unpack(determinant: int) -> tuple[Choice, int]:
 
 
 def encode_run(first: int, determinants: Sequence[int]) -> bytes:
-    """A run as bytes, to go with a message."""
-    return _HEAD.pack(first, len(determinants)) + struct.pack(f"<{len(determinants)}I", *determinants)
+    """A run of the sender's own as bytes, to go with a message: five to seven, mostly."""
+    count = len(determinants)
+    highest = max(determinants) if count else 0
+    flags = count if count < _MANY else _MANY
+    if first >= 1 << 16:
+        flags |= 16 if first < 1 << 32 else 32
+    if highest >= 1 << 8:
+        flags |= 64 if highest < 1 << 16 else 128
+    few = _FEW_FORMATS[flags]
+    if few is not None:
+        return few.pack(flags, first, *determinants)
+    many = _MANY_FORMATS[flags]
+    assert many is not None
+    return many.pack(flags, first, count) + struct.pack(f"<{count}{_WIDTH[flags >> 6]}", *determinants)
 
 
-def decode_run(data: bytes) -> Run:
-    """The inverse of ``encode_run``. Raises ``PeerProtocolError`` for anything else."""
+def encode_ancestor(number: int, first: int, determinants: Sequence[int]) -> bytes:
+    """A run of an ancestor's as bytes: it goes behind the sender's own (``encode_run``), and there may be several."""
+    return _ANCESTOR.pack(number >> 16, number & 0xFFFF) + encode_run(first, determinants)
+
+
+def decode_runs(data: bytes) -> tuple[Run, tuple[AncestorRun, ...]]:
+    """What goes with a message: its sender's own run, and those of ancestors. Raises ``PeerProtocolError``."""
     try:
-        first, count = _HEAD.unpack_from(data)
-        if len(data) != _HEAD.size + 4 * count:
-            raise PeerProtocolError(f"{count} determinants announced in {len(data)} bytes")
-        return first, struct.unpack_from(f"<{count}I", data, _HEAD.size)
-    except struct.error as error:
+        first, determinants, at = _decode_run(data, 0)
+        if at == len(data):
+            return (first, determinants), ()
+        others: list[AncestorRun] = []
+        end = at
+        while end < len(data):
+            vertex, index = _ANCESTOR.unpack_from(data, end)
+            at, theirs, end = _decode_run(data, end + _ANCESTOR.size)
+            others.append((vertex << 16 | index, at, theirs))
+        return (first, determinants), tuple(others)
+    except (struct.error, IndexError) as error:
         raise PeerProtocolError(f"malformed determinants: {error}") from error
+
+
+def _decode_run(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
+    """The run that begins at byte ``at``, and the byte behind it."""
+    flags = data[at]
+    few = _FEW_FORMATS[flags]
+    if few is not None:
+        values = few.unpack_from(data, at)
+        return values[1], values[2:], at + few.size
+    many = _MANY_FORMATS[flags]
+    if many is None:
+        raise PeerProtocolError(f"determinants written in an unknown way: {flags:#x}")
+    _, first, count = many.unpack_from(data, at)
+    rest = struct.Struct(f"<{count}{_WIDTH[flags >> 6]}")
+    at += many.size
+    return first, rest.unpack_from(data, at), at + rest.size
 
 
 class StepLog:
@@ -109,43 +174,120 @@ class StepLog:
         self._determinants.clear()
 
 
-class KnownSteps:
-    """What one receiver knows of its producers' determinants."""
+class AncestorLog:
+    """What a subtask passes on: the determinants of its ancestors that came with what it has taken since its last
+    barrier. A position in it says how far a channel has been told."""
+
+    __slots__ = ("_entries", "_first", "_reached")
 
     def __init__(self) -> None:
+        self._first = 0
+        self._entries: list[AncestorRun] = []
+        self._reached: dict[int, int] = {}
+
+    @property
+    def end(self) -> int:
+        """The position behind everything."""
+        return self._first + len(self._entries)
+
+    def take(self, number: int, first: int, determinants: tuple[int, ...]) -> None:
+        """A message with this run was taken. Several paths lead from one ancestor: what is known already is left out.
+
+        Raises ``PeerProtocolError`` when steps are missing between.
+        """
+        end = first + len(determinants)
+        reached = self._reached.setdefault(number, first)
+        if first > reached:
+            raise PeerProtocolError(f"determinants of ancestor {number:#x} begin at {first}, known is all to {reached}")
+        if end > reached:
+            self._entries.append((number, reached, determinants[reached - first :]))
+            self._reached[number] = end
+
+    def since(self, position: int, *, everyone: bool = False) -> bytes:
+        """What came behind ``position``, encoded; with ``everyone``, each ancestor is named, also those of whom there
+        is nothing new."""
+        news: dict[int, tuple[int, list[int]]] = {}
+        for number, first, determinants in self._entries[position - self._first :]:
+            run = news.get(number)
+            if run is None:
+                news[number] = (first, list(determinants))
+            else:
+                run[1].extend(determinants)
+        if everyone:
+            news = {number: news.get(number, (reached, [])) for number, reached in sorted(self._reached.items())}
+        return b"".join([encode_ancestor(number, *run) for number, run in news.items()])
+
+    def clear(self) -> None:
+        """All receivers have been told everything."""
+        self._first = self.end
+        self._entries.clear()
+
+
+class KnownSteps:
+    """What one subtask knows of its producers' and ancestors' determinants: whatever came with what it has received.
+
+    ``told``: what it was told at its promotion, until they have sent it again.
+    """
+
+    def __init__(self, told: Mapping[SubtaskId, Run] | None = None) -> None:
         self._runs: dict[SubtaskId, tuple[int, list[int]]] = {}
+        self._told = dict(told or {})
         self._at_barrier: dict[CheckpointId, dict[SubtaskId, int]] = {}
 
-    def learn(self, producer: SubtaskId, data: bytes) -> None:
-        """A message of ``producer`` came with these. Raises ``PeerProtocolError`` when steps are missing between."""
-        first, determinants = decode_run(data)
-        run = self._runs.get(producer)
+    def learn(self, subtask: SubtaskId, first: int, determinants: Sequence[int]) -> None:
+        """A message came with a run of ``subtask``'s.
+
+        Raises ``PeerProtocolError`` when steps are missing between, or what was known of a step is something else.
+        """
+        run = self._runs.get(subtask)
         if run is None:
-            self._runs[producer] = (first, list(determinants))
-            return
+            run = self._runs[subtask] = self._begin(subtask, first)
         known = run[0] + len(run[1])
+        if first == known:  # as nearly always
+            run[1].extend(determinants)
+            return
         if first > known:
-            raise PeerProtocolError(f"{producer}: determinants begin at step {first}, known are those before {known}")
+            raise PeerProtocolError(f"{subtask}: determinants begin at step {first}, known are those before {known}")
+        behind = max(first, run[0])
+        if behind < known and determinants:
+            again = determinants[behind - first : known - first]
+            if list(again) != run[1][behind - run[0] : behind - run[0] + len(again)]:
+                raise PeerProtocolError(f"{subtask}: determinants of steps from {behind} on are not those known before")
         run[1].extend(determinants[known - first :])
 
-    def barrier(self, checkpoint: CheckpointId, producer: SubtaskId) -> None:
-        """The barrier of ``checkpoint`` came from ``producer``: its snapshot is behind every step known now."""
-        run = self._runs.get(producer)
-        if run is not None:
-            self._at_barrier.setdefault(checkpoint, {})[producer] = run[0] + len(run[1])
+    def _begin(self, subtask: SubtaskId, first: int) -> tuple[int, list[int]]:
+        """Nobody goes back before ``first``. What was told at the promotion may go further than what is sent now."""
+        told = self._told.pop(subtask, None)
+        if told is None or not told[0] <= first <= told[0] + len(told[1]):
+            return first, []
+        return first, list(told[1][first - told[0] :])
+
+    def barrier(self, checkpoint: CheckpointId, subtask: SubtaskId, step: int) -> None:
+        """The barrier of ``checkpoint`` came, which ``subtask`` sent, or passed on, before its ``step``."""
+        at = self._at_barrier.setdefault(checkpoint, {}).setdefault(subtask, step)
+        if at != step:
+            raise PeerProtocolError(f"{subtask}: barrier {checkpoint} came before step {at} and before step {step}")
 
     def complete(self, checkpoint: CheckpointId) -> None:
         """``checkpoint`` is complete: nobody goes back before it."""
-        for producer, step in self._at_barrier.get(checkpoint, {}).items():
-            first, determinants = self._runs[producer]
+        if checkpoint in self._at_barrier:
+            self._told.clear()  # all of them have been heard of again
+        for subtask, step in self._at_barrier.get(checkpoint, {}).items():
+            first, determinants = self._runs[subtask]
             if step > first:
-                self._runs[producer] = (step, determinants[step - first :])
+                self._runs[subtask] = (step, determinants[step - first :])
         self._at_barrier = {number: steps for number, steps in self._at_barrier.items() if number > checkpoint}
 
-    def of(self, producer: SubtaskId) -> Run | None:
-        """What is known of ``producer``; None when that is nothing."""
-        run = self._runs.get(producer)
-        return None if run is None or not run[1] else (run[0], tuple(run[1]))
+    def of(self, subtask: SubtaskId) -> Run | None:
+        """What is known of ``subtask``; None when that is nothing."""
+        run = self._runs.get(subtask)
+        if run is None:
+            return self._told.get(subtask)
+        return None if not run[1] else (run[0], tuple(run[1]))
+
+    def subtasks(self) -> tuple[SubtaskId, ...]:
+        """Those of whom something may be known."""
+        return (*self._told, *self._runs)
 
 
 def merge(first: int, runs: Iterable[Run]) -> tuple[int, ...]:
@@ -166,3 +308,17 @@ def merge(first: int, runs: Iterable[Run]) -> tuple[int, ...]:
             else:
                 merged.append(determinant)
     return tuple(merged)
+
+
+def unite(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """The same knowledge in as few runs as there can be. Runs that disagree stay apart: ``merge`` refuses them."""
+    united: list[tuple[int, list[int]]] = []
+    for start, determinants in sorted(runs):
+        if united:
+            first, known = united[-1]
+            again = known[start - first : start - first + len(determinants)]
+            if start <= first + len(known) and again == list(determinants[: len(again)]):
+                known.extend(determinants[len(again) :])
+                continue
+        united.append((start, list(determinants)))
+    return tuple((first, tuple(known)) for first, known in united)

@@ -9,7 +9,7 @@ Rules:
   through ``_transmit`` and ``_hand_over``;
 - a channel whose consumer has failed is closed until one of the new generation says where to go on; credit of another
   generation than the one expected changes nothing;
-- a message carries the determinants that its channel has not been told yet.
+- a message carries the determinants that its channel has not been told yet, its sender's and its sender's ancestors'.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from flinkplus.protocol.channel import REPLAY_WINDOWS
-from flinkplus.protocol.determinants import StepLog
+from flinkplus.protocol.determinants import AncestorLog, StepLog, encode_run
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.messages import Kind, Message
 
@@ -85,7 +85,8 @@ class OutputChannel:
     ``resuming`` is the flag of a standby channel: the consumer has failed, and the channel is closed until its
     successor, which has ``consumer_generation``, says where to go on. ``retain``: what is consumed is kept until
     ``trim``.
-    ``told``: the first step of the producer whose determinant this channel has not been sent.
+    ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
+    the position in its ``AncestorLog``.
     """
 
     channel: ChannelId
@@ -97,6 +98,7 @@ class OutputChannel:
     retain: bool = False
     resuming: bool = False
     told: int = 0
+    told_of_ancestors: int = 0
     trim_to: int = 0
 
     def credit(self, generation: int, consumed: int, peer: int | None) -> None:
@@ -160,7 +162,8 @@ class OutputChannels(ABC):
     """All output channels of a subtask.
 
     ``volume``: what the logs share, with standbys; without it what is consumed is trimmed. ``steps``: the subtask's own
-    determinants.
+    determinants; ``ancestors``: those it passes on (``None``: of nobody). ``payload_bytes``, ``determinant_bytes``: of
+    all messages made so far.
     """
 
     def __init__(
@@ -171,6 +174,7 @@ class OutputChannels(ABC):
         make_log: MakeLog,
         volume: SpillVolume | None = None,
         steps: StepLog | None = None,
+        ancestors: AncestorLog | None = None,
     ) -> None:
         self._generation = generation
         self._window = window
@@ -178,6 +182,8 @@ class OutputChannels(ABC):
         self._make_log = make_log
         self._volume = volume
         self._steps = steps
+        self._ancestors = ancestors
+        self.payload_bytes = self.determinant_bytes = 0
         self._edges: dict[int, list[OutputChannel]] = {}
         self.channels: dict[ChannelId, OutputChannel] = {}
         self.epoch = CheckpointId(0)
@@ -233,25 +239,39 @@ class OutputChannels(ABC):
         """Append a message of records: ``records`` as they are, or a ``payload`` made of them."""
         seq = Seq(end.log.appended)
         known = self._news(end)
+        self.payload_bytes += size_bytes
+        self.determinant_bytes += len(known)
         message = Message(Kind.RECORDS, end.channel, self._generation, seq, self.epoch, records, size_bytes, known)
         end.log.append((message, payload), size_bytes)
 
-    def _news(self, end: OutputChannel) -> bytes:
-        """The determinants that the channel's receiver has not been sent."""
-        if self._steps is None:
+    def _news(self, end: OutputChannel, *, at_barrier: bool = False) -> bytes:
+        """The determinants that the channel's receiver has not been sent. A barrier says of everyone how far it is."""
+        steps, ancestors = self._steps, self._ancestors
+        if steps is None:
             return b""
-        told, end.told = end.told, self._steps.next_step
-        return self._steps.since(told)
+        told, end.told = end.told, steps.next_step
+        own = steps.since(told)
+        if at_barrier and not own:
+            own = encode_run(told, ())
+        if ancestors is None:
+            return own
+        told_of_ancestors, end.told_of_ancestors = end.told_of_ancestors, ancestors.end
+        others = ancestors.since(told_of_ancestors, everyone=at_barrier)
+        return (own or encode_run(told, ())) + others if others else own
 
     def broadcast(self, kind: Kind, epoch: CheckpointId) -> None:
         """Append a barrier or the end of input to every channel; there must be room."""
         self.epoch = epoch
         for end in self.channels.values():
             seq = Seq(end.log.appended)
-            message = Message(kind, end.channel, self._generation, seq, epoch, determinants=self._news(end))
+            known = self._news(end, at_barrier=kind is Kind.BARRIER)
+            self.determinant_bytes += len(known)
+            message = Message(kind, end.channel, self._generation, seq, epoch, determinants=known)
             end.log.append((message, None), 0)
         if self._steps is not None:
             self._steps.clear()
+        if self._ancestors is not None:
+            self._ancestors.clear()
         self.pump()
 
     def pump(self, only: OutputChannel | None = None) -> None:

@@ -4,8 +4,9 @@ A *step* takes one message (or one source range, or one checkpoint trigger) to i
 it can wait half-way for room in an output log without holding up the slot. Barriers and snapshots fall between steps.
 A subtask without outputs takes several small messages in one step: nobody can tell.
 
-With standbys, a subtask with outputs logs how each step began (``determinants``). One that was promoted repeats the
-steps that its receivers know of, in the same order, and puts off whatever it is told meanwhile.
+With standbys, a subtask with outputs logs how each step began (``determinants``), and passes on how those of its
+ancestors did that its own depend on. One that was promoted repeats the steps that somebody knows of, in the same order,
+and puts off whatever it is told meanwhile.
 
 What a driver adds: the work itself (``_push`` and its like), state, and the ways to the coordinator. It calls ``run``
 while ``runnable``; everything is a call, since a list of effects for each message would cost more than the message.
@@ -28,9 +29,10 @@ from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import Accept, Duplicate
-from flinkplus.protocol.determinants import Choice, KnownSteps, StepLog, unpack
+from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps, Run, StepLog, decode_runs, unpack
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.inputs import InputChannel, InputGate
+from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import OutputChannels, Peer
 
@@ -47,12 +49,14 @@ class Promotion:
     """What a standby is told when it becomes active.
 
     ``received``: channel -> next ``seq`` that its living consumer expects. ``determinants``: of the steps to repeat.
+    ``ancestors``: what the survivors know of those that these steps may depend on.
     ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
     is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque.
     """
 
     received: dict[str, int]
     determinants: tuple[int, ...]
+    ancestors: Mapping[SubtaskId, Run]
     marks: dict[str, int]
     resuming: frozenset[SubtaskId]
     state: Any
@@ -61,13 +65,14 @@ class Promotion:
 @dataclass(kw_only=True)
 class Incarnation:
     """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
-    ``slots``, ``generations``: of all subtasks of the job."""
+    ``slots``, ``generations``: of all subtasks of the job; ``lineage``: of the job."""
 
     subtask: SubtaskId
     generation: Generation
     slot: int
     slots: Mapping[SubtaskId, int]
     generations: Mapping[SubtaskId, Generation]
+    lineage: Lineage
     checkpoint: CheckpointId
     promotion: Promotion | None = None
 
@@ -112,10 +117,12 @@ class SubtaskSteps(ABC):
         self._draining = False
         self.ended = False
         self._steps = StepLog(saved.get("steps", 0)) if standbys and has_outputs else None
+        self._passes_on = frozenset(incarnation.lineage.passed_on(self.id.vertex))
+        self._ancestors = AncestorLog() if self._steps is not None and self._passes_on else None
         self._replay = deque(promotion.determinants if promotion is not None and has_outputs else ())
         self._put_off: list[Callable[[], None]] = []
         self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
-        self.known = KnownSteps() if standbys else None
+        self.known = KnownSteps(promotion.ancestors if promotion is not None else None) if standbys else None
 
     def add_inputs(self, saved: Mapping[str, Any], inputs: Sequence[tuple[ChannelId, SubtaskId]]) -> None:
         """Add every input channel, each with its producer; ``inputs`` is made by then."""
@@ -142,16 +149,18 @@ class SubtaskSteps(ABC):
         channels = tuple(sorted(self.inputs.channels))
         self._by_position = [self.inputs.channels[channel] for channel in channels]
         self._position = {channel: at for at, channel in enumerate(channels)}
-        self._alignment = BarrierAlignment(self.id, channels)
+        aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
+        self._alignment = BarrierAlignment(self.id, channels, aborted=aborted)
 
     def saved_cursors(self) -> dict[str, Any]:
         """The protocol's part of a snapshot, JSON: where every channel stands, the number of the next step, what has
-        ended."""
+        ended, which later checkpoints are given up already."""
         return {
             "inputs": self.inputs.cursors(),
             "outputs": self._cursors_behind_barrier(),
             "ended": self.ended,
             "steps": self._steps.next_step if self._steps is not None else 0,
+            "aborted": list(self._alignment.aborted),
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
         }
 
@@ -248,8 +257,9 @@ class SubtaskSteps(ABC):
         self._draining = True
 
     def abort(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is given up."""
-        if self._replay:
+        """A checkpoint is given up. That is a step of its own, and comes behind one that rests half-way: else what the
+        rest of that one sends would tell of it, or not, depending on when the order came."""
+        if self._replay or self._step is not None:
             self._put_off.append(lambda: self.abort(checkpoint))
             return
         if checkpoint in self._triggers:
@@ -293,10 +303,27 @@ class SubtaskSteps(ABC):
 
     def _learn(self, producer: SubtaskId, message: Message) -> None:
         assert self.known is not None
-        if message.determinants:
-            self.known.learn(producer, message.determinants)
+        if not message.determinants:
+            return
+        (first, determinants), others = decode_runs(message.determinants)
+        self.known.learn(producer, first, determinants)
+        for number, at, theirs in others:
+            self.known.learn(self._incarnation.lineage.subtask(number), at, theirs)
         if message.kind is Kind.BARRIER:
-            self.known.barrier(message.epoch, producer)
+            self.known.barrier(message.epoch, producer, first + len(determinants))
+            for number, at, theirs in others:
+                self.known.barrier(message.epoch, self._incarnation.lineage.subtask(number), at + len(theirs))
+
+    def _pass_on(self, producer: SubtaskId, message: Message) -> None:
+        """What depends on this message from now on depends on what came with it."""
+        if self._ancestors is None or not message.determinants:
+            return
+        lineage = self._incarnation.lineage
+        own, others = decode_runs(message.determinants)
+        self._ancestors.take(lineage.number(producer), *own)
+        for number, first, determinants in others:
+            if lineage.subtask(number).vertex in self._passes_on:
+                self._ancestors.take(number, first, determinants)
 
     # --- steps
 
@@ -412,6 +439,7 @@ class SubtaskSteps(ABC):
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message, payload = end.queue.popleft()
         self._note(Choice.INPUT, self._position[end.channel])
+        self._pass_on(end.producer, message)
         self._taken = [(end, 1)]
         match message.kind:
             case Kind.RECORDS:

@@ -118,7 +118,7 @@ class Fenced:
 
     ``received``: channel -> next ``seq`` expected, of every channel from a failed subtask to one that is active here;
     ``sent``: channel -> next ``seq`` to send, of every channel to a failed subtask from one that is active here.
-    ``determinants``: failed subtask -> runs of known determinants, each ``[first step, [values]]``.
+    ``determinants``: failed subtask, or ancestor of one -> runs of known determinants, each ``[first step, [values]]``.
     """
 
     attempt: int
@@ -249,8 +249,8 @@ class Promote:
     """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionRefused``.
 
     ``subtasks``: name -> ``version``, ``handle`` (of that version, empty for version 0), ``received`` (channel -> next
-    ``seq`` that a living consumer expects), ``determinants`` (runs, as in ``Fenced``), ``marks`` (channel -> next
-    ``seq`` that a living producer had not sent before the failure).
+    ``seq`` that a living consumer expects), ``determinants`` (its runs, as in ``Fenced``), ``ancestors`` (name ->
+    runs), ``marks`` (channel -> next ``seq`` that a living producer had not sent before the failure).
     """
 
     attempt: int

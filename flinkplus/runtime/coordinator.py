@@ -163,6 +163,7 @@ class Coordinator:
             self._presence.evict,
             self._checkpoint_driver.trigger,
             lambda checkpoint: checkpoint in self._checkpoints.pending,
+            self.options.sharing_depth,
         )
         self._job_driver.started, self._job_driver.interrupted = failovers.started, failovers.interrupted
         self._checkpoint_driver.holds = failovers.holds

@@ -43,6 +43,7 @@ class Failovers:
 
     ``registry`` (``None``: nobody) takes the records. ``job_state``: of the machine of the job. ``trigger``: tells
     sources to begin a checkpoint; ``pending``: whether that still waits for them. ``evict``: ends a slot's process.
+    ``sharing_depth``: of the determinants.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Failovers:
         evict: Callable[[Member, str], None],
         trigger: Callable[[CheckpointId, list[SubtaskId], Generation], None],
         pending: Callable[[CheckpointId], bool],
+        sharing_depth: int | None = None,
     ) -> None:
         self._protocol = protocol
         self._topology = topology
@@ -70,7 +72,7 @@ class Failovers:
         self._trigger = trigger
         self._pending = pending
         self._handles = Handles()
-        self._answers = FenceAnswers()
+        self._answers = FenceAnswers(topology.lineage(sharing_depth))
         self._joining = Joining(dispatch, deployment)
         self._moving: dict[SubtaskId, None] = {}
         self._held: dict[tuple[CheckpointId, SubtaskId], None] = {}

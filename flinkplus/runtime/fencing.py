@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from chain_backup.topology import Topology
+from flinkplus.protocol.determinants import Run, unite
 from flinkplus.protocol.ids import CheckpointId, SubtaskId
+from flinkplus.protocol.lineage import Lineage
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
 
@@ -39,11 +41,12 @@ class Handles:
 class FenceAnswers:
     """The answers to one attempt's ``Fence``, put together."""
 
-    def __init__(self) -> None:
+    def __init__(self, lineage: Lineage) -> None:
+        self._lineage = lineage
         self._attempt = 0
         self._received: dict[str, int] = {}
         self._sent: dict[str, int] = {}
-        self._determinants: dict[str, list[list[Any]]] = {}
+        self._determinants: dict[SubtaskId, tuple[Run, ...]] = {}
 
     def reset(self, attempt: int) -> None:
         """A new attempt: what was answered before no longer counts."""
@@ -56,16 +59,22 @@ class FenceAnswers:
             return
         self._received.update(answer.received)
         self._sent.update(answer.sent)
-        for subtask, runs in answer.determinants.items():
-            known = self._determinants.setdefault(subtask, [])
-            known.extend(run for run in runs if run not in known)
+        for name, found in answer.determinants.items():
+            subtask, runs = parse_subtask(name), [(int(run[0]), tuple(run[1])) for run in found]
+            self._determinants[subtask] = unite([*self._determinants.get(subtask, ()), *runs])
 
     def about(self, subtask: SubtaskId, topology: Topology) -> dict[str, Any]:
-        """What the new head of ``subtask`` is told: ``received``, ``marks``, ``determinants`` (see ``Promote``)."""
+        """What the new head of ``subtask`` is told: ``received``, ``marks``, ``determinants``, ``ancestors`` (see
+        ``Promote``)."""
+        ancestors = self._lineage.asked_of([subtask])
         outputs = [str(channel) for channel in topology.outputs(subtask)]
         inputs = [str(channel) for channel in topology.inputs(subtask)]
         return {
             "received": {name: self._received[name] for name in outputs if name in self._received},
             "marks": {name: self._sent[name] for name in inputs if name in self._sent},
-            "determinants": self._determinants.get(str(subtask), []),
+            "determinants": self._runs_of(subtask),
+            "ancestors": {str(a): self._runs_of(a) for a in sorted(self._determinants) if a.vertex in ancestors},
         }
+
+    def _runs_of(self, subtask: SubtaskId) -> list[list[Any]]:
+        return [[first, list(determinants)] for first, determinants in self._determinants.get(subtask, ())]

@@ -137,7 +137,11 @@ class Figures:
     def totals(self) -> dict[str, Any]:
         """State and work, summed over all subtasks."""
         every = self._subtasks.values()
+        payload, determinants = (sum(c.get(name, 0) for c in every) for name in ("payload_bytes", "determinant_bytes"))
         return {
+            "payload_bytes": payload,
+            "determinant_bytes": determinants,
+            "determinant_share": round(determinants / payload, 6) if payload else 0.0,
             "state_keys": sum(c["keys"] for c in every),
             "state_bytes": sum(c["bytes"] for c in every),
             "busy_s": round(sum(c["busy_s"] for c in every), 3),

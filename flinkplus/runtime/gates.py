@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkplus.operators.keys import HashPartitioner
-from flinkplus.protocol.determinants import StepLog
+from flinkplus.protocol.determinants import AncestorLog, StepLog
 from flinkplus.protocol.ids import ChannelId, Generation
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannel, OutputChannels, Peer
@@ -40,13 +40,14 @@ class OutputGate(OutputChannels):
         hand_over: Callable[[Message, Any], None],
         retention: Retention[Entry] | None = None,
         steps: StepLog | None = None,
+        ancestors: AncestorLog | None = None,
     ) -> None:
         def make_log(channel: ChannelId, first: int, received: int) -> OutputLog[Entry]:
             return OutputLog(
                 channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=retention, received=received
             )
 
-        super().__init__(generation, window, hand_over, make_log, retention, steps)
+        super().__init__(generation, window, hand_over, make_log, retention, steps, ancestors)
         self._batch_rows = batch_rows
         self._send = send
         self._partitioners: dict[int, HashPartitioner] = {}

@@ -51,6 +51,7 @@ def failover_protocol(
             replicas=options.members,
             failback=options.failback == "auto",
             max_concurrent_checkpoints=options.max_concurrent_checkpoints,
+            sharing_depth=options.sharing_depth,
         ),
         find_strategy(options.placement),
     )

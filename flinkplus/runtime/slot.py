@@ -145,7 +145,7 @@ class Slot(SlotOrders):
 
     def __init__(self, index: int, config: SlotConfig, scratch: Path) -> None:
         graph: JobGraph = cloudpickle.loads(config.plan)
-        super().__init__(index, config.options.parallelism, graph, time)
+        super().__init__(index, config.options.parallelism, graph, time, config.options.sharing_depth)
         self._config = config
         self._options = config.options
         self._scratch = scratch
@@ -360,6 +360,7 @@ class Slot(SlotOrders):
             options=self._options,
             slots=self.slots,
             generations=self.generations,
+            lineage=self.lineage,
             slot=self.index,
             handle=handle,
             checkpoint=checkpoint,

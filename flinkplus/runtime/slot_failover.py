@@ -3,7 +3,8 @@
 The coordinator decides (``chain_backup.failover``), this obeys:
 
 - *fence*: subtasks of the failed set that are active here are retired; whoever talked to them notes the new generation
-  and the new slot, closes the channel, and says how far it has come. From then on nothing old has an effect here;
+  and the new slot, closes the channel, and says how far it has come. Whoever knows how steps of the failed, or of their
+  ancestors, began says that. From then on nothing old has an effect here;
 - *promote*: the standby's state is made ready, the subtask is built on it, says to its producers where it goes on, and
   runs. The streams it needs have been there since the job started;
 - *join*: a new incarnation of a slot hosts nothing, holds standbys, and gets work back by a promotion like any other.
@@ -14,12 +15,13 @@ Rules: the slot's loop thread alone. A promotion goes on when others fail meanwh
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flinkplus.protocol.determinants import Run, merge
+from flinkplus.protocol.determinants import KnownSteps, Run, merge, unite
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.subtask import Promotion
 from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks
@@ -41,6 +43,7 @@ class Host(Protocol):
     index: int
     parallelism: int
     graph: JobGraph
+    lineage: Lineage
     active: ActiveSubtasks
     slots: dict[SubtaskId, int]
     generations: dict[SubtaskId, Generation]
@@ -112,7 +115,22 @@ class SlotFailover:
         for subtask in host.active:
             self._fence_inputs(subtask, failed, order.generation, answer)
             self._fence_outputs(subtask, failed, order.generation, answer)
+        answer.determinants.update(self._known_steps(failed))
         host.report(answer)
+
+    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> dict[str, list[list[Any]]]:
+        """What is known here of the failed, and of the ancestors that what they are to repeat may depend on."""
+        ancestors = self._host.lineage.asked_of(failed)
+        known = [subtask.known for subtask in self._host.active if subtask.known is not None]
+        for promotion in self._promotions.values():
+            known += [KnownSteps(_ancestors_of(told)) for told in promotion.subtasks.values()]
+        runs: dict[SubtaskId, list[Run]] = {}
+        for one in known:
+            for subtask in [s for s in one.subtasks() if s in failed or s.vertex in ancestors]:
+                run = one.of(subtask)
+                if run is not None:
+                    runs.setdefault(subtask, []).append(run)
+        return {str(s): [[first, list(steps)] for first, steps in unite(runs[s])] for s in sorted(runs)}
 
     def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
         """What is about to become active begins where its version was taken."""
@@ -125,13 +143,8 @@ class SlotFailover:
     def _fence_inputs(
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
     ) -> None:
-        for channel, producer, expected in subtask.fence_inputs(failed, Generation(generation)):
+        for channel, _, expected in subtask.fence_inputs(failed, Generation(generation)):
             answer.received[str(channel)] = expected
-            run = subtask.known.of(producer) if subtask.known is not None else None
-            if run is not None:
-                runs, told = answer.determinants.setdefault(str(producer), []), [run[0], list(run[1])]
-                if told not in runs:
-                    runs.append(told)
 
     def _fence_outputs(
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
@@ -230,4 +243,13 @@ class SlotFailover:
 def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: Prepared | None) -> Promotion:
     first = told["handle"].get("operator_state", {}).get("steps", 0)
     runs: list[Run] = [(int(run[0]), tuple(run[1])) for run in told["determinants"]]
-    return Promotion(told["received"], merge(first, runs), told["marks"], resuming, state)
+    return Promotion(told["received"], merge(first, runs), _ancestors_of(told), told["marks"], resuming, state)
+
+
+def _ancestors_of(told: dict[str, Any]) -> dict[SubtaskId, Run]:
+    """What a promotion tells of ancestors."""
+    found: dict[SubtaskId, Run] = {}
+    for name, runs in told["ancestors"].items():
+        first = min(int(run[0]) for run in runs)
+        found[parse_subtask(name)] = first, merge(first, [(int(run[0]), tuple(run[1])) for run in runs])
+    return found

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flinkplus.errors import CorruptState
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.inputs import InputChannel
+from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.subtask import Promotion
 from flinkplus.runtime import control
@@ -41,11 +42,15 @@ class SlotOrders(ABC):
 
     _peers: Peers
 
-    def __init__(self, index: int, parallelism: int, graph: JobGraph, clock: Clock) -> None:
+    def __init__(
+        self, index: int, parallelism: int, graph: JobGraph, clock: Clock, sharing_depth: int | None = None
+    ) -> None:
         self.index = index
         self.parallelism = parallelism
         self.graph = graph
         self.clock = clock
+        edges = [(graph.producer_vertex(x.edge).name, graph.consumer_vertex(x.edge).name) for x in graph.exchanges]
+        self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
         self.active = ActiveSubtasks(graph)
         self.slots: dict[SubtaskId, int] = {}
         self.generations: dict[SubtaskId, Generation] = {}

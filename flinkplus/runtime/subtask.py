@@ -95,6 +95,7 @@ class Subtask(SubtaskSteps):
             ports.hand_over,
             ports.retention,
             self._steps,
+            self._ancestors,
         )
         self.inputs = InputGate(options.window, lambda end, consumed: ports.grant(self.generation, end, consumed))
         self.state: SubtaskState | None = ports.state(plan) if graph.has_keyed_state(vertex) else None
@@ -315,6 +316,8 @@ class Subtask(SubtaskSteps):
             "keys": self.state.state_keys() if self.state is not None else 0,
             "bytes": self.state.state_bytes() if self.state is not None else 0,
             "busy_s": round(self.busy_s, 6),
+            "payload_bytes": self.outputs.payload_bytes,
+            "determinant_bytes": self.outputs.determinant_bytes,
             "blocked": self._blocked,
         }
 

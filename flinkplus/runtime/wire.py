@@ -26,7 +26,7 @@ from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, decoded
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.messages import Kind, Message
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes, determinant bytes (before the payload)
 HEADER = struct.Struct("<BBHIIIIQQI")
 HEADER_BYTES = HEADER.size

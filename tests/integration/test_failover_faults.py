@@ -96,7 +96,7 @@ def test_an_input_that_fails_each_successor_ends_the_job(spark: SparkSession, tm
 
 
 def test_three_stages(spark: SparkSession, tmp_path: Path) -> None:
-    """A failed subtask in the middle moves alone; a lost slot takes a producer and its consumer, which rolls back."""
+    """A failed subtask in the middle moves alone; a lost slot takes a producer and its consumer; both are local."""
     flag = tmp_path / "raised"
 
     def fails(row: Any) -> Any:
@@ -113,14 +113,15 @@ def test_three_stages(spark: SparkSession, tmp_path: Path) -> None:
         victim.wait_for_strength()
         assert victim.metrics["fallbacks"] == 0
         victim.job.kill("count:1")
-        victim.wait(lambda: victim.metrics["fallbacks"] == 1, "the rollback")
+        victim.wait_for_failovers(2)
         victim.wait_for_strength()
         victim.finish()
+    assert_local(victim, 2)
     first, second = victim.job.recoveries()
     assert (first["mode"], first["failure"]) == ("standby", "exception")
     assert len(first["subtasks"]) == 1 and first["subtasks"][0].startswith("count+check[")
-    assert (second["mode"], second["failure"]) == ("rollback", "slot")
-    assert_rolled_back(victim, "and it failed with it")
+    assert (second["mode"], second["failure"]) == ("standby", "slot")
+    assert len(second["subtasks"]) == 3
 
 
 # --- ZooKeeper

@@ -184,3 +184,18 @@ def test_an_environment_draws_one_job(spark: SparkSession) -> None:
         job.await_finish(60)
     with pytest.raises(ConfigurationError, match="executed already"):
         env.execute("twice")
+
+
+def test_determinants_are_at_most_two_percent_of_the_payload(spark: SparkSession, corpus: Path) -> None:
+    """At the default flush interval, where messages are small."""
+    env = StreamEnvironment(spark, parallelism=4)
+    words = env.read_text(str(corpus), repeat=100).tokenize("value").throttle(30_000)
+    words.key_by("word").count().discard()
+    with env.execute("paced") as job:
+        wait_until(lambda: job.done or job.metrics()["payload_bytes"] > 300_000, "some messages", 60)
+        metrics = job.metrics()
+        job.cancel()
+    assert metrics["determinant_share"] == pytest.approx(
+        metrics["determinant_bytes"] / metrics["payload_bytes"], abs=1e-6
+    )
+    assert 0 < metrics["determinant_share"] <= 0.02

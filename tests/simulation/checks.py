@@ -6,7 +6,8 @@
 4. *chains*: a version that counts as stable is on every member that counts; a copy is what the head of its generation
    had.
 5. *checkpoints*: a complete one is a consistent cut, and every file that it names is in durable storage.
-6. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``).
+6. *repetition*: whoever is promoted repeats all steps that anybody alive has seen an effect of, through whomever.
+7. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
+from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
 from tests.simulation.subtask import fold
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.subtask import SimSubtask, WatchedLog
     from tests.simulation.world import World
 
-Content = tuple[Kind, Any, int]
+Content = tuple[Kind, Any, int, bytes]
 NOTHING: dict[int, Content] = {}
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
@@ -42,7 +44,8 @@ class Violation(AssertionError):
 
 
 def content_of(message: Message) -> Content:
-    return message.kind, message.records, message.epoch if message.kind is Kind.BARRIER else 0
+    epoch = message.epoch if message.kind is Kind.BARRIER else 0
+    return message.kind, message.records, epoch, message.determinants
 
 
 class Checks:
@@ -54,13 +57,27 @@ class Checks:
         self._accepted: dict[ChannelId, dict[int, Content]] = {}
         self._at_work: dict[SubtaskId, SimSubtask] = {}
         self._fenced: dict[tuple[int, SubtaskId], int] = {}
+        self.causes = Causes()
         self._trims = 0
         self._made: dict[tuple[str, int, int], tuple[str, ...]] = {}
         self._formed: dict[tuple[int, str], int] = {}
         self._files_of: dict[tuple[SubtaskId, int], tuple[str, ...]] = {}
         self._cuts: list[tuple[int, dict[ChannelId, int]]] = []
+        self._steps_at: list[dict[SubtaskId, int]] = []
         self.counts = dict.fromkeys(
-            ("accepted", "appended", "trimmed", "cuts", "rows", "promotions", "stable", "bounded", "copied"), 0
+            (
+                "accepted",
+                "appended",
+                "trimmed",
+                "cuts",
+                "rows",
+                "promotions",
+                "dependent",
+                "stable",
+                "bounded",
+                "copied",
+            ),
+            0,
         )
 
     def _wrong(self, invariant: str, why: str) -> NoReturn:
@@ -75,6 +92,7 @@ class Checks:
         if before is not None and before.generation >= subtask.generation:
             return  # of a zombie's
         self._at_work[subtask.id] = subtask
+        self.causes.began(subtask)
         for channel, end in subtask.inputs.channels.items():
             known = self._accepted.setdefault(channel, {})
             for seq in [seq for seq in known if seq >= end.cursor.consumed]:
@@ -88,6 +106,7 @@ class Checks:
                     f"{subtask.id} becomes active in generation {subtask.generation}, and ZooKeeper has {record}",
                 )
             self._check_neighbours(subtask)
+            self._check_repetition(subtask)
 
     def _check_neighbours(self, subtask: SimSubtask) -> None:
         """Whatever a promoted subtask will be asked for, and will ask for, is there."""
@@ -113,6 +132,22 @@ class Checks:
                         "on",
                     )
 
+    def _check_repetition(self, subtask: SimSubtask) -> None:
+        """It repeats every step that one who lives, or is promoted with it, depends on."""
+        if subtask._steps is None:
+            return
+        repeated = subtask._steps.next_step + len(subtask._replay)
+        for other in self._at_work.values():
+            if other is subtask or other.closed or other.generation < subtask.slot.generations[other.id]:
+                continue
+            self.counts["dependent"] += 1
+            seen = self.causes.seen[other.id].get(subtask.id, 0)
+            if seen > repeated:
+                self._wrong(
+                    "repetition",
+                    f"{other.id} has seen effects of {subtask.id} up to step {seen}, it repeats up to {repeated}",
+                )
+
     def is_at_work(self, subtask: SimSubtask) -> bool:
         return self._at_work.get(subtask.id) is subtask
 
@@ -131,11 +166,13 @@ class Checks:
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
         if self._at_work.get(subtask.id) is subtask:
+            self.causes.arrived(subtask, message)
             self._accepted[message.channel][message.seq] = content_of(message)
 
     def appended(self, subtask: SimSubtask, message: Message) -> None:
         """``subtask`` made a message, perhaps again."""
         self.counts["appended"] += 1
+        self.causes.made(subtask, message)
         consumer = subtask.consumer_of(message.channel)
         taker = self._at_work.get(consumer)
         if not self.is_at_work(subtask) or taker is None or taker.generation < subtask.slot.generations[consumer]:
@@ -201,6 +238,7 @@ class Checks:
                     f"{consumer} had taken {received}",
                 )
         self._cuts.append((checkpoint, cut))
+        self._steps_at.append({subtask: handle["operator_state"]["steps"] for subtask, handle in handles.items()})
         self._world.note("checkpoint %s is complete", checkpoint)
         self._check_that_logs_are_trimmed()
 
@@ -218,6 +256,19 @@ class Checks:
                         f"{channel} keeps messages from {end.log.trimmed} on, and {HEALTHY_VERSIONS} complete "
                         f"checkpoints ago it stood at {cut[channel]}",
                     )
+            self._check_that_determinants_are_let_go(subtask)
+
+    def _check_that_determinants_are_let_go(self, subtask: SimSubtask) -> None:
+        steps = self._steps_at[-1 - HEALTHY_VERSIONS]
+        for ancestor in subtask.known.subtasks() if subtask.known is not None else ():
+            assert subtask.known is not None
+            run = subtask.known.of(ancestor)
+            if run is not None and run[0] < steps[ancestor]:
+                self._wrong(
+                    "retention",
+                    f"{subtask.id} knows the steps of {ancestor} from {run[0]} on, and {HEALTHY_VERSIONS} complete "
+                    f"checkpoints ago it stood at {steps[ancestor]}",
+                )
 
     @property
     def completions(self) -> list[int]:

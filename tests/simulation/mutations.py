@@ -1,6 +1,6 @@
 """Deliberate faults in the protocol, by name: the test of the tester.
 
-Each replaces one function of the product's core and must be found out within ``BUDGET`` seeds.
+Each replaces one function of the product's core and must be found out within ``BUDGET`` seeds, or by its scenario.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
-from flinkplus.protocol.determinants import Choice
+from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
@@ -35,22 +35,24 @@ ENDLESS = 1 << 40
 
 @dataclass(frozen=True)
 class Mutation:
-    """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong."""
+    """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong.
+    ``scenario``: the number of the one that finds it out, where seeds seldom do."""
 
     where: Any
     name: str
     make: Callable[[Any], Any]
     tells: str
+    scenario: str = ""
 
 
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def mutation(where: Any, name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def mutation(where: Any, name: str, scenario: str = "") -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip())
+        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip(), scenario)
         return make
 
     return enlist
@@ -231,13 +233,83 @@ def never_trimmed(original: Any) -> Any:
 @mutation(OutputChannels, "_news")
 def determinants_dropped(original: Any) -> Any:
     """Messages carry no determinants."""
-    return lambda self, end: b""
+    return lambda self, end, **_: b""
+
+
+@mutation(AncestorLog, "since")
+def ancestors_not_shared(original: Any) -> Any:
+    """Messages carry no determinants of ancestors, while failover counts on it."""
+    return lambda self, position, **_: b""
+
+
+@mutation(SubtaskSteps, "_learn")
+def ancestors_passed_on_before_their_turn(original: Any) -> Any:
+    """What is passed on of ancestors is what has arrived, not what was taken: a barrier tells too much."""
+
+    def learn(self: Any, producer: Any, message: Any) -> None:
+        original(self, producer, message)
+        self._pass_on(producer, message)
+
+    return learn
+
+
+@mutation(KnownSteps, "barrier")
+def let_go_one_checkpoint_too_early(original: Any) -> Any:
+    """Receivers forget determinants at the barrier of a checkpoint, not when it is complete."""
+
+    def barrier(self: Any, checkpoint: Any, subtask: Any, step: int) -> None:
+        original(self, checkpoint, subtask, step)
+        self.complete(checkpoint)
+
+    return barrier
 
 
 @mutation(FenceAnswers, "about")
 def determinants_not_told(original: Any) -> Any:
     """The successor is not told how its predecessor's steps began."""
     return lambda self, subtask, topology: {**original(self, subtask, topology), "determinants": []}
+
+
+@mutation(KnownSteps, "complete")
+def determinants_never_let_go(original: Any) -> Any:
+    """Receivers keep all determinants that they ever heard of."""
+    return lambda self, checkpoint: None
+
+
+@mutation(FenceAnswers, "about", scenario="32")
+def successors_know_nothing_of_ancestors(original: Any) -> Any:
+    """A promoted subtask is not told what survivors know of its ancestors."""
+    return lambda self, subtask, topology: {**original(self, subtask, topology), "ancestors": {}}
+
+
+@mutation(SubtaskSteps, "saved_cursors", scenario="28")
+def given_up_checkpoints_forgotten(original: Any) -> Any:
+    """A version does not say which later checkpoints are given up (a fault that the product had)."""
+    return lambda self: {**original(self), "aborted": []}
+
+
+@mutation(OutputChannel, "credit", scenario="29")
+def no_skipping_of_what_a_version_has(original: Any) -> Any:
+    """A producer goes back, for a successor, to what it has not made again yet."""
+
+    def credit(self: Any, generation: int, consumed: int, peer: int | None) -> None:
+        if self.resuming and generation == self.consumer_generation and consumed > self.log.sent:
+            raise ValueError(f"{self.channel}: cannot go on at {consumed}")
+        original(self, generation, consumed, peer)
+
+    return credit
+
+
+@mutation(SubtaskSteps, "abort", scenario="30")
+def aborts_taken_in_the_middle_of_a_step(original: Any) -> Any:
+    """A checkpoint is given up while a step rests half-way (a fault that the product had)."""
+
+    def abort(self: Any, checkpoint: Any) -> None:
+        step, self._step = self._step, None
+        original(self, checkpoint)
+        self._step = step
+
+    return abort
 
 
 @mutation(SubtaskSteps, "_repeat")

@@ -81,6 +81,7 @@ class Parameters:
     replicas: int = 2
     failback: str = "auto"
     placement: str = "spread"
+    sharing_depth: int | None = None
     hosts: int = 1
     window: int = 4
     budget_bytes: int = 1 << 20
@@ -150,6 +151,7 @@ def draw(seed: int) -> Parameters:
         replicas=rng.choice((2, 2, 3, 3, 4)),
         failback=rng.choice(("auto", "auto", "never")),
         placement=rng.choice(("spread", "near")),
+        sharing_depth=child(seed, "sharing").choice((None, None, None, 1, 2)),
         hosts=rng.choice((1, 1, 2)),
         window=rng.choice((2, 2, 4, 16)),
         budget_bytes=rng.choice((0, 2_000, 1 << 20, 1 << 20)),

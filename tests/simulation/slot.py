@@ -37,7 +37,7 @@ class SimSlot(SlotOrders):
     graph: SimGraph  # type: ignore[assignment]
 
     def __init__(self, world: World, index: int, process: int) -> None:
-        super().__init__(index, world.parameters.parallelism, world.graph, world.clock)  # type: ignore[arg-type]
+        super().__init__(index, world.parameters.parallelism, world.graph, world.clock, world.options.sharing_depth)  # type: ignore[arg-type]
         self.world = world
         self.process = process
         self.connection = world.connect(self)
@@ -153,7 +153,7 @@ class SimSlot(SlotOrders):
     # --- control
 
     def report(self, message: control.ControlMessage) -> None:
-        if isinstance(message, control.PromotionRefused) and message.reason != REFUSED:
+        if isinstance(message, control.PromotionRefused) and message.reason != REFUSED and not self.world.violated:
             self.world.violated = Violation("progress", f"{message.subtask} is not promoted: {message.reason}")
         self.world.report(self, message)
 
@@ -201,6 +201,7 @@ class SimSlot(SlotOrders):
                 slot=self.index,
                 slots=self.slots,
                 generations=self.generations,
+                lineage=self.lineage,
                 checkpoint=checkpoint,
                 promotion=promotion,
                 vertex=self.graph.vertex_of(name.vertex),

@@ -179,7 +179,7 @@ class SimDisk:
         self._held[name] = self._downloaded.pop(name)
 
     def discard_downloaded(self, name: str) -> None:
-        del self._downloaded[name]
+        self._downloaded.pop(name, None)
 
     def new_store(self) -> Any:
         self.check()

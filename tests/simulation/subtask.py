@@ -103,11 +103,18 @@ class SimSubtask(SubtaskSteps):
         self._rng = world.rng_work
         self.inputs = InputGate(world.parameters.window, self._grant)
         self.outputs = SimOutputs(
-            plan.generation, world.parameters.window, slot._hand_over, self._make_log, slot.retention, self._steps
+            plan.generation,
+            world.parameters.window,
+            slot._hand_over,
+            self._make_log,
+            slot.retention,
+            self._steps,
+            self._ancestors,
         )
         self.outputs.slot = slot
         own = saved.get("work", {})
         self._read_to: int = own.get("position", 0)
+        self.depends: dict[SubtaskId, int] = dict(own.get("depends", {}))
         self._staged: list[tuple[str, int, tuple[Row, ...]]] = []
         if plan.promotion is not None:
             self._staged = [file for file in own.get("staged", ()) if file[1] > world.commits.newest]
@@ -152,6 +159,10 @@ class SimSubtask(SubtaskSteps):
 
     # --- the work
 
+    def _take(self, end: InputChannel) -> Iterator[None] | None:
+        self._world.checks.causes.takes(self, end.queue[0][0])
+        return super()._take(end)
+
     def begin(self, run: int, run_age_s: float) -> None:
         self.start()
 
@@ -164,6 +175,8 @@ class SimSubtask(SubtaskSteps):
         return self._count(message.records)
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+        for message, _ in messages:
+            self._world.checks.causes.takes(self, message)
         return self._count(tuple(row for message, _ in messages for row in message.records))
 
     def _count(self, rows: tuple[Row, ...]) -> Iterator[None]:
@@ -237,7 +250,7 @@ class SimSubtask(SubtaskSteps):
             self._staged.append((name, checkpoint, tuple(self._open)))
             self._open = []
         saved = {
-            "work": {"position": self._read_to, "staged": tuple(self._staged)},
+            "work": {"position": self._read_to, "staged": tuple(self._staged), "depends": dict(self.depends)},
             **self.saved_cursors(),
             "drained": self._draining,
         }

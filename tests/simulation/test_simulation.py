@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.exhaustive import Search
+from tests.simulation.mutation_check import found_by_scenario
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.parameters import FAULTS, Fault, Parameters, draw
 from tests.simulation.recorded import Differs, replay
@@ -34,6 +35,8 @@ QUICK = (
     "trimmed_when_consumed",
     "determinants_dropped",
     "determinants_not_told",
+    "ancestors_passed_on_before_their_turn",
+    "let_go_one_checkpoint_too_early",
     "ranges_chosen_anew",
     "ids_forgotten_at_promotion",
     "one_fence_is_enough",
@@ -108,6 +111,11 @@ def test_a_fault_that_the_product_had_is_found_out_by_its_scenario() -> None:
     (path,) = [path for path in all_scenarios() if path.stem.startswith("17-")]
     with mutated("broken_streams_forgotten"), pytest.raises(AssertionError, match="has not ended"):
         play(read(path))
+
+
+@pytest.mark.parametrize("name", [name for name, fault in MUTATIONS.items() if fault.scenario])
+def test_a_fault_that_seeds_seldom_see_is_found_out_by_its_scenario(name: str) -> None:
+    assert found_by_scenario(name)
 
 
 def test_shrinking_leaves_what_matters() -> None:

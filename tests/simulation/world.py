@@ -484,6 +484,7 @@ def options_of(parameters: Parameters) -> Options:
         recovery=parameters.recovery,
         replicas=parameters.replicas,
         placement=parameters.placement,
+        sharing_depth=parameters.sharing_depth,
         failback=parameters.failback,
         session_timeout=SESSION_TIMEOUT_MS / 1000,
         max_restarts=100_000,

@@ -55,9 +55,9 @@ class History:
         self,
         topology: Topology = TWO_STAGES,
         /,
-        **options: int | bool,
+        **options: int | bool | None,
     ) -> None:
-        defaults: dict[str, int | bool] = {
+        defaults: dict[str, int | bool | None] = {
             "replicas": 3,
             "fence_timeout_ms": 2_000,
             "promote_timeout_ms": 5_000,

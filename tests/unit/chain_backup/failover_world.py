@@ -4,7 +4,8 @@ everything that can go wrong with them, all drawn from one seed.
 What it models, and how:
 
 - A subtask's step is a choice (a source: what to emit where, or a trigger; others: which input to take from), and
-  everything it does follows from its choices. Messages carry the choices that their receiver has not been sent yet.
+  everything it does follows from its choices. Messages carry the choices of their sender that their receiver has not
+  been sent yet (sharing depth 1; the simulator in ``tests/simulation`` has the others).
 - Every incarnation keeps its whole history beside its log. The log itself begins somewhere: asking for an older message
   is an error, as is a version that is nowhere, or two that should be the same and differ.
 - Control messages are in order per slot, and late. A lost slot may go on for a while without knowing (a zombie).
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chain_backup.effects import (
@@ -157,6 +158,7 @@ class World:
 
     def __init__(self, seed: int, topology: Topology, slots: int, config: FailoverConfig) -> None:
         self.random = random.Random(seed)
+        config = replace(config, sharing_depth=1)
         self.topology, self.slots, self.config = topology, slots, config
         self.channels = tuple(topology.channels())
         self.machine = FailoverProtocol(topology, slots, config)

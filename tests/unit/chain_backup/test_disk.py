@@ -89,11 +89,17 @@ def test_what_is_discarded_begins_anew(disk: Disk) -> None:
 
 def test_a_file_comes_from_durable_storage(disk: Disk) -> None:
     size, checksum = digest_of([CONTENT])
-    disk.download(StateFile(f"{disk.folder}/{NAME}", "delta", 2, size, checksum))
+    file = StateFile(f"{disk.folder}/{NAME}", "delta", 2, size, checksum)
+    disk.download(file)
     with pytest.raises(FileNotFoundError):
         disk.open(NAME)
     disk.adopt_downloaded(NAME)
     assert read_all(disk, NAME) == CONTENT
+    disk.download(file)
+    disk.discard_downloaded(NAME)
+    disk.discard_downloaded(NAME)
+    with pytest.raises(OSError if isinstance(disk, SlotDisk) else KeyError):
+        disk.adopt_downloaded(NAME)
 
 
 def test_a_file_of_durable_storage_that_is_another_one_is_refused(disk: Disk) -> None:

@@ -60,7 +60,7 @@ ON_1 = (C1, L1)
 KILLED = "slot 1: SIGKILL"
 
 
-def running(topology: Topology = TWO_STAGES, /, version: int = 0, **options: int | bool) -> History:
+def running(topology: Topology = TWO_STAGES, /, version: int = 0, **options: int | bool | None) -> History:
     return History(topology, **options).started(version)
 
 
@@ -436,10 +436,18 @@ def test_without_standbys_every_failure_is_a_rollback() -> None:
 
 
 def test_what_cannot_be_proved_is_a_rollback() -> None:
-    history = running(THREE_STAGES)
+    history = running(THREE_STAGES, sharing_depth=1)
     (fallback,) = history.at(100, lost())
     assert isinstance(fallback, FallBack)
-    assert "only words[1] knew in which order lines[1] had worked, and it failed with it" in fallback.reason
+    assert (
+        "words[1] alone knew in which order lines[1] had worked (sharing_depth is 1), and it failed" in fallback.reason
+    )
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+def test_a_slot_of_three_stages_fails_over_when_determinants_go_far_enough(depth: int | None) -> None:
+    history = running(THREE_STAGES, sharing_depth=depth)
+    assert FailoverDone(1) in history.recover(history.at(100, lost()))
 
 
 def test_one_subtask_of_three_stages_is_provable() -> None:
@@ -450,14 +458,15 @@ def test_one_subtask_of_three_stages_is_provable() -> None:
 def test_a_producer_that_fails_while_its_consumer_repeats_its_own_work_is_a_rollback_for_a_while() -> None:
     words, lines = SubtaskId("words", 1), SubtaskId("lines", 2)
     for checkpoints, safe in ((0, False), (1, False), (2, True)):
-        history = running(THREE_STAGES, failback=False)
+        history = running(THREE_STAGES, failback=False, sharing_depth=1)
         history.recover(history.at(100, threw(words)))
         for version in range(1, checkpoints + 1):
             history.checkpoint(version)
         effects = history.at(200, threw(lines))
         assert bool(of(FallBack, effects)) is not safe
         if not safe:
-            assert "words[1] knew in which order lines[2] had worked, and it is still repeating" in str(effects)
+            assert "words[1] alone knew in which order lines[2] had worked" in str(effects)
+            assert "and it is still repeating" in str(effects)
 
 
 def test_the_same_subtask_twice_without_progress_is_a_rollback() -> None:
@@ -736,7 +745,7 @@ def test_one_handover_for_each_complete_checkpoint() -> None:
 def test_a_handover_moves_only_what_is_provable_at_once() -> None:
     """lines[1] and words[1] are away from home. Moved together, nobody could tell what words[1] had made of whom."""
     lines, words = SubtaskId("lines", 1), SubtaskId("words", 1)
-    history = running(THREE_STAGES)
+    history = running(THREE_STAGES, sharing_depth=1)
     for subtask in (lines, words):
         history.recover(history.at(100, threw(subtask)))
     history.checkpoint(1)

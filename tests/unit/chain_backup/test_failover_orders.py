@@ -38,7 +38,7 @@ C0, C1, C2, C3 = (SubtaskId("count", index) for index in range(4))
 G1, G2, G3 = (Generation(number) for number in range(1, 4))
 
 
-def running(**options: int | bool) -> History:
+def running(**options: int | bool | None) -> History:
     history = History(**options).started()
     history.checkpoint(1)
     return history

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from chain_backup.line import Cursors, NoLine, components, provable, recovery_line
 from chain_backup.topology import Topology
+from flinkplus.protocol.determinants import AncestorLog, decode_runs, encode_run
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 
 TOPOLOGY = Topology(("lines", "count"), 2, ((0, "lines", "count"),))
@@ -180,28 +181,88 @@ def test_no_usable_version_is_newer_and_the_chosen_one_is_usable(data: st.DataOb
 # -------------------------------------------------------------------------------------------------------- provable
 
 
-def test_a_slot_of_two_stages_is_provable_and_one_of_three_is_not() -> None:
-    assert provable([L0, C0], TOPOLOGY) is None
-    assert provable([L0, L1, C0, C1], TOPOLOGY) is None
-    why = provable([A0, B0, K0], CHAIN)
-    assert why == (
-        "only b[0] knew in which order a[0] had worked, and it failed with it; local failover cannot repeat what it "
-        "had sent on"
+def test_at_depth_1_a_slot_of_two_stages_is_provable_and_one_of_three_is_not() -> None:
+    assert provable([L0, C0], TOPOLOGY, 1) is None
+    assert provable([L0, L1, C0, C1], TOPOLOGY, 1) is None
+    assert provable([A0, B0, K0], CHAIN, 1) == (
+        "b[0] alone knew in which order a[0] had worked (sharing_depth is 1), and it failed with it; local failover "
+        "cannot repeat what it had sent on"
     )
+    assert provable([A0, B0, K0], CHAIN, 2) is None
 
 
 def test_what_is_not_linked_is_provable() -> None:
     for subtask in CHAIN.subtasks:
-        assert provable([subtask], CHAIN) is None
-    assert provable([A0, A1], CHAIN) is None
-    assert provable([A0, K0, K1], CHAIN) is None
-    assert provable([B0, K1], CHAIN) is None
-    assert provable([A1, B0], CHAIN) is not None
+        assert provable([subtask], CHAIN, 1) is None
+    assert provable([A0, A1], CHAIN, 1) is None
+    assert provable([A0, K0, K1], CHAIN, 1) is None
+    assert provable([B0, K1], CHAIN, 1) is None
+    assert provable([A1, B0], CHAIN, 1) is not None
 
 
-def test_a_consumer_that_forgot_what_its_predecessor_knew_counts_as_lost() -> None:
-    why = provable([A0], CHAIN, [B1])
-    assert why is not None
-    assert "still repeating" in why
-    assert provable([B0], CHAIN, [A0, B1, K0]) is None, "the last stage has sent on nothing"
-    assert provable([L0], TOPOLOGY, [C0, C1]) is None
+def test_what_nobody_who_lives_has_seen_need_not_be_known() -> None:
+    assert provable([A0, B0, K0], CHAIN, 1) is not None
+    assert provable([A0, B0, K0, K1], CHAIN, 1) is None
+
+
+def test_at_depth_1_a_consumer_that_forgot_what_its_predecessor_knew_counts_as_lost() -> None:
+    why = provable([A0], CHAIN, 1, [B1])
+    assert why is not None and "still repeating" in why
+    assert provable([A0, K0, K1], CHAIN, 1, [B1]) is not None, "what it is to repeat binds it"
+    assert provable([A0], CHAIN, 2, [B1]) is None, "it was told at its promotion"
+    assert provable([B0], CHAIN, 1, [A0, B1, K0]) is None, "the last stage has sent on nothing"
+    assert provable([L0], TOPOLOGY, 1, [C0, C1]) is None
+
+
+def test_a_shorter_path_does_not_help_where_a_longer_one_was_not_told() -> None:
+    """a feeds b, c and d; b feeds c; c feeds d. At depth 1, c tells d nothing of a, though d hears of a as well."""
+    skips = Topology(
+        ("a", "b", "c", "d"), 1, ((0, "a", "b"), (1, "b", "c"), (2, "c", "d"), (3, "a", "d"), (4, "a", "c"))
+    )
+    a, b, c = (SubtaskId(vertex, 0) for vertex in "abc")
+    assert provable([a, c], skips, 1) is not None
+    assert provable([a, b, c], skips, 2) is None, "b and c are both next to a, and pass on what they know of it"
+
+
+graphs = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(lambda e: e[0] < e[1]), unique=True, min_size=1
+)
+
+
+@given(edges=graphs, parallelism=st.integers(1, 2), depth=st.integers(1, 4), data=st.data())
+def test_provable_means_that_somebody_alive_knows_along_every_path(
+    edges: list[tuple[int, int]], parallelism: int, depth: int, data: st.DataObject
+) -> None:
+    """Against the obvious way: a step of each failed subtask goes down every path over failed ones, hop by hop through
+    the logs that real messages are told from; whoever lives at the end of one must know it."""
+    names = "abcde"
+    used = sorted({end for edge in edges for end in edge})
+    topology = Topology(
+        tuple(names[at] for at in used),
+        parallelism,
+        tuple((number, names[start], names[end]) for number, (start, end) in enumerate(edges)),
+    )
+    failed = data.draw(st.lists(st.sampled_from(topology.subtasks), unique=True, min_size=1))
+    lineage = topology.lineage(depth)
+
+    def covered(origin: SubtaskId, at: SubtaskId, log: AncestorLog) -> bool:
+        """``at`` has worked on what depends on the step of ``origin``; all those that it feeds have the message."""
+        own = encode_run(0, [7])
+        told = own if at == origin else own + log.since(0)
+        for consumer in [other for other in topology.subtasks if topology.feeds(at, other)]:
+            (_, others) = decode_runs(told)
+            known = [(lineage.number(at), 0, (7,)), *others]
+            if consumer not in failed:
+                if not any(number == lineage.number(origin) and run for number, _, run in known):
+                    return False
+                continue
+            passed = AncestorLog()
+            for number, first, run in known:
+                if lineage.subtask(number).vertex in lineage.passed_on(consumer.vertex):
+                    passed.take(number, first, run)
+            if not covered(origin, consumer, passed):
+                return False
+        return True
+
+    assert (provable(failed, topology, depth) is None) == all(covered(s, s, AncestorLog()) for s in failed)
+    assert provable(failed, topology, None) is None

@@ -299,6 +299,17 @@ def test_a_late_trigger_of_an_older_checkpoint_is_ignored() -> None:
     assert feed(machine, CheckpointTriggered(ONE), CheckpointTriggered(TWO)) == []
 
 
+def test_a_successor_passes_over_what_was_given_up_before_its_version() -> None:
+    before = BarrierAlignment(SUBTASK, (A,))
+    feed(before, CheckpointAborted(THREE), BarrierArrived(A, TWO))
+    assert before.aborted == (THREE,)
+    after = BarrierAlignment(SUBTASK, (A,), aborted=before.aborted)
+    for machine in (before, after):
+        assert feed(machine, BarrierArrived(A, THREE)) == []
+        assert machine.aborted == ()
+        assert ForwardBarrier(FOUR) in feed(machine, BarrierArrived(A, FOUR))
+
+
 def test_remembered_aborts_are_bounded_and_forgetting_never_lets_one_begin() -> None:
     machine = two_inputs()
     last = MAX_REMEMBERED_ABORTS + 10

@@ -312,6 +312,11 @@ class Cluster:
                     "handle": self.acks[version].get(str(s), {}),
                     "received": received,
                     "determinants": runs.get(str(s), []),
+                    "ancestors": {
+                        name: found
+                        for name, found in runs.items()
+                        if _id(name).vertex in self.slots[target].lineage.asked_of([s])
+                    },
                     "marks": sent,
                 }
                 for s in failed

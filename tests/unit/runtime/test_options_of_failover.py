@@ -28,6 +28,9 @@ from flinkplus.runtime.placements import find_strategy
         ("session_timeout", 0.1),
         ("session_timeout", "soon"),
         ("cache_memory_mb", 0),
+        ("sharing_depth", 0),
+        ("sharing_depth", True),
+        ("sharing_depth", "half"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(name: str, value: Any) -> None:
@@ -49,6 +52,14 @@ def test_they_can_be_set_in_the_configuration_of_the_session() -> None:
     )
     assert options.standbys
     assert options_from({"spark.flinkplus.zookeeper": "none"}, {}).zookeeper is None
+
+
+def test_the_sharing_depth_is_full_unless_it_is_a_number() -> None:
+    for text, depth in (("full", None), ("none", None), ("1", 1), ("7", 7)):
+        assert options_from({"spark.flinkplus.sharingDepth": text}, {}).sharing_depth == depth
+    assert Options().sharing_depth is None
+    with pytest.raises(ConfigurationError, match="sharingDepth must be a number"):
+        options_from({"spark.flinkplus.sharingDepth": "deep"}, {})
 
 
 def test_there_are_no_more_replicas_than_slots() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from flinkplus.protocol.ids import ChannelId, Generation
 from flinkplus.runtime.gates import OutputChannel
 from upstream_cache.log import OutputLog
@@ -49,3 +51,24 @@ def test_what_a_consumer_is_sent_again_is_trimmed_when_it_was_sent() -> None:
         pass
     end.credit(2, 8, 0)
     assert end.log.trimmed == 7
+
+
+def test_what_the_version_of_a_new_consumer_contains_is_made_again_and_not_sent() -> None:
+    """The producer was promoted, and repeats; its consumer had eight messages, and fails before they are made again."""
+    log: OutputLog[Any] = OutputLog(CHANNEL, 16, 1 << 20, received=8)
+    end = OutputChannel(CHANNEL, 1, 16, log, 8, Generation(1), retain=True)
+    for seq in range(3):
+        log.append((seq, None), 100)
+    end.fence(Generation(2))
+    end.credit(2, 6, 0)
+    for seq in range(3, 8):
+        log.append((seq, None), 100)
+    assert [message for _, (message, _) in log.take_to_send(end.limit, 10, 1 << 20)] == [6, 7]
+    assert log.trimmed == 0
+
+
+def test_nobody_begins_beyond_what_was_ever_sent_to_its_predecessor() -> None:
+    end = channel(sent=8)
+    end.fence(Generation(2))
+    with pytest.raises(ValueError, match="cannot rewind to 9"):
+        end.credit(2, 9, 0)

@@ -99,8 +99,12 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def rewind(self, data: st.DataObject) -> None:
-        seq = data.draw(st.integers(max(self.trimmed - 1, 0), self.sent + 1))
-        if self.trimmed <= seq <= self.sent:
+        seq = data.draw(st.integers(max(self.trimmed - 1, 0), max(self.sent, self.received) + 1))
+        if self.sent < seq <= self.received:
+            self.log.rewind(seq)
+            self.sent_to(min(seq, len(self.sizes)))
+            self.acknowledged, self.received = self.sent, seq
+        elif self.trimmed <= seq <= self.sent:
             self.log.rewind(seq)
             self.sent, self.acknowledged = seq, min(self.acknowledged, seq)
             self.received = min(self.received, seq)
@@ -206,6 +210,18 @@ def test_a_consumer_that_lost_what_it_had_received_gets_it_although_it_is_append
     log.rewind(4)
     log.append("m4", 1)
     assert log.next_to_send(10) == (4, "m4")
+
+
+def test_a_consumer_that_lost_a_part_of_what_it_had_received_gets_that_part() -> None:
+    log: OutputLog[str] = OutputLog("c", 10, 100, first=3, received=8)
+    log.append("m3", 1)
+    log.rewind(6)
+    for seq in range(4, 8):
+        log.append(f"m{seq}", 1)
+    assert (log.trimmed, log.acknowledged) == (3, 6)
+    assert log.take_to_send(10, 10, 1000) == [(6, "m6"), (7, "m7")]
+    with pytest.raises(ValueError, match="only within 3 and 8"):
+        log.rewind(9)
 
 
 def test_what_is_skipped_is_kept() -> None:

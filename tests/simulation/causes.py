@@ -1,0 +1,56 @@
+"""Which steps of whom everything depends on: the truth that determinants, which travel with messages, must live up to.
+
+A step depends on those before it of the same subtask, and on what the messages that these have taken depended on when
+they were made. What a message was made of is kept by its ID, beside the simulated wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flinkplus.protocol.ids import ChannelId, SubtaskId
+
+if TYPE_CHECKING:
+    from flinkplus.protocol.messages import Message
+    from tests.simulation.subtask import SimSubtask
+
+Steps = dict[SubtaskId, int]
+"""Of each subtask, the first step that is not meant."""
+
+
+def add(steps: Steps, others: Mapping[SubtaskId, int]) -> None:
+    for subtask, step in others.items():
+        if step > steps.get(subtask, 0):
+            steps[subtask] = step
+
+
+class Causes:
+    """Of all subtasks at work. ``seen``: what each depends on, with what waits at its inputs, and with what it has yet
+    to repeat."""
+
+    def __init__(self) -> None:
+        self.seen: dict[SubtaskId, Steps] = {}
+        self._of_messages: dict[tuple[ChannelId, int], Steps] = {}
+        self._of_steps: dict[tuple[SubtaskId, int], Steps] = {}
+
+    def began(self, subtask: SimSubtask) -> None:
+        seen = self.seen[subtask.id] = dict(subtask.depends)
+        if subtask._replay and subtask._steps is not None:
+            add(seen, self._of_steps.get((subtask.id, subtask._steps.next_step + len(subtask._replay)), {}))
+
+    def arrived(self, subtask: SimSubtask, message: Message) -> None:
+        add(self.seen[subtask.id], self._of_messages[message.channel, message.seq])
+
+    def takes(self, subtask: SimSubtask, message: Message) -> None:
+        """It begins a step with ``message``."""
+        add(subtask.depends, self._of_messages[message.channel, message.seq])
+        if subtask._steps is not None:
+            self._of_steps[subtask.id, subtask._steps.next_step + 1] = dict(subtask.depends)
+
+    def made(self, subtask: SimSubtask, message: Message) -> None:
+        if subtask._steps is not None:
+            own = {subtask.id: subtask._steps.next_step}
+            self._of_messages[message.channel, message.seq] = {**subtask.depends, **own}
+        else:
+            self._of_messages[message.channel, message.seq] = {}
