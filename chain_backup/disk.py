@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeAlias
@@ -175,12 +176,13 @@ class SlotDisk:
         return self._files / (name + ".downloaded")
 
     def download(self, file: StateFile) -> None:
-        path = self._downloaded(base_name(file.name))
+        path = self._files / f"{base_name(file.name)}.{threading.get_ident()}.downloading"
         try:
             self._storage.download(file.name, path)
             file.check(file_chunks(path), file.name)
             if file.bytes > SMALL_BYTES:  # or RocksDB would wait for the disk when it takes in the file
                 sync_file(path)
+            path.replace(self._downloaded(base_name(file.name)))
         except BaseException:
             path.unlink(missing_ok=True)
             raise

@@ -49,8 +49,9 @@ class StagedVersion:
 
     def instead_of(self, base: StateFile) -> tuple[StateFile, ...]:
         """The files here that hold what ``base`` does; none when that is not known."""
-        if tuple(file.name for file in self.named) == base.replaces:
-            return self.files
+        replaced = len(base.replaces)
+        if replaced and tuple(file.name for file in self.named[:replaced]) == base.replaces:
+            return self.files[: len(self.files) - len(self.named) + replaced]
         if self.named and self.named[0] == base:
             return self.files[: len(self.files) - len(self.named) + 1]
         return ()
@@ -75,6 +76,7 @@ class Replica:
         self.staged: dict[int, StagedVersion] = {}
         self.disk = disk
         self._held: dict[str, StateFile] = {}
+        self._stands_for: dict[str, tuple[StateFile, ...]] = {}  # base -> what is made do with
         self._copies: list[_Copy] = []  # at most two: of what was trimmed to, and one ahead of it
         self._left: list[SubtaskStore] = []  # to be removed when there is time
         self._untidy: tuple[int, tuple[StateFile, ...]] | None = None
@@ -118,6 +120,22 @@ class Replica:
         makes_do = newest is not None and newest.named != newest.files and not self.holds(newest.named[0])
         return newest.named[0] if newest is not None and makes_do else None
 
+    def serves(self, file: StateFile) -> bool:
+        """Whether the newest version makes do with what ``file`` stands for."""
+        newest, older = self.newest(max(self.staged, default=0)), self._stands_for.get(file.name, ())
+        return bool(older) and newest is not None and newest.files[: len(older)] == older
+
+    def adopt_base(self, file: StateFile) -> None:
+        """A base came, though perhaps not the newest: versions are made of it from now on."""
+        self.adopt_downloaded(file)
+        older = self._stands_for.pop(file.name)
+        for version in self.staged.values():
+            if version.named[:1] != (file,) and version.files[: len(older)] == older and version.named != version.files:
+                version.files = (file, *version.files[len(older) :])
+        for base, stands in list(self._stands_for.items()):
+            if stands[: len(older)] == older:
+                self._stands_for[base] = (file, *stands[len(older) :])
+
     def adopt(self, file: StateFile) -> None:
         """What arrived has exactly the bytes of ``file``: it is held from now on."""
         self.disk.adopt(base_name(file.name))
@@ -151,6 +169,11 @@ class Replica:
 
     def _prune(self, arriving: Sequence[StateFile]) -> None:
         """Remove files that no staged version names, nor the one that is arriving."""
+        self._stands_for = {
+            base: older
+            for base, older in self._stands_for.items()
+            if any(version.files[: len(older)] == older for version in self.staged.values())
+        }
         needed = {base_name(file.name) for version in self.staged.values() for file in (*version.files, *version.named)}
         needed.update(base_name(file.name) for file in arriving)
         for name in sorted(self._held.keys() - needed):
@@ -166,6 +189,8 @@ class Replica:
         for other in void:
             del self.staged[other]
         self.staged[number] = StagedVersion(number, generation, handle, files, made_of)
+        if made_of != files:
+            self._stands_for[files[0].name] = made_of[: len(made_of) - len(files) + 1]
 
     def newest(self, up_to: int) -> StagedVersion | None:
         """The newest staged version that is not newer than ``up_to``."""

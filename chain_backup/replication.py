@@ -180,6 +180,7 @@ class ReplicationAgent:
         number = int(handle["checkpoint"])
         member.active = generation
         member.inbound = None
+        self._discard_partial(member)
         member.replica.take_own(files, generation)
         member.replica.stage(number, generation, encode_handle(handle), files)
         self._new_version(member)
@@ -202,6 +203,14 @@ class ReplicationAgent:
             member.replica.stage(version, generation, encode_handle(handle), files)
         self._offer_next(member)
         return prepared
+
+    def has_all(self, subtask: str, handle: dict[str, Any]) -> bool:
+        """Whether ``prepare`` takes no time."""
+        member = self._members.get(subtask)
+        try:
+            return not handle or (member is not None and not member.replica.missing(member.replica.files_of(handle)))
+        except CorruptState:
+            return True  # ``prepare`` tells
 
     def retire(self, subtask: str) -> None:
         """The active subtask here was fenced: a standby again, whose RocksDB is to be made anew."""
@@ -377,6 +386,8 @@ class ReplicationAgent:
                 if all(name in transfer.names for name, _ in wanted):
                     transfer.want(frame.fields["round"], wanted)
                     hop.start(member.subtask)
+                else:  # it cannot be served; the next version is another chance
+                    self._give_up(member, hop)
             case Kind.ACK:
                 if frame.fields["round"] == transfer.round and transfer.unacknowledged:
                     transfer.unacknowledged -= 1
@@ -407,14 +418,15 @@ class ReplicationAgent:
         except (ValueError, TypeError, CorruptState) as error:
             self._hop(peer).say(Kind.FAILED, topic, {"reason": str(error)})
             return
-        inbound = member.inbound = Inbound(peer, topic, handle, files, deque(), deque())
+        lacks = frozenset(map(str, frame.fields["lacks"]))
+        inbound = member.inbound = Inbound(peer, topic, handle, files, lacks, deque(), deque())
         again = known is not None and known.handle == handle and known.generation == topic.generation
-        self._get(member, inbound, frozenset(map(str, frame.fields["lacks"])), again)
+        self._get(member, inbound, again)
 
-    def _get(self, member: Member, inbound: Inbound, lacks: frozenset[str] = frozenset(), again: bool = False) -> None:
-        """Have everything that a version still needs; ``lacks``: what its sender does not have."""
+    def _get(self, member: Member, inbound: Inbound, again: bool = False) -> None:
+        """Have everything that a version still needs."""
         for file in member.replica.missing(inbound.files):
-            (inbound.stored if base_name(file.name) in lacks else inbound.missing).append(file)
+            (inbound.stored if base_name(file.name) in inbound.lacks else inbound.missing).append(file)
         if inbound.missing:
             self._ask(member, inbound)
         if inbound.stored:
@@ -521,12 +533,17 @@ class ReplicationAgent:
             return
         inbound = member.inbound
         needed = inbound is not None and file in inbound.stored
-        if error is None and (needed or file == member.replica.wanted_base):
+        if error is None and needed:
             member.replica.adopt_downloaded(file)
+        elif error is None and member.replica.serves(file):
+            member.replica.adopt_base(file)
+            self.figures.bases_fetched += 1
         elif error is None:
             member.replica.disk.discard_downloaded(base_name(file.name))
         if error is not None and not needed:
             log.info("%s goes on without its new base for now: %s", member.subtask, error)
+            if inbound is not None and inbound.stored:
+                self._fetch_next(member)
             return  # the next version is another chance
         if inbound is not None and needed:
             inbound.stored.remove(file)
@@ -535,8 +552,6 @@ class ReplicationAgent:
             else:
                 self.figures.files_from_storage += 1
                 self._go_on(member, inbound)
-        else:
-            self.figures.bases_fetched += 1
         self._fetch_next(member)
 
     def _refuse(self, member: Member, inbound: Inbound, reason: str) -> None:

@@ -70,6 +70,7 @@ class Inbound:
     topic: Topic
     handle: bytes
     files: tuple[StateFile, ...]
+    lacks: frozenset[str]
     missing: deque[StateFile]
     stored: deque[StateFile]
     round: int = 0

@@ -152,9 +152,10 @@ class Standbys:
             idle = self._waiting == 0
         if idle:
             with self._agents_turn:  # something may have been fetched this very moment
-                run()
-        else:
-            self._submit(run)
+                if self._agent.has_all(subtask, handle):
+                    run()
+                    return
+        self._submit(run)
 
     def close(self) -> None:
         """Close every copy; waits for what is under way."""

@@ -232,16 +232,23 @@ class StateVersions:
         finally:
             link.unlink(missing_ok=True)
 
-    def _new_file(
-        self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind, replaces: tuple[str, ...] = ()
-    ) -> StateFile:
+    def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind) -> StateFile:
+        name, entries = self._write_file(chunks, checkpoint)
+        path = self.local(name)
+        try:
+            return describe(path, name, kind, entries)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise StateError(f"state file {path} cannot be read: {error}") from error
+
+    def _write_file(self, chunks: Iterator[Chunk], checkpoint: int) -> tuple[str, int]:
+        """A new file; its name, and how many entries it has."""
         with self._lock:
             self._counter += 1
             name = f"{self._prefix}/{self._generation}-{checkpoint}-{self._counter}.sst"
         path = self.local(name)
         try:
-            entries = write_sst(chunks, path)
-            return describe(path, name, kind, entries, replaces)
+            return name, write_sst(chunks, path)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise StateError(f"state file {path} cannot be written: {error}") from error
@@ -294,15 +301,16 @@ class StateVersions:
                 replaced = self._files
                 entries = self._store.items()
             try:
-                names = tuple(file.name for file in replaced)
-                file = self._new_file(self._base_chunks(entries), number, "base", names)
+                name, written = self._write_file(self._base_chunks(entries), number)
             finally:
                 del entries
-        try:
+        try:  # from here on, whoever closes need not wait
+            names = tuple(file.name for file in replaced)
+            file = describe(self.local(name), name, "base", written, names)
             self._check_open()
             self._storage.upload(self.local(file.name), file.name)
         except BaseException:
-            self.local(file.name).unlink(missing_ok=True)
+            self.local(name).unlink(missing_ok=True)
             raise
         return self._adopt_base(file, replaced, number)
 
@@ -321,9 +329,12 @@ class StateVersions:
         return False
 
     def _base_chunks(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[Chunk]:
-        while batch := list(islice(entries, WRITE_CHUNK_ENTRIES)):
-            self._check_open()
-            yield [key for key, _ in batch], [value for _, value in batch]
+        try:
+            while batch := list(islice(entries, WRITE_CHUNK_ENTRIES)):
+                self._check_open()
+                yield [key for key, _ in batch], [value for _, value in batch]
+        finally:
+            del entries  # also when an error keeps this frame
 
     def _upload(self, files: Sequence[StateFile]) -> int:
         sent = 0
