@@ -571,7 +571,10 @@ class ReplicationAgent:
         if not again or member.reported != (topic.generation, topic.version):
             member.reported = (topic.generation, topic.version)
             self._report(member.subtask, topic.generation, topic.version)
-        self._new_version(member)
+        if again:
+            self._offer_next(member)  # and no PROBE, which would begin the successor's tries anew for nothing
+        else:
+            self._new_version(member)
         self._tend_soon(member)
         self._fetch_next(member)
 

@@ -71,6 +71,27 @@ def test_a_version_goes_down_the_chain(cluster: Cluster) -> None:
     assert not kinds(cluster, 0, 2)
 
 
+def test_an_offer_of_what_is_held_begins_no_tries_anew(cluster: Cluster) -> None:
+    """The successor would be probed, and would ask for everything again as often as it may: two slots kept each other
+    busy for good when each lost a frame now and then."""
+
+    def deliver(*pairs: tuple[int, int]) -> None:
+        queues = cluster.network.queues
+        while waiting := [pair for pair in pairs if queues.get(pair)]:
+            for source, target in waiting:
+                cluster.network.agents[target].receive(source, queues[source, target].popleft())
+
+    cluster.change()
+    cluster.snapshot()
+    deliver((0, 1), (1, 0))
+    assert kinds(cluster, 1, 2) == [Kind.OFFER]
+    cluster.network.cut(0, 1)
+    deliver((0, 1), (1, 0))
+    assert kinds(cluster, 1, 0)[-1] is Kind.STAGED
+    assert kinds(cluster, 1, 0).count(Kind.STAGED) == 2
+    assert kinds(cluster, 1, 2) == [Kind.OFFER]
+
+
 def test_only_what_is_missing_is_sent(cluster: Cluster) -> None:
     versions(cluster, 8)
     sent = [decode(frame) for *pair, frame in cluster.network.sent if pair == [0, 1]]
