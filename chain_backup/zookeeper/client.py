@@ -45,6 +45,11 @@ _kazoo_log = logging.getLogger(f"{__name__}.kazoo")
 _kazoo_log.setLevel(logging.ERROR)  # a lost connection is an event here, not a line on the user's terminal
 
 
+def reconnect_delay_s(session_timeout_s: float) -> float:
+    """Between two tries to connect at most: a server that is back gives a session its time once more, and no longer."""
+    return min(RECONNECT_MAX_DELAY_S, session_timeout_s / 8)
+
+
 class Client:
     """A kazoo client for ``hosts`` that connects in the background once started.
 
@@ -66,7 +71,7 @@ class Client:
                 timeout=session_timeout_s,
                 handler=self._handler,
                 connection_retry=KazooRetry(
-                    max_tries=-1, delay=RECONNECT_DELAY_S, backoff=1.5, max_delay=RECONNECT_MAX_DELAY_S
+                    max_tries=-1, delay=RECONNECT_DELAY_S, backoff=1.5, max_delay=reconnect_delay_s(session_timeout_s)
                 ),
                 logger=_kazoo_log,
             )
