@@ -20,7 +20,7 @@ from typing import BinaryIO, Protocol, TypeAlias
 
 from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, folder_name
 from flinkplus.state.delta import StateFile
-from flinkplus.state.files import file_chunks, link_or_copy, sync_file
+from flinkplus.state.files import file_chunks, link_or_copy, sync_path
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
@@ -181,7 +181,7 @@ class SlotDisk:
             self._storage.download(file.name, path)
             file.check(file_chunks(path), file.name)
             if file.bytes > SMALL_BYTES:  # or RocksDB would wait for the disk when it takes in the file
-                sync_file(path)
+                sync_path(path)
             path.replace(self._downloaded(base_name(file.name)))
         except BaseException:
             path.unlink(missing_ok=True)

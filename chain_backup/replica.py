@@ -116,14 +116,15 @@ class Replica:
     @property
     def wanted_base(self) -> StateFile | None:
         """The base of the newest version, if that makes do without it."""
-        newest = self.newest(max(self.staged, default=0))
-        makes_do = newest is not None and newest.named != newest.files and not self.holds(newest.named[0])
-        return newest.named[0] if newest is not None and makes_do else None
+        latest = self.latest
+        if latest is None or latest.named == latest.files or self.holds(latest.named[0]):
+            return None
+        return latest.named[0]
 
     def serves(self, file: StateFile) -> bool:
         """Whether the newest version makes do with what ``file`` stands for."""
-        newest, older = self.newest(max(self.staged, default=0)), self._stands_for.get(file.name, ())
-        return bool(older) and newest is not None and newest.files[: len(older)] == older
+        latest, older = self.latest, self._stands_for.get(file.name, ())
+        return bool(older) and latest is not None and latest.files[: len(older)] == older
 
     def adopt_base(self, file: StateFile) -> None:
         """A base came, though perhaps not the newest: versions are made of it from now on."""
@@ -191,6 +192,11 @@ class Replica:
         self.staged[number] = StagedVersion(number, generation, handle, files, made_of)
         if made_of != files:
             self._stands_for[files[0].name] = made_of[: len(made_of) - len(files) + 1]
+
+    @property
+    def latest(self) -> StagedVersion | None:
+        """The newest staged version."""
+        return self.staged[max(self.staged)] if self.staged else None
 
     def newest(self, up_to: int) -> StagedVersion | None:
         """The newest staged version that is not newer than ``up_to``."""
@@ -292,8 +298,7 @@ class Replica:
             return
         generation, files = self._untidy
         self._untidy = None
-        newest = self.newest(max(self.staged, default=0))
-        wanted = () if newest is None else newest.named
+        wanted = () if self.latest is None else self.latest.named
         self.disk.give_own({base_name(file.name): file in wanted and self.holds(file) for file in files}, generation)
 
     def close(self) -> None:

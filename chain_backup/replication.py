@@ -258,7 +258,7 @@ class ReplicationAgent:
                 if trimmed is not None:
                     replica.apply(trimmed.files)
                     self.figures.versions_applied += 1
-                newest = replica.newest(max(replica.staged, default=0))
+                newest = replica.latest
                 if newest is not None:
                     replica.look_ahead(newest.files)
             except (StateError, CorruptState, OSError):
@@ -435,13 +435,9 @@ class ReplicationAgent:
             self._finish(member, inbound, again)
 
     def _go_on(self, member: Member, inbound: Inbound) -> None:
-        """A file is held. Was it the last?"""
-        if inbound.missing or inbound.stored:
-            return
-        if member.replica.missing(inbound.files):  # what was to serve for its base is not held any more
+        """A file is held. Was it the last? What was to serve for a base may be gone: then there is more to get."""
+        if not (inbound.missing or inbound.stored):
             self._get(member, inbound)
-        else:
-            self._finish(member, inbound)
 
     def _wait_for_chain(self, peer: int, frame: Frame) -> None:
         """An offer whose chain is not known here: perhaps ``form`` is on its way. One is kept for each subtask."""
@@ -531,27 +527,24 @@ class ReplicationAgent:
         member.fetching = None
         if self._members.get(member.subtask) is not member:
             return
-        inbound = member.inbound
-        needed = inbound is not None and file in inbound.stored
-        if error is None and needed:
-            member.replica.adopt_downloaded(file)
-        elif error is None and member.replica.serves(file):
-            member.replica.adopt_base(file)
-            self.figures.bases_fetched += 1
-        elif error is None:
-            member.replica.disk.discard_downloaded(base_name(file.name))
-        if error is not None and not needed:
-            log.info("%s goes on without its new base for now: %s", member.subtask, error)
-            if inbound is not None and inbound.stored:
-                self._fetch_next(member)
-            return  # the next version is another chance
-        if inbound is not None and needed:
+        replica, inbound = member.replica, member.inbound
+        if inbound is not None and file in inbound.stored:
             inbound.stored.remove(file)
-            if error is not None:
-                self._refuse(member, inbound, str(error))
-            else:
+            if error is None:
+                replica.adopt_downloaded(file)
                 self.figures.files_from_storage += 1
                 self._go_on(member, inbound)
+            else:
+                self._refuse(member, inbound, str(error))
+        elif error is not None:
+            log.info("%s goes on without its new base for now: %s", member.subtask, error)
+            if inbound is None or not inbound.stored:
+                return  # the next version is another chance
+        elif replica.serves(file):
+            replica.adopt_base(file)
+            self.figures.bases_fetched += 1
+        else:
+            replica.disk.discard_downloaded(base_name(file.name))
         self._fetch_next(member)
 
     def _refuse(self, member: Member, inbound: Inbound, reason: str) -> None:

@@ -59,7 +59,7 @@ class Settings:
         ]
 
     def _seed(self, parallelism: int, failure: str, run: int) -> int:
-        parts = (self.seed, parallelism, FAILURES.index(failure), 0, run)
+        parts = (self.seed, parallelism, FAILURES.index(failure), 0, run)  # 0: was the size; published runs have it
         import numpy as np
 
         return int(np.random.SeedSequence(parts).generate_state(1)[0])

@@ -29,7 +29,6 @@ class Lineage:
     def __init__(self, vertices: Sequence[str], edges: Iterable[tuple[str, str]], depth: int | None = None) -> None:
         invariant(depth is None or depth >= 1, "the sharing depth is at least 1", depth=depth)
         invariant(len(vertices) <= MAX_VERTICES, "too many vertices to be numbered", vertices=len(vertices))
-        self.depth = depth
         self._vertices = tuple(vertices)
         self._positions = {vertex: at for at, vertex in enumerate(self._vertices)}
         self._producers: dict[str, list[str]] = {vertex: [] for vertex in self._vertices}

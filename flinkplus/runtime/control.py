@@ -10,12 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.determinants import Run
 
 FORMAT_VERSION = 1
+
+
+def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
+    """Runs of determinants as ``Fenced`` and ``Promote`` have them."""
+    return [[first, list(determinants)] for first, determinants in runs]
+
+
+def runs_from_json(found: Iterable[Sequence[Any]]) -> list[Run]:
+    """The inverse of ``runs_to_json``."""
+    return [(int(first), tuple(determinants)) for first, determinants in found]
 
 
 # --- slot -> coordinator

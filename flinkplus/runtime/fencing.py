@@ -60,8 +60,9 @@ class FenceAnswers:
         self._received.update(answer.received)
         self._sent.update(answer.sent)
         for name, found in answer.determinants.items():
-            subtask, runs = parse_subtask(name), [(int(run[0]), tuple(run[1])) for run in found]
-            self._determinants[subtask] = unite([*self._determinants.get(subtask, ()), *runs])
+            subtask = parse_subtask(name)
+            known = self._determinants.get(subtask, ())
+            self._determinants[subtask] = unite([*known, *control.runs_from_json(found)])
 
     def about(self, subtask: SubtaskId, topology: Topology) -> dict[str, Any]:
         """What the new head of ``subtask`` is told: ``received``, ``marks``, ``determinants``, ``ancestors`` (see
@@ -77,4 +78,4 @@ class FenceAnswers:
         }
 
     def _runs_of(self, subtask: SubtaskId) -> list[list[Any]]:
-        return [[first, list(determinants)] for first, determinants in self._determinants.get(subtask, ())]
+        return control.runs_to_json(self._determinants.get(subtask, ()))

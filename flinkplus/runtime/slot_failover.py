@@ -130,7 +130,7 @@ class SlotFailover:
                 run = one.of(subtask)
                 if run is not None:
                     runs.setdefault(subtask, []).append(run)
-        return {str(s): [[first, list(steps)] for first, steps in unite(runs[s])] for s in sorted(runs)}
+        return {str(s): control.runs_to_json(unite(runs[s])) for s in sorted(runs)}
 
     def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
         """What is about to become active begins where its version was taken."""
@@ -242,14 +242,15 @@ class SlotFailover:
 
 def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: Prepared | None) -> Promotion:
     first = told["handle"].get("operator_state", {}).get("steps", 0)
-    runs: list[Run] = [(int(run[0]), tuple(run[1])) for run in told["determinants"]]
-    return Promotion(told["received"], merge(first, runs), _ancestors_of(told), told["marks"], resuming, state)
+    determinants = merge(first, control.runs_from_json(told["determinants"]))
+    return Promotion(told["received"], determinants, _ancestors_of(told), told["marks"], resuming, state)
 
 
 def _ancestors_of(told: dict[str, Any]) -> dict[SubtaskId, Run]:
     """What a promotion tells of ancestors."""
     found: dict[SubtaskId, Run] = {}
-    for name, runs in told["ancestors"].items():
-        first = min(int(run[0]) for run in runs)
-        found[parse_subtask(name)] = first, merge(first, [(int(run[0]), tuple(run[1])) for run in runs])
+    for name, told_runs in told["ancestors"].items():
+        runs = control.runs_from_json(told_runs)
+        first = min(start for start, _ in runs)
+        found[parse_subtask(name)] = first, merge(first, runs)
     return found

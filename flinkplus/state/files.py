@@ -44,20 +44,11 @@ def file_chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` survive a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_file(path: Path) -> None:
-    """Have the disk write what there is of a file."""
+def sync_path(path: Path) -> None:
+    """Have the disk write what there is of a file, or, so that a rename survives a power failure, of a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fdatasync(handle)
+        os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -109,7 +100,7 @@ class LocalDirectory:
                 target.flush()
                 os.fsync(target.fileno())
             temporary.replace(path)
-            sync_folder(path.parent)
+            sync_path(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

@@ -233,10 +233,12 @@ class StateVersions:
             link.unlink(missing_ok=True)
 
     def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind) -> StateFile:
-        name, entries = self._write_file(chunks, checkpoint)
+        return self._describe(*self._write_file(chunks, checkpoint), kind)
+
+    def _describe(self, name: str, entries: int, kind: Kind, replaces: tuple[str, ...] = ()) -> StateFile:
         path = self.local(name)
         try:
-            return describe(path, name, kind, entries)
+            return describe(path, name, kind, entries, replaces)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise StateError(f"state file {path} cannot be read: {error}") from error
@@ -306,7 +308,7 @@ class StateVersions:
                 del entries
         try:  # from here on, whoever closes need not wait
             names = tuple(file.name for file in replaced)
-            file = describe(self.local(name), name, "base", written, names)
+            file = self._describe(name, written, "base", names)
             self._check_open()
             self._storage.upload(self.local(file.name), file.name)
         except BaseException:

@@ -39,7 +39,6 @@ class Network:
         self.agents: dict[int, ReplicationAgent] = {}
         self.random = random.Random(seed)
         self.faults: dict[str, float] = {}
-        self.idle = False
         self.sent: list[tuple[int, int, bytes]] = []
 
     def sender(self, slot: int) -> Any:
@@ -62,10 +61,9 @@ class Network:
         return begin
 
     def step(self) -> bool:
-        """Deliver one frame, of any direction, or (not if ``idle``) do what an agent left for later; ``False`` when
-        there is none."""
+        """Deliver one frame, of any direction, or do what an agent left for later; ``False`` when there is none."""
         waiting = sorted(pair for pair, queue in self.queues.items() if queue)
-        if self.work and not self.idle and (not waiting or self.random.random() < 0.1):
+        if self.work and (not waiting or self.random.random() < 0.1):
             slot, work = self.work.popleft()
             if slot in self.agents:
                 work()
@@ -100,6 +98,13 @@ class Network:
             if self.random.random() < chance:
                 return fault
         return None
+
+    def deliver(self, *pairs: tuple[int, int]) -> None:
+        """Frames of these directions (of all, if none is given), and nothing that an agent left for later."""
+        queues = self.queues
+        while waiting := sorted(pair for pair, queue in queues.items() if queue and (not pairs or pair in pairs)):
+            source, target = waiting[0]
+            self.agents[target].receive(source, queues[source, target].popleft())
 
     def settle(self, limit: int = 200_000) -> None:
         """Deliver until nothing is under way."""
@@ -225,14 +230,15 @@ class Cluster:
                 self.model.objects.update((key, value) for key in chosen)
             self.state.spill_if_needed()
 
-    def snapshot(self, tell: bool = True) -> int:
-        """The head makes a version."""
+    def snapshot(self, tell: bool = True, rebase: bool = True) -> int:
+        """The head makes a version, and a base after it if one is due."""
         assert self.state is not None
         self.version += 1
         pending = self.state.freeze(self.version, {"at": self.version})
         self.handles[self.version] = json.loads(json.dumps(self.state.persist(pending)))
         self.models[self.version] = copy.deepcopy(self.model)
-        self.state.rebase()
+        if rebase:
+            self.state.rebase()
         if tell:
             self.tell()
         return self.version

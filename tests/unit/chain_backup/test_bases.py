@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,14 @@ from tests.unit.chain_backup.replica_cluster import POLICY, SUBTASK, Cluster
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Slots 0 and 1 in one chain; what agents do beside the stream waits until it is asked for."""
-    made = Cluster(tmp_path, slots=3, postpone=True)
-    made.form(0, 1)
-    made.open_head()
-    yield made
-    made.close()
+def cluster(slow: Cluster) -> Cluster:
+    return slow
 
 
 def version(cluster: Cluster) -> int:
-    """A version of the head, which makes no base for it."""
-    assert cluster.state is not None
+    """A version of the head, which makes no base after it."""
     cluster.change()
-    cluster.version += 1
-    pending = cluster.state.freeze(cluster.version, {"at": cluster.version})
-    cluster.handles[cluster.version] = json.loads(json.dumps(cluster.state.persist(pending)))
-    cluster.models[cluster.version] = copy.deepcopy(cluster.model)
-    cluster.tell()
-    return cluster.version
+    return cluster.snapshot(rebase=False)
 
 
 def settle(cluster: Cluster, trim: bool = True) -> None:
@@ -77,14 +65,6 @@ def rebase(cluster: Cluster, meanwhile: Callable[[], None] = lambda: None) -> No
         assert cluster.state.rebase()
 
 
-def deliver(cluster: Cluster, *pairs: tuple[int, int]) -> None:
-    """Frames of these directions (of all, if none is given), and nothing that is to be done later."""
-    queues = cluster.network.queues
-    while waiting := sorted(pair for pair, queue in queues.items() if queue and (not pairs or pair in pairs)):
-        source, target = waiting[0]
-        cluster.network.agents[target].receive(source, queues[source, target].popleft())
-
-
 def member(cluster: Cluster, slot: int) -> Member:
     return cluster.network.agents[slot]._members[SUBTASK]
 
@@ -108,7 +88,7 @@ def test_versions_may_come_while_a_base_is_made(cluster: Cluster, trimmed: bool)
 
     rebase(cluster, meanwhile)
     latest = version(cluster)
-    deliver(cluster)
+    cluster.network.deliver()
     assert latest in cluster.staged(1)
     assert base_of(cluster, latest) not in on_disk(cluster, 1)
     cluster.kill(0)
@@ -122,7 +102,7 @@ def test_what_serves_for_a_base_may_go_while_the_delta_arrives(cluster: Cluster)
     until_due(cluster)
     rebase(cluster)
     latest = version(cluster)
-    deliver(cluster, (0, 1), (1, 0))
+    cluster.network.deliver((0, 1), (1, 0))
     assert latest in cluster.staged(1)
     tail, frames = member(cluster, 2), cluster.network.queues[1, 2]
     while tail.inbound is None:
@@ -145,19 +125,19 @@ def test_a_base_that_is_gone_does_not_stop_the_next_one(cluster: Cluster, monkey
     until_due(cluster)
     rebase(cluster)
     version(cluster)
-    deliver(cluster)
+    cluster.network.deliver()
     tail = member(cluster, 2)
     assert tail.fetching is not None
     gone = tail.fetching.name
     while True:
         version(cluster)
-        deliver(cluster, (0, 1), (1, 0))
+        cluster.network.deliver((0, 1), (1, 0))
         assert cluster.state is not None
         if POLICY.due(cluster.state._versions._files):
             break
     rebase(cluster)
     version(cluster)
-    deliver(cluster, (0, 1), (1, 0))
+    cluster.network.deliver((0, 1), (1, 0))
     assert member(cluster, 1).replica.wanted_base is not None
     download = CheckpointStorage.download
 
@@ -167,7 +147,7 @@ def test_a_base_that_is_gone_does_not_stop_the_next_one(cluster: Cluster, monkey
         download(self, name, local)
 
     monkeypatch.setattr(CheckpointStorage, "download", refuse)
-    deliver(cluster)
+    cluster.network.deliver()
     cluster.network.settle()
     latest = version(cluster)
     settle(cluster)

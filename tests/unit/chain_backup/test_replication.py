@@ -251,28 +251,11 @@ def until_a_base(cluster: Cluster) -> set[str]:
         cluster.trim()
 
 
-@pytest.fixture
-def slow(tmp_path: Path) -> Iterator[Cluster]:
-    """Two slots in one chain; what agents do beside the stream, or leave for later, waits until it is asked for."""
-    made = Cluster(tmp_path, slots=3, postpone=True)
-    made.form(0, 1)
-    made.open_head()
-    yield made
-    made.close()
-
-
-def deliver(cluster: Cluster) -> None:
-    """All frames, and nothing that is to be done later."""
-    cluster.network.idle = True
-    cluster.network.settle()
-    cluster.network.idle = False
-
-
 def test_a_version_does_not_wait_for_its_new_base(slow: Cluster) -> None:
     new = until_a_base(slow)
     assert len(new) == 2
     base = names({"files": slow.handles[slow.version]["files"][:1]})
-    deliver(slow)
+    slow.network.deliver()
     assert slow.version in slow.staged(1)
     assert new - base <= replica_files(slow, 1)
     assert not base & replica_files(slow, 1)
@@ -319,9 +302,9 @@ def test_a_base_that_cannot_be_fetched_is_done_without(slow: Cluster, monkeypatc
 
 def test_a_successor_of_one_that_does_without_a_base_fetches_it(slow: Cluster) -> None:
     until_a_base(slow)
-    deliver(slow)
+    slow.network.deliver()
     slow.form(0, 1, 2)
-    deliver(slow)
+    slow.network.deliver()
     assert slow.version not in slow.staged(2)
     slow.network.settle()
     assert slow.version in slow.staged(2)
@@ -333,7 +316,7 @@ def test_a_successor_of_one_that_does_without_a_base_fetches_it(slow: Cluster) -
 
 def test_a_file_that_storage_does_not_have_is_refused(slow: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     until_a_base(slow)
-    deliver(slow)
+    slow.network.deliver()
 
     def refuse(*_: object) -> None:
         raise CorruptState("it is missing")

@@ -64,7 +64,7 @@ def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
         raise OSError(5, "Input/output error", str(folder))
 
     with monkeypatch.context() as broken:
-        broken.setattr(files, "sync_folder", fails)
+        broken.setattr(files, "sync_path", fails)
         with pytest.raises(StateError):
             commits.store(CheckpointId(1), Generation(1), handles, False)
     commits.drop(CheckpointId(1))
