@@ -114,6 +114,12 @@ class OperatorInstance(ABC):
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take one input batch; the returned iterable, exhausted, has done the work and given all its output."""
 
+    def process_input(self, position: int, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """As ``process``, for the root of a vertex with several inputs: ``position`` tells which one, in the order in
+        which they were drawn. Overridden by who treats them differently; then no two inputs come in one batch.
+        """
+        return self.process(batch)
+
     def end(self) -> Iterable[pa.RecordBatch]:
         """All inputs have ended: give what is left."""
         return ()
