@@ -9,7 +9,8 @@ Row counters belong to the state: they are saved and restored with it, so replay
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +64,8 @@ class FusedOperators:
         generation: int,
         state: Any,
         exchanges: Exchanges,
+        now_ms: Callable[[], int],
+        rng: Callable[[], random.Random],
     ) -> None:
         self._exchanges = exchanges
         self.members: dict[int, Member] = {}
@@ -71,7 +74,8 @@ class FusedOperators:
             node = graph.nodes[node_index]
             parent = parents.get(node_index)
             schema = graph.root_schema(vertex) if parent is None else graph.nodes[parent].schema
-            context = OperatorContext(node.name, f"{node.name}[{index}]", index, parallelism, schema, state)
+            name = f"{node.name}[{index}]"
+            context = OperatorContext(node.name, name, index, parallelism, schema, state, now_ms=now_ms, rng=rng)
             member = Member(node, context)
             if isinstance(node.body, Operator):
                 member.instance = node.body.create(context)
