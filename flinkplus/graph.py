@@ -151,7 +151,7 @@ class JobGraph:
     def has_keyed_state(self, vertex: Vertex) -> bool:
         """Whether the subtasks of a vertex have keyed state."""
         bodies = [self.nodes[i].body for i in vertex.nodes]
-        return any(isinstance(body, Operator) and bool(body.key_columns) for body in bodies)
+        return any(isinstance(body, Operator) and body.has_state for body in bodies)
 
     def has_sink(self, vertex: Vertex) -> bool:
         """Whether the subtasks of a vertex put rows out."""

@@ -122,8 +122,23 @@ class Stream:
 
     def key_by(self, *columns: str) -> KeyedStream:
         """Rows with equal values in ``columns`` meet in one subtask."""
+        if not columns:
+            raise ConfigurationError("a key needs at least one column; gather() makes all rows meet")
         check_key_columns(self.schema, columns)
         return KeyedStream(self, columns)
+
+    def gather(self) -> KeyedStream:
+        """All rows meet in one subtask, as if they had the same key: for what concerns the stream as a whole, such as
+        ``gather().count()``, the running count of all rows.
+
+        That one subtask does all the work of the operator that follows, and of what is fused with it: it is no faster
+        with more slots. Rows of different subtasks come as they come; a failure does not change the order any more.
+        """
+        return KeyedStream(self, ())
+
+    def total(self, column: str, *, output: str = "total", name: str | None = None) -> Stream:
+        """Adds the running sum of ``column`` over all rows of the stream. One subtask does it: see ``gather``."""
+        return self.gather()._then(Sum(self._env.name_for("total", name), (), column, output))
 
     def _sink(self, sink: Sink) -> str:
         bound = sink.bind(self.schema, self._env.output_id)
@@ -176,7 +191,7 @@ class _UnitedStream(Stream):
 
 
 class KeyedStream:
-    """A stream whose rows meet by key; every operator of it keeps state per key."""
+    """A stream whose rows meet by key; every operator of it keeps state per key. Without ``keys`` all rows meet."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
         self._stream = stream
@@ -185,7 +200,7 @@ class KeyedStream:
         self.keys = keys
 
     def _then(self, operator: Operator) -> Stream:
-        return self._stream._exchanged(operator, self.keys)
+        return self._stream._exchanged(operator, self.keys, "hash" if self.keys else "gather")
 
     def count(self, *, output: str = "count", name: str | None = None) -> Stream:
         """Adds the running count of the row's key, columnar."""

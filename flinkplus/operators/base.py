@@ -160,6 +160,11 @@ class Operator(ABC):
         """The columns whose equal values must meet in one subtask, ``()`` when any partitioning will do."""
         return ()
 
+    @property
+    def has_state(self) -> bool:
+        """Whether its subtasks have keyed state."""
+        return bool(self.key_columns)
+
     @abstractmethod
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         """The logical schema of the output for an input of ``schema``.
@@ -175,7 +180,7 @@ class Operator(ABC):
 
 @dataclass(frozen=True)
 class KeyedOperator(Operator):
-    """An operator whose rows with equal ``keys`` meet in one subtask."""
+    """An operator whose rows with equal ``keys`` meet in one subtask. Without ``keys`` all rows are of one key."""
 
     name: str
     keys: tuple[str, ...]
@@ -184,3 +189,8 @@ class KeyedOperator(Operator):
     @override
     def key_columns(self) -> tuple[str, ...]:
         return self.keys
+
+    @property
+    @override
+    def has_state(self) -> bool:
+        return True
