@@ -24,6 +24,7 @@ from flinkplus.operators.routes import Route
 from flinkplus.operators.rows import Filter, FlatMap, Map, MapBatches
 from flinkplus.operators.schema import united
 from flinkplus.operators.tokenize import Tokenize
+from flinkplus.operators.top import Top
 from flinkplus.operators.union import Union
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.collect import CollectSink
@@ -209,6 +210,26 @@ class KeyedStream:
     def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
         """Adds the running sum of ``column`` for the row's key, columnar."""
         return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
+
+    def top(
+        self,
+        k: int,
+        *,
+        by: str,
+        item: str,
+        ascending: bool = False,
+        output: str = "rank",
+        name: str | None = None,
+    ) -> Stream:
+        """The ``k`` items of each key with the largest values (``ascending``: the smallest), kept up to date.
+
+        Each row says that the value of its ``item`` is ``by`` from now on. Out come the ranks that this changes: key
+        columns, ``rank`` from 1, item, value; the last row for each key and rank is the ranking. Of equal values the
+        one reached first stands first. A null value takes the item out; a rank that becomes free has nulls. Only ``k``
+        items a key are kept: exact as long as values do not get worse, such as counts
+        (``key_by("word").count().gather().top(10, by="count", item="word")``); see ``flinkplus.operators.top``.
+        """
+        return self._then(Top(self._env.name_for("top", name), self.keys, k, by, item, ascending, output))
 
     def reduce(self, function: Callable[[Any, Any], Any], *, name: str | None = None) -> Stream:
         """For each row the reduction of all rows of its key so far: ``function(so_far, row)`` returns a row."""
