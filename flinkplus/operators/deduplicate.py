@@ -12,7 +12,7 @@ Rules:
   expired and little more.
 
 Why there is no Bloom filter of its own in front of the state: most keys are absent, but memory knows them all until
-they are more than it may hold, and beyond that RocksDB's filters answer (``docs/decisions``, 0015).
+they are more than it may hold, and beyond that RocksDB's filters answer (``docs/decisions``, 0016).
 """
 
 from __future__ import annotations
