@@ -25,11 +25,14 @@ from flinkplus.errors import CorruptState
 from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.columns import merge
 from flinkplus.operators.routes import partitioner
+from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.subtask import Incarnation, Promotion, SubtaskSteps, Taken
 from flinkplus.runtime import control
+from flinkplus.runtime.faults import DETERMINANTS, FILTER, left_out
 from flinkplus.runtime.fused import FusedOperators
 from flinkplus.runtime.gates import InputChannel, InputGate, OutputGate
+from flinkplus.runtime.omissions import UnfilteredCursor, without
 from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
 from flinkplus.runtime.wire import Message, decode_records, digest_of
@@ -97,9 +100,14 @@ class Subtask(SubtaskSteps):
         self.busy_s = 0.0
         graph, vertex, options = plan.graph, plan.vertex, plan.options
         saved = plan.handle.get("operator_state", {})
+        omitted = left_out(options.faults)
+        if omitted:
+            plan.promotion = without(omitted, plan.promotion)
         promotion = plan.promotion
-        seen = None if vertex.is_source else ports.seen(saved if promotion is not None else {})
+        seen = None if vertex.is_source or omitted else ports.seen(saved if promotion is not None else {})
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None, seen)
+        if DETERMINANTS in omitted:
+            self._steps = self._ancestors = None
         self._marks = promotion.marks if promotion is not None else {}
         self.outputs = OutputGate(
             plan.generation,
@@ -112,7 +120,11 @@ class Subtask(SubtaskSteps):
             self._ancestors,
             self._digest_of,
         )
-        self.inputs = InputGate(options.window, lambda end, consumed: ports.grant(self.generation, end, consumed))
+        self.inputs = InputGate(
+            options.window,
+            lambda end, consumed: ports.grant(self.generation, end, consumed),
+            UnfilteredCursor if FILTER in omitted else InputCursor,
+        )
         self.state: SubtaskState | None = ports.state(plan) if graph.has_keyed_state(vertex) else None
         self.operators: FusedOperators | None = None
         traced = options.trace_output if graph.has_sink(vertex) else None
