@@ -17,6 +17,7 @@ import pyarrow as pa
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import Node
 from flinkplus.operators.base import Operator
+from flinkplus.operators.event_time import Duration, WithWatermark, duration_ms
 from flinkplus.operators.keyed import Count, Sum
 from flinkplus.operators.keyed_rows import Process, Reduce
 from flinkplus.operators.keys import check_key_columns
@@ -74,6 +75,17 @@ class Stream:
     def tokenize(self, column: str = "value", *, output: str = "word", name: str | None = None) -> Stream:
         """The words of a text column, one row each: ``line.lower().split()``, columnar."""
         return self._then(Tokenize(self._env.name_for("tokenize", name), column, output))
+
+    def with_watermark(self, column: str, delay: Duration, *, name: str | None = None) -> Stream:
+        """Take the event time of rows from ``column`` (a timestamp, or integer milliseconds): no row comes more than
+        ``delay`` (``"10 seconds"``, ``"500 ms"``, or seconds) behind a later one.
+
+        Rows pass as they are. Each subtask follows the latest row that it has seen; the least of all subtasks counts
+        behind an exchange, so that a subtask without rows holds back event time. What comes later than the delay is
+        late, see ``tumbling_window``.
+        """
+        name = self._env.name_for("with_watermark", name)
+        return self._then(WithWatermark(name, column, duration_ms(delay, f"operator {name!r}: the delay")))
 
     def throttle(self, rows_per_s: float) -> Stream:
         """Pace the source so that this many rows per second, over all subtasks, leave this operator.
