@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import Node
+from flinkplus.operators.aggregates import Aggregate
 from flinkplus.operators.base import Operator
 from flinkplus.operators.event_time import Duration, WithWatermark, duration_ms
 from flinkplus.operators.keyed import Count, Sum
@@ -23,6 +24,7 @@ from flinkplus.operators.keyed_rows import Process, Reduce
 from flinkplus.operators.keys import check_key_columns
 from flinkplus.operators.rows import Filter, FlatMap, Map, MapBatches
 from flinkplus.operators.tokenize import Tokenize
+from flinkplus.operators.windows import TumblingWindow
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.discard import DiscardSink
@@ -153,7 +155,69 @@ class KeyedStream:
         return self._then(Reduce(self._env.name_for("reduce", name), self.keys, function))
 
     def process(
-        self, function: Callable[[Any, Any, Any], Iterable[Any] | None], *, schema: Schema, name: str | None = None
+        self,
+        function: Callable[[Any, Any, Any], Iterable[Any] | None],
+        *,
+        schema: Schema,
+        on_timer: Callable[[Any, int, Any], Iterable[Any] | None] | None = None,
+        name: str | None = None,
     ) -> Stream:
-        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state."""
-        return self._then(Process(self._env.name_for("process", name), self.keys, function, schema))
+        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state.
+
+        ``ctx.event_timer(at)`` has ``on_timer(key, at_ms, ctx)`` called when event time reaches ``at``; that needs
+        ``with_watermark`` before. ``ctx.watermark`` is how far event time is, in milliseconds (``None``: not known
+        yet).
+        """
+        name = self._env.name_for("process", name)
+        if on_timer is not None:
+            self._check_event_time(name)
+        return self._then(Process(name, self.keys, function, schema, on_timer))
+
+    def tumbling_window(self, column: str, size: Duration) -> WindowedStream:
+        """Windows of event time, ``size`` long (``"10 seconds"``), by the time in ``column``; needs ``with_watermark``
+        before.
+
+        A row whose window has been put out already is dropped, and counted in the metric ``late_rows``.
+        """
+        return WindowedStream(self, column, duration_ms(size, "the size of a window", least=1))
+
+    def _check_event_time(self, name: str) -> None:
+        if not self._env.graph.has_watermarks(self._node):
+            raise ConfigurationError(f"operator {name!r} needs event time: call with_watermark on the stream before it")
+
+
+class WindowedStream:
+    """Windows of a keyed stream: one row for each key and window, when the watermark passes the window's end: the key
+    columns, ``window_start``, ``window_end``, and what is asked for here.
+    """
+
+    def __init__(self, stream: KeyedStream, column: str, size_ms: int) -> None:
+        self._stream = stream
+        self._column = column
+        self._size_ms = size_ms
+
+    def count(self, *, output: str = "count", name: str | None = None) -> Stream:
+        """How many rows there are."""
+        return self._aggregated("count", name, Aggregate(output, "count"))
+
+    def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
+        """The sum of ``column``; a null adds nothing."""
+        return self._aggregated("sum", name, Aggregate(output, "sum", column))
+
+    def aggregate(self, *, name: str | None = None, **outputs: str | tuple[str, str]) -> Stream:
+        """Several at once, by output column: ``n="count", total=("sum", "x"), least=("min", "x")``; there are
+        ``count``, ``sum``, ``min``, ``max`` and ``mean``.
+        """
+        aggregates = []
+        for output, wanted in outputs.items():
+            given = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+            if not 1 <= len(given) <= 2 or not all(isinstance(part, str) for part in given):
+                raise ConfigurationError(f"aggregate {output!r} must be a name or (name, column), not {wanted!r}")
+            aggregates.append(Aggregate(output, *given))
+        return self._aggregated("aggregate", name, *aggregates)
+
+    def _aggregated(self, kind: str, name: str | None, *aggregates: Aggregate) -> Stream:
+        stream = self._stream
+        name = stream._env.name_for(f"window_{kind}", name)
+        stream._check_event_time(name)
+        return stream._then(TumblingWindow(name, stream.keys, self._column, self._size_ms, aggregates))
