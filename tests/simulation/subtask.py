@@ -26,6 +26,8 @@ MAX_FILES = 3
 RECORD_BYTES = 100
 MS_A_RECORD = 10
 """What lies in event time between two records of a source subtask."""
+CLOCK_BYTES = 50
+"""A message is so many bytes larger, at most, by what the clock says: so it shows when it is made again."""
 MAX_UNSENT_BYTES = 16 << 20
 Count = tuple[int, int]
 """(key, records so far)."""
@@ -106,6 +108,7 @@ class SimSubtask(SubtaskSteps):
         saved = plan.handle.get("operator_state", {})
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None)
         self.poisoned = False
+        self._told_ms = 0
         self.closed = False
         self._next_read_s = 0.0
         self._rng = world.rng_work
@@ -200,8 +203,11 @@ class SimSubtask(SubtaskSteps):
         self._throw_if_poisoned()
         graph, at, counts, dirty = self.slot.graph, self._at, self._counts, self._dirty
         counted = []
+        self._told_ms = 0
         for record, passages in rows:
             key = graph.key(record, at)
+            if key < self._world.parameters.clock_keys:
+                self._told_ms = self.now_ms() % CLOCK_BYTES
             counts[key] = dirty[key] = number = counts.get(key, 0) + 1
             counted.append((record, (*passages, (at, key, number))))
         if self._holds_back:
@@ -214,6 +220,7 @@ class SimSubtask(SubtaskSteps):
         if self._holds_back:
             due = sorted(row for row in self._held if event_time_ms(row) < watermark_ms)
             self._held = [row for row in self._held if event_time_ms(row) >= watermark_ms]
+            self._told_ms = self.now_ms() % CLOCK_BYTES if self._world.parameters.clock_keys else 0
             if due:
                 yield from self._emit(due)
         yield from self._send_watermark(watermark_ms)
@@ -237,12 +244,15 @@ class SimSubtask(SubtaskSteps):
             ends = self.outputs._edges[edge]
             for target in sorted(parts):
                 part = tuple(parts[target])
-                self.outputs.append_records(ends[target], part, None, RECORD_BYTES * len(part))
+                self.outputs.append_records(ends[target], part, None, RECORD_BYTES * len(part) + self._told_ms)
             self.outputs.pump()
             yield
 
     def _rows_to_read(self) -> int:
         return self._rng.randint(1, self._world.parameters.rows)
+
+    def _wall_ms(self) -> int:
+        return self._world.now_ms
 
     def _ready_at(self, now: float) -> float:
         return max(now, self._next_read_s)
@@ -261,7 +271,7 @@ class SimSubtask(SubtaskSteps):
         return True
 
     def _flush(self) -> Iterator[None]:
-        held, self._held = self._held, []
+        held, self._held, self._told_ms = self._held, [], 0
         return self._emit(held) if held else iter(())
 
     def _on_step_done(self, taken: Taken) -> None:

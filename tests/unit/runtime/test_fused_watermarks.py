@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,7 @@ def graph_of(*operators: tuple[Operator, int, bool]) -> JobGraph:
 
 
 def fused(graph: JobGraph, vertex: int, wires: Wires, saved: dict[str, Any] | None = None) -> FusedOperators:
-    operators = FusedOperators(graph, graph.vertices[vertex], 0, 1, 1, None, wires)
+    operators = FusedOperators(graph, graph.vertices[vertex], 0, 1, 1, None, wires, lambda: 0, random.Random)
     operators.restore({} if saved is None else json.loads(json.dumps(saved)))
     return operators
 
