@@ -14,12 +14,16 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
+
+import pyarrow as pa
 
 from flinkplus.config import Options
 from flinkplus.errors import CorruptState
 from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.columns import merge
+from flinkplus.operators.routes import partitioner
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.subtask import Incarnation, Promotion, SubtaskSteps, Taken
 from flinkplus.runtime import control
@@ -72,6 +76,10 @@ class Pending:
 
     frozen: PendingSnapshot | None
     rest: dict[str, Any] = field(default_factory=dict)
+
+
+def _records(message: Message, payload: Any) -> pa.RecordBatch:
+    return message.records if message.records is not None else decode_records(payload)
 
 
 class Subtask(SubtaskSteps):
@@ -131,7 +139,9 @@ class Subtask(SubtaskSteps):
             consumer = plan.graph.consumer_vertex(edge).name
             peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(parallelism)])
             first = saved.get("outputs", {})
-            self.outputs.add_edge(edge, plan.graph.exchanges[edge].columns, self.id.index, peers, first)
+            exchange = plan.graph.exchanges[edge]
+            split = partitioner(exchange.route, exchange.columns, self.id.index, len(peers))
+            self.outputs.add_edge(edge, split, self.id.index, peers, first)
         self.operators = FusedOperators(
             plan.graph,
             plan.vertex,
@@ -230,12 +240,15 @@ class Subtask(SubtaskSteps):
 
     def _push(self, message: Message, payload: Any) -> Iterator[None]:
         assert self.operators is not None
-        return self.operators.push(message.records if message.records is not None else decode_records(payload))
+        return self.operators.push(_records(message, payload), message.channel.edge)
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         assert self.operators is not None
-        batches = [m.records if m.records is not None else decode_records(payload) for m, payload in messages]
-        return self.operators.push(batches[0] if len(batches) == 1 else merge(batches))
+        if self.operators.tells_inputs_apart:
+            for edge, run in groupby(messages, lambda item: item[0].channel.edge):
+                yield from self.operators.push(merge([_records(*item) for item in run]), edge)
+        else:
+            yield from self.operators.push(merge([_records(*item) for item in messages]))
 
     def _rows_to_read(self) -> int:
         return self._pacer.rows(time.monotonic(), self._counted)
