@@ -146,6 +146,9 @@ class JobGraph:
         """The schema of what comes to the root of a vertex; of a source, that of its rows."""
         if vertex.is_source:
             return self.nodes[vertex.nodes[0]].schema
+        body = self.nodes[vertex.nodes[0]].body
+        if isinstance(body, Operator) and body.several_schemas:
+            return self.nodes[self.exchanges[vertex.inputs[0]].producer].schema
         return united([self.nodes[self.exchanges[edge].producer].schema for edge in vertex.inputs])
 
     def has_keyed_state(self, vertex: Vertex) -> bool:

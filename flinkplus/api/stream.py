@@ -19,6 +19,7 @@ from flinkplus.graph import Node
 from flinkplus.operators.aggregates import Aggregate
 from flinkplus.operators.base import Operator
 from flinkplus.operators.event_time import Duration, WithWatermark, duration_ms
+from flinkplus.operators.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.keyed import Count, Sum
 from flinkplus.operators.keyed_rows import Process, Reduce
 from flinkplus.operators.keys import check_key_columns
@@ -267,6 +268,51 @@ class KeyedStream:
         if on_timer is not None:
             self._check_event_time(name)
         return self._then(Process(name, self.keys, function, schema, on_timer))
+
+    def interval_join(
+        self,
+        other: KeyedStream,
+        *,
+        left_time: str,
+        right_time: str,
+        lower: Duration,
+        upper: Duration,
+        left_prefix: str = "left_",
+        right_prefix: str = "right_",
+        name: str | None = None,
+    ) -> Stream:
+        """Pairs of rows of this stream and of ``other`` with equal keys, where the time of the other row, less that of
+        this one, is from ``lower`` to ``upper`` (``"-5 seconds"``, ``"5 seconds"``). Both need ``with_watermark``
+        before.
+
+        Out come the columns of both sides; the keys once, where they are called the same; of other columns of the same
+        name each with its side's prefix. A row before the watermark is dropped, and counted in the metric
+        ``late_rows``. Raises ``ConfigurationError`` for keys of different types.
+        """
+        name = self._env.name_for("interval_join", name)
+        if not isinstance(other, KeyedStream):
+            raise ConfigurationError(f"operator {name!r} joins keyed streams, not a {type(other).__name__}: use key_by")
+        if other._env is not self._env:
+            raise ConfigurationError(f"operator {name!r}: both streams must be drawn in one StreamEnvironment")
+        self._check_event_time(name)
+        other._check_event_time(name)
+        origins = (*self._stream._origins, *other._stream._origins)
+        join = IntervalJoin(
+            name,
+            self.keys,
+            JoinSide(self.schema, self.keys, left_time, left_prefix),
+            JoinSide(other.schema, other.keys, right_time, right_prefix),
+            duration_ms(lower, f"operator {name!r}: lower", least=None),
+            duration_ms(upper, f"operator {name!r}: upper", least=None),
+            len(self._stream._origins),
+        )
+        join.check()
+        schema, graph = join.output_schema(self.schema), self._env.graph
+        node = graph.add(Node(name, "operator", join, schema), None, None)
+        for at, origin in enumerate(origins):
+            keys = self.keys if at < join.left_inputs else other.keys
+            graph.link(origin, node, keys, "hash" if keys else "gather")
+        return Stream(self._env, node, schema)
 
     def tumbling_window(self, column: str, size: Duration) -> WindowedStream:
         """Windows of event time, ``size`` long (``"10 seconds"``), by the time in ``column``; needs ``with_watermark``

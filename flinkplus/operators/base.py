@@ -141,6 +141,11 @@ class OperatorInstance(ABC):
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take one input batch; the returned iterable, exhausted, has done the work and given all its output."""
 
+    @property
+    def behind_ms(self) -> int:
+        """By how much event times in the output may lie before the watermark of the input: so much later it goes on."""
+        return 0
+
     def process_input(self, position: int, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """As ``process``, for the root of a vertex with several inputs: ``position`` tells which one, in the order in
         which they were drawn. Overridden by who treats them differently; then no two inputs come in one batch.
@@ -187,6 +192,8 @@ class Operator(ABC):
     name: str
     hears_watermarks = False
     """Whether ``on_watermark`` does anything; where nobody does, no watermarks are sent."""
+    several_schemas = False
+    """Whether its inputs have different schemas, which it then knows itself."""
     makes_watermarks = False
     """Whether its instances are ``WatermarkMaker``s."""
 

@@ -8,7 +8,7 @@ Rules and invariants:
 
 - which parts there are depends on what was added alone, never on when snapshots are taken or what is in memory;
 - what is new is written to the state at a snapshot, or when memory holds ``MAX_WAITING_ROWS`` of it; of what the state
-  has, memory keeps small parts, which are soon to be merged;
+  has, memory keeps ``kept_rows``, in the smallest parts, which are soon to be merged;
 - restoring reads the index that the snapshot holds, and nothing else.
 """
 
@@ -24,18 +24,21 @@ import pyarrow as pa
 from flinkplus.operators.base import KeyedState
 
 MAX_WAITING_ROWS = 65_536
-SMALL_PART_ROWS = 8_192
+KEPT_ROWS = 65_536
 _NAME = struct.Struct(">qQ")
 
 
 @dataclass(slots=True)
 class Part:
-    """``rows`` rows under ``number``; ``batch`` is ``None`` when only the state has them."""
+    """``rows`` rows under ``number``; ``batch`` is ``None`` when only the state has them. ``derived``: what somebody
+    made of them, and keeps as long.
+    """
 
     number: int
     rows: int
     batch: pa.RecordBatch | None
     stored: bool = False
+    derived: Any = None
 
 
 class Shelves:
@@ -47,13 +50,15 @@ class Shelves:
         name: str,
         schema: pa.Schema,
         merge: Callable[[list[pa.RecordBatch]], pa.RecordBatch],
+        kept_rows: int | None = None,
     ) -> None:
+        self._kept_rows = KEPT_ROWS if kept_rows is None else kept_rows
         self._content = state.object_state(name)
         self._schema = schema
         self._merge = merge
         self._shelves: dict[int, list[Part]] = {}
         self._next = 0
-        self._waiting = 0
+        self._waiting = self._kept = 0
         self._gone: list[bytes] = []
 
     def __iter__(self) -> Iterator[int]:
@@ -80,9 +85,10 @@ class Shelves:
         if self._waiting > MAX_WAITING_ROWS:
             self.write_back()
 
-    def batches(self, shelf: int) -> list[pa.RecordBatch]:
-        """All parts of a shelf, oldest first."""
-        return self._batches(shelf, self._shelves.get(shelf, []))
+    def parts(self, shelf: int) -> list[tuple[Part, pa.RecordBatch]]:
+        """All parts of a shelf, oldest first, with their rows."""
+        parts = self._shelves[shelf]
+        return list(zip(parts, self._batches(shelf, parts), strict=True))
 
     def _batches(self, shelf: int, parts: list[Part]) -> list[pa.RecordBatch]:
         missing = [part for part in parts if part.batch is None]
@@ -91,12 +97,22 @@ class Shelves:
             part.number: pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
             for part, data in zip(missing, found, strict=True)
         }
+        if read:
+            for part in missing:
+                self._keep(part, read[part.number])
         return [read[part.number] if part.batch is None else part.batch for part in parts]
+
+    def _keep(self, part: Part, batch: pa.RecordBatch) -> None:
+        """Keep what was read, if there is room."""
+        if self._kept + part.rows <= self._kept_rows:
+            part.batch = batch
+            self._kept += part.rows
 
     def _forget(self, shelf: int, parts: list[Part]) -> None:
         for part in parts:
             if part.stored:
                 self._gone.append(_NAME.pack(shelf, part.number))
+                self._kept -= part.rows if part.batch is not None else 0
             else:
                 self._waiting -= part.rows
 
@@ -121,13 +137,21 @@ class Shelves:
                     names.append(_NAME.pack(shelf, part.number))
                     contents.append(part.batch.serialize().to_pybytes())
                     part.stored = True
-                if part.rows > SMALL_PART_ROWS:
-                    part.batch = None
+        self._let_go()
         if self._gone:
             self._content.delete_many(self._gone)
         if names:
             self._content.put_many(names, contents)
         self._gone, self._waiting = [], 0
+
+    def _let_go(self) -> None:
+        """Keep in memory, of what is stored, the smallest parts that fit."""
+        self._kept = 0
+        for part in sorted((p for parts in self._shelves.values() for p in parts), key=lambda p: (p.rows, p.number)):
+            if part.batch is not None and self._kept + part.rows <= self._kept_rows:
+                self._kept += part.rows
+            else:
+                part.batch = part.derived = None
 
     def snapshot(self) -> dict[str, Any]:
         """The index, JSON; everything else is in the state then."""
@@ -137,7 +161,7 @@ class Shelves:
 
     def restore(self, saved: Any) -> None:
         """Take back what ``snapshot`` gave."""
-        self._next, self._waiting, self._gone = saved["next"], 0, []
+        self._next, self._waiting, self._kept, self._gone = saved["next"], 0, 0, []
         self._shelves = {
             shelf: [Part(number, rows, None, stored=True) for number, rows in parts]
             for shelf, parts in saved["shelves"]

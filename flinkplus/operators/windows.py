@@ -6,6 +6,8 @@ Rules:
 - rows come out by window, then by the bytes of the key; a key without rows in a window has none in the output;
 - a row whose window has been put out is late: it is dropped, and counted in the metric ``late_rows``. One without a
   time is dropped, too, and counted in ``rows_without_time``;
+- ``window_start`` lies before the watermark that a row comes out at: by so much, the size, the operator's own stays
+  behind;
 - each batch is reduced to a row for each key and window; those are kept, and merged when they become many (``parts``).
   So nothing is looked up by key, and the state of a window is given up at once.
 """
@@ -81,6 +83,11 @@ class _TumblingWindowInstance(OperatorInstance):
         self._schema = pa.schema(fields)
         self._windows = Shelves(ctx.keyed_state(), ctx.operator, self._schema, self._merged)
         self._watermark_ms: int | None = None
+
+    @property
+    @override
+    def behind_ms(self) -> int:
+        return self._size_ms
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

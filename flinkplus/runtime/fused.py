@@ -165,6 +165,7 @@ class FusedOperators:
         if member.instance is not None:
             for out in member.instance.on_watermark(watermark_ms):
                 yield from self._emit(index, out)
+            watermark_ms -= member.instance.behind_ms
         yield from self._rise(index, watermark_ms)
 
     def _rise(self, index: int, watermark_ms: int) -> Iterator[None]:

@@ -81,6 +81,42 @@ class HurtWindows(Victim):
         return [index + parallelism * n for index, count in enumerate(counts) for n in range(count)]
 
 
+def joined(stream: Stream) -> Stream:
+    """Each row with those of its bucket that are up to 6 ms later: the stream with itself, by way of two exchanges."""
+    timed = stream.map(lambda row: (row.i % 7, event_time_ms(row.i), row.i), schema="bucket long, ts long, i long")
+    keyed = timed.key_by("bucket")
+    pairs = keyed.interval_join(keyed, left_time="ts", right_time="ts", lower=0, upper="6 ms", name="pairs")
+    return pairs.map(lambda row: (row.left_i, row.right_i), schema="a long, b long")
+
+
+class HurtJoin(HurtWindows):
+    def check(self) -> None:
+        buckets: dict[tuple[int, int], list[int]] = defaultdict(list)
+        read = self.rows_read()
+        for i in read:
+            buckets[i % 7, event_time_ms(i)].append(i)
+        expected = [
+            (i, other)
+            for i in read
+            for ts in range(event_time_ms(i), event_time_ms(i) + 7)
+            for other in buckets.get((i % 7, ts), ())
+        ]
+        table = pq.read_table(self.out)
+        assert sorted(zip(*(column.to_pylist() for column in table.columns), strict=True)) == sorted(expected)
+        assert len(expected) > len(read) > 100
+
+
+def test_a_join_of_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
+    with HurtJoin(spark, tmp_path, before=marks, between=joined) as victim:
+        victim.wait_for_strength()
+        victim.wait_for_checkpoints(1)
+        victim.kill_slot(0)
+        victim.wait_for_failovers(1)
+        victim.wait_for_strength()
+        victim.finish()
+    assert_local(victim, 1)
+
+
 GAP_MS = 40
 
 

@@ -107,15 +107,15 @@ def shown(batches: Any) -> list[dict[str, Any]]:
     st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["cut", "restart", "watermark"])), max_size=8),
     st.booleans(),
     st.sampled_from([0, 5, 65_536]),
-    st.sampled_from([0, 8_192]),
+    st.sampled_from([0, 3, 8_192]),
 )
 @settings(max_examples=300, deadline=None)
 def test_windows_as_by_a_model(
-    rows: list[Row], stops: list[tuple[int, str]], encode: bool, waiting: int, small: int
+    rows: list[Row], stops: list[tuple[int, str]], encode: bool, waiting: int, kept: int
 ) -> None:
     """At a stop the rows are cut; it restores a snapshot, or raises the watermark to the latest row less some bound."""
     state, ctx_late = FakeState(), 0
-    with mock.patch.object(parts, "MAX_WAITING_ROWS", waiting), mock.patch.object(parts, "SMALL_PART_ROWS", small):
+    with mock.patch.object(parts, "MAX_WAITING_ROWS", waiting), mock.patch.object(parts, "KEPT_ROWS", kept):
         ctx = context(WINDOW, SCHEMA, state)
         instance = WINDOW.create(ctx)
         watermark_ms, in_time, out, expected = -1_000, [], [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 from collections.abc import Iterable, Iterator
@@ -11,11 +12,15 @@ from typing import Any
 import pyarrow as pa
 
 from flinkplus.graph import JobGraph, Node
+from flinkplus.operators.aggregates import Aggregate
 from flinkplus.operators.base import END_OF_TIME_MS, Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.event_time import WithWatermark
+from flinkplus.operators.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.windows import TumblingWindow
 from flinkplus.runtime.fused import FusedOperators
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
+from tests.unit.operators.operator_fakes import FakeState
 
 SCHEMA = pa.schema([("ts", pa.int64())])
 Sent = list[tuple[int, Any]]
@@ -79,8 +84,10 @@ def graph_of(*operators: tuple[Operator, int, bool]) -> JobGraph:
     return graph.fuse()
 
 
-def fused(graph: JobGraph, vertex: int, wires: Wires, saved: dict[str, Any] | None = None) -> FusedOperators:
-    operators = FusedOperators(graph, graph.vertices[vertex], 0, 1, 1, None, wires, lambda: 0, random.Random)
+def fused(
+    graph: JobGraph, vertex: int, wires: Wires, saved: dict[str, Any] | None = None, state: Any = None
+) -> FusedOperators:
+    operators = FusedOperators(graph, graph.vertices[vertex], 0, 1, 1, state, wires, lambda: 0, random.Random)
     operators.restore({} if saved is None else json.loads(json.dumps(saved)))
     return operators
 
@@ -119,6 +126,41 @@ def test_what_an_operator_gives_comes_before_the_watermark() -> None:
     assert wires.take() == [(1, [7]), (1, [-5]), (1, [-5]), (1, 5)]
     exhaust(operators.end())
     assert wires.take() == [(1, [-END_OF_TIME_MS]), (1, [0]), (1, [-END_OF_TIME_MS]), (1, [0])]
+
+
+def test_a_watermark_stays_behind_what_is_put_out() -> None:
+    window = TumblingWindow("window", (), "ts", 10, (Aggregate("n", "count"),))
+    graph = JobGraph()
+    graph.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
+    graph.add(Node("marks", "operator", WithWatermark("marks", "ts", 0), SCHEMA), 0, None)
+    graph.add(Node("window", "operator", window, window.output_schema(SCHEMA)), 1, ("ts",))
+    graph.add(Node("fires", "operator", Firing("fires"), SCHEMA), 2, ("n",))
+    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 3, None)
+    wires = Wires()
+    operators = fused(graph.fuse(), 1, wires, state=FakeState())
+    exhaust(operators.push(rows(1, 12, 19)))
+    exhaust(operators.advance(25))
+    start = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    assert wires.take() == [(1, [start]), (1, [start + datetime.timedelta(milliseconds=10)]), (1, 15)]
+
+
+def test_the_inputs_of_a_join_are_told_apart() -> None:
+    left, right = (JoinSide(SCHEMA, ("ts",), "ts", prefix) for prefix in ("left_", "right_"))
+    join = IntervalJoin("join", ("ts",), left, right, 0, 5)
+    join.check()
+    graph = JobGraph()
+    for name in ("one", "two"):
+        graph.add(Node(name, "source", Generator(name, lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
+    graph.add(Node("join", "operator", join, SCHEMA), None, None)
+    graph.link(0, 2, ("ts",))
+    graph.link(1, 2, ("ts",))
+    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 2, None)
+    operators = fused(graph.fuse(), 2, Wires(), state=FakeState())
+    exhaust(operators.push(rows(7, 8), 0))
+    exhaust(operators.push(rows(8, 9), 0))
+    assert operators.members[2].rows_out == 0
+    exhaust(operators.push(rows(8), 1))
+    assert (operators.members[2].rows_in, operators.members[2].rows_out) == (5, 2)
 
 
 def test_watermarks_end_where_others_are_made() -> None:
