@@ -7,8 +7,8 @@ from decimal import Decimal
 
 from flinkplus.errors import ConfigurationError
 
-MAX_TIME_MS = 1 << 61
-"""Times and durations are at most so far from 0; with room for sums of several."""
+MAX_TIME_MS = 1 << 52
+"""Times and durations are at most so far from 0 (140,000 years): in microseconds they fit 64 bits as well."""
 _UNITS_MS = {"ms": 1, "millisecond": 1, "s": 1000, "second": 1000, "min": 60_000, "minute": 60_000}
 _UNITS_MS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
 _DURATION = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+?)(s?)\s*$", re.IGNORECASE)

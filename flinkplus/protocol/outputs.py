@@ -326,6 +326,28 @@ class OutputChannels(ABC):
             (Message(Kind.END_OF_INPUT, end.channel, self._generation, seq, self.epoch, determinants=known), None), 0
         )
 
+    def append_watermark(self, edge: int, watermark_ms: int) -> None:
+        """Append a watermark to every channel of an exchange; there must be room."""
+        if self.silent:
+            return
+        for end in self._edges[edge]:
+            seq = Seq(end.log.appended)
+            known = self._news(end)
+            self.determinant_bytes += len(known)
+            message = Message(
+                Kind.WATERMARK,
+                end.channel,
+                self._generation,
+                seq,
+                self.epoch,
+                determinants=known,
+                watermark_ms=watermark_ms,
+            )
+            if end.had:
+                self._compare(end, message, None)
+            end.log.append((message, None), 0)
+        self.pump()
+
     def pump(self, only: OutputChannel | None = None) -> None:
         """Send what the consumers' credit allows, on every channel or on ``only`` one, to whose consumer it is due."""
         for end in self.channels.values() if only is None else (only,):

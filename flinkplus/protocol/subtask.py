@@ -2,6 +2,7 @@
 
 A *step* takes one message (or one source range, or one checkpoint trigger) to its end; it is a generator, so that
 it can wait half-way for room in an output log without holding up the slot. Barriers and snapshots fall between steps.
+A watermark is a message like any other: what the work does when that of all inputs rises is part of the step.
 A subtask without outputs takes several small messages in one step: nobody can tell.
 
 With standbys, a subtask with outputs logs how each step began (``determinants``), and passes on how those of its
@@ -47,10 +48,12 @@ from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import OutputChannels, Peer
 from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
+from flinkplus.protocol.watermarks import InputWatermarks
 
 MERGED_MESSAGES = 256
 PASSED_OVER_ROWS = 16_384
 """In one step, at most."""
+DIGEST_MASK = (1 << 64) - 1
 NO_TIME_MS = 0
 """The alignment has no deadlines: the coordinator times every checkpoint."""
 
@@ -220,10 +223,13 @@ class SubtaskSteps(ABC):
         self._position = {channel: at for at, channel in enumerate(channels)}
         aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
         self._alignment = BarrierAlignment(self.id, channels, aborted=aborted, blocking=self._guarantee.aligns)
+        ended = [end.channel for end in self._by_position if end.ended]
+        self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended, self._guarantee.repeats)
 
     def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the
-        next step and its time, what has ended, which later checkpoints are given up already, what was taken in."""
+        next step and its time, what has ended, which later checkpoints are given up already, how far event time is,
+        what was taken in."""
         return {
             "seen": self.seen.saved(checkpoint, str) if self.seen is not None else {},
             "inputs": {**self.inputs.cursors(), **self._inputs_at.get(checkpoint, {})},
@@ -233,6 +239,7 @@ class SubtaskSteps(ABC):
             "clock_ms": self._clock.ms,
             "aborted": list(self._alignment.aborted),
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
+            "watermarks": self._watermarks.saved(),
         }
 
     def _cursors_behind_barrier(self) -> dict[str, int]:
@@ -262,12 +269,16 @@ class SubtaskSteps(ABC):
         """Read and work on up to ``rows``; returns ``False`` when there is nothing left to read. Calls ``has_read``."""
 
     @abstractmethod
+    def _advance(self, watermark_ms: int) -> Iterator[None]:
+        """Event time has come so far on all inputs: fire what is due by then, and pass the watermark on."""
+
+    @abstractmethod
     def _wall_ms(self) -> int:
         """The time of day, in milliseconds since the Unix epoch."""
 
     @abstractmethod
     def _flush(self) -> Iterator[None]:
-        """All input has ended: put out what is held back."""
+        """All input has ended, and with it event time: put out what is held back."""
 
     @abstractmethod
     def _take_snapshot(self, checkpoint: CheckpointId) -> None:
@@ -397,7 +408,8 @@ class SubtaskSteps(ABC):
     def _digest_of(self, message: Message, payload: Any) -> int:
         if message.kind is Kind.RECORDS:
             return self._digest(message, payload)
-        return message.epoch << 8 | message.kind
+        told = message.watermark_ms if message.kind is Kind.WATERMARK else message.epoch
+        return (told << 8 | message.kind) & DIGEST_MASK
 
     def _compare(self, producer: SubtaskId, message: Message, payload: Any) -> None:
         assert self.seen is not None
@@ -595,11 +607,18 @@ class SubtaskSteps(ABC):
                 return None
             case Kind.END_OF_INPUT:
                 end.ended = True
-                return self._end() if all(e.ended for e in self.inputs.channels.values()) else iter(())
+                if all(e.ended for e in self.inputs.channels.values()):
+                    return self._end()
+                return self._advanced(self._watermarks.end(end.channel))
+            case Kind.WATERMARK:
+                return self._advanced(self._watermarks.advance(end.channel, message.watermark_ms))
             case Kind.CREDIT | Kind.REPLICA:
                 raise PeerProtocolError(f"{message.kind.name} on input channel {end.channel}")
             case _:
                 assert_never(message.kind)
+
+    def _advanced(self, watermark_ms: int | None) -> Iterator[None]:
+        return iter(()) if watermark_ms is None else self._advance(watermark_ms)
 
     def _take_barrier(self, end: InputChannel, message: Message) -> None:
         # The barrier is consumed before the snapshot is taken, so that the cursors of the snapshot stand behind it.

@@ -285,6 +285,10 @@ class Subtask(SubtaskSteps):
         self._pacer.after(batch.num_rows, widest, self._counted - rate_before)
         return True
 
+    def _advance(self, watermark_ms: int) -> Iterator[None]:
+        assert self.operators is not None
+        return self.operators.advance(watermark_ms)
+
     def _digest(self, message: Message, payload: Any) -> int:
         return digest_of(message, payload)
 

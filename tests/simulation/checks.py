@@ -7,7 +7,8 @@
    had.
 5. *checkpoints*: a complete one is a consistent cut, and every file that it names is in durable storage.
 6. *repetition*: whoever is promoted repeats all steps that anybody alive has seen an effect of, through whomever.
-7. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``).
+7. *event time*: no row comes behind a watermark that is later; a subtask's watermark never goes back.
+8. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
 from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
-from tests.simulation.subtask import fold
+from tests.simulation.subtask import event_time_ms, fold
 
 if TYPE_CHECKING:
     from flinkplus.protocol.inputs import InputChannel
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tests.simulation.subtask import SimSubtask, WatchedLog
     from tests.simulation.world import World
 
-Content = tuple[Kind, Any, int, int, bytes]
+Content = tuple[Kind, Any, int, int, bytes, int]
 NOTHING: dict[int, Content] = {}
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
@@ -46,7 +47,7 @@ class Violation(AssertionError):
 
 def content_of(message: Message) -> Content:
     epoch = message.epoch if message.kind is Kind.BARRIER else 0
-    return message.kind, message.records, message.size, epoch, message.determinants
+    return message.kind, message.records, message.size, epoch, message.determinants, message.watermark_ms
 
 
 class Checks:
@@ -79,6 +80,7 @@ class Checks:
                 "stable",
                 "bounded",
                 "copied",
+                "watermarks",
             ),
             0,
         )
@@ -191,6 +193,23 @@ class Checks:
                 f"{subtask.id} made message {message.seq} of {message.channel} again, and it is another: {known} "
                 f"before, {content_of(message)} now",
             )
+
+    def on_time(self, subtask: SimSubtask, message: Message, watermark_ms: int | None) -> None:
+        """``subtask`` works on a message of records; ``watermark_ms``: of its channel."""
+        if not self.exact:
+            return
+        if watermark_ms is None:
+            return
+        for row in message.records:
+            if event_time_ms(row) < watermark_ms:
+                self._wrong("event time", f"{subtask.id} is given {row} on {message.channel}, behind {watermark_ms} ms")
+
+    def advances(self, subtask: SimSubtask, watermark_ms: int) -> None:
+        """The watermark of ``subtask`` rises."""
+        self.counts["watermarks"] += 1
+        if watermark_ms <= subtask.advanced_ms:
+            self._wrong("event time", f"{subtask.id} goes back from {subtask.advanced_ms} ms to {watermark_ms} ms")
+        subtask.advanced_ms = watermark_ms
 
     def trimmed(self, subtask: SimSubtask, log: WatchedLog) -> None:
         """A log forgot something."""

@@ -70,6 +70,7 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
+    ``watermarks``: sources send them, and every other stage holds rows back until they are old enough.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
 
@@ -92,6 +93,7 @@ class Parameters:
     max_concurrent: int = 1
     rows: int = 3
     pending_versions: bool = False
+    watermarks: bool = False
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
@@ -169,6 +171,7 @@ def draw(seed: int) -> Parameters:
         max_concurrent=rng.choice((1, 1, 1, 2)),
         rows=rng.choice((1, 2, 4)),
         pending_versions=rng.random() < 0.5,
+        watermarks=child(seed, "watermarks").random() < 0.4,
         latency_ms=rng.choice((1, 2, 2, 6)),
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),
