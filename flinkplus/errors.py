@@ -52,6 +52,13 @@ class UserFunctionError(FlinkPlusError):
         return f"operator {self.operator!r}, subtask {self.subtask}: {self.cause}; input row: {self.row}"
 
 
+class NondeterministicOperator(FlinkPlusError):
+    """A subtask that repeats steps of the one before it does not do what that one did: local failover cannot be exact.
+
+    A user's function reads something that is not logged: a clock, a random number, a set's order, another service.
+    """
+
+
 class JobFailed(FlinkPlusError):
     """The job ended with an error; the message and ``__cause__`` say which."""
 

@@ -12,17 +12,19 @@ Rules:
   dictionary-encoded (``pa.DictionaryArray``). Built-in operators take both; ``flinkplus.operators.columns.plain``
   decodes.
 - No output batch is empty, and none is larger than about ``MAX_OUTPUT_ROWS`` rows unless its input was.
-- An instance is deterministic: the same state and the same input batches give the same output batches.
+- An instance is deterministic: the same state and the same input batches give the same output batches. The time of day
+  and random numbers come from ``OperatorContext`` alone.
 - Keyed state goes through ``OperatorContext.state`` and is snapshotted by its owner, not by the operator.
   ``snapshot`` is for the small rest (JSON), and is taken between two ``process`` calls.
 """
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -79,13 +81,18 @@ class KeyedState(Protocol):
         """The objects kept under ``name``."""
 
 
+def _outside_of_steps() -> NoReturn:
+    raise InvariantViolation("time and randomness belong to a step, and there is none")
+
+
 @dataclass(slots=True)
 class OperatorContext:
     """What an instance knows of its place in the job.
 
     ``subtask`` is the text used in errors (``count[1]``); ``input_schema`` is the logical schema of the batches that
     ``process`` gets; ``state`` is ``None`` for a subtask without keyed state; ``metrics`` are running totals, read by
-    the slot at any time.
+    the slot at any time. ``now_ms`` gives the time of day of the step, ``rng`` the random numbers of the step: both the
+    same when a standby repeats it. An operator uses no other clock and no other randomness.
     """
 
     operator: str
@@ -95,6 +102,8 @@ class OperatorContext:
     input_schema: pa.Schema
     state: KeyedState | None = None
     metrics: dict[str, int] = field(default_factory=dict)
+    now_ms: Callable[[], int] = _outside_of_steps
+    rng: Callable[[], random.Random] = _outside_of_steps
 
     def keyed_state(self) -> KeyedState:
         """``state``, for an operator that cannot work without. Raises ``InvariantViolation`` when there is none."""

@@ -157,7 +157,8 @@ class ValueState:
 
 
 class ProcessContext:
-    """What a ``Process`` function may use: ``key``, ``state(name)``, and where it runs (``operator``, ``subtask``).
+    """What a ``Process`` function may use: ``key``, ``state(name)``, ``now()``, ``random()``, and where it runs
+    (``operator``, ``subtask``).
 
     ``batch`` and ``code`` say which key is the current one; they are the operator's.
     """
@@ -169,6 +170,7 @@ class ProcessContext:
         self.batch: KeyCodes | None = None
         self.code = 0
         self._state = ctx.keyed_state()
+        self._now_ms, self._rng = ctx.now_ms, ctx.rng
         self._values: dict[str, ValueState] = {}
 
     def state(self, name: str) -> ValueState:
@@ -177,6 +179,18 @@ class ProcessContext:
         if value is None:
             value = self._values[name] = ValueState(self, self._state.object_state(f"{self.operator}/{name}"))
         return value
+
+    def now(self) -> float:
+        """The time of day in seconds since the Unix epoch, to the millisecond, of the message that the row came in.
+
+        Unlike ``time.time()`` it is the same when a standby does the step again, and never goes back.
+        """
+        return self._now_ms() / 1000
+
+    def random(self) -> float:
+        """A random number, at least 0 and below 1; unlike ``random.random()`` the same when a standby does the step
+        again."""
+        return self._rng().random()
 
     def write_back(self) -> None:
         """Hand what the batch changed to the state."""

@@ -6,7 +6,8 @@ step knows how that step, every one before it, and every one of others that led 
 ask them all, repeat exactly those steps, and then choose freely, for nobody has seen anything beyond.
 
 A determinant is one number: a kind (``Choice``) in the lowest three bits, and its value above. Steps of a subtask
-are numbered from 0, over all its generations of one deployment; a snapshot holds the number of the next one.
+are numbered from 0, over all its generations of one deployment; a snapshot holds the number of the next one. That a
+step has read the clock is a determinant of its own, with a number of its own, behind that of the step.
 
 Rules and invariants:
 
@@ -72,6 +73,14 @@ class Choice(IntEnum):
     """A message was taken from an input channel (position among the subtask's sorted channels)."""
     ABORT = 4
     """A checkpoint was given up while the subtask might have been aligning it (its number)."""
+    ERA = 5
+    """The clock was read, in the midst of a step, and had gone far (the upper bits of its milliseconds)."""
+    CLOCK = 6
+    """The clock was read, in the midst of a step (milliseconds since it was last, or since its era began)."""
+
+
+CLOCK_CHOICES = (Choice.ERA, Choice.CLOCK)
+"""What no step begins with: a step reads the clock once at most, an ``ERA`` comes right before the ``CLOCK``."""
 
 
 def pack(choice: Choice, value: int) -> int:
@@ -141,6 +150,27 @@ def _decode_run(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
     rest = struct.Struct(f"<{count}{_WIDTH[flags >> 6]}")
     at += many.size
     return first, rest.unpack_from(data, at), at + rest.size
+
+
+class StepClock:
+    """What a subtask takes for the time of day: a clock that moves only when a step reads it, and never goes back."""
+
+    __slots__ = ("ms",)
+
+    def __init__(self, ms: int = 0) -> None:
+        self.ms = ms
+
+    def read(self, wall_ms: int) -> list[tuple[Choice, int]]:
+        """How to say that it is ``wall_ms`` by now (or as late as it was)."""
+        past_ms = max(wall_ms, self.ms) - self.ms
+        if past_ms <= MAX_VALUE:
+            return [(Choice.CLOCK, past_ms)]
+        era, past_ms = divmod(wall_ms, MAX_VALUE + 1)
+        return [(Choice.ERA, era), (Choice.CLOCK, past_ms)]
+
+    def move(self, choice: Choice, value: int) -> None:
+        """Be where such a choice says."""
+        self.ms = self.ms + value if choice is Choice.CLOCK else value * (MAX_VALUE + 1)
 
 
 class StepLog:

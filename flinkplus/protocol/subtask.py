@@ -25,11 +25,21 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from flinkplus.errors import PeerProtocolError
+from flinkplus.errors import NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import Accept, Duplicate
-from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps, Run, StepLog, decode_runs, unpack
+from flinkplus.protocol.determinants import (
+    CLOCK_CHOICES,
+    AncestorLog,
+    Choice,
+    KnownSteps,
+    Run,
+    StepClock,
+    StepLog,
+    decode_runs,
+    unpack,
+)
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.lineage import Lineage
@@ -117,6 +127,10 @@ class SubtaskSteps(ABC):
         self._draining = False
         self.ended = False
         self._steps = StepLog(saved.get("steps", 0)) if standbys and has_outputs else None
+        self._unlogged = 0 if self._steps is not None else int(saved.get("steps", 0))
+        self._clock = StepClock(saved.get("clock_ms", 0))
+        self._clock_is_read = False
+        self.step_number = 0  # of the one under way; a repeated step has the number that it had
         self._passes_on = frozenset(incarnation.lineage.passed_on(self.id.vertex))
         self._ancestors = AncestorLog() if self._steps is not None and self._passes_on else None
         self._replay = deque(promotion.determinants if promotion is not None and has_outputs else ())
@@ -159,7 +173,8 @@ class SubtaskSteps(ABC):
             "inputs": self.inputs.cursors(),
             "outputs": self._cursors_behind_barrier(),
             "ended": self.ended,
-            "steps": self._steps.next_step if self._steps is not None else 0,
+            "steps": self._steps.next_step if self._steps is not None else self._unlogged,
+            "clock_ms": self._clock.ms,
             "aborted": list(self._alignment.aborted),
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
         }
@@ -185,6 +200,10 @@ class SubtaskSteps(ABC):
     @abstractmethod
     def _read_rows(self, rows: int) -> Generator[None, None, bool]:
         """Read and work on up to ``rows``; returns ``False`` when there is nothing left to read."""
+
+    @abstractmethod
+    def _wall_ms(self) -> int:
+        """The time of day, in milliseconds since the Unix epoch."""
 
     @abstractmethod
     def _flush(self) -> Iterator[None]:
@@ -265,7 +284,7 @@ class SubtaskSteps(ABC):
         if checkpoint in self._triggers:
             self._triggers.remove(checkpoint)
         if not self._is_source:
-            self._note(Choice.ABORT, checkpoint)
+            self._begin_with(Choice.ABORT, checkpoint)
         self._obey(events.CheckpointAborted(checkpoint))
 
     def complete(self, checkpoint: CheckpointId) -> None:
@@ -274,16 +293,24 @@ class SubtaskSteps(ABC):
         if self.known is not None:
             self.known.complete(checkpoint)
 
+    def _begin_with(self, choice: Choice, value: int) -> None:
+        """A step begins."""
+        self._number_step()
+        if self._steps is not None:
+            self._steps.begin(choice, value)
+
+    def _number_step(self) -> None:
+        self._clock_is_read = False
+        if self._steps is None:
+            self._unlogged += 1
+        self.step_number = self._unlogged if self._steps is None else self._steps.next_step
+
     def trim(self, version: CheckpointId) -> None:
         """Nobody goes back before ``version``: what was sent before it is let go."""
         cursors = self._cursors_at.get(version)
         if cursors is not None:
             self.outputs.trim(cursors)
         self._cursors_at = {number: found for number, found in self._cursors_at.items() if number >= version}
-
-    def _note(self, choice: Choice, value: int) -> None:
-        if self._steps is not None:
-            self._steps.begin(choice, value)
 
     # --- messages
 
@@ -324,6 +351,36 @@ class SubtaskSteps(ABC):
         for number, first, determinants in others:
             if lineage.subtask(number).vertex in self._passes_on:
                 self._ancestors.take(number, first, determinants)
+
+    # --- what the work may ask for
+
+    def now_ms(self) -> int:
+        """The time of day of the step under way: read once, noted, and the same when the step is repeated. It never
+        goes back, not on another machine either.
+
+        Raises ``NondeterministicOperator`` when it is asked for in a step in which it was not before.
+        """
+        if not self._clock_is_read:
+            self._clock_is_read = True
+            self._read_clock()
+        return self._clock.ms
+
+    def _read_clock(self) -> None:
+        choice: Choice | None = None
+        while self._replay and choice is not Choice.CLOCK:
+            choice, value = unpack(self._replay[0])
+            if choice not in CLOCK_CHOICES:
+                raise NondeterministicOperator(f"{self.id} reads the clock where the one before it did not")
+            self._replay.popleft()
+            self._move_clock(choice, value)
+        if choice is not Choice.CLOCK:
+            for chosen, value in self._clock.read(self._wall_ms()):
+                self._move_clock(chosen, value)
+
+    def _move_clock(self, choice: Choice, value: int) -> None:
+        if self._steps is not None:
+            self._steps.begin(choice, value)
+        self._clock.move(choice, value)
 
     # --- steps
 
@@ -412,8 +469,10 @@ class SubtaskSteps(ABC):
             case Choice.INPUT:
                 return self._take(self._by_position[value])
             case Choice.ABORT:
-                self._note(choice, value)
+                self._begin_with(choice, value)
                 self._obey(events.CheckpointAborted(CheckpointId(value)))
+            case Choice.ERA | Choice.CLOCK:
+                raise NondeterministicOperator(f"{self.id} does not read the clock where the one before it did")
             case _:
                 assert_never(choice)
         return None
@@ -426,10 +485,11 @@ class SubtaskSteps(ABC):
     def _begin_checkpoint(self, checkpoint: CheckpointId) -> None:
         found = self._alignment.step(NO_TIME_MS, events.CheckpointTriggered(checkpoint))
         if found:
-            self._note(Choice.TRIGGER, checkpoint)
+            self._begin_with(Choice.TRIGGER, checkpoint)
         self._apply_all(found)
 
     def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
+        self._number_step()
         counts: dict[ChannelId, int] = {}
         for end, _, _ in many:
             counts[end.channel] = counts.get(end.channel, 0) + 1
@@ -438,7 +498,7 @@ class SubtaskSteps(ABC):
 
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message, payload = end.queue.popleft()
-        self._note(Choice.INPUT, self._position[end.channel])
+        self._begin_with(Choice.INPUT, self._position[end.channel])
         self._pass_on(end.producer, message)
         self._taken = [(end, 1)]
         match message.kind:
@@ -467,7 +527,7 @@ class SubtaskSteps(ABC):
         return self._read(Choice.READ, self._rows_to_read())
 
     def _read(self, choice: Choice, rows: int) -> Iterator[None]:
-        self._note(choice, rows)
+        self._begin_with(choice, rows)
         if choice is not Choice.END and (yield from self._read_rows(rows)):
             return
         yield from self._end()

@@ -9,7 +9,8 @@ Row counters belong to the state: they are saved and restored with it, so replay
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +64,8 @@ class FusedOperators:
         generation: int,
         state: Any,
         exchanges: Exchanges,
+        now_ms: Callable[[], int],
+        rng: Callable[[], random.Random],
     ) -> None:
         self._exchanges = exchanges
         self.members: dict[int, Member] = {}
@@ -75,7 +78,8 @@ class FusedOperators:
                 schema = graph.nodes[graph.exchanges[vertex.inputs[0]].producer].schema
             else:
                 schema = node.schema
-            context = OperatorContext(node.name, f"{node.name}[{index}]", index, parallelism, schema, state)
+            name = f"{node.name}[{index}]"
+            context = OperatorContext(node.name, name, index, parallelism, schema, state, now_ms=now_ms, rng=rng)
             member = Member(node, context)
             if isinstance(node.body, Operator):
                 member.instance = node.body.create(context)

@@ -365,6 +365,7 @@ class Slot(SlotOrders):
             handle=handle,
             checkpoint=checkpoint,
             mark=mark,
+            salt=self._config.job_id,
             promotion=promotion,
         )
         ports = SubtaskPorts(

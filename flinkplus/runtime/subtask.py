@@ -10,6 +10,7 @@ comes back as an event. An exception anywhere in a step is the subtask's failure
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -42,13 +43,14 @@ __all__ = ["HANDLE_FORMAT", "Promotion", "Subtask", "SubtaskPlan", "SubtaskPorts
 
 @dataclass(kw_only=True)
 class SubtaskPlan(Incarnation):
-    """What a deployment, or a promotion, tells a subtask."""
+    """What a deployment, or a promotion, tells a subtask. ``salt``: what makes random numbers those of this job."""
 
     graph: JobGraph
     vertex: Vertex
     options: Options
     handle: dict[str, Any]
     mark: int | None
+    salt: str
 
 
 @dataclass
@@ -84,6 +86,7 @@ class Subtask(SubtaskSteps):
         self.plan = plan
         self._ports = ports
         self._pending: dict[CheckpointId, Pending] = {}
+        self._random, self._random_of = random.Random(0), -1
         self.busy_s = 0.0
         graph, vertex, options = plan.graph, plan.vertex, plan.options
         saved = plan.handle.get("operator_state", {})
@@ -142,7 +145,15 @@ class Subtask(SubtaskSteps):
             first = saved.get("outputs", {})
             self.outputs.add_edge(edge, plan.graph.exchanges[edge].columns, self.id.index, peers, first)
         self.operators = FusedOperators(
-            plan.graph, plan.vertex, self.id.index, parallelism, plan.generation, self.state, self.outputs
+            plan.graph,
+            plan.vertex,
+            self.id.index,
+            parallelism,
+            plan.generation,
+            self.state,
+            self.outputs,
+            self.now_ms,
+            self._rng,
         )
         self.operators.restore(saved.get("operators", {}), plan.promotion is not None)
         self.begin_from(saved)
@@ -254,6 +265,16 @@ class Subtask(SubtaskSteps):
         widest = max(m.rows_out - b for m, b in zip(operators.members.values(), before, strict=True))
         self._pacer.after(batch.num_rows, widest, self._counted - rate_before)
         return True
+
+    def _wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def _rng(self) -> random.Random:
+        """The random numbers of the step under way: they follow from its number, so there is nothing to be logged."""
+        if self._random_of != self.step_number:
+            self._random_of = self.step_number
+            self._random = random.Random(f"{self.plan.salt}/{self.id}/{self.step_number}")
+        return self._random
 
     def _flush(self) -> Iterator[None]:
         assert self.operators is not None

@@ -25,6 +25,10 @@ def add(steps: Steps, others: Mapping[SubtaskId, int]) -> None:
             steps[subtask] = step
 
 
+MOST_OF_A_STEP = 3
+"""Determinants: a step may have read the clock."""
+
+
 class Causes:
     """Of all subtasks at work. ``seen``: what each depends on, with what waits at its inputs, and with what it has yet
     to repeat."""
@@ -37,7 +41,11 @@ class Causes:
     def began(self, subtask: SimSubtask) -> None:
         seen = self.seen[subtask.id] = dict(subtask.depends)
         if subtask._replay and subtask._steps is not None:
-            add(seen, self._of_steps.get((subtask.id, subtask._steps.next_step + len(subtask._replay)), {}))
+            end = subtask._steps.next_step + len(subtask._replay)
+            for behind in range(MOST_OF_A_STEP):
+                if (subtask.id, end - behind) in self._of_steps:
+                    add(seen, self._of_steps[subtask.id, end - behind])
+                    break
 
     def arrived(self, subtask: SimSubtask, message: Message) -> None:
         add(self.seen[subtask.id], self._of_messages[message.channel, message.seq])

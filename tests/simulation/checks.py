@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.subtask import SimSubtask, WatchedLog
     from tests.simulation.world import World
 
-Content = tuple[Kind, Any, int, bytes]
+Content = tuple[Kind, Any, int, int, bytes]
 NOTHING: dict[int, Content] = {}
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
@@ -45,7 +45,7 @@ class Violation(AssertionError):
 
 def content_of(message: Message) -> Content:
     epoch = message.epoch if message.kind is Kind.BARRIER else 0
-    return message.kind, message.records, epoch, message.determinants
+    return message.kind, message.records, message.size, epoch, message.determinants
 
 
 class Checks:

@@ -270,6 +270,25 @@ def determinants_not_told(original: Any) -> Any:
     return lambda self, subtask, topology: {**original(self, subtask, topology), "determinants": []}
 
 
+@mutation(SubtaskSteps, "_read_clock")
+def the_clock_is_read_anew(original: Any) -> Any:
+    """Who repeats a step takes the time from the clock and not from the determinant."""
+
+    def read(self: Any) -> None:
+        before = len(self._replay)
+        original(self)
+        if len(self._replay) < before:
+            self._clock.ms = self._wall_ms()
+
+    return read
+
+
+@mutation(SubtaskSteps, "saved_cursors")
+def the_clock_forgotten(original: Any) -> Any:
+    """A version does not say what time it was."""
+    return lambda self: {**original(self), "clock_ms": 0}
+
+
 @mutation(KnownSteps, "complete")
 def determinants_never_let_go(original: Any) -> Any:
     """Receivers keep all determinants that they ever heard of."""

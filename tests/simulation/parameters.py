@@ -69,7 +69,8 @@ class Fault:
 @dataclass(frozen=True)
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
-    slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives."""
+    slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
+    ``clock_keys``: records of so many keys make those who count them read the clock."""
 
     seed: int = 0
     stages: int = 2
@@ -93,6 +94,7 @@ class Parameters:
     read_ms: int = 4
     work_ms: int = 2
     read_bytes: int = 1 << 16
+    clock_keys: int = 0
     faults: tuple[Fault, ...] = ()
 
     def story(self) -> str:
@@ -163,6 +165,7 @@ def draw(seed: int) -> Parameters:
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),
         read_bytes=rng.choice((20, 1 << 16, 1 << 16, 1 << 16)),
+        clock_keys=child(seed, "clock").choice((0, 0, 1, 3)),
     )
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 HANDLE_FORMAT = 1
 MAX_FILES = 3
 RECORD_BYTES = 100
+CLOCK_BYTES = 50
+"""A message is so many bytes larger, at most, by what the clock says: so it shows when it is made again."""
 MAX_UNSENT_BYTES = 16 << 20
 Count = tuple[int, int]
 """(key, records so far)."""
@@ -98,6 +100,7 @@ class SimSubtask(SubtaskSteps):
         saved = plan.handle.get("operator_state", {})
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None)
         self.poisoned = False
+        self._told_ms = 0
         self.closed = False
         self._next_read_s = 0.0
         self._rng = world.rng_work
@@ -183,8 +186,11 @@ class SimSubtask(SubtaskSteps):
         self._throw_if_poisoned()
         graph, at, counts, dirty = self.slot.graph, self._at, self._counts, self._dirty
         counted = []
+        self._told_ms = 0
         for record, passages in rows:
             key = graph.key(record, at)
+            if key < self._world.parameters.clock_keys:
+                self._told_ms = self.now_ms() % CLOCK_BYTES
             counts[key] = dirty[key] = number = counts.get(key, 0) + 1
             counted.append((record, (*passages, (at, key, number))))
         return self._emit(counted)
@@ -203,12 +209,15 @@ class SimSubtask(SubtaskSteps):
             ends = self.outputs._edges[edge]
             for target in sorted(parts):
                 part = tuple(parts[target])
-                self.outputs.append_records(ends[target], part, None, RECORD_BYTES * len(part))
+                self.outputs.append_records(ends[target], part, None, RECORD_BYTES * len(part) + self._told_ms)
             self.outputs.pump()
             yield
 
     def _rows_to_read(self) -> int:
         return self._rng.randint(1, self._world.parameters.rows)
+
+    def _wall_ms(self) -> int:
+        return self._world.now_ms
 
     def _ready_at(self, now: float) -> float:
         return max(now, self._next_read_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from pyspark import cloudpickle
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, UserFunctionError
+from flinkplus.operators.base import OperatorContext
 from flinkplus.operators.keyed_rows import Process, ProcessContext, Reduce
 from flinkplus.operators.row import Row
 from tests.unit.operators.operator_fakes import FakeState, create, run
@@ -122,6 +124,24 @@ def test_the_key_is_the_columns_value_or_values() -> None:
         run(operator, batches_of(rows, []), SCHEMA, FakeState())
     assert [key for key, _, _ in seen] == ["a", None, 1, 2, (1, "a"), (2, None)]
     assert all(key == ctx_key and subtask == "p[1]" for key, ctx_key, subtask in seen)
+
+
+def test_time_and_randomness_are_those_of_the_step() -> None:
+    def told(key: str, row: Row, ctx: ProcessContext) -> Iterator[tuple[float, float]]:
+        yield ctx.now(), ctx.random()
+
+    operator = Process("p", ("word",), told, "now double, chance double")
+    rng = random.Random(7)
+    ctx = OperatorContext("p", "p[0]", 0, 1, SCHEMA, FakeState(), now_ms=lambda: 1_700_000_000_123, rng=lambda: rng)
+    [out] = operator.create(ctx).process(batches_of([("a", 1), ("b", 2)], [])[0])
+    again = random.Random(7)
+    assert out.to_pylist() == [{"now": 1_700_000_000.123, "chance": again.random()} for _ in range(2)]
+
+
+def test_there_is_no_time_outside_of_steps() -> None:
+    operator = Process("p", ("word",), lambda key, row, ctx: [(ctx.now(),)], "now double")
+    with pytest.raises(UserFunctionError, match="belong to a step"):
+        run(operator, batches_of([("a", 1)], []), SCHEMA, FakeState())
 
 
 def test_nothing_of_a_failed_batch_is_written() -> None:

@@ -14,6 +14,7 @@ from flinkplus.protocol.determinants import (
     AncestorLog,
     Choice,
     KnownSteps,
+    StepClock,
     StepLog,
     decode_runs,
     encode_ancestor,
@@ -33,6 +34,26 @@ SOURCE_NUMBER = 3
 @given(st.sampled_from(list(Choice)), st.integers(0, MAX_VALUE))
 def test_a_determinant_survives_packing(choice, value):
     assert unpack(pack(choice, value)) == (choice, value)
+
+
+@given(st.lists(st.integers(0, 1 << 44), min_size=1), st.integers(0, 1 << 42))
+def test_a_clock_that_is_told_what_another_read_says_the_same(times, start):
+    read, told = StepClock(start), StepClock(start)
+    latest = start
+    for wall_ms in times:
+        choices = read.read(wall_ms)
+        assert [choice for choice, _ in choices] in ([Choice.CLOCK], [Choice.ERA, Choice.CLOCK])
+        for choice, value in choices:
+            read.move(choice, value)
+            told.move(*unpack(pack(choice, value)))
+        latest = max(latest, wall_ms)
+        assert read.ms == told.ms == latest
+
+
+def test_a_clock_that_was_read_lately_needs_one_byte():
+    clock = StepClock(1_700_000_000_000)
+    [(choice, value)] = clock.read(1_700_000_000_020)
+    assert len(encode_run(5, [pack(choice, value)])) == len(encode_run(5, [pack(Choice.INPUT, 0)]))
 
 
 wide = st.sampled_from([2**8, 2**16, 2**32]).flatmap(lambda top: st.lists(st.integers(0, top - 1), max_size=20))
