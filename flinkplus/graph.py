@@ -1,11 +1,10 @@
 """The job graph: what the user drew, cut into vertices whose operators run fused in one subtask.
 
-Rules: only an exchange (``key_by``) cuts; everything between two exchanges is one *vertex*, a tree of operators
-whose root is
-a source or the consumer of an exchange. A vertex is named by its operators joined with ``+``; a subtask can be
-addressed by
-any of them. Operator names are unique in a job. The graph is acyclic by construction (a stream can only be used
-after it was made). The graph is picklable: it is what slots run and what a checkpoint directory keeps for ``resume``.
+Rules: only an exchange (``key_by``, ``union``) cuts; everything between two exchanges is one *vertex*, a tree of
+operators whose root is a source or the consumer of one or more exchanges. A vertex is named by its operators joined
+with ``+``; a subtask can be addressed by any of them. Operator names are unique in a job. The graph is acyclic by
+construction (a stream can only be used after it was made), and nodes, and so vertices, are in topological order. The
+graph is picklable: it is what slots run and what a checkpoint directory keeps for ``resume``.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import Operator
+from flinkplus.operators.routes import Route
+from flinkplus.operators.schema import united
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -40,12 +41,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A hash exchange: rows of ``producer`` (node index) go to ``consumer`` by the hash of ``columns``."""
+    """Rows of ``producer`` (node index) go to ``consumer`` by the hash of ``columns``, or by another ``route``."""
 
     edge: int
     producer: int
     consumer: int
     columns: tuple[str, ...]
+    route: Route = "hash"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,10 @@ class JobGraph:
     vertices: list[Vertex] = field(default_factory=list)
 
     def add(self, node: Node, parent: int | None, key_columns: tuple[str, ...] | None) -> int:
-        """Add a node below ``parent`` (``None`` for a source), behind an exchange when ``key_columns`` are given."""
+        """Add a node below ``parent``, behind a hash exchange when ``key_columns`` are given.
+
+        ``parent`` is ``None`` for a source, and for a node that ``link`` gives its inputs.
+        """
         bad = set(node.name) - NAME_CHARACTERS
         if not node.name or bad:
             raise ConfigurationError(f"operator name {node.name!r} must be letters, digits, space, '_', '-' or '.'")
@@ -81,10 +86,14 @@ class JobGraph:
         if key_columns is None:
             self.nodes[parent].children.append(index)
         else:
-            edge = len(self.exchanges)
-            self.exchanges.append(Exchange(edge, parent, index, key_columns))
-            self.nodes[parent].exchanges.append(edge)
+            self.link(parent, index, key_columns)
         return index
+
+    def link(self, producer: int, consumer: int, columns: tuple[str, ...], route: Route = "hash") -> None:
+        """Add an exchange between two nodes; ``consumer`` is the root of a vertex, and may be that of several."""
+        edge = len(self.exchanges)
+        self.exchanges.append(Exchange(edge, producer, consumer, columns, route))
+        self.nodes[producer].exchanges.append(edge)
 
     def fuse(self) -> JobGraph:
         """Cut the graph into vertices; returns self. Raises ``ConfigurationError`` when there is nothing to run."""
@@ -95,8 +104,8 @@ class JobGraph:
 
     def fuse_draft(self) -> list[Vertex]:
         """The vertices of what is drawn so far, producers before consumers."""
-        roots = [i for i, node in enumerate(self.nodes) if node.kind == "source"]
-        roots += [exchange.consumer for exchange in self.exchanges]
+        roots = {i for i, node in enumerate(self.nodes) if node.kind == "source"}
+        roots |= {exchange.consumer for exchange in self.exchanges}
         return [self._vertex(root) for root in sorted(roots)]
 
     def _vertex(self, root: int) -> Vertex:
@@ -133,10 +142,16 @@ class JobGraph:
         producer = self.exchanges[edge].producer
         return next(vertex for vertex in self.vertices if producer in vertex.nodes)
 
+    def root_schema(self, vertex: Vertex) -> pa.Schema:
+        """The schema of what comes to the root of a vertex; of a source, that of its rows."""
+        if vertex.is_source:
+            return self.nodes[vertex.nodes[0]].schema
+        return united([self.nodes[self.exchanges[edge].producer].schema for edge in vertex.inputs])
+
     def has_keyed_state(self, vertex: Vertex) -> bool:
         """Whether the subtasks of a vertex have keyed state."""
         bodies = [self.nodes[i].body for i in vertex.nodes]
-        return any(isinstance(body, Operator) and bool(body.key_columns) for body in bodies)
+        return any(isinstance(body, Operator) and body.has_state for body in bodies)
 
     def has_sink(self, vertex: Vertex) -> bool:
         """Whether the subtasks of a vertex put rows out."""
@@ -157,6 +172,6 @@ class JobGraph:
             "nodes": [
                 [n.name, n.kind, type(n.body).__name__, str(n.schema), n.children, n.exchanges] for n in self.nodes
             ],
-            "exchanges": [[x.producer, x.consumer, list(x.columns)] for x in self.exchanges],
+            "exchanges": [[x.producer, x.consumer, list(x.columns), x.route] for x in self.exchanges],
         }
         return hashlib.blake2b(json.dumps(shape, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -112,11 +112,12 @@ class StreamEnvironment:
         self._counts[kind] = number
         return made
 
-    def throttle(self, node: int, rows_per_s: float) -> None:
-        """Note a rate at a node; see ``Stream.throttle``."""
+    def throttle(self, origins: tuple[int, ...], rows_per_s: float) -> None:
+        """Note a rate at a stream's only origin; see ``Stream.throttle``."""
+        node = origins[0]
         vertex = next(v for v in self.graph.fuse_draft() if node in v.nodes)
-        if not vertex.is_source:
-            raise ConfigurationError("throttle must stand before the first key_by, fused with its source")
+        if not vertex.is_source or len(origins) > 1:
+            raise ConfigurationError("throttle must stand before the first key_by or union, fused with its source")
         if any(self.graph.nodes[i].rate is not None for i in vertex.nodes):
             raise ConfigurationError(f"{vertex.name!r} is throttled already")
         self.graph.nodes[node].rate = rows_per_s

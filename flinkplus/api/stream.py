@@ -20,8 +20,12 @@ from flinkplus.operators.base import Operator
 from flinkplus.operators.keyed import Count, Sum
 from flinkplus.operators.keyed_rows import Process, Reduce
 from flinkplus.operators.keys import check_key_columns
+from flinkplus.operators.routes import Route
 from flinkplus.operators.rows import Filter, FlatMap, Map, MapBatches
+from flinkplus.operators.schema import united
 from flinkplus.operators.tokenize import Tokenize
+from flinkplus.operators.top import Top
+from flinkplus.operators.union import Union
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.discard import DiscardSink
@@ -40,17 +44,30 @@ class Stream:
 
     def __init__(self, env: StreamEnvironment, node: int, schema: pa.Schema) -> None:
         self._env = env
-        self._node = node
+        self._origins: tuple[int, ...] = (node,)
         self.schema = schema
 
     @property
     def name(self) -> str:
         """The name of the operator this stream comes out of."""
-        return self._env.graph.nodes[self._node].name
+        return self._env.graph.nodes[self._origins[0]].name
 
-    def _then(self, operator: Operator, keys: tuple[str, ...] | None = None) -> Stream:
+    def _node(self) -> int:
+        """The one node that gives all rows of this stream."""
+        return self._origins[0]
+
+    def _then(self, operator: Operator) -> Stream:
+        """What ``operator`` makes of the rows, fused with what makes them."""
         schema = operator.output_schema(self.schema)
-        node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node, keys)
+        node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node(), None)
+        return Stream(self._env, node, schema)
+
+    def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
+        """What ``operator`` makes of the rows, which come to it by ``route``."""
+        schema, graph = operator.output_schema(self.schema), self._env.graph
+        node = graph.add(Node(operator.name, "operator", operator, schema), None, None)
+        for origin in self._origins:
+            graph.link(origin, node, keys, route)
         return Stream(self._env, node, schema)
 
     def map(self, function: Callable[[Any], Any], *, schema: Schema, name: str | None = None) -> Stream:
@@ -78,21 +95,55 @@ class Stream:
     def throttle(self, rows_per_s: float) -> Stream:
         """Pace the source so that this many rows per second, over all subtasks, leave this operator.
 
-        It must be fused with its source: no ``key_by`` in between. Raises ``ConfigurationError`` otherwise.
+        It must be fused with its source: no ``key_by`` or ``union`` in between. Raises ``ConfigurationError``
+        otherwise.
         """
         if isinstance(rows_per_s, bool) or not isinstance(rows_per_s, int | float) or not 0 < rows_per_s < 1e12:
             raise ConfigurationError(f"rows_per_s must be a positive number, not {rows_per_s!r}")
-        self._env.throttle(self._node, float(rows_per_s))
+        self._env.throttle(self._origins, float(rows_per_s))
         return self
+
+    def union(self, *others: Stream, name: str | None = None) -> Stream:
+        """The rows of this stream and of ``others``, which have the same columns, as one stream.
+
+        Rows of one stream keep their order; those of different ones come as they come. A stream that is named twice
+        gives its rows twice. With ``key_by`` next the rows of each stream go straight to where their keys meet; else
+        subtask *i* of the union takes those of the streams' subtasks *i*. ``name``: of the operator in the second case.
+        Raises ``ConfigurationError`` for streams of other environments or with other columns.
+        """
+        for other in others:
+            if not isinstance(other, Stream):
+                raise ConfigurationError(f"union takes streams, not {type(other).__name__}; union first, then key_by")
+            if other._env is not self._env:
+                raise ConfigurationError(f"stream {other.name!r} is of another StreamEnvironment; draw both in one")
+        streams = (self, *others)
+        schema = united([stream.schema for stream in streams])
+        origins = tuple(origin for stream in streams for origin in stream._origins)
+        return _UnitedStream(self._env, origins, schema, self._env.name_for("union", name))
 
     def key_by(self, *columns: str) -> KeyedStream:
         """Rows with equal values in ``columns`` meet in one subtask."""
+        if not columns:
+            raise ConfigurationError("a key needs at least one column; gather() makes all rows meet")
         check_key_columns(self.schema, columns)
-        return KeyedStream(self._env, self._node, self.schema, columns)
+        return KeyedStream(self, columns)
+
+    def gather(self) -> KeyedStream:
+        """All rows meet in one subtask, as if they had the same key: for what concerns the stream as a whole, such as
+        ``gather().count()``, the running count of all rows.
+
+        That one subtask does all the work of the operator that follows, and of what is fused with it: it is no faster
+        with more slots. Rows of different subtasks come as they come; a failure does not change the order any more.
+        """
+        return KeyedStream(self, ())
+
+    def total(self, column: str, *, output: str = "total", name: str | None = None) -> Stream:
+        """Adds the running sum of ``column`` over all rows of the stream. One subtask does it: see ``gather``."""
+        return self.gather()._then(Sum(self._env.name_for("total", name), (), column, output))
 
     def _sink(self, sink: Sink) -> str:
         bound = sink.bind(self.schema, self._env.output_id)
-        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node, None)
+        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node(), None)
         return sink.name
 
     def to_parquet(self, path: str | os.PathLike[str], *, name: str | None = None) -> str:
@@ -116,17 +167,41 @@ class Stream:
         return self._sink(DiscardSink(self._env.name_for("discard", name)))
 
 
-class KeyedStream:
-    """A stream whose rows meet by key; every operator of it keeps state per key."""
+class _UnitedStream(Stream):
+    """What ``union`` gives. Its operator is drawn when something is to be fused with it, once."""
 
-    def __init__(self, env: StreamEnvironment, node: int, schema: pa.Schema, keys: tuple[str, ...]) -> None:
-        self._env = env
-        self._node = node
-        self.schema = schema
+    def __init__(self, env: StreamEnvironment, origins: tuple[int, ...], schema: pa.Schema, name: str) -> None:
+        super().__init__(env, origins[0], schema)
+        self._origins = origins
+        self._name = name
+        self._drawn: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def _node(self) -> int:
+        if len(self._origins) == 1:
+            return self._origins[0]
+        if self._drawn is None:
+            graph = self._env.graph
+            self._drawn = graph.add(Node(self._name, "operator", Union(self._name), self.schema), None, None)
+            for origin in self._origins:
+                graph.link(origin, self._drawn, (), "forward")
+        return self._drawn
+
+
+class KeyedStream:
+    """A stream whose rows meet by key; every operator of it keeps state per key. Without ``keys`` all rows meet."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._env = stream._env
+        self.schema = stream.schema
         self.keys = keys
 
     def _then(self, operator: Operator) -> Stream:
-        return Stream(self._env, self._node, self.schema)._then(operator, self.keys)
+        return self._stream._exchanged(operator, self.keys, "hash" if self.keys else "gather")
 
     def count(self, *, output: str = "count", name: str | None = None) -> Stream:
         """Adds the running count of the row's key, columnar."""
@@ -135,6 +210,26 @@ class KeyedStream:
     def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
         """Adds the running sum of ``column`` for the row's key, columnar."""
         return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
+
+    def top(
+        self,
+        k: int,
+        *,
+        by: str,
+        item: str,
+        ascending: bool = False,
+        output: str = "rank",
+        name: str | None = None,
+    ) -> Stream:
+        """The ``k`` items of each key with the largest values (``ascending``: the smallest), kept up to date.
+
+        Each row says that the value of its ``item`` is ``by`` from now on. Out come the ranks that this changes: key
+        columns, ``rank`` from 1, item, value; the last row for each key and rank is the ranking. Of equal values the
+        one reached first stands first. A null value takes the item out; a rank that becomes free has nulls. Only ``k``
+        items a key are kept: exact as long as values do not get worse, such as counts
+        (``key_by("word").count().gather().top(10, by="count", item="word")``); see ``flinkplus.operators.top``.
+        """
+        return self._then(Top(self._env.name_for("top", name), self.keys, k, by, item, ascending, output))
 
     def reduce(self, function: Callable[[Any, Any], Any], *, name: str | None = None) -> Stream:
         """For each row the reduction of all rows of its key so far: ``function(so_far, row)`` returns a row."""

@@ -123,6 +123,12 @@ class OperatorInstance(ABC):
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take one input batch; the returned iterable, exhausted, has done the work and given all its output."""
 
+    def process_input(self, position: int, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """As ``process``, for the root of a vertex with several inputs: ``position`` tells which one, in the order in
+        which they were drawn. Overridden by who treats them differently; then no two inputs come in one batch.
+        """
+        return self.process(batch)
+
     def end(self) -> Iterable[pa.RecordBatch]:
         """All inputs have ended: give what is left."""
         return ()
@@ -154,6 +160,11 @@ class Operator(ABC):
         """The columns whose equal values must meet in one subtask, ``()`` when any partitioning will do."""
         return ()
 
+    @property
+    def has_state(self) -> bool:
+        """Whether its subtasks have keyed state."""
+        return bool(self.key_columns)
+
     @abstractmethod
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         """The logical schema of the output for an input of ``schema``.
@@ -169,7 +180,7 @@ class Operator(ABC):
 
 @dataclass(frozen=True)
 class KeyedOperator(Operator):
-    """An operator whose rows with equal ``keys`` meet in one subtask."""
+    """An operator whose rows with equal ``keys`` meet in one subtask. Without ``keys`` all rows are of one key."""
 
     name: str
     keys: tuple[str, ...]
@@ -178,3 +189,8 @@ class KeyedOperator(Operator):
     @override
     def key_columns(self) -> tuple[str, ...]:
         return self.keys
+
+    @property
+    @override
+    def has_state(self) -> bool:
+        return True

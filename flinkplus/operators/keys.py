@@ -8,8 +8,8 @@ Rules:
 - The bytes of a key are part of the state's format on disk, so they never change: one string column: its UTF-8, null
   is ``FF`` (never valid UTF-8); one binary column: itself, with one more ``FF`` in front where it begins with ``FF``,
   null is ``FF``; a boolean, number, date or time: 8 bytes, big endian, in the values' order, null is empty; several
-  columns: for each ``00`` when null, else ``01``, four bytes of length, and the bytes above. As keys ``-0.0 == 0.0``
-  and ``NaN == NaN``. A null is a key of its own.
+  columns: for each ``00`` when null, else ``01``, four bytes of length, and the bytes above; no column: empty, the one
+  key that all rows have. As keys ``-0.0 == 0.0`` and ``NaN == NaN``. A null is a key of its own.
 - The hash depends on nothing but the key's bytes: no seed, the same on every machine and in every version, for
   routing must agree between all slots and over a restore.
 """
@@ -93,8 +93,6 @@ def _first_positions(codes: npt.NDArray[np.int32], count: int) -> npt.NDArray[np
 
 def check_key_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
     """Raises ``ConfigurationError`` when a column is missing, twice, or of a type that cannot be a key."""
-    if not columns:
-        raise ConfigurationError("a key needs at least one column")
     if len(set(columns)) != len(columns):
         raise ConfigurationError(f"key columns {list(columns)} name a column twice")
     for column in columns:
@@ -121,6 +119,9 @@ def encode_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> KeyCodes:
     """
     if len(columns) == 1:
         return _encode_column(batch.column(columns[0]))
+    if not columns:
+        only = pa.array([b""] if batch.num_rows else [], pa.binary())
+        return KeyCodes(np.zeros(batch.num_rows, dtype=np.int32), only, None, True)
     parts = [_encode_column(batch.column(column)).made_distinct() for column in columns]
     combined = parts[0].codes.astype(np.int64)
     for part in parts[1:]:  # coded anew each time: a product of all dictionary sizes could overflow, that of two cannot
@@ -143,6 +144,8 @@ def row_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
     to do everything once for each row than to find the distinct keys.
     """
     parts = [_decoded_column(batch.column(column)) for column in columns]
+    if not parts:
+        return pa.array([b""] * batch.num_rows, pa.binary())
     if len(parts) == 1:
         return encode_values(parts[0])
     pieces = []

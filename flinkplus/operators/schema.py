@@ -8,6 +8,7 @@ backticks; ``NOT NULL`` may follow a type. A lone type is one column named ``val
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -43,6 +44,26 @@ def parse_schema(schema: str | pa.Schema) -> pa.Schema:
     if not isinstance(schema, str):
         raise ConfigurationError(f"a schema is text like 'word string, n long' or a pyarrow.Schema, not {schema!r}")
     return _checked(_Parser(schema).schema())
+
+
+def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema of rows of all of ``schemas``: one that may be null in any of them may be null.
+
+    Raises ``ConfigurationError`` that says how they differ, when names or types do.
+    """
+    first = schemas[0]
+    for other in schemas[1:]:
+        if (first.names, first.types) != (other.names, other.types):
+            raise ConfigurationError(
+                f"streams of different schemas cannot be united: ({_text(first)}) and ({_text(other)}); map one of "
+                "them to the columns of the other, in the same order"
+            )
+    fields = [pa.field(f.name, f.type, any(s.field(i).nullable for s in schemas)) for i, f in enumerate(first)]
+    return pa.schema(fields)
+
+
+def _text(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def _checked(schema: pa.Schema) -> pa.Schema:

@@ -72,12 +72,8 @@ class FusedOperators:
         parents = {child: node for node in vertex.nodes for child in graph.nodes[node].children}
         for node_index in vertex.nodes:
             node = graph.nodes[node_index]
-            if node_index in parents:
-                schema = graph.nodes[parents[node_index]].schema
-            elif vertex.inputs:
-                schema = graph.nodes[graph.exchanges[vertex.inputs[0]].producer].schema
-            else:
-                schema = node.schema
+            parent = parents.get(node_index)
+            schema = graph.root_schema(vertex) if parent is None else graph.nodes[parent].schema
             name = f"{node.name}[{index}]"
             context = OperatorContext(node.name, name, index, parallelism, schema, state, now_ms=now_ms, rng=rng)
             member = Member(node, context)
@@ -89,17 +85,32 @@ class FusedOperators:
                 member.writer = node.body.writer(context, generation)
             self.members[node_index] = member
         self.root = vertex.nodes[0]
+        self._inputs = {edge: at for at, edge in enumerate(vertex.inputs)}
+        self._by_input = self.members[self.root].instance if self._tells_inputs_apart() else None
+
+    def _tells_inputs_apart(self) -> bool:
+        instance = self.members[self.root].instance
+        return instance is not None and type(instance).process_input is not OperatorInstance.process_input
+
+    @property
+    def tells_inputs_apart(self) -> bool:
+        """Whether batches of different edges must not be pushed as one."""
+        return self._by_input is not None
 
     @property
     def reader(self) -> SourceReader | None:
         return self.members[self.root].reader
 
-    def push(self, batch: pa.RecordBatch) -> Iterator[None]:
-        """Take a batch at the root (from the source, or from an input channel)."""
+    def push(self, batch: pa.RecordBatch, edge: int | None = None) -> Iterator[None]:
+        """Take a batch at the root: from the source, or from an input channel of exchange ``edge``."""
         if self.reader is not None:
             yield from self._emit(self.root, batch)
-        else:
+        elif self._by_input is None or edge is None:
             yield from self._process(self.root, batch)
+        else:
+            self.members[self.root].rows_in += batch.num_rows
+            for out in self._by_input.process_input(self._inputs[edge], batch):
+                yield from self._emit(self.root, out)
 
     def end(self) -> Iterator[None]:
         """All input has ended: flush every operator, upstream ones first."""

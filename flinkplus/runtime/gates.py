@@ -1,6 +1,6 @@
 """The output ends of a subtask's channels, as batches go into them and frames come out.
 
-The protocol is ``flinkplus.protocol.outputs`` (and ``inputs``); here rows are split by key, encoded, and logged.
+The protocol is ``flinkplus.protocol.outputs`` (and ``inputs``); here rows are split among consumers, encoded, logged.
 
 Rules: one thread (the slot's loop). Within a slot messages are handed over as they are; between slots they are encoded
 once, when appended.
@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkplus.operators.keys import HashPartitioner
+from flinkplus.operators.routes import Partitioner
 from flinkplus.protocol.determinants import AncestorLog, StepLog
 from flinkplus.protocol.ids import ChannelId, Generation
 from flinkplus.protocol.inputs import InputChannel, InputGate
@@ -41,26 +41,27 @@ class OutputGate(OutputChannels):
         retention: Retention[Entry] | None = None,
         steps: StepLog | None = None,
         ancestors: AncestorLog | None = None,
+        digest: Callable[[Message, Any], int] | None = None,
     ) -> None:
         def make_log(channel: ChannelId, first: int, received: int) -> OutputLog[Entry]:
             return OutputLog(
                 channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=retention, received=received
             )
 
-        super().__init__(generation, window, hand_over, make_log, retention, steps, ancestors)
+        super().__init__(generation, window, hand_over, make_log, retention, steps, ancestors, digest)
         self._batch_rows = batch_rows
         self._send = send
-        self._partitioners: dict[int, HashPartitioner] = {}
+        self._partitioners: dict[int, Partitioner] = {}
 
     def add_edge(
-        self, edge: int, columns: tuple[str, ...], producer: int, peers: Sequence[Peer], first: Mapping[str, int]
+        self, edge: int, partitioner: Partitioner, producer: int, peers: Sequence[Peer], first: Mapping[str, int]
     ) -> None:
-        """Add the channels of one exchange, whose rows go by the hash of ``columns``; see ``add_channels``."""
-        self._partitioners[edge] = HashPartitioner(columns, len(peers))
+        """Add the channels of one exchange, whose rows go as ``partitioner`` says; see ``add_channels``."""
+        self._partitioners[edge] = partitioner
         self.add_channels(edge, producer, peers, first)
 
     def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
-        """Split a batch by key hash and append a message to each channel concerned; yields between pieces of a
+        """Split a batch among consumers and append a message to each channel concerned; yields between pieces of a
         large one.
         """
         partitioner, ends = self._partitioners[edge], self._edges[edge]

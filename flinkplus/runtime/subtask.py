@@ -14,12 +14,17 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
+import pyarrow as pa
+
+from dedup.filter import MessageFilter
 from flinkplus.config import Options
 from flinkplus.errors import CorruptState
 from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.columns import merge
+from flinkplus.operators.routes import partitioner
 from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.subtask import Incarnation, Promotion, SubtaskSteps, Taken
@@ -30,7 +35,7 @@ from flinkplus.runtime.gates import InputChannel, InputGate, OutputGate
 from flinkplus.runtime.omissions import UnfilteredCursor, sends_all_again
 from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
-from flinkplus.runtime.wire import Message, decode_records
+from flinkplus.runtime.wire import Message, decode_records, digest_of
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.versions import PendingSnapshot
 from upstream_cache.retention import Retention
@@ -67,6 +72,7 @@ class SubtaskPorts:
     state: Callable[[SubtaskPlan], SubtaskState]
     retention: Retention[tuple[Message, Any]] | None
     snapshotted: Callable[[SubtaskId, Generation, dict[str, Any]], None]
+    seen: Callable[[dict[str, Any]], MessageFilter | None]
 
 
 @dataclass
@@ -75,6 +81,10 @@ class Pending:
 
     frozen: PendingSnapshot | None
     rest: dict[str, Any] = field(default_factory=dict)
+
+
+def _records(message: Message, payload: Any) -> pa.RecordBatch:
+    return message.records if message.records is not None else decode_records(payload)
 
 
 class Subtask(SubtaskSteps):
@@ -94,7 +104,10 @@ class Subtask(SubtaskSteps):
         if FILTER in omitted:
             plan.promotion = sends_all_again(plan.promotion)
         promotion = plan.promotion
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None)
+        # Digests would find out that something is missing, and send the job back.
+        filtered = not vertex.is_source and not omitted
+        seen = ports.seen(saved if promotion is not None else {}) if filtered else None
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None, seen)
         if DETERMINANTS in omitted:
             self._steps = self._ancestors = None
         self._marks = promotion.marks if promotion is not None else {}
@@ -107,6 +120,7 @@ class Subtask(SubtaskSteps):
             ports.retention,
             self._steps,
             self._ancestors,
+            self._digest_of,
         )
         self.inputs = InputGate(
             options.window,
@@ -143,7 +157,9 @@ class Subtask(SubtaskSteps):
             consumer = plan.graph.consumer_vertex(edge).name
             peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(parallelism)])
             first = saved.get("outputs", {})
-            self.outputs.add_edge(edge, plan.graph.exchanges[edge].columns, self.id.index, peers, first)
+            exchange = plan.graph.exchanges[edge]
+            split = partitioner(exchange.route, exchange.columns, self.id.index, len(peers))
+            self.outputs.add_edge(edge, split, self.id.index, peers, first)
         self.operators = FusedOperators(
             plan.graph,
             plan.vertex,
@@ -242,12 +258,15 @@ class Subtask(SubtaskSteps):
 
     def _push(self, message: Message, payload: Any) -> Iterator[None]:
         assert self.operators is not None
-        return self.operators.push(message.records if message.records is not None else decode_records(payload))
+        return self.operators.push(_records(message, payload), message.channel.edge)
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         assert self.operators is not None
-        batches = [m.records if m.records is not None else decode_records(payload) for m, payload in messages]
-        return self.operators.push(batches[0] if len(batches) == 1 else merge(batches))
+        if self.operators.tells_inputs_apart:
+            for edge, run in groupby(messages, lambda item: item[0].channel.edge):
+                yield from self.operators.push(merge([_records(*item) for item in run]), edge)
+        else:
+            yield from self.operators.push(merge([_records(*item) for item in messages]))
 
     def _rows_to_read(self) -> int:
         return self._pacer.rows(time.monotonic(), self._counted)
@@ -265,6 +284,9 @@ class Subtask(SubtaskSteps):
         widest = max(m.rows_out - b for m, b in zip(operators.members.values(), before, strict=True))
         self._pacer.after(batch.num_rows, widest, self._counted - rate_before)
         return True
+
+    def _digest(self, message: Message, payload: Any) -> int:
+        return digest_of(message, payload)
 
     def _wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -303,7 +325,7 @@ class Subtask(SubtaskSteps):
         begun = time.perf_counter()
         saved = {
             "operators": self.operators.stage(checkpoint),
-            **self.saved_cursors(),
+            **self.saved_cursors(checkpoint),
             "drained": self._draining,
             "run": (self._run, self._run_base),
         }
@@ -352,7 +374,14 @@ class Subtask(SubtaskSteps):
             "payload_bytes": self.outputs.payload_bytes,
             "determinant_bytes": self.outputs.determinant_bytes,
             "blocked": self._blocked,
+            **self._id_counters(),
         }
+
+    def _id_counters(self) -> dict[str, int]:
+        if self.seen is None:
+            return {}
+        counts = self.seen.counts
+        return {"ids_asked": counts.asked, "ids_maybe": counts.maybe, "ids_known": counts.known}
 
     @property
     def _blocked(self) -> str:
@@ -374,5 +403,7 @@ class Subtask(SubtaskSteps):
                 closing.callback(self.operators.close)
             if self._trace is not None:
                 closing.callback(self._trace.close)
+            if self.seen is not None:
+                closing.callback(self.seen.close)
             if isinstance(step, Generator):
                 closing.callback(step.close)

@@ -73,6 +73,7 @@ class Checks:
                 "rows",
                 "promotions",
                 "dependent",
+                "whims",
                 "stable",
                 "bounded",
                 "copied",

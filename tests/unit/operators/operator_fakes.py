@@ -49,6 +49,9 @@ class FakeObjects:
     def put_many(self, keys: list[bytes], values: list[object]) -> None:
         assert len(set(keys)) == len(keys) == len(values)
         self.content.update(zip(keys, copy.deepcopy(values), strict=True))
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                del self.content[key]
 
     def delete_many(self, keys: list[bytes]) -> None:
         for key in keys:

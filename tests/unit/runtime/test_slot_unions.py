@@ -1,0 +1,130 @@
+"""Vertices with several inputs in slots, one of which dies: the output is that of a run without failure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from flinkplus import StreamEnvironment
+from flinkplus.api.stream import Stream
+from flinkplus.operators.base import Operator, OperatorContext, OperatorInstance
+from tests.unit.api.drawing import environment
+from tests.unit.runtime.slots_in_process import SCHEMA, Cluster, numbers
+
+ROWS = 1000
+
+
+def other_numbers(start: int, n: int) -> pa.RecordBatch:
+    return numbers(start + ROWS, n)
+
+
+def even_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.filter(pc.equal(pc.bit_wise_and(batch.column("v"), 1), 0))
+
+
+def sources(env: StreamEnvironment) -> tuple[Stream, Stream]:
+    first = env.generate(numbers, schema=SCHEMA, count=ROWS, batches=True, name="a")
+    return first, env.generate(other_numbers, schema=SCHEMA, count=ROWS, batches=True, name="b")
+
+
+def to_the_keys(env: StreamEnvironment) -> Stream:
+    a, b = sources(env)
+    return a.union(b)
+
+
+def over_an_operator(env: StreamEnvironment) -> Stream:
+    a, b = sources(env)
+    return a.union(b).map_batches(plainly, schema=SCHEMA)
+
+
+def plainly(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def of_one_vertex(env: StreamEnvironment) -> Stream:
+    a, b = sources(env)
+    return a.union(a.map_batches(even_rows, schema=SCHEMA), b, b)
+
+
+def expected(shape: Callable[[StreamEnvironment], Stream]) -> Counter[int]:
+    rows = Counter(range(2 * ROWS))
+    if shape is of_one_vertex:
+        rows.update(range(0, ROWS, 2))
+        rows.update(range(ROWS, 2 * ROWS))
+    return rows
+
+
+@dataclass(frozen=True)
+class Sides(Operator):
+    """Adds ``side``: which input a row came from."""
+
+    name: str
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        return schema.append(pa.field("side", pa.int64()))
+
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return SidesInstance()
+
+
+class SidesInstance(OperatorInstance):
+    def process(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        raise AssertionError("nobody said which input")
+
+    def process_input(self, position: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        return [batch.append_column("side", pa.array([position] * batch.num_rows))]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[StreamEnvironment, int], Cluster]]:
+    made: list[Cluster] = []
+
+    def start(env: StreamEnvironment, seed: int) -> Cluster:
+        made.append(Cluster(tmp_path, env.graph.fuse(), 3, seed, batch_rows=50))
+        made[-1].deploy()
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def check(table: pa.Table, rows: Counter[int]) -> None:
+    assert Counter(table["v"].to_pylist()) == rows
+    counts = defaultdict(list)
+    for key, count in zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True):
+        counts[key].append(count)
+    for key, found in counts.items():
+        assert sorted(found) == list(range(1, len(found) + 1)), key
+
+
+@pytest.mark.parametrize("shape", [to_the_keys, over_an_operator, of_one_vertex])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slot_dies(start, shape, seed):
+    env = environment()
+    shape(env).key_by("k").count(output="n", name="count").collect(name="out")
+    cluster = start(env, seed)
+    cluster.turns(cluster.random.randint(0, 15))
+    cluster.finish_checkpoint(cluster.trigger())
+    cluster.turns(cluster.random.randint(0, 15))
+    cluster.kill(1)
+    cluster.fail_over(cluster.hosted(1))
+    cluster.turns(cluster.random.randint(0, 5))
+    check(cluster.finish(), expected(shape))
+
+
+def test_an_operator_may_tell_its_inputs_apart(start):
+    """Also where many messages are taken in one step: its vertex has no outputs."""
+    env = environment()
+    a, b = sources(env)
+    a.union(b)._exchanged(Sides("sides"), route="forward").collect(name="out")
+    table = start(env, 0).finish()
+    assert sorted(zip(table["v"].to_pylist(), table["side"].to_pylist(), strict=True)) == [
+        (v, v // ROWS) for v in range(2 * ROWS)
+    ]
