@@ -146,12 +146,37 @@ class JobGraph:
         """The schema of what comes to the root of a vertex; of a source, that of its rows."""
         if vertex.is_source:
             return self.nodes[vertex.nodes[0]].schema
+        body = self.nodes[vertex.nodes[0]].body
+        if isinstance(body, Operator) and body.several_schemas:
+            return self.nodes[self.exchanges[vertex.inputs[0]].producer].schema
         return united([self.nodes[self.exchanges[edge].producer].schema for edge in vertex.inputs])
 
     def has_keyed_state(self, vertex: Vertex) -> bool:
         """Whether the subtasks of a vertex have keyed state."""
         bodies = [self.nodes[i].body for i in vertex.nodes]
         return any(isinstance(body, Operator) and body.has_state for body in bodies)
+
+    def hears_watermarks(self, edge: int) -> bool:
+        """Whether any operator behind an exchange reacts to the watermarks that come over it."""
+        return self._hears(self.exchanges[edge].consumer)
+
+    def _hears(self, index: int) -> bool:
+        node = self.nodes[index]
+        if isinstance(node.body, Operator):
+            if node.body.hears_watermarks:
+                return True
+            if node.body.makes_watermarks:
+                return False
+        return any(map(self._hears, node.children)) or any(map(self.hears_watermarks, node.exchanges))
+
+    def has_watermarks(self, index: int) -> bool:
+        """Whether watermarks come out of a node: some are made at it, or before it on every way from a source."""
+        body = self.nodes[index].body
+        if isinstance(body, Operator) and body.makes_watermarks:
+            return True
+        parents = [at for at, node in enumerate(self.nodes) if index in node.children]
+        parents += [exchange.producer for exchange in self.exchanges if exchange.consumer == index]
+        return bool(parents) and all(map(self.has_watermarks, parents))
 
     def has_sink(self, vertex: Vertex) -> bool:
         """Whether the subtasks of a vertex put rows out."""

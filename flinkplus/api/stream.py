@@ -16,7 +16,12 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import Node
+from flinkplus.operators.aggregates import Aggregate
 from flinkplus.operators.base import Operator
+from flinkplus.operators.deduplicate import Deduplicate
+from flinkplus.operators.durations import Duration, duration_ms
+from flinkplus.operators.event_time import WithWatermark
+from flinkplus.operators.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.keyed import Count, Sum
 from flinkplus.operators.keyed_rows import Process, Reduce
 from flinkplus.operators.keys import check_key_columns
@@ -26,6 +31,7 @@ from flinkplus.operators.schema import united
 from flinkplus.operators.tokenize import Tokenize
 from flinkplus.operators.top import Top
 from flinkplus.operators.union import Union
+from flinkplus.operators.windows import TumblingWindow
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.discard import DiscardSink
@@ -92,6 +98,17 @@ class Stream:
         """The words of a text column, one row each: ``line.lower().split()``, columnar."""
         return self._then(Tokenize(self._env.name_for("tokenize", name), column, output))
 
+    def with_watermark(self, column: str, delay: Duration, *, name: str | None = None) -> Stream:
+        """Take the event time of rows from ``column`` (a timestamp, or integer milliseconds): no row comes more than
+        ``delay`` (``"10 seconds"``, ``"500 ms"``, or seconds) behind a later one.
+
+        Rows pass as they are. Each subtask follows the latest row that it has seen; the least of all subtasks counts
+        behind an exchange, so that a subtask without rows holds back event time. What comes later than the delay is
+        late, see ``tumbling_window``.
+        """
+        name = self._env.name_for("with_watermark", name)
+        return self._then(WithWatermark(name, column, duration_ms(delay, f"operator {name!r}: the delay")))
+
     def throttle(self, rows_per_s: float) -> Stream:
         """Pace the source so that this many rows per second, over all subtasks, leave this operator.
 
@@ -120,6 +137,17 @@ class Stream:
         schema = united([stream.schema for stream in streams])
         origins = tuple(origin for stream in streams for origin in stream._origins)
         return _UnitedStream(self._env, origins, schema, self._env.name_for("union", name))
+
+    def deduplicate(self, *columns: str, ttl: Duration | None = None, name: str | None = None) -> Stream:
+        """The first row for each value of ``columns``, such as the ID of an event that its producer may send twice;
+        columnar.
+
+        ``ttl`` (``"10 minutes"``, or seconds): how long after the row that was kept others are dropped; a row exactly
+        then is kept, and the time begins again. It is processing time, noted, so that a failover changes nothing.
+        Without it values are remembered for ever, and the state grows with them. Nulls are equal to each other.
+        """
+        ttl_ms = None if ttl is None else duration_ms(ttl, "deduplicate: ttl", least=1)
+        return self.key_by(*columns)._then(Deduplicate(self._env.name_for("deduplicate", name), columns, ttl_ms))
 
     def key_by(self, *columns: str) -> KeyedStream:
         """Rows with equal values in ``columns`` meet in one subtask."""
@@ -236,7 +264,114 @@ class KeyedStream:
         return self._then(Reduce(self._env.name_for("reduce", name), self.keys, function))
 
     def process(
-        self, function: Callable[[Any, Any, Any], Iterable[Any] | None], *, schema: Schema, name: str | None = None
+        self,
+        function: Callable[[Any, Any, Any], Iterable[Any] | None],
+        *,
+        schema: Schema,
+        on_timer: Callable[[Any, int, Any], Iterable[Any] | None] | None = None,
+        name: str | None = None,
     ) -> Stream:
-        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state."""
-        return self._then(Process(self._env.name_for("process", name), self.keys, function, schema))
+        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state.
+
+        ``ctx.event_timer(at)`` has ``on_timer(key, at_ms, ctx)`` called when event time reaches ``at``; that needs
+        ``with_watermark`` before. ``ctx.watermark`` is how far event time is, in milliseconds (``None``: not known
+        yet).
+        """
+        name = self._env.name_for("process", name)
+        if on_timer is not None:
+            self._check_event_time(name)
+        return self._then(Process(name, self.keys, function, schema, on_timer))
+
+    def interval_join(
+        self,
+        other: KeyedStream,
+        *,
+        left_time: str,
+        right_time: str,
+        lower: Duration,
+        upper: Duration,
+        left_prefix: str = "left_",
+        right_prefix: str = "right_",
+        name: str | None = None,
+    ) -> Stream:
+        """Pairs of rows of this stream and of ``other`` with equal keys, where the time of the other row, less that of
+        this one, is from ``lower`` to ``upper`` (``"-5 seconds"``, ``"5 seconds"``). Both need ``with_watermark``
+        before.
+
+        Out come the columns of both sides; the keys once, where they are called the same; of other columns of the same
+        name each with its side's prefix. A row before the watermark is dropped, and counted in the metric
+        ``late_rows``. Raises ``ConfigurationError`` for keys of different types.
+        """
+        name = self._env.name_for("interval_join", name)
+        if not isinstance(other, KeyedStream):
+            raise ConfigurationError(f"operator {name!r} joins keyed streams, not a {type(other).__name__}: use key_by")
+        if other._env is not self._env:
+            raise ConfigurationError(f"operator {name!r}: both streams must be drawn in one StreamEnvironment")
+        self._check_event_time(name)
+        other._check_event_time(name)
+        origins = (*self._stream._origins, *other._stream._origins)
+        join = IntervalJoin(
+            name,
+            self.keys,
+            JoinSide(self.schema, self.keys, left_time, left_prefix),
+            JoinSide(other.schema, other.keys, right_time, right_prefix),
+            duration_ms(lower, f"operator {name!r}: lower", least=None),
+            duration_ms(upper, f"operator {name!r}: upper", least=None),
+            len(self._stream._origins),
+        )
+        join.check()
+        schema, graph = join.output_schema(self.schema), self._env.graph
+        node = graph.add(Node(name, "operator", join, schema), None, None)
+        for at, origin in enumerate(origins):
+            keys = self.keys if at < join.left_inputs else other.keys
+            graph.link(origin, node, keys, "hash" if keys else "gather")
+        return Stream(self._env, node, schema)
+
+    def tumbling_window(self, column: str, size: Duration) -> WindowedStream:
+        """Windows of event time, ``size`` long (``"10 seconds"``), by the time in ``column``; needs ``with_watermark``
+        before.
+
+        A row whose window has been put out already is dropped, and counted in the metric ``late_rows``.
+        """
+        return WindowedStream(self, column, duration_ms(size, "the size of a window", least=1))
+
+    def _check_event_time(self, name: str) -> None:
+        if not all(map(self._env.graph.has_watermarks, self._stream._origins)):
+            raise ConfigurationError(f"operator {name!r} needs event time: call with_watermark on the stream before it")
+
+
+class WindowedStream:
+    """Windows of a keyed stream: one row for each key and window, when the watermark passes the window's end: the key
+    columns, ``window_start``, ``window_end``, and what is asked for here.
+    """
+
+    def __init__(self, stream: KeyedStream, column: str, size_ms: int) -> None:
+        self._stream = stream
+        self._column = column
+        self._size_ms = size_ms
+
+    def count(self, *, output: str = "count", name: str | None = None) -> Stream:
+        """How many rows there are."""
+        return self._aggregated("count", name, Aggregate(output, "count"))
+
+    def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
+        """The sum of ``column``; a null adds nothing."""
+        return self._aggregated("sum", name, Aggregate(output, "sum", column))
+
+    def aggregate(self, *, name: str | None = None, **outputs: str | tuple[str, str]) -> Stream:
+        """Several at once, by output column: ``n="count", total=("sum", "x"), least=("min", "x")``; there are
+        ``count``, ``sum``, ``min``, ``max`` and ``mean``.
+        """
+        aggregates = []
+        for output, wanted in outputs.items():
+            given = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+            if not 1 <= len(given) <= 2 or not all(isinstance(part, str) for part in given):
+                raise ConfigurationError(f"aggregate {output!r} must be a name or (name, column), not {wanted!r}")
+            aggregates.append(Aggregate(output, *given))
+        return self._aggregated("aggregate", name, *aggregates)
+
+    def _aggregated(self, kind: str, name: str | None, *aggregates: Aggregate) -> Stream:
+        stream = self._stream
+        name = stream._env.name_for(f"window_{kind}", name)
+        stream._check_event_time(name)
+        return stream._then(TumblingWindow(name, stream.keys, self._column, self._size_ms, aggregates))

@@ -14,6 +14,8 @@ Rules:
 - No output batch is empty, and none is larger than about ``MAX_OUTPUT_ROWS`` rows unless its input was.
 - An instance is deterministic: the same state and the same input batches give the same output batches. The time of day
   and random numbers come from ``OperatorContext`` alone.
+- Event time: a watermark *w* (milliseconds) says that no row before *w* will come any more. It rises from call to call
+  of ``on_watermark``; what an operator emits there comes before it. At the end of all input it is ``END_OF_TIME_MS``.
 - Keyed state goes through ``OperatorContext.state`` and is snapshotted by its owner, not by the operator.
   ``snapshot`` is for the small rest (JSON), and is taken between two ``process`` calls.
 """
@@ -32,6 +34,22 @@ import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import InvariantViolation
+from flinkplus.protocol.watermarks import END_OF_TIME_MS
+
+__all__ = [
+    "END_OF_TIME_MS",
+    "MAX_OUTPUT_ROWS",
+    "Dtype",
+    "JsonValue",
+    "KeyedOperator",
+    "KeyedState",
+    "NumberStateLike",
+    "ObjectStateLike",
+    "Operator",
+    "OperatorContext",
+    "OperatorInstance",
+    "WatermarkMaker",
+]
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 """What may stand in a snapshot, a source position or a staged file's description."""
@@ -56,6 +74,9 @@ class NumberStateLike(Protocol):
 
     def scatter(self, idx: npt.NDArray[np.int64], values: npt.NDArray[Any], /) -> None:
         """Set the values of distinct rows and mark them dirty."""
+
+    def remove(self, idx: npt.NDArray[np.int64], /) -> None:
+        """The keys of distinct rows are absent from now on."""
 
 
 class ObjectStateLike(Protocol):
@@ -123,11 +144,20 @@ class OperatorInstance(ABC):
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take one input batch; the returned iterable, exhausted, has done the work and given all its output."""
 
+    @property
+    def behind_ms(self) -> int:
+        """By how much event times in the output may lie before the watermark of the input: so much later it goes on."""
+        return 0
+
     def process_input(self, position: int, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """As ``process``, for the root of a vertex with several inputs: ``position`` tells which one, in the order in
         which they were drawn. Overridden by who treats them differently; then no two inputs come in one batch.
         """
         return self.process(batch)
+
+    def on_watermark(self, watermark_ms: int) -> Iterable[pa.RecordBatch]:
+        """No row before this time will come any more; the iterable is as that of ``process``."""
+        return ()
 
     def end(self) -> Iterable[pa.RecordBatch]:
         """All inputs have ended: give what is left."""
@@ -150,10 +180,25 @@ class OperatorInstance(ABC):
         return None
 
 
+class WatermarkMaker(OperatorInstance):
+    """An operator that makes watermarks of its rows. Those of its input end here, but for the end of time."""
+
+    @property
+    @abstractmethod
+    def watermark_ms(self) -> int | None:
+        """How far event time is, by the rows so far; asked for after each batch, and never goes back."""
+
+
 class Operator(ABC):
     """A node of the logical graph: ``name`` (unique in the job), and how to make its instances."""
 
     name: str
+    hears_watermarks = False
+    """Whether ``on_watermark`` does anything; where nobody does, no watermarks are sent."""
+    several_schemas = False
+    """Whether its inputs have different schemas, which it then knows itself."""
+    makes_watermarks = False
+    """Whether its instances are ``WatermarkMaker``s."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:

@@ -5,12 +5,15 @@ Rules:
 - Rows come in the order of the stream; all rows of a key come to the same subtask.
 - State is read once for each distinct key of a batch, and written back once, at the end of the batch: a function that
   raises has written nothing of its batch.
+- Event-time timers (``timers``) belong to a key, as its state does; they call a function when the watermark is there.
 - A value got from state is the caller's own: changing it without putting it back changes nothing, and changing it after
   having put it changes nothing either. (So results do not depend on where batches are cut.)
 """
 
 from __future__ import annotations
 
+import datetime
+import operator
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,13 +22,32 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from flinkplus.operators.base import KeyedOperator, ObjectStateLike, OperatorContext, OperatorInstance
+from flinkplus.operators.base import (
+    END_OF_TIME_MS,
+    JsonValue,
+    KeyedOperator,
+    ObjectStateLike,
+    OperatorContext,
+    OperatorInstance,
+)
 from flinkplus.operators.columns import cut
 from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys
-from flinkplus.operators.row import USER_EXCEPTIONS, Row, RowConverter, make_row, row_type, rows_of, user_error
+from flinkplus.operators.row import (
+    USER_EXCEPTIONS,
+    Row,
+    RowConverter,
+    make_row,
+    row_type,
+    rows_of,
+    short_repr,
+    user_error,
+)
 from flinkplus.operators.rows import Collector
 from flinkplus.operators.schema import parse_schema
+from flinkplus.operators.timers import EventTimers
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
 _ATOMS = (int, float, str, bytes, bool, type(None))
 
 
@@ -157,13 +179,13 @@ class ValueState:
 
 
 class ProcessContext:
-    """What a ``Process`` function may use: ``key``, ``state(name)``, ``now()``, ``random()``, and where it runs
-    (``operator``, ``subtask``).
+    """What a ``Process`` function may use: ``key``, ``state(name)``, ``now()``, ``random()``, timers, event time, and
+    where it runs (``operator``, ``subtask``).
 
-    ``batch`` and ``code`` say which key is the current one; they are the operator's.
+    ``batch`` and ``code`` say which key is the current one; they are the operator's, as is ``timers``.
     """
 
-    def __init__(self, ctx: OperatorContext) -> None:
+    def __init__(self, ctx: OperatorContext, timers: EventTimers | None = None) -> None:
         self.operator = ctx.operator
         self.subtask = ctx.subtask
         self.key: Any = None
@@ -172,6 +194,35 @@ class ProcessContext:
         self._state = ctx.keyed_state()
         self._now_ms, self._rng = ctx.now_ms, ctx.rng
         self._values: dict[str, ValueState] = {}
+        self._timers = timers
+        self._keys: tuple[KeyCodes | None, list[bytes]] = (None, [])
+        self.watermark: int | None = None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all input has ended, so that all timers fire."""
+        return self.watermark == END_OF_TIME_MS
+
+    def event_timer(self, at: int | datetime.datetime) -> None:
+        """Have ``on_timer`` called for the current key when the watermark reaches ``at`` (milliseconds since 1970, or a
+        datetime). No effect when that is set already. A time that has passed: when the watermark rises next.
+        """
+        self._timers_in_use().set(_milliseconds(at), self._key_bytes(), self.key)
+
+    def delete_event_timer(self, at: int | datetime.datetime) -> None:
+        """Take back ``event_timer`` of the current key; no error when there is none."""
+        self._timers_in_use().unset(_milliseconds(at), self._key_bytes())
+
+    def _timers_in_use(self) -> EventTimers:
+        if self._timers is None:
+            raise RuntimeError(f"operator {self.operator!r} has no timers: give process(..., on_timer=...)")
+        return self._timers
+
+    def _key_bytes(self) -> bytes:
+        if self._keys[0] is not self.batch:
+            assert self.batch is not None
+            self._keys = self.batch, self.batch.keys
+        return self._keys[1][self.code]
 
     def state(self, name: str) -> ValueState:
         """The value kept under ``name`` for the current key."""
@@ -196,7 +247,10 @@ class ProcessContext:
         """Hand what the batch changed to the state."""
         for value in self._values.values():
             value.write_back()
+        if self._timers is not None:
+            self._timers.write_back()
         self.batch = None
+        self._keys = None, []
 
 
 @dataclass(frozen=True)
@@ -204,11 +258,14 @@ class Process(KeyedOperator):
     """``fn(key, row, ctx)`` for every row, with keyed state from ``ctx``; gives an iterable of rows of ``schema``, or
     ``None``.
 
-    ``key`` is the value of the key column, or the tuple of values when there are several.
+    ``key`` is the value of the key column, or the tuple of values when there are several. ``on_timer(key, at_ms, ctx)``
+    does the same for each timer of ``ctx.event_timer``.
     """
 
     fn: Callable[[Any, Row, ProcessContext], Any]
     schema: str | pa.Schema
+    on_timer: Callable[[Any, int, ProcessContext], Any] | None = None
+    hears_watermarks = True
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -225,7 +282,9 @@ class _ProcessInstance(OperatorInstance):
         self._fn = descriptor.fn
         self._keys = descriptor.keys
         self._ctx = ctx
-        self._context = ProcessContext(ctx)
+        self._on_timer = descriptor.on_timer
+        self._timers = None if self._on_timer is None else EventTimers(ctx.keyed_state(), ctx.operator)
+        self._context = ProcessContext(ctx, self._timers)
         self._collector = Collector(ctx, RowConverter(ctx.operator, ctx.subtask, parse_schema(descriptor.schema)))
 
     @override
@@ -248,3 +307,41 @@ class _ProcessInstance(OperatorInstance):
                 yield from collector.collect(row, result)
         context.write_back()
         yield from collector.flush()
+
+    @override
+    def on_watermark(self, watermark_ms: int) -> Iterator[pa.RecordBatch]:
+        context, collector, on_timer = self._context, self._collector, self._on_timer
+        context.watermark = watermark_ms
+        if self._timers is None or on_timer is None:
+            return
+        for timers in self._timers.due(watermark_ms):
+            context.batch = timers.key_codes
+            for at_ms, context.code, context.key in timers:
+                timer = f"the timer of key {short_repr(context.key)} at {at_ms} ms"
+                try:
+                    result = on_timer(context.key, at_ms, context)
+                except USER_EXCEPTIONS as error:
+                    raise user_error(self._ctx.operator, self._ctx.subtask, timer, error) from error
+                if result is not None:
+                    yield from collector.collect(timer, result)
+            context.write_back()
+            yield from collector.flush()
+
+    @override
+    def snapshot(self, checkpoint: int) -> JsonValue:
+        timers = None if self._timers is None else self._timers.snapshot()
+        return {"watermark_ms": self._context.watermark, "timers": timers}
+
+    @override
+    def restore(self, state: JsonValue) -> None:
+        saved: Any = state or {}  # None: of a version without event time
+        self._context.watermark = saved.get("watermark_ms")
+        if self._timers is not None and saved.get("timers") is not None:
+            self._timers.restore(saved["timers"])
+
+
+def _milliseconds(at: int | datetime.datetime) -> int:
+    if isinstance(at, datetime.datetime):
+        moment = at if at.tzinfo is not None else at.replace(tzinfo=datetime.timezone.utc)
+        return (moment - _EPOCH) // _MILLISECOND
+    return operator.index(at)

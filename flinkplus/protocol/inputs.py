@@ -84,7 +84,11 @@ class InputGate:
         return None
 
     def take_records(self, most: int) -> list[tuple[InputChannel, Message, Any]]:
-        """Up to ``most`` small messages of records that may be taken now, of all channels in turn, in channel order."""
+        """Up to ``most`` small messages of records that may be taken now, of all channels in turn, in channel order.
+
+        None when it is the turn of a channel with a watermark: what comes behind it must not wait until all others are
+        empty.
+        """
         taken: list[tuple[InputChannel, Message, Any]] = []
         for end in self._order:
             if end.blocked:
@@ -92,6 +96,8 @@ class InputGate:
             while end.queue and len(taken) < most:
                 message, payload = end.queue[0]
                 if message.kind is not Kind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
+                    if not taken and message.kind is Kind.WATERMARK:
+                        return []
                     break
                 end.queue.popleft()
                 taken.append((end, message, payload))

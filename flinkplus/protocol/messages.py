@@ -14,20 +14,23 @@ from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 
 class Kind(IntEnum):
     """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor. REPLICA
-    is between members of a chain: its channel is empty and its payload belongs to ``chain_backup``."""
+    is between members of a chain: its channel is empty and its payload belongs to ``chain_backup``. WATERMARK: no row
+    before its time comes behind it."""
 
     RECORDS = 1
     BARRIER = 2
     END_OF_INPUT = 3
     CREDIT = 4
     REPLICA = 5
+    WATERMARK = 6
 
 
 class Message(NamedTuple):
     """One message. ``epoch`` of a BARRIER is the checkpoint it starts. ``records`` is set for RECORDS only.
 
     ``size`` is the payload's size in bytes: as sent, or as held in memory when it never leaves the slot.
-    ``determinants``: those of the sender's that this receiver has not been sent before.
+    ``determinants``: those of the sender's that this receiver has not been sent before. ``watermark_ms``: event time,
+    of a WATERMARK only.
     """
 
     kind: Kind
@@ -38,3 +41,4 @@ class Message(NamedTuple):
     records: Any = None
     size: int = 0
     determinants: bytes = b""
+    watermark_ms: int = 0

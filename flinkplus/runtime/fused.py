@@ -4,6 +4,9 @@ Rules: a push is a generator that yields whenever something has been appended to
 wait for
 room; it must be exhausted before the next push or snapshot. Batches reach user functions and sinks with plain columns.
 Row counters belong to the state: they are saved and restored with it, so replayed rows are not counted twice.
+
+A watermark goes down the tree like a batch: what an operator emits because of it goes before it. Where an operator
+makes watermarks of its own, those from above end, and its own go on, behind the batch that they were made of.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import pyarrow as pa
 
 from flinkplus.errors import CorruptState
 from flinkplus.graph import JobGraph, Node, Vertex
-from flinkplus.operators.base import Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.base import END_OF_TIME_MS, Operator, OperatorContext, OperatorInstance, WatermarkMaker
 from flinkplus.sinks.base import Sink, SinkWriter
 from flinkplus.sources.base import Source, SourceReader
 
@@ -28,6 +31,9 @@ class Exchanges(Protocol):
 
     def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
         """Append the batch to the output logs of ``edge``; yields between two appends to the same log."""
+
+    def watermark(self, edge: int, watermark_ms: int) -> Iterator[None]:
+        """Append a watermark to each output log of ``edge``, and yield."""
 
 
 @dataclass
@@ -41,6 +47,7 @@ class Member:
     writer: SinkWriter | None = None
     rows_in: int = 0
     rows_out: int = 0
+    watermark_ms: int | None = None
 
     @property
     def own(self) -> dict[str, int]:
@@ -85,6 +92,8 @@ class FusedOperators:
                 member.writer = node.body.writer(context, generation)
             self.members[node_index] = member
         self.root = vertex.nodes[0]
+        self._clocks = [i for i, member in self.members.items() if isinstance(member.instance, WatermarkMaker)]
+        self._heard = frozenset(edge for edge in vertex.outputs if graph.hears_watermarks(edge))
         self._inputs = {edge: at for at, edge in enumerate(vertex.inputs)}
         self._by_input = self.members[self.root].instance if self._tells_inputs_apart() else None
 
@@ -111,11 +120,22 @@ class FusedOperators:
             self.members[self.root].rows_in += batch.num_rows
             for out in self._by_input.process_input(self._inputs[edge], batch):
                 yield from self._emit(self.root, out)
+        for index in self._clocks:
+            clock = self.members[index].instance
+            assert isinstance(clock, WatermarkMaker)
+            if clock.watermark_ms is not None:
+                yield from self._rise(index, clock.watermark_ms)
+
+    def advance(self, watermark_ms: int) -> Iterator[None]:
+        """The watermark of the input channels has risen."""
+        yield from self._advance(self.root, watermark_ms)
 
     def end(self) -> Iterator[None]:
-        """All input has ended: flush every operator, upstream ones first."""
+        """All input has ended, and event time with it: flush every operator, upstream ones first."""
         for index, member in self.members.items():
             if member.instance is not None:
+                for out in member.instance.on_watermark(END_OF_TIME_MS):
+                    yield from self._emit(index, out)
                 for out in member.instance.end():
                     yield from self._emit(index, out)
 
@@ -138,11 +158,35 @@ class FusedOperators:
         for edge in member.node.exchanges:
             yield from self._exchanges.append(edge, batch)
 
+    def _advance(self, index: int, watermark_ms: int) -> Iterator[None]:
+        member = self.members[index]
+        if isinstance(member.instance, WatermarkMaker):
+            return
+        if member.instance is not None:
+            for out in member.instance.on_watermark(watermark_ms):
+                yield from self._emit(index, out)
+            watermark_ms -= member.instance.behind_ms
+        yield from self._rise(index, watermark_ms)
+
+    def _rise(self, index: int, watermark_ms: int) -> Iterator[None]:
+        """The watermark behind what a node has emitted, if it is higher than the last one."""
+        member = self.members[index]
+        if member.watermark_ms is not None and watermark_ms <= member.watermark_ms:
+            return
+        member.watermark_ms = watermark_ms
+        for child in member.node.children:
+            yield from self._advance(child, watermark_ms)
+        for edge in member.node.exchanges:
+            if edge in self._heard:
+                yield from self._exchanges.watermark(edge, watermark_ms)
+
     def stage(self, checkpoint: int) -> dict[str, Any]:
         """The operators' part of a snapshot, JSON: per operator its state, counters, position, staged output."""
         saved: dict[str, Any] = {}
         for member in self.members.values():
             entry: dict[str, Any] = {"rows_in": member.rows_in, "rows_out": member.rows_out, "own": dict(member.own)}
+            if member.watermark_ms is not None:
+                entry["watermark_ms"] = member.watermark_ms
             if member.reader is not None:
                 entry["position"] = member.reader.position()
             if member.instance is not None:
@@ -163,6 +207,7 @@ class FusedOperators:
             entry = saved.get(member.node.name, {})
             member.rows_in = entry.get("rows_in", 0)
             member.rows_out = entry.get("rows_out", 0)
+            member.watermark_ms = entry.get("watermark_ms")
             if member.reader is not None:
                 member.reader.open(entry.get("position"))
             if member.instance is not None and entry:

@@ -78,6 +78,11 @@ class OutputGate(OutputChannels):
             self.pump()
             yield
 
+    def watermark(self, edge: int, watermark_ms: int) -> Iterator[None]:
+        """Append a watermark to each channel of an exchange, and yield."""
+        self.append_watermark(edge, watermark_ms)
+        yield
+
     def _piece_rows(self, batch: pa.RecordBatch) -> int:
         rows = max(1, 2 * self._batch_rows)
         if batch.num_rows > 1 and batch.nbytes > MAX_MESSAGE_BYTES:

@@ -1,11 +1,13 @@
 """What a job does without when it is told to (``without:PART``, see ``faults``): it shows what the part is there for.
 
-Rules: for experiments and their tests only. A job that lacks nothing never comes here.
+Rules: for experiments and their tests only. A job that lacks nothing never comes here. One that lacks anything compares
+nothing either: else it would be found out.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 
 from typing_extensions import override
@@ -13,6 +15,7 @@ from typing_extensions import override
 from flinkplus.protocol.channel import ACCEPT, Accept, Decision, Duplicate, InputCursor
 from flinkplus.protocol.ids import ChannelId, Generation, Seq
 from flinkplus.protocol.subtask import Promotion
+from flinkplus.runtime.faults import FILTER
 
 
 class UnfilteredCursor(InputCursor):
@@ -41,6 +44,8 @@ class UnfilteredCursor(InputCursor):
             super().consume(new)
 
 
-def sends_all_again(promotion: Promotion | None) -> Promotion | None:
-    """A promotion that is not told what its living consumers have received."""
-    return None if promotion is None else replace(promotion, received={})
+def without(omitted: Collection[str], promotion: Promotion | None) -> Promotion | None:
+    """A promotion that compares nothing, and without the filter is not told what its living consumers have received."""
+    if promotion is None:
+        return None
+    return replace(promotion, had={}, received={} if FILTER in omitted else promotion.received)

@@ -32,7 +32,7 @@ from flinkplus.runtime import control
 from flinkplus.runtime.faults import DETERMINANTS, FILTER, left_out
 from flinkplus.runtime.fused import FusedOperators
 from flinkplus.runtime.gates import InputChannel, InputGate, OutputGate
-from flinkplus.runtime.omissions import UnfilteredCursor, sends_all_again
+from flinkplus.runtime.omissions import UnfilteredCursor, without
 from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
 from flinkplus.runtime.wire import Message, decode_records, digest_of
@@ -101,12 +101,11 @@ class Subtask(SubtaskSteps):
         graph, vertex, options = plan.graph, plan.vertex, plan.options
         saved = plan.handle.get("operator_state", {})
         omitted = left_out(options.faults)
-        if FILTER in omitted:
-            plan.promotion = sends_all_again(plan.promotion)
+        if omitted:
+            plan.promotion = without(omitted, plan.promotion)
         promotion = plan.promotion
-        # Digests would find out that something is missing, and send the job back.
-        filtered = not vertex.is_source and not omitted
-        seen = ports.seen(saved if promotion is not None else {}) if filtered else None
+        unfiltered = vertex.is_source or bool(omitted) or not plan.guarantee.repeats
+        seen = None if unfiltered else ports.seen(saved if promotion is not None else {})
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None, seen)
         if DETERMINANTS in omitted:
             self._steps = self._ancestors = None
@@ -117,7 +116,7 @@ class Subtask(SubtaskSteps):
             options.batch_rows,
             ports.send,
             ports.hand_over,
-            ports.retention,
+            ports.retention if plan.guarantee.replays else None,
             self._steps,
             self._ancestors,
             self._digest_of,
@@ -279,11 +278,16 @@ class Subtask(SubtaskSteps):
         batch = operators.reader.read(rows)
         if batch is None:
             return False
+        self.has_read(batch.num_rows)
         if batch.num_rows:
             yield from operators.push(batch)
         widest = max(m.rows_out - b for m, b in zip(operators.members.values(), before, strict=True))
         self._pacer.after(batch.num_rows, widest, self._counted - rate_before)
         return True
+
+    def _advance(self, watermark_ms: int) -> Iterator[None]:
+        assert self.operators is not None
+        return self.operators.advance(watermark_ms)
 
     def _digest(self, message: Message, payload: Any) -> int:
         return digest_of(message, payload)

@@ -50,11 +50,11 @@ class Source:
 
 
 class Victim:
-    """A running job: numbers | key_by(word) | count [| what the test puts in] | parquet.
+    """A running job: numbers [| what the test puts before] | key_by(word) | count [| between] | parquet.
 
     A context manager that checks, at the end, that nothing is left behind. ``word``: of row ``i``. ``prepare``: called
-    in each slot that reads rows. ``between``: what the test puts in, given and returning a stream with the columns
-    word, i, count.
+    in each slot that reads rows. ``before``, ``between``: what the test puts in, given and returning a stream, with the
+    columns word, i and, in between, count.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Victim:
         *,
         word: Callable[[int], str] = word,
         prepare: Callable[[Slot], None] | None = None,
+        before: Callable[[Stream], Stream] | None = None,
         between: Callable[[Stream], Stream] | None = None,
         rate: float = RATE,
         **options: Any,
@@ -73,11 +74,10 @@ class Victim:
         self._word = word
         given = {"parallelism": 3, "checkpoint_interval": 0.2, "recovery": "standby", "work_dir": str(self.work)}
         env = StreamEnvironment(spark, **{**given, **options})
-        stream = (
-            env.generate(Source(word, prepare), schema=SCHEMA, rate=rate, name="numbers")
-            .key_by("word")
-            .count(name="count")
-        )
+        stream = env.generate(Source(word, prepare), schema=SCHEMA, rate=rate, name="numbers")
+        if before is not None:
+            stream = before(stream)
+        stream = stream.key_by("word").count(name="count")
         if between is not None:
             stream = between(stream)
         stream.to_parquet(str(self.out), name="out")

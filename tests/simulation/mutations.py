@@ -24,6 +24,7 @@ from flinkplus.protocol.ids import ChannelId
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.runtime.fencing import FenceAnswers
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
@@ -533,6 +534,26 @@ def inputs_not_fenced(original: Any) -> Any:
             end.cursor._generation = cursors[end.channel]
 
     return fence_inputs
+
+
+# --- event time
+
+
+@mutation(InputWatermarks, "saved")
+def watermarks_not_saved(original: Any) -> Any:
+    """A snapshot says nothing of event time."""
+    return lambda self: {}
+
+
+@mutation(InputWatermarks, "_least")
+def watermark_of_the_fastest(original: Any) -> Any:
+    """The watermark is that of the input channel that is ahead, not of the one behind."""
+
+    def least(self: Any) -> int:
+        ahead = max([known for channel, known in self._known.items() if channel not in self._ended], default=None)
+        return original(self) if ahead is None else ahead
+
+    return least
 
 
 # --- rollback

@@ -70,6 +70,7 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
+    ``watermarks``: sources send them, and every other stage holds rows back until they are old enough.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
 
@@ -79,6 +80,7 @@ class Parameters:
     parallelism: int = 2
     records: int = 12
     keys: int = 5
+    guarantee: str = "exactly-once"
     recovery: str = "standby"
     replicas: int = 2
     failback: str = "auto"
@@ -91,6 +93,7 @@ class Parameters:
     max_concurrent: int = 1
     rows: int = 3
     pending_versions: bool = False
+    watermarks: bool = False
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
@@ -117,6 +120,9 @@ class Parameters:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+GUARANTEES = ("exactly-once", "at-least-once", "at-most-once")
 
 
 class Rng(random.Random):
@@ -152,6 +158,7 @@ def draw(seed: int) -> Parameters:
         parallelism=parallelism,
         records=records if parallelism <= 3 else min(records, 4),
         keys=rng.choice((1, 3, 8)),
+        guarantee=child(seed, "guarantee").choices(GUARANTEES, (8, 1, 1))[0],
         recovery=recovery,
         replicas=rng.choice((2, 2, 3, 3, 4)),
         failback=rng.choice(("auto", "auto", "never")),
@@ -164,6 +171,7 @@ def draw(seed: int) -> Parameters:
         max_concurrent=rng.choice((1, 1, 1, 2)),
         rows=rng.choice((1, 2, 4)),
         pending_versions=rng.random() < 0.5,
+        watermarks=child(seed, "watermarks").random() < 0.4,
         latency_ms=rng.choice((1, 2, 2, 6)),
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),

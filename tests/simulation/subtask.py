@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 HANDLE_FORMAT = 1
 MAX_FILES = 3
 RECORD_BYTES = 100
+MS_A_RECORD = 10
+"""What lies in event time between two records of a source subtask."""
 CLOCK_BYTES = 50
 """A message is so many bytes larger, at most, by what the clock says: so it shows when it is made again."""
 MAX_UNSENT_BYTES = 16 << 20
@@ -34,6 +36,11 @@ Count = tuple[int, int]
 """(key, records so far)."""
 WITHOUT_REFERENCES = 2
 """Version of marshal in which equal values are equal bytes."""
+
+
+def event_time_ms(row: Row) -> int:
+    """When the record of a row happened."""
+    return row[0][2] * MS_A_RECORD
 
 
 class MarshalCodec:
@@ -50,6 +57,7 @@ class MarshalCodec:
             found.records,
             found.size,
             found.determinants,
+            found.watermark_ms,
         )
         return (marshal.dumps(content, WITHOUT_REFERENCES),)
 
@@ -103,7 +111,7 @@ class SimSubtask(SubtaskSteps):
         self._at = graph.vertices.index(vertex)
         saved = plan.handle.get("operator_state", {})
         seen = None
-        if slot.retention is not None and not vertex.is_source:
+        if slot.retention is not None and not vertex.is_source and plan.guarantee.repeats:
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
             if plan.promotion is not None:
                 seen.load(saved.get("seen", {}), parse_channel)
@@ -120,7 +128,7 @@ class SimSubtask(SubtaskSteps):
             world.parameters.window,
             slot._hand_over,
             self._make_log,
-            slot.retention,
+            slot.retention if plan.guarantee.replays else None,
             self._steps,
             self._ancestors,
             self._digest_of,
@@ -133,6 +141,9 @@ class SimSubtask(SubtaskSteps):
         if plan.promotion is not None:
             self._staged = [file for file in own.get("staged", ()) if file[1] > world.commits.newest]
         self._open: list[Row] = []
+        self._holds_back = world.parameters.watermarks and self._at % 2 == 1
+        self._held: list[Row] = list(own.get("held", ()))
+        self.advanced_ms = own.get("advanced_ms", -1)
         self._restore_state()
         self.add_inputs(saved, graph.inputs_of(self.id, graph.parallelism))
         for edge in vertex.outputs:
@@ -174,7 +185,8 @@ class SimSubtask(SubtaskSteps):
     # --- the work
 
     def _take(self, end: InputChannel) -> Iterator[None] | None:
-        self._world.checks.causes.takes(self, end.queue[0][0])
+        if self._world.checks.exact:
+            self._world.checks.causes.takes(self, end.queue[0][0])
         return super()._take(end)
 
     def begin(self, run: int, run_age_s: float) -> None:
@@ -186,12 +198,18 @@ class SimSubtask(SubtaskSteps):
             raise UserFunctionError("count", str(self.id), "", "boom")
 
     def _push(self, message: Message, payload: Any) -> Iterator[None]:
-        return self._count(message.records)
+        return self._count(self._on_time(message))
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
-        for message, _ in messages:
+        for message, _ in messages if self._world.checks.exact else ():
             self._world.checks.causes.takes(self, message)
-        return self._count(tuple(row for message, _ in messages for row in message.records))
+        return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
+
+    def _on_time(self, message: Message) -> tuple[Row, ...]:
+        known = self._watermarks._known
+        self._world.checks.on_time(self, message, known.get(message.channel) if known else None)
+        rows: tuple[Row, ...] = message.records
+        return rows
 
     def _count(self, rows: tuple[Row, ...]) -> Iterator[None]:
         self._throw_if_poisoned()
@@ -206,7 +224,25 @@ class SimSubtask(SubtaskSteps):
                 self._told_ms = self.now_ms() % CLOCK_BYTES
             counts[key] = dirty[key] = number = counts.get(key, 0) + 1
             counted.append((record, (*passages, (at, key, number))))
+        if self._holds_back:
+            self._held += counted
+            return iter(())
         return self._emit(counted)
+
+    def _advance(self, watermark_ms: int) -> Iterator[None]:
+        self._world.checks.advances(self, watermark_ms)
+        if self._holds_back:
+            due = sorted(row for row in self._held if event_time_ms(row) < watermark_ms)
+            self._held = [row for row in self._held if event_time_ms(row) >= watermark_ms]
+            self._told_ms = self.now_ms() % CLOCK_BYTES if self._world.parameters.clock_keys else 0
+            if due:
+                yield from self._emit(due)
+        yield from self._send_watermark(watermark_ms)
+
+    def _send_watermark(self, watermark_ms: int) -> Iterator[None]:
+        for edge in self.plan.vertex.outputs:
+            self.outputs.append_watermark(edge, watermark_ms)
+            yield
 
     def _emit(self, rows: list[Row]) -> Iterator[None]:
         graph = self.slot.graph
@@ -245,12 +281,16 @@ class SimSubtask(SubtaskSteps):
         first = self._read_to
         self._throw_if_poisoned()
         self._read_to = min(end, first + rows)
+        self.has_read(self._read_to - first)
         yield from self._emit([((self._at, self.id.index, number), ()) for number in range(first, self._read_to)])
+        if self._world.parameters.watermarks:
+            yield from self._send_watermark(self._read_to * MS_A_RECORD)
         self._next_read_s = (self._world.now_ms + self._rng.randint(0, self._world.parameters.read_ms)) / 1000
         return True
 
     def _flush(self) -> Iterator[None]:
-        return iter(())
+        held, self._held, self._told_ms = self._held, [], 0
+        return self._emit(held) if held else iter(())
 
     def _on_step_done(self, taken: Taken) -> None:
         return None
@@ -275,7 +315,13 @@ class SimSubtask(SubtaskSteps):
             self._staged.append((name, checkpoint, tuple(self._open)))
             self._open = []
         saved = {
-            "work": {"position": self._read_to, "staged": tuple(self._staged), "depends": dict(self.depends)},
+            "work": {
+                "position": self._read_to,
+                "staged": tuple(self._staged),
+                "depends": dict(self.depends),
+                "held": tuple(self._held),
+                "advanced_ms": self.advanced_ms,
+            },
             **self.saved_cursors(checkpoint),
             "drained": self._draining,
         }

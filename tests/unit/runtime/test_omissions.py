@@ -8,7 +8,8 @@ from flinkplus.errors import InvariantViolation
 from flinkplus.protocol.channel import ACCEPT, STALE, Gap, InputCursor
 from flinkplus.protocol.ids import ChannelId, Generation, Seq
 from flinkplus.protocol.subtask import Promotion
-from flinkplus.runtime.omissions import UnfilteredCursor, sends_all_again
+from flinkplus.runtime.faults import DETERMINANTS, FILTER
+from flinkplus.runtime.omissions import UnfilteredCursor, without
 
 CHANNEL, NOW = ChannelId(0, 0, 0), Generation(2)
 
@@ -36,9 +37,10 @@ def test_an_unfiltered_cursor_is_fenced_and_sees_gaps_as_any_other() -> None:
     assert filtered.accept(NOW, Seq(0)) != ACCEPT
 
 
-def test_a_promotion_that_sends_all_again_knows_all_the_rest() -> None:
-    promotion = Promotion({"0:0>1": 7}, (3, 11), {}, {"0:0>1": 9}, frozenset(), None)
-    again = sends_all_again(promotion)
-    assert again == Promotion({}, (3, 11), {}, {"0:0>1": 9}, frozenset(), None)
-    assert promotion.received == {"0:0>1": 7}
-    assert sends_all_again(None) is None
+def test_a_promotion_without_a_part_knows_all_the_rest() -> None:
+    had = {"0:0>1": {8: 123}}
+    promotion = Promotion({"0:0>1": 7}, (3, 11), {}, {"0:0>1": 9}, frozenset(), None, had)
+    assert without([FILTER], promotion) == Promotion({}, (3, 11), {}, {"0:0>1": 9}, frozenset(), None)
+    assert without([DETERMINANTS], promotion) == Promotion({"0:0>1": 7}, (3, 11), {}, {"0:0>1": 9}, frozenset(), None)
+    assert promotion.had == had
+    assert without([FILTER], None) is None

@@ -16,6 +16,7 @@ from flinkplus.errors import PeerProtocolError
 from flinkplus.operators.columns import merge, plain
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime import control
+from flinkplus.runtime.log_codec import MessageCodec
 from flinkplus.runtime.wire import (
     HEADER_BYTES,
     Kind,
@@ -224,3 +225,28 @@ def test_what_is_under_a_null_does_not_count() -> None:
     )
     texts = {bytes(encode_records(pa.record_batch([a], names=["v"]))) for a in (hidden_text, pa.array([None, "b"]))}
     assert len(payloads) == len(texts) == 1
+
+
+@pytest.mark.parametrize("watermark_ms", [0, -1, 1_700_000_000_000, -(2**63), 2**63 - 2])
+def test_a_watermark_comes_back(watermark_ms: int) -> None:
+    sent = message(Kind.WATERMARK)._replace(watermark_ms=watermark_ms, determinants=b"abc")
+    frame = frame_of((sent, b""), (message(Kind.BARRIER, 8), b""))
+    (found, _), (second, _) = decode_frame(frame)
+    assert found == sent._replace(size=8)
+    assert (second.kind, second.watermark_ms) == (Kind.BARRIER, 0)
+
+
+def test_a_watermark_is_spilled_and_read_back() -> None:
+    codec = MessageCodec()
+    sent = message(Kind.WATERMARK)._replace(watermark_ms=17)
+    spilled = b"".join(map(bytes, codec.encode((sent, None))))
+    found = codec.decode(memoryview(spilled))
+    assert found[0].watermark_ms == 17
+    assert b"".join(map(bytes, codec.encode(found))) == spilled
+
+
+def test_a_watermark_of_another_size_is_refused() -> None:
+    frame = bytearray(frame_of((message(Kind.REPLICA), b"sixteen bytes of")))
+    frame[1] = Kind.WATERMARK
+    with pytest.raises(PeerProtocolError, match="WATERMARK message with 16"):
+        decode_frame(frame)

@@ -1,0 +1,169 @@
+"""Aggregates of groups of rows, in parts that can be made separately and merged: columnar.
+
+A *partial* of an aggregate is one or two columns with a value for each group: of rows (``first``), of such partials
+(``merge``); ``result`` makes the column of the output of it.
+
+Rules:
+
+- the result depends on the order of the values in each group alone: nothing here adds numbers in an order that differs
+  from machine to machine;
+- a null counts for nothing; the sum of nothing is 0, the least, greatest and mean of nothing are null;
+- an integer sum beyond 64 bits is an ``OverflowError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.operators.columns import plain_array
+
+KINDS = ("count", "sum", "min", "max", "mean")
+_SAFE_SUM = float(1 << 62)
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Which rows belong together: ``order`` puts them beside each other, those of a group in their own order;
+    ``starts``: where each group begins there.
+    """
+
+    order: Integers
+    starts: Integers
+
+    @staticmethod
+    def of(codes: Integers) -> Groups:
+        """Rows with equal codes, by rising code; there is at least one."""
+        order = np.argsort(codes, kind="stable")
+        ordered = codes[order]
+        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        return Groups(order, starts)
+
+    @property
+    def firsts(self) -> Integers:
+        """The first row of each group."""
+        return self.order[self.starts]
+
+    @property
+    def sizes(self) -> Integers:
+        return np.diff(np.append(self.starts, len(self.order)))
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Raises ``OverflowError`` for integers beyond 64 bits."""
+        ordered = values[self.order]
+        groups = np.repeat(np.arange(len(self.starts)), self.sizes)
+        if ordered.dtype == np.float64:
+            return np.bincount(groups, ordered, len(self.starts))  # one by one, unlike a reduction
+        if (np.bincount(groups, np.abs(ordered.astype(np.float64)), len(self.starts)) > _SAFE_SUM).any():
+            return self._exact_sums(ordered)
+        return np.add.reduceat(ordered, self.starts)
+
+    def _exact_sums(self, ordered: np.ndarray) -> np.ndarray:
+        values, ends = ordered.tolist(), (self.starts + self.sizes).tolist()
+        return np.array([sum(values[a:b]) for a, b in zip(self.starts.tolist(), ends, strict=True)], np.int64)
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """``kind`` (one of ``KINDS``) of ``column``, as the column ``output``; a count without a column is of rows."""
+
+    output: str
+    kind: str
+    column: str | None = None
+
+    def check(self, operator: str, schema: pa.Schema) -> None:
+        """Raises ``ConfigurationError`` when it cannot be made of such rows."""
+        if self.kind not in KINDS:
+            raise ConfigurationError(
+                f"operator {operator!r}: {self.kind!r} is no aggregate; there are {', '.join(KINDS)}"
+            )
+        if self.column is None:
+            if self.kind != "count":
+                raise ConfigurationError(f"operator {operator!r}: {self.kind} needs a column: ({self.kind!r}, column)")
+            return
+        if schema.names.count(self.column) != 1:
+            raise ConfigurationError(f"operator {operator!r}: no column {self.column!r} among {schema.names}")
+        dtype = schema.field(self.column).type
+        if self.kind != "count" and not (_is_whole(dtype) or pa.types.is_floating(dtype)):
+            raise ConfigurationError(
+                f"operator {operator!r}: column {self.column!r} is {dtype}; {self.kind} is of numbers"
+            )
+
+    def result_type(self, schema: pa.Schema) -> pa.DataType:
+        if self.kind == "count":
+            return pa.int64()
+        if self.kind == "mean":
+            return pa.float64()
+        dtype = schema.field(self.column).type
+        if self.kind == "sum":
+            return pa.int64() if _is_whole(dtype) else pa.float64()
+        return dtype
+
+    def partial_types(self, schema: pa.Schema) -> list[pa.DataType]:
+        """The columns of a partial."""
+        if self.kind == "count":
+            return [pa.int64()]
+        if self.kind == "mean":
+            return [pa.float64(), pa.int64()]
+        return [pa.int64() if _is_whole(schema.field(self.column).type) else pa.float64()]
+
+    def first(self, batch: pa.RecordBatch, groups: Groups, types: Sequence[pa.DataType]) -> list[pa.Array]:
+        """The partial of the rows of a batch. Raises ``OverflowError`` and ``pa.ArrowInvalid`` beyond 64 bits."""
+        if self.column is None:
+            return [pa.array(groups.sizes)]
+        column = batch.column(self.column)
+        valid = _valid(column)
+        if self.kind == "count":
+            return [pa.array(groups.sums(valid.astype(np.int64)))]
+        values = plain_array(column, types[0])
+        if self.kind == "mean":
+            return [_summed(values, groups), pa.array(groups.sums(valid.astype(np.int64)))]
+        return [_summed(values, groups) if self.kind == "sum" else self._extreme(values, valid, groups)]
+
+    def merge(self, partials: list[pa.Array], groups: Groups) -> list[pa.Array]:
+        """One partial of several, which stand one behind the other."""
+        if self.kind in ("min", "max"):
+            return [self._extreme(partials[0], _valid(partials[0]), groups)]
+        return [_summed(column, groups) for column in partials]
+
+    def _extreme(self, values: pa.Array, valid: npt.NDArray[np.bool_], groups: Groups) -> pa.Array:
+        least = self.kind == "min"
+        if pa.types.is_floating(values.type):
+            nothing: float = np.inf if least else -np.inf
+        else:
+            limits = np.iinfo(np.int64)
+            nothing = limits.max if least else limits.min
+        numbers = values.fill_null(pa.scalar(nothing, values.type)).to_numpy(zero_copy_only=False)[groups.order]
+        if pa.types.is_floating(values.type):
+            numbers = numbers + 0.0  # one zero only: which of two is the less is not the same everywhere
+        reduced = (np.minimum if least else np.maximum).reduceat(numbers, groups.starts)
+        some = np.logical_or.reduceat(valid[groups.order], groups.starts)
+        return pa.array(reduced, values.type, mask=~some)
+
+    def result(self, partial: list[pa.Array], dtype: pa.DataType) -> pa.Array:
+        """The output column."""
+        if self.kind != "mean":
+            return plain_array(partial[0], dtype)
+        sums, counts = (column.to_numpy(zero_copy_only=False) for column in partial)
+        return pa.array(sums / np.maximum(counts, 1), pa.float64(), mask=counts == 0)
+
+
+def _is_whole(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(dtype))
+
+
+def _valid(column: pa.Array) -> npt.NDArray[np.bool_]:
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary.take(column.indices)
+    valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _summed(values: pa.Array, groups: Groups) -> pa.Array:
+    return pa.array(groups.sums(values.fill_null(0).to_numpy(zero_copy_only=False)))

@@ -1,0 +1,198 @@
+"""Event time in jobs that are hurt: windows and timers give what a sequential model gives, whoever dies."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from flinkplus import StreamEnvironment
+from flinkplus.api.stream import Stream
+from flinkplus.errors import ConfigurationError
+from tests.integration.failover_jobs import Victim, word
+from tests.integration.test_failover import assert_local
+
+pytestmark = pytest.mark.integration
+
+SIZE_MS, OUT_OF_ORDER_MS = 50, 20
+SUMS = "bucket long, start long, rows long, total long"
+
+
+def event_time_ms(i: int) -> int:
+    """About a millisecond a row, up to 20 ms out of order."""
+    return i - i * 7919 % OUT_OF_ORDER_MS
+
+
+def marks(stream: Stream) -> Stream:
+    return stream.with_watermark("i", "20 ms", name="marks")
+
+
+def windows(stream: Stream) -> Stream:
+    """Aggregate the rows of each bucket; event time has come through the count."""
+    timed = stream.map(lambda row: (row.i % 7, event_time_ms(row.i), row.i), schema="bucket long, ts long, i long")
+    small = (
+        timed.key_by("bucket").tumbling_window("ts", "50 ms").aggregate(rows="count", total=("sum", "i"), name="small")
+    )
+    return small.map(
+        lambda row: (row.bucket, round(row.window_start.timestamp() * 1000), row.rows, row.total), schema=SUMS
+    )
+
+
+def test_windows_of_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
+    with HurtWindows(spark, tmp_path, before=marks, between=windows) as victim:
+        for count, slot in ((1, 1), (2, 0)):
+            victim.wait_for_strength()
+            victim.wait_for_checkpoints(1)
+            victim.kill_slot(slot)
+            victim.wait_for_failovers(count)
+        victim.wait_for_strength()
+        victim.finish()
+    assert_local(victim, 2)
+
+
+class HurtWindows(Victim):
+    """Its output is of windows: what has been read is told by the metrics alone."""
+
+    def check(self) -> None:
+        metrics = self.job.metrics()["operators"]
+        read = self.rows_read()
+        expected: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i in read:
+            expected[i % 7, event_time_ms(i) // SIZE_MS * SIZE_MS].append(i)
+        table = pq.read_table(self.out)
+        found = {
+            (bucket, start): (rows, total)
+            for bucket, start, rows, total in zip(*(column.to_pylist() for column in table.columns), strict=True)
+        }
+        assert len(found) == table.num_rows, "a window was put out twice"
+        assert found == {key: (len(numbers), sum(numbers)) for key, numbers in expected.items()}
+        assert metrics["small"].get("late_rows", 0) == 0
+        assert len(expected) > 100
+
+    def rows_read(self) -> list[int]:
+        """Each source subtask reads every ``parallelism``-th number from its own index on."""
+        parallelism = self.job._running.coordinator.options.parallelism
+        counts = [self.job.rows_out("numbers")[f"numbers[{index}]"] for index in range(parallelism)]
+        return [index + parallelism * n for index, count in enumerate(counts) for n in range(count)]
+
+
+def joined(stream: Stream) -> Stream:
+    """Each row with those of its bucket that are up to 6 ms later: the stream with itself, by way of two exchanges."""
+    timed = stream.map(lambda row: (row.i % 7, event_time_ms(row.i), row.i), schema="bucket long, ts long, i long")
+    keyed = timed.key_by("bucket")
+    pairs = keyed.interval_join(keyed, left_time="ts", right_time="ts", lower=0, upper="6 ms", name="pairs")
+    return pairs.map(lambda row: (row.left_i, row.right_i), schema="a long, b long")
+
+
+class HurtJoin(HurtWindows):
+    def check(self) -> None:
+        buckets: dict[tuple[int, int], list[int]] = defaultdict(list)
+        read = self.rows_read()
+        for i in read:
+            buckets[i % 7, event_time_ms(i)].append(i)
+        expected = [
+            (i, other)
+            for i in read
+            for ts in range(event_time_ms(i), event_time_ms(i) + 7)
+            for other in buckets.get((i % 7, ts), ())
+        ]
+        table = pq.read_table(self.out)
+        assert sorted(zip(*(column.to_pylist() for column in table.columns), strict=True)) == sorted(expected)
+        assert len(expected) > len(read) > 100
+
+
+def test_a_join_of_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
+    with HurtJoin(spark, tmp_path, before=marks, between=joined) as victim:
+        victim.wait_for_strength()
+        victim.wait_for_checkpoints(1)
+        victim.kill_slot(0)
+        victim.wait_for_failovers(1)
+        victim.wait_for_strength()
+        victim.finish()
+    assert_local(victim, 1)
+
+
+GAP_MS = 40
+
+
+def on_row(key: str, row: Any, ctx: Any) -> None:
+    """A session of a word ends when it has not been seen for ``GAP_MS``; rows come in any order until then."""
+    times = ctx.state("times")
+    times.put([*times.get([]), row.i])
+    ctx.event_timer(row.i + GAP_MS)
+    return None
+
+
+def on_timer(key: str, at_ms: int, ctx: Any) -> Any:
+    times, last = ctx.state("times").get([]), at_ms - GAP_MS
+    if not any(last < ts < at_ms for ts in times):
+        session = [ts for ts in times if ts <= last]
+        ctx.state("times").put([ts for ts in times if ts > last] or None)
+        yield key, min(session), max(session), len(session)
+
+
+def sessions(stream: Stream) -> Stream:
+    return stream.key_by("word").process(
+        on_row, on_timer=on_timer, schema="word string, first long, last long, rows long", name="sessions"
+    )
+
+
+class HurtSessions(HurtWindows):
+    def check(self) -> None:
+        times: dict[str, list[int]] = defaultdict(list)
+        for i in sorted(self.rows_read()):
+            times[word(i)].append(i)
+        expected: Counter[tuple[str, int, int, int]] = Counter()
+        for name, found in times.items():
+            begin = 0
+            for at in range(1, len(found) + 1):
+                if at == len(found) or found[at] - found[at - 1] >= GAP_MS:
+                    expected[name, found[begin], found[at - 1], at - begin] += 1
+                    begin = at
+        table = pq.read_table(self.out)
+        assert Counter(zip(*(column.to_pylist() for column in table.columns), strict=True)) == expected
+        assert expected.total() > 100
+
+
+def test_sessions_by_timers_in_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
+    with HurtSessions(spark, tmp_path, before=marks, between=sessions) as victim:
+        victim.wait_for_strength()
+        victim.wait_for_checkpoints(1)
+        victim.kill_slot(2)
+        victim.wait_for_failovers(1)
+        victim.wait_for_strength()
+        victim.finish()
+    assert_local(victim, 1)
+
+
+def test_windows_of_timestamps_are_read_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+    env = StreamEnvironment(spark, parallelism=2, recovery="rollback", work_dir=str(tmp_path))
+    begin = datetime.datetime(2024, 5, 1, tzinfo=datetime.timezone.utc)
+    rows = env.generate(
+        lambda i: (f"k{i % 3}", begin + datetime.timedelta(seconds=i)), schema="k string, ts timestamp", count=120
+    )
+    counts = rows.with_watermark("ts", "1 second").key_by("k").tumbling_window("ts", "1 minute").count(output="n")
+    counts.to_parquet(str(tmp_path / "out"))
+    with env.execute("windows") as job:
+        job.await_finish(60)
+    found = spark.read.parquet(str(tmp_path / "out")).selectExpr(
+        "k", "unix_timestamp(window_start)", "unix_timestamp(window_end)", "n"
+    )
+    start = int(begin.timestamp())
+    assert sorted(map(tuple, found.collect())) == [
+        (f"k{k}", start + 60 * w, start + 60 * w + 60, 20) for k in range(3) for w in range(2)
+    ]
+
+
+def test_event_time_without_watermarks_is_refused(spark: SparkSession) -> None:
+    env = StreamEnvironment(spark, parallelism=2)
+    keyed = env.generate(lambda i: (i, i), schema="k long, ts long", count=1).key_by("k")
+    with pytest.raises(ConfigurationError, match="'window_count' needs event time: call with_watermark"):
+        keyed.tumbling_window("ts", "1 second").count()
+    with pytest.raises(ConfigurationError, match="'process' needs event time: call with_watermark"):
+        keyed.process(on_row, on_timer=on_timer, schema="k long")

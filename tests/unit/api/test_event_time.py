@@ -1,0 +1,104 @@
+"""Drawing with event time: what is drawn, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flinkplus.errors import ConfigurationError
+from tests.unit.api.drawing import environment, numbers, shape
+
+
+def test_windows_of_windows_over_all_rows() -> None:
+    env = environment()
+    marked = numbers(env, "numbers").with_watermark("v", "10 seconds")
+    counts = marked.key_by("k").tumbling_window("v", "1 minute").count(output="n")
+    assert counts.schema.names == ["k", "window_start", "window_end", "n"]
+    assert counts.schema.field("window_end").type == pa.timestamp("us", "UTC")
+    totals = (
+        counts.gather()
+        .tumbling_window("window_start", "1 hour")
+        .aggregate(total=("sum", "n"), most=("max", "n"), groups="count", name="hourly")
+    )
+    totals.discard(name="out")
+    assert totals.schema.names == ["window_start", "window_end", "total", "most", "groups"]
+    assert shape(env.graph) == [
+        ("numbers+with_watermark", []),
+        ("window_count", [("numbers+with_watermark", "hash", ("k",))]),
+        ("hourly+out", [("window_count", "gather", ())]),
+    ]
+    assert [env.graph.hears_watermarks(edge) for edge in (0, 1)] == [True, True]
+
+
+def test_a_join_has_the_exchanges_of_both_sides() -> None:
+    env = environment()
+    one, two, three = (
+        numbers(env, name, schema).with_watermark("v", 1)
+        for name, schema in (("one", "k string, v long"), ("two", "k string, v long"), ("three", "id string, v long"))
+    )
+    joined = (
+        one.union(two)
+        .key_by("k")
+        .interval_join(
+            three.key_by("id"), left_time="v", right_time="v", lower="-5 seconds", upper="5 seconds", name="pairs"
+        )
+    )
+    joined.discard(name="out")
+    assert joined.schema.names == ["k", "left_v", "id", "right_v"]
+    assert shape(env.graph)[-1] == (
+        "pairs+out",
+        [
+            ("one+with_watermark", "hash", ("k",)),
+            ("two+with_watermark-2", "hash", ("k",)),
+            ("three+with_watermark-3", "hash", ("id",)),
+        ],
+    )
+    (vertex,) = [vertex for vertex in env.graph.vertices if vertex.name == "pairs+out"]
+    assert env.graph.root_schema(vertex).names == ["k", "v"]
+
+
+def test_event_time_must_come_from_every_side() -> None:
+    env = environment()
+    marked, plain = numbers(env, "marked").with_watermark("v", 0.5), numbers(env, "plain")
+    for stream in (plain, marked.union(plain), plain.union(marked)):
+        with pytest.raises(ConfigurationError, match="needs event time: call with_watermark"):
+            stream.key_by("k").tumbling_window("v", 1).sum("v")
+    times: dict[str, Any] = {"left_time": "v", "right_time": "v", "lower": 0, "upper": 1}
+    for left, right in ((marked, plain), (plain, marked)):
+        with pytest.raises(ConfigurationError, match="needs event time: call with_watermark"):
+            left.key_by("k").interval_join(right.key_by("k"), **times)
+    marked.union(plain).with_watermark("v", 1).key_by("k").tumbling_window("v", 1).sum("v")
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda s: s.with_watermark("v", "soon"), "operator 'with_watermark': the delay must be whole milliseconds"),
+        (lambda s: s.with_watermark("v", -1), "the delay must be at least 0 ms"),
+        (lambda s: s.with_watermark("k", 1), "column 'k' is string; event time is a timestamp"),
+        (lambda s: s.with_watermark("v", 1).key_by("k").tumbling_window("v", 0), "size of a window must be at least 1"),
+        (
+            lambda s: s.with_watermark("v", 1).key_by("k").tumbling_window("v", 1).aggregate(n=("sum", "v", "w")),
+            r"aggregate 'n' must be a name or \(name, column\)",
+        ),
+        (
+            lambda s: (
+                s.with_watermark("v", 1).key_by("k").interval_join(s, left_time="v", right_time="v", lower=0, upper=1)
+            ),
+            "joins keyed streams, not a Stream",
+        ),
+        (
+            lambda s: (
+                s.with_watermark("v", 1)
+                .key_by("k")
+                .interval_join(numbers(environment(), "x").key_by("k"), left_time="v", right_time="v", lower=0, upper=1)
+            ),
+            "both streams must be drawn in one StreamEnvironment",
+        ),
+    ],
+)
+def test_what_is_refused(draw: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        draw(numbers(environment(), "numbers"))
