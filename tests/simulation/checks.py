@@ -201,6 +201,7 @@ class Checks:
         if watermark_ms <= subtask.advanced_ms:
             self._wrong("event time", f"{subtask.id} goes back from {subtask.advanced_ms} ms to {watermark_ms} ms")
         subtask.advanced_ms = watermark_ms
+        self._world.note("%s has come to %s ms of event time", subtask.id, watermark_ms)
 
     def trimmed(self, subtask: SimSubtask, log: WatchedLog) -> None:
         """A log forgot something."""
