@@ -46,12 +46,14 @@ class SlotJoined:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskFailed:
-    """The head of ``subtask`` threw; its slot lives. ``error`` is what the user should see if this ends the job."""
+    """The head of ``subtask`` threw; its slot lives. ``error`` is what the user should see if this ends the job.
+    ``deterministic``: not because it does other things than the one before it did."""
 
     subtask: SubtaskId
     generation: Generation
     reason: str
     error: object = None
+    deterministic: bool = True
 
 
 # ------------------------------------------------------------------------------------------ versions and checkpoints

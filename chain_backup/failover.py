@@ -24,7 +24,8 @@ Rules:
   (then it is about to become complete, and must not be undone); with ``pending_versions`` also to a newer one that
   all new heads of a component have staged.
 - What cannot be proved safe is left to rollback (``FallBack``): no member left, no line, determinants lost, the same
-  subtask throwing twice without a complete checkpoint in between, ZooKeeper refusing or silent.
+  subtask throwing twice without a complete checkpoint in between, a subtask that does not repeat what the one before it
+  did, ZooKeeper refusing or silent.
 - A handover is a failover that nothing makes necessary: only after a complete checkpoint, only when nothing else is
   going on, only what is provable. Until the first slot is told to fence, it can still be called off, and is, for any
   failure.
@@ -348,6 +349,8 @@ class FailoverProtocol:
         if not self.is_current(subtask, event.generation):
             return []
         effects = self._call_off()
+        if not event.deterministic:
+            return [*effects, *self._fall_back("exception", (subtask,), reason, event.error)]
         if self._attempt is not None and subtask in self._attempt.failed:
             return effects
         if subtask in self._threw:

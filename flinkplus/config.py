@@ -48,7 +48,8 @@ class Options:
     ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
     that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``session_timeout``:
     seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a
-    slot keeps in memory before it uses the disk.
+    slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new messages, at most, about which the
+    Bloom filter of message IDs may be wrong, so that RocksDB must be asked; above 0 and below 1.
     ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a directory that slots and driver
     share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
     ``record_machines``: a file for a record of what the coordinator's machines do (``flinkplus.runtime.recorder``).
@@ -70,6 +71,7 @@ class Options:
     zookeeper: str | None = None
     session_timeout: float = 4.0
     cache_memory_mb: int = 64
+    dedup_error_rate: float = 0.01
     max_restarts: int = 3
     max_slot_losses: int = 20
     slot_timeout: float = 60.0
@@ -119,6 +121,9 @@ class Options:
         _check_seconds("checkpoint_min_pause", self.checkpoint_min_pause, 0.0)
         if self.checkpoint_interval is not None:
             _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)
+        rate: Any = self.dedup_error_rate
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
+            raise ConfigurationError(f"dedup_error_rate must be a number above 0 and below 1, not {rate!r}")
         depth = self.sharing_depth
         if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
             raise ConfigurationError(f"sharing_depth must be None, or a whole number of at least 1, not {depth!r}")

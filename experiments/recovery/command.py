@@ -7,22 +7,16 @@ found until then is written and shown; quick to import, as every ``flinkplus`` c
 from __future__ import annotations
 
 import argparse
-import contextlib
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments import console
 from experiments.beside import beside
 from experiments.recovery.settings import FAILURES, RECOVERIES, Case, Settings
+from experiments.running import one_session, shown
 from flinkplus.cli.figures import check_json
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from experiments.recovery.report import Document
 
 EXIT_OK, EXIT_FAILED = 0, 1
 DEFAULT_OUT = "results/recovery"
@@ -102,8 +96,8 @@ def run_recovery(settings: Settings, json_path: Path, out: Path, master: str | N
         check_json(path)
     document = RecoveryDocument(settings, json_path)
     with (
-        _shown(document, lambda content: show_recovery(content, out)),
-        _session(master, max(settings.parallelism)) as spark,
+        shown(document, lambda content: show_recovery(content, out)),
+        one_session(master, max(settings.parallelism)) as spark,
     ):
         first = "warming up" if settings.warm_up else "starting"
         with (
@@ -162,8 +156,8 @@ def run_cost_command(arguments: argparse.Namespace) -> int:
     document = cost_document(settings, json_path)
     total = 2 * settings.rounds * len(settings.variants)
     with (
-        _shown(document, lambda content: console.show(cost_table(content))),
-        _session(arguments.master, settings.parallelism) as spark,
+        shown(document, lambda content: console.show(cost_table(content))),
+        one_session(arguments.master, settings.parallelism) as spark,
         console.bar(total, "costs") as bar,
     ):
         stop = threading.Event()
@@ -172,31 +166,3 @@ def run_cost_command(arguments: argparse.Namespace) -> int:
             bar.end()
             bar.begin(f"round {figures['round'] + 1}, {figures['kind']}, {figures['variant']}")
     return EXIT_OK
-
-
-@contextlib.contextmanager
-def _shown(document: Document, show: Any) -> Iterator[None]:
-    """However the block ends, what was found is shown, if anything was."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        document.interrupted()
-        raise
-    finally:
-        if document.content["runs"]:
-            show(document.content)
-            console.show(f"written: {document.path}")
-
-
-@contextlib.contextmanager
-def _session(master: str | None, slots: int) -> Iterator[SparkSession]:
-    """One SparkSession for all runs; its start costs seconds."""
-    from flinkplus.cli import session
-
-    master = master or session.default_master(slots)
-    session.check_master(master, slots)
-    spark = session.open_session(master)
-    try:
-        yield spark
-    finally:
-        spark.stop()

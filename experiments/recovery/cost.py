@@ -23,10 +23,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 from rich.table import Table
 
-from experiments.recovery.kill import RunError
 from experiments.recovery.processes import ProcessSampler
 from experiments.recovery.report import Document, number, plain_table
 from experiments.recovery.workload import draw
+from experiments.running import POLL_S, RunError
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import TOKENIZE
@@ -37,7 +37,6 @@ WORDS = 1_100_000
 VOCABULARY = 50_000
 ENDLESS = 1_000_000_000
 SETTLE_S = 2.0
-POLL_S = 0.01
 START_S = 60.0
 KINDS = ("unlimited", "steady")
 

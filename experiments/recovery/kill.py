@@ -23,20 +23,16 @@ from experiments.recovery.processes import ProcessSampler
 from experiments.recovery.settings import CHECKPOINTS_AFTER_FILL, CHECKPOINTS_BEFORE, Case, Settings
 from experiments.recovery.summary import PHASES
 from experiments.recovery.workload import PROBE, Probe, Trigger, draw
+from experiments.running import RunError, wait_until
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.batch_check import check_output
 from flinkplus.cli.wordcount import COUNT, TOKENIZE
 
-POLL_S = 0.01
 PATIENCE_S = 90.0
 CHECK_TAG = "flinkplus-check"
 TIMELINE_S = (2.0, 3.0)
 """Seconds before and after the kill that are kept for a picture."""
-
-
-class RunError(Exception):
-    """A run that does not count: it says why."""
 
 
 @dataclass(frozen=True)
@@ -120,15 +116,7 @@ class KillRun:
         self._check()
 
     def _until(self, job: JobHandle, condition: Callable[[], bool], deadline: float) -> None:
-        while not condition():
-            if job.done:
-                job.await_finish()
-                raise RunError("the input ended before the kill")
-            if time.monotonic() > deadline:
-                raise RunError(f"not finished in time; the job is {job.state}")
-            if self._stop.is_set():
-                raise RunError("interrupted")
-            job.wait(POLL_S)
+        wait_until(job, condition, deadline, self._stop)
 
     def _note(self, job: JobHandle, sampler: ProcessSampler) -> None:
         metrics = job.metrics()

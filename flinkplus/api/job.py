@@ -101,6 +101,9 @@ class JobHandle:
         ``payload_bytes``: of the records that subtasks have sent each other since they began (anew);
         ``determinant_bytes``: what told beside them how steps began; ``determinant_share``: the one by the other.
 
+        ``message_ids``: how many IDs of messages the filters of the inputs were ``asked`` about, of how many the Bloom
+        filter said ``maybe``, how many were ``known``, and the ``false_positive_rate`` of the Bloom filters.
+
         ``blocked``: sources that stand still, and why (``spill volume full: ...``).
 
         With standbys: how many ``failovers`` there were, ``handovers`` of work to slots that had come back, and

@@ -18,7 +18,9 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.graph import Node
 from flinkplus.operators.aggregates import Aggregate
 from flinkplus.operators.base import Operator
-from flinkplus.operators.event_time import Duration, WithWatermark, duration_ms
+from flinkplus.operators.deduplicate import Deduplicate
+from flinkplus.operators.durations import Duration, duration_ms
+from flinkplus.operators.event_time import WithWatermark
 from flinkplus.operators.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.keyed import Count, Sum
 from flinkplus.operators.keyed_rows import Process, Reduce
@@ -135,6 +137,17 @@ class Stream:
         schema = united([stream.schema for stream in streams])
         origins = tuple(origin for stream in streams for origin in stream._origins)
         return _UnitedStream(self._env, origins, schema, self._env.name_for("union", name))
+
+    def deduplicate(self, *columns: str, ttl: Duration | None = None, name: str | None = None) -> Stream:
+        """The first row for each value of ``columns``, such as the ID of an event that its producer may send twice;
+        columnar.
+
+        ``ttl`` (``"10 minutes"``, or seconds): how long after the row that was kept others are dropped; a row exactly
+        then is kept, and the time begins again. It is processing time, noted, so that a failover changes nothing.
+        Without it values are remembered for ever, and the state grows with them. Nulls are equal to each other.
+        """
+        ttl_ms = None if ttl is None else duration_ms(ttl, "deduplicate: ttl", least=1)
+        return self.key_by(*columns)._then(Deduplicate(self._env.name_for("deduplicate", name), columns, ttl_ms))
 
     def key_by(self, *columns: str) -> KeyedStream:
         """Rows with equal values in ``columns`` meet in one subtask."""

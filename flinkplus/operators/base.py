@@ -75,6 +75,9 @@ class NumberStateLike(Protocol):
     def scatter(self, idx: npt.NDArray[np.int64], values: npt.NDArray[Any], /) -> None:
         """Set the values of distinct rows and mark them dirty."""
 
+    def remove(self, idx: npt.NDArray[np.int64], /) -> None:
+        """The keys of distinct rows are absent from now on."""
+
 
 class ObjectStateLike(Protocol):
     """Keyed objects (``flinkplus.state.memtable.ObjectState``); what is got is the caller's own."""

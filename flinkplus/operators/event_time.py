@@ -7,16 +7,13 @@ Rules:
 
 - event times are counted in whole milliseconds since 1970 (finer ones are rounded down), in a column of timestamps or
   of integers, which are milliseconds themselves; a row without one (null) has no time, and moves no watermark;
-- durations are written ``"10 seconds"``, ``"500 ms"``, ``"2 minutes"``, or as a number of seconds;
 - what ``WithWatermark`` makes is a pure function of the rows that it has seen, and no more often than once a batch.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,36 +23,9 @@ from typing_extensions import override
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import JsonValue, Operator, OperatorContext, OperatorInstance, WatermarkMaker
 from flinkplus.operators.columns import plain_array
+from flinkplus.operators.durations import MAX_TIME_MS
 
-MAX_TIME_MS = 1 << 52
-"""Event times and durations are at most so far from 0 (140,000 years): in microseconds they fit 64 bits as well."""
-_UNITS_MS = {"ms": 1, "millisecond": 1, "s": 1000, "second": 1000, "min": 60_000, "minute": 60_000}
-_UNITS_MS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
-_DURATION = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+?)(s?)\s*$", re.IGNORECASE)
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
-
-Duration = str | int | float
-"""As users write it: text with a unit, or seconds."""
-
-
-def duration_ms(duration: Duration, what: str, *, least: int | None = 0) -> int:
-    """Whole milliseconds. Raises ``ConfigurationError`` naming ``what`` when it is none, or is below ``least`` ms."""
-    value: Decimal | None = None
-    if isinstance(duration, str):
-        match = _DURATION.match(duration)
-        unit = None if match is None else _UNITS_MS.get((match[2] + match[3]).lower(), _UNITS_MS.get(match[2].lower()))
-        if match is not None and unit is not None:
-            value = Decimal(match[1]) * unit
-    elif isinstance(duration, int | float) and not isinstance(duration, bool):
-        value = Decimal(str(duration)) * 1000
-    if value is None or not value.is_finite() or not abs(value) < MAX_TIME_MS or value != int(value):
-        raise ConfigurationError(
-            f"{what} must be whole milliseconds, written like '10 seconds', '500 ms' or '2 minutes' or as a number of "
-            f"seconds, not {duration!r}"
-        )
-    if least is not None and value < least:
-        raise ConfigurationError(f"{what} must be at least {least} ms, not {duration!r}")
-    return int(value)
 
 
 def check_time_column(operator: str, schema: pa.Schema, column: str) -> None:

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from flinkplus.errors import InvariantViolation
 from flinkplus.operators.base import END_OF_TIME_MS, JsonValue, KeyedState
-from flinkplus.operators.event_time import MAX_TIME_MS
+from flinkplus.operators.durations import MAX_TIME_MS
 from flinkplus.operators.keys import KeyCodes
 
 PAGE_TIMERS = 256

@@ -43,9 +43,15 @@ class InputChannel:
 class InputGate:
     """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked."""
 
-    def __init__(self, window: int, grant: Callable[[InputChannel, int], None]) -> None:
+    def __init__(
+        self,
+        window: int,
+        grant: Callable[[InputChannel, int], None],
+        make_cursor: Callable[..., InputCursor] = InputCursor,
+    ) -> None:
         self._window = window
         self._grant = grant
+        self._make_cursor = make_cursor
         self.channels: dict[ChannelId, InputChannel] = {}
         self._order: deque[InputChannel] = deque()
 
@@ -62,7 +68,7 @@ class InputGate:
         """Add a channel whose ``producer`` has ``generation``; ``first`` is the next ``seq`` on it. ``replayed``: it is
         the channel of a promoted subtask.
         """
-        cursor = InputCursor(channel, generation, self._window, Seq(first), replayed=replayed)
+        cursor = self._make_cursor(channel, generation, self._window, Seq(first), replayed=replayed)
         end = InputChannel(channel, producer, peer, cursor)
         end.ended = ended
         self.channels[channel] = end

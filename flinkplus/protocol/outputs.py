@@ -9,16 +9,18 @@ Rules:
   through ``_transmit`` and ``_hand_over``;
 - a channel whose consumer has failed is closed until one of the new generation says where to go on; credit of another
   generation than the one expected changes nothing;
-- a message carries the determinants that its channel has not been told yet, its sender's and its sender's ancestors'.
+- a message carries the determinants that its channel has not been told yet, its sender's and its sender's ancestors';
+- a promoted subtask makes messages again that its consumers have had. They are not sent again; they must be the same.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.determinants import AncestorLog, StepLog, encode_run
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
@@ -85,6 +87,8 @@ class OutputChannel:
     ``resuming`` is the flag of a standby channel: the consumer has failed, and the channel is closed until its
     successor, which has ``consumer_generation``, says where to go on. ``retain``: what is consumed is kept until
     ``trim``.
+    ``had``: digests of messages that the consumer has had of a predecessor and that are yet to be made again;
+    ``had_to``: the number behind them.
     ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
     the position in its ``AncestorLog``.
     """
@@ -100,6 +104,8 @@ class OutputChannel:
     told: int = 0
     told_of_ancestors: int = 0
     trim_to: int = 0
+    had: dict[int, int] = field(default_factory=dict)
+    had_to: int = 0
 
     def credit(self, generation: int, consumed: int, peer: int | None) -> None:
         """The consumer has consumed all before ``consumed``; late, older and fenced figures change nothing."""
@@ -149,20 +155,23 @@ class Peer:
     """A consumer as its producer sees it. ``slot`` is ``None`` when it is the producer's own.
 
     ``received``: of a living consumer, the next ``seq`` it expects of a promoted producer (``None``: nothing was sent
-    to it yet). ``resuming``: it is being promoted itself, and will say where to go on.
+    to it yet). ``resuming``: it is being promoted itself, and will say where to go on. ``had``: digests of what it has
+    received, by number.
     """
 
     slot: int | None
     generation: Generation
     received: int | None = None
     resuming: bool = False
+    had: Mapping[int, int] = field(default_factory=dict)
 
 
 class OutputChannels(ABC):
     """All output channels of a subtask.
 
     ``volume``: what the logs share, with standbys; without it what is consumed is trimmed. ``steps``: the subtask's own
-    determinants; ``ancestors``: those it passes on (``None``: of nobody). ``payload_bytes``, ``determinant_bytes``: of
+    determinants; ``ancestors``: those it passes on (``None``: of nobody). ``digest``: of a message and its payload.
+    ``payload_bytes``, ``determinant_bytes``: of
     all messages made so far.
     """
 
@@ -175,7 +184,9 @@ class OutputChannels(ABC):
         volume: SpillVolume | None = None,
         steps: StepLog | None = None,
         ancestors: AncestorLog | None = None,
+        digest: Callable[[Message, Any], int] | None = None,
     ) -> None:
+        self._digest = digest
         self._generation = generation
         self._window = window
         self._hand_over = hand_over
@@ -209,6 +220,8 @@ class OutputChannels(ABC):
             end.retain = self._volume is not None
             end.told = self._steps.next_step if self._steps is not None else 0
             end.trim_to = start
+            end.had = {seq: digest for seq, digest in peer.had.items() if seq >= start}
+            end.had_to = received
             if peer.resuming:
                 end.fence(peer.generation)
             self.channels[channel] = end
@@ -242,7 +255,28 @@ class OutputChannels(ABC):
         self.payload_bytes += size_bytes
         self.determinant_bytes += len(known)
         message = Message(Kind.RECORDS, end.channel, self._generation, seq, self.epoch, records, size_bytes, known)
+        if end.had:
+            self._compare(end, message, payload)
         end.log.append((message, payload), size_bytes)
+
+    def _compare(self, end: OutputChannel, message: Message, payload: Any) -> None:
+        had = end.had.pop(message.seq, None)
+        if had is not None and self._digest is not None and self._digest(message, payload) != had:
+            raise NondeterministicOperator(
+                f"message {message.seq} of channel {message.channel} is another one when it is made again"
+            )
+
+    def check_remade(self) -> None:
+        """All steps are repeated that anybody knows of: so everything is made again that anybody has had.
+
+        Raises ``NondeterministicOperator`` when it is not.
+        """
+        for end in self.channels.values():
+            if end.log.appended < end.had_to:
+                raise NondeterministicOperator(
+                    f"channel {end.channel}: {end.log.appended} messages are made again, its consumer has had "
+                    f"{end.had_to}"
+                )
 
     def _news(self, end: OutputChannel, *, at_barrier: bool = False) -> bytes:
         """The determinants that the channel's receiver has not been sent. A barrier says of everyone how far it is."""
@@ -267,6 +301,8 @@ class OutputChannels(ABC):
             known = self._news(end, at_barrier=kind is Kind.BARRIER)
             self.determinant_bytes += len(known)
             message = Message(kind, end.channel, self._generation, seq, epoch, determinants=known)
+            if end.had:
+                self._compare(end, message, None)
             end.log.append((message, None), 0)
         if self._steps is not None:
             self._steps.clear()
@@ -289,6 +325,8 @@ class OutputChannels(ABC):
                 determinants=known,
                 watermark_ms=watermark_ms,
             )
+            if end.had:
+                self._compare(end, message, None)
             end.log.append((message, None), 0)
         self.pump()
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from typing_extensions import assert_never
 
@@ -49,6 +49,7 @@ from flinkplus.protocol.outputs import OutputChannels, Peer
 from flinkplus.protocol.watermarks import InputWatermarks
 
 MERGED_MESSAGES = 256
+DIGEST_MASK = (1 << 64) - 1
 NO_TIME_MS = 0
 """The alignment has no deadlines: the coordinator times every checkpoint."""
 
@@ -63,7 +64,8 @@ class Promotion:
     ``received``: channel -> next ``seq`` that its living consumer expects. ``determinants``: of the steps to repeat.
     ``ancestors``: what the survivors know of those that these steps may depend on.
     ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
-    is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque.
+    is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque. ``had``:
+    channel -> digests, by ``seq``, of what its consumer has received.
     """
 
     received: dict[str, int]
@@ -72,6 +74,7 @@ class Promotion:
     marks: dict[str, int]
     resuming: frozenset[SubtaskId]
     state: Any
+    had: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -98,23 +101,50 @@ class Incarnation:
         slot, generation = self.slot_of(consumer), self.generations[consumer]
         if self.promotion is None:
             return Peer(slot, generation)
+        had = self.promotion.had.get(str(channel), {})
         if consumer in self.promotion.resuming:
-            return Peer(slot, generation, resuming=True)
-        return Peer(slot, generation, self.promotion.received.get(str(channel), 0))
+            return Peer(slot, generation, resuming=True, had=had)
+        return Peer(slot, generation, self.promotion.received.get(str(channel), 0), had=had)
+
+
+class SeenMessages(Protocol):
+    """What is needed of a filter of message IDs (see ``dedup.filter``)."""
+
+    @property
+    def counts(self) -> Any: ...
+
+    def add(self, epoch: int, channel: ChannelId, seq: int, digest: int, /) -> int | None: ...
+
+    def find(self, epoch: int, channel: ChannelId, seq: int, /) -> int | None: ...
+
+    def runs(self, channel: ChannelId, /) -> Sequence[tuple[int, Any]]: ...
+
+    def drop(self, before: int, /) -> None: ...
+
+    def saved(self, before: int, name: Callable[[Any], str], /) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
 
 
 class SubtaskSteps(ABC):
     """The protocol of one active subtask of one generation; a driver derives from it.
 
     ``saved``: what ``saved_cursors`` gave at the version that it begins from (empty: the start). ``standbys``: whether
-    there are any. Made in two parts, since the work may need the first and the channels need the work.
+    there are any. ``seen``: the filter of what comes in, as it was at that version (``None``: there is none).
+    Made in two parts, since the work may need the first and the channels need the work.
     """
 
     inputs: InputGate
     outputs: OutputChannels
 
     def __init__(
-        self, incarnation: Incarnation, saved: Mapping[str, Any], is_source: bool, has_outputs: bool, standbys: bool
+        self,
+        incarnation: Incarnation,
+        saved: Mapping[str, Any],
+        is_source: bool,
+        has_outputs: bool,
+        standbys: bool,
+        seen: SeenMessages | None = None,
     ) -> None:
         promotion = incarnation.promotion
         self.id = incarnation.subtask
@@ -136,6 +166,8 @@ class SubtaskSteps(ABC):
         self._passes_on = frozenset(incarnation.lineage.passed_on(self.id.vertex))
         self._ancestors = AncestorLog() if self._steps is not None and self._passes_on else None
         self._replay = deque(promotion.determinants if promotion is not None and has_outputs else ())
+        self._repeats = bool(self._replay)
+        self.seen = seen
         self._put_off: list[Callable[[], None]] = []
         self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
         self.known = KnownSteps(promotion.ancestors if promotion is not None else None) if standbys else None
@@ -170,10 +202,12 @@ class SubtaskSteps(ABC):
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
 
-    def saved_cursors(self) -> dict[str, Any]:
-        """The protocol's part of a snapshot, JSON: where every channel stands, the number of the next step, what has
-        ended, which later checkpoints are given up already, how far event time is."""
+    def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
+        """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the
+        next step and its time, what has ended, which later checkpoints are given up already, what was taken in,
+        how far event time is."""
         return {
+            "seen": self.seen.saved(checkpoint, str) if self.seen is not None else {},
             "inputs": self.inputs.cursors(),
             "outputs": self._cursors_behind_barrier(),
             "ended": self.ended,
@@ -189,6 +223,10 @@ class SubtaskSteps(ABC):
         return {channel: seq + 1 for channel, seq in self.outputs.cursors().items()}
 
     # --- the work, by the driver
+
+    @abstractmethod
+    def _digest(self, message: Message, payload: Any) -> int:
+        """64 bits that tell the content of a message of records, the same wherever and however it was made."""
 
     @abstractmethod
     def _push(self, message: Message, payload: Any) -> Iterator[None]:
@@ -301,6 +339,8 @@ class SubtaskSteps(ABC):
         self._on_complete(checkpoint)
         if self.known is not None:
             self.known.complete(checkpoint)
+        if self.seen is not None:
+            self.seen.drop(checkpoint)
 
     def _begin_with(self, choice: Choice, value: int) -> None:
         """A step begins."""
@@ -330,12 +370,30 @@ class SubtaskSteps(ABC):
             raise PeerProtocolError(f"{self.id} has no input channel {message.channel}")
         match end.cursor.accept(message.generation, message.seq):
             case Accept():
+                if self.seen is not None:
+                    self.seen.add(message.epoch, message.channel, message.seq, self._digest_of(message, payload))
                 if self.known is not None:
                     self._learn(end.producer, message)
                 end.queue.append((message, payload))
             case Duplicate():
+                if self.seen is not None:
+                    self._compare(end.producer, message, payload)
                 # Sent again over a new stream: the credit that would have told so was lost with the old one.
                 self.inputs.grant_anew(end)
+
+    def _digest_of(self, message: Message, payload: Any) -> int:
+        if message.kind is Kind.RECORDS:
+            return self._digest(message, payload)
+        told = message.watermark_ms if message.kind is Kind.WATERMARK else message.epoch
+        return (told << 8 | message.kind) & DIGEST_MASK
+
+    def _compare(self, producer: SubtaskId, message: Message, payload: Any) -> None:
+        assert self.seen is not None
+        had = self.seen.find(message.epoch, message.channel, message.seq)
+        if had is not None and had != self._digest_of(message, payload):
+            raise NondeterministicOperator(
+                f"{producer} sent message {message.seq} of channel {message.channel} again, and it is another one"
+            )
 
     def _learn(self, producer: SubtaskId, message: Message) -> None:
         assert self.known is not None
@@ -449,6 +507,9 @@ class SubtaskSteps(ABC):
                 taken, self._taken = self._taken, []
                 for end, count in taken:
                     self.inputs.consumed(end, count)
+                if self._repeats and not self._replay:
+                    self._repeats = False
+                    self.outputs.check_remade()
                 self._on_step_done(taken)
 
     def _begin(self) -> Iterator[None] | None:
@@ -613,6 +674,10 @@ class SubtaskSteps(ABC):
             slot = failed[end.producer]
             yield channel, end.producer, end.fence(generation, None if slot == self._incarnation.slot else slot)
             self.inputs.grant_anew(end)
+
+    def received_digests(self, channel: ChannelId) -> Sequence[tuple[int, Any]]:
+        """Of the messages that have come in on ``channel``: runs, each with the number of its first."""
+        return self.seen.runs(channel) if self.seen is not None else ()
 
     def fence_output(self, channel: ChannelId, generation: Generation) -> int:
         """The consumer of ``channel`` has failed: close it until one of ``generation`` opens it. Returns the next

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dedup.digests import Digests, pack_digests, unpack_digests
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.determinants import Run
 
@@ -28,6 +29,16 @@ def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
 def runs_from_json(found: Iterable[Sequence[Any]]) -> list[Run]:
     """The inverse of ``runs_to_json``."""
     return [(int(first), tuple(determinants)) for first, determinants in found]
+
+
+def digests_to_json(runs: Iterable[tuple[int, Digests]]) -> list[list[Any]]:
+    """Runs of digests as ``Fenced`` and ``Promote`` have them."""
+    return [[first, pack_digests(digests)] for first, digests in runs]
+
+
+def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
+    """Digests by the number of their message."""
+    return {int(first) + at: digest for first, text in found for at, digest in enumerate(unpack_digests(text))}
 
 
 # --- slot -> coordinator
@@ -131,12 +142,14 @@ class Fenced:
     ``received``: channel -> next ``seq`` expected, of every channel from a failed subtask to one that is active here;
     ``sent``: channel -> next ``seq`` to send, of every channel to a failed subtask from one that is active here.
     ``determinants``: failed subtask, or ancestor of one -> runs of known determinants, each ``[first step, [values]]``.
+    ``digests``: channel -> runs of digests of what was received on it, each ``[first seq, text]``.
     """
 
     attempt: int
     received: dict[str, int]
     sent: dict[str, int]
     determinants: dict[str, list[list[Any]]]
+    digests: dict[str, list[list[Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -262,7 +275,8 @@ class Promote:
 
     ``subtasks``: name -> ``version``, ``handle`` (of that version, empty for version 0), ``received`` (channel -> next
     ``seq`` that a living consumer expects), ``determinants`` (its runs, as in ``Fenced``), ``ancestors`` (name ->
-    runs), ``marks`` (channel -> next ``seq`` that a living producer had not sent before the failure).
+    runs), ``marks`` (channel -> next ``seq`` that a living producer had not sent before the failure), ``digests``
+    (output channel -> runs, as in ``Fenced``).
     """
 
     attempt: int

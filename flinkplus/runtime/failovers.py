@@ -20,6 +20,7 @@ from chain_backup import effects, events
 from chain_backup.failover import FailoverProtocol
 from chain_backup.line import Cursors
 from chain_backup.topology import Topology
+from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import FailureKind, JobState
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
@@ -148,8 +149,9 @@ class Failovers:
 
     def subtask_failed(self, subtask: SubtaskId, generation: Generation, reason: str, error: object) -> None:
         """A subtask says that it failed; it is of the present generation."""
+        deterministic = not isinstance(error, NondeterministicOperator)
         self._machines.step_job(core.FailoverStarted("exception", f"{subtask}: {reason}", error))
-        self.step(events.SubtaskFailed(subtask, generation, reason, error))
+        self.step(events.SubtaskFailed(subtask, generation, reason, error, deterministic))
 
     def all_slots_lost(self, reason: str) -> None:
         """Nobody is left who could take over: the job rolls back without this machine."""

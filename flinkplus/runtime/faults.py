@@ -8,6 +8,10 @@ barrier not sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (
 over), ``promoted`` (has begun to work, and not said so yet). Points reached by the coordinator, which then kills the
 subtask's slot: ``manifest`` (before it is written), ``commit`` (before output is made visible), ``committed``.
 
+``without:PART`` takes a part of the protocol out of the whole job, to show what it is there for (``omissions``): the
+job is then *wrong* after a failover. ``without:determinants``: nobody notes or tells how steps began, and a promoted
+standby chooses freely. ``without:filter``: promoted producers send everything again, and consumers take it as new.
+
 Rules: costs a dictionary look-up per point when no fault is armed; for tests and experiments.
 """
 
@@ -24,6 +28,8 @@ from flinkplus.errors import ConfigurationError
 SUBTASK_POINTS = ("start", "alignment", "snapshot", "upload", "uploaded", "end")
 STANDBY_POINTS = ("promotion", "promoted")
 COORDINATOR_POINTS = ("manifest", "commit", "committed")
+WITHOUT = "without:"
+DETERMINANTS, FILTER = PARTS = ("determinants", "filter")
 FAULT = re.compile(r"(?P<point>[a-z]+):(?P<subtask>[^#]+\[\d+\])(?:#(?P<count>\d+))?$")
 
 
@@ -46,13 +52,22 @@ def parse_fault(text: str) -> Fault:
     return Fault(match["point"], match["subtask"], int(match["count"] or 1))
 
 
+def left_out(texts: Sequence[str]) -> frozenset[str]:
+    """The parts of the protocol that the job is to do without. Raises ``ConfigurationError`` naming those there are."""
+    parts = frozenset(text.removeprefix(WITHOUT) for text in texts if text.startswith(WITHOUT))
+    for part in sorted(parts - set(PARTS)):
+        raise ConfigurationError(f"{WITHOUT}{part!r} is no fault; a job can do without: {', '.join(PARTS)}")
+    return parts
+
+
 class Faults:
     """The armed faults of one process."""
 
     def __init__(self, texts: Sequence[str], first_generation: int) -> None:
         self._first_generation = first_generation
         self._left: dict[str, list[tuple[Fault, int]]] = {}
-        for fault in map(parse_fault, texts):
+        left_out(texts)  # not for here, but what is none is said
+        for fault in [parse_fault(text) for text in texts if not text.startswith(WITHOUT)]:
             self._left.setdefault(fault.point, []).append((fault, fault.count))
 
     def reach(

@@ -47,11 +47,12 @@ class FenceAnswers:
         self._received: dict[str, int] = {}
         self._sent: dict[str, int] = {}
         self._determinants: dict[SubtaskId, tuple[Run, ...]] = {}
+        self._digests: dict[str, list[list[Any]]] = {}
 
     def reset(self, attempt: int) -> None:
         """A new attempt: what was answered before no longer counts."""
         self._attempt = attempt
-        self._received, self._sent, self._determinants = {}, {}, {}
+        self._received, self._sent, self._determinants, self._digests = {}, {}, {}, {}
 
     def add(self, answer: control.Fenced) -> None:
         """One slot's answer; of another attempt it has no effect."""
@@ -59,20 +60,22 @@ class FenceAnswers:
             return
         self._received.update(answer.received)
         self._sent.update(answer.sent)
+        self._digests.update(answer.digests)
         for name, found in answer.determinants.items():
             subtask = parse_subtask(name)
             known = self._determinants.get(subtask, ())
             self._determinants[subtask] = unite([*known, *control.runs_from_json(found)])
 
     def about(self, subtask: SubtaskId, topology: Topology) -> dict[str, Any]:
-        """What the new head of ``subtask`` is told: ``received``, ``marks``, ``determinants``, ``ancestors`` (see
-        ``Promote``)."""
+        """What the new head of ``subtask`` is told: ``received``, ``marks``, ``determinants``, ``ancestors``,
+        ``digests`` (see ``Promote``)."""
         ancestors = self._lineage.asked_of([subtask])
         outputs = [str(channel) for channel in topology.outputs(subtask)]
         inputs = [str(channel) for channel in topology.inputs(subtask)]
         return {
             "received": {name: self._received[name] for name in outputs if name in self._received},
             "marks": {name: self._sent[name] for name in inputs if name in self._sent},
+            "digests": {name: self._digests[name] for name in outputs if name in self._digests},
             "determinants": self._runs_of(subtask),
             "ancestors": {str(a): self._runs_of(a) for a in sorted(self._determinants) if a.vertex in ancestors},
         }

@@ -138,7 +138,14 @@ class Figures:
         """State and work, summed over all subtasks."""
         every = self._subtasks.values()
         payload, determinants = (sum(c.get(name, 0) for c in every) for name in ("payload_bytes", "determinant_bytes"))
+        asked, maybe, known = (sum(c.get(f"ids_{name}", 0) for c in every) for name in ("asked", "maybe", "known"))
         return {
+            "message_ids": {
+                "asked": asked,
+                "maybe": maybe,
+                "known": known,
+                "false_positive_rate": round((maybe - known) / (asked - known), 6) if asked > known else 0.0,
+            },
             "payload_bytes": payload,
             "determinant_bytes": determinants,
             "determinant_share": round(determinants / payload, 6) if payload else 0.0,

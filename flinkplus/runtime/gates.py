@@ -41,13 +41,14 @@ class OutputGate(OutputChannels):
         retention: Retention[Entry] | None = None,
         steps: StepLog | None = None,
         ancestors: AncestorLog | None = None,
+        digest: Callable[[Message, Any], int] | None = None,
     ) -> None:
         def make_log(channel: ChannelId, first: int, received: int) -> OutputLog[Entry]:
             return OutputLog(
                 channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=retention, received=received
             )
 
-        super().__init__(generation, window, hand_over, make_log, retention, steps, ancestors)
+        super().__init__(generation, window, hand_over, make_log, retention, steps, ancestors, digest)
         self._batch_rows = batch_rows
         self._send = send
         self._partitioners: dict[int, Partitioner] = {}

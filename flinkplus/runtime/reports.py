@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from flinkplus.errors import FlinkPlusError, JobFailed, UserFunctionError
+from flinkplus.errors import FlinkPlusError, JobFailed, NondeterministicOperator, UserFunctionError
 from flinkplus.protocol import events
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
@@ -129,7 +129,9 @@ class Reports:
 
     def _subtask_failed(self, subtask: SubtaskId, failure: control.SubtaskFailure) -> None:
         error: FlinkPlusError
-        if failure.operator:
+        if failure.kind == NondeterministicOperator.__name__:
+            error = NondeterministicOperator(f"subtask {failure.subtask}: {failure.reason}")
+        elif failure.operator:
             error = UserFunctionError(failure.operator, failure.subtask, failure.row, failure.reason)
             error.args = (failure.reason,)
         else:

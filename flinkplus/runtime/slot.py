@@ -39,7 +39,16 @@ from chain_backup.zookeeper.records import (
     SessionSuspended,
     SlotRecord,
 )
-from flinkplus.errors import CorruptState, FlinkPlusError, PeerProtocolError, StateError, UserFunctionError
+from dedup.filter import MessageFilter
+from dedup.store import RocksStore
+from flinkplus.errors import (
+    CorruptState,
+    FlinkPlusError,
+    NondeterministicOperator,
+    PeerProtocolError,
+    StateError,
+    UserFunctionError,
+)
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
@@ -49,6 +58,7 @@ from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline
 from flinkplus.runtime.log_codec import MessageCodec
+from flinkplus.runtime.names import parse_channel
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.planes import (
     ControlArrived,
@@ -157,10 +167,13 @@ class Slot(SlotOrders):
         self._link = control_link(index, config.options, config.token, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._retention: Retention[tuple[Message, Any]] | None = None
+        self._ids: RocksStore | None = None
         if self._options.standbys:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
             standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
             self._failover = SlotFailover(self, standbys, time)
+            self._ids = RocksStore(scratch / "ids")
+        self._filters = 0
         self._session: SlotSession | None = None
         self._address = ""
         self._malformed = 0
@@ -238,6 +251,7 @@ class Slot(SlotOrders):
     def _fail(self, subtask: Subtask, error: Exception) -> None:
         if not self.active.retire(subtask):
             return
+        error = _nondeterminism(error) or error
         operator, row = "", ""
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, UserFunctionError):
@@ -379,6 +393,7 @@ class Slot(SlotOrders):
             self._make_state,
             self._retention,
             self._snapshotted,
+            self._make_filter,
         )
         return Subtask(plan, ports)
 
@@ -391,6 +406,14 @@ class Slot(SlotOrders):
             max_entries=self._options.memtable_entries,
             prepared=plan.promotion.state if plan.promotion is not None else None,
         )
+
+    def _make_filter(self, saved: dict[str, Any]) -> MessageFilter | None:
+        if self._ids is None:
+            return None
+        self._filters += 1
+        made = MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
+        made.load(saved.get("seen", {}), parse_channel)
+        return made
 
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
         """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox.
@@ -425,6 +448,8 @@ class Slot(SlotOrders):
             self._session.close()
         if self._retention is not None:
             self._retention.close()
+        if self._ids is not None:
+            self._ids.close()
         self._link.close()
         self._data.close()
         self._inbox.close()
@@ -440,6 +465,13 @@ def _tend(state: SubtaskState) -> None:
         log.info("%s goes on with its old files: %s", state.subtask, error)
     except Exception:
         log.warning("%s goes on with its old files", state.subtask, exc_info=True)
+
+
+def _nondeterminism(error: BaseException | None) -> NondeterministicOperator | None:
+    """The one behind ``error``, if there is one: it may have come through a user's function."""
+    while error is not None and not isinstance(error, NondeterministicOperator):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _is_alive(pid: int, created_s: float) -> bool:

@@ -135,16 +135,21 @@ class SlotFailover:
     def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
         """What is about to become active begins where its version was taken."""
         for name, told in promotion.subtasks.items():
-            inputs = told["handle"].get("operator_state", {}).get("inputs", {})
+            saved = told["handle"].get("operator_state", {})
+            inputs = saved.get("inputs", {})
             for channel, producer in self._host.graph.inputs_of(name, self._host.parallelism):
                 if producer in failed:
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
+                    answer.digests[str(channel)] = [
+                        runs[str(channel)] for runs in saved.get("seen", {}).values() if str(channel) in runs
+                    ]
 
     def _fence_inputs(
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
     ) -> None:
         for channel, _, expected in subtask.fence_inputs(failed, Generation(generation)):
             answer.received[str(channel)] = expected
+            answer.digests[str(channel)] = control.digests_to_json(subtask.received_digests(channel))
 
     def _fence_outputs(
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
@@ -243,7 +248,8 @@ class SlotFailover:
 def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: Prepared | None) -> Promotion:
     first = told["handle"].get("operator_state", {}).get("steps", 0)
     determinants = merge(first, control.runs_from_json(told["determinants"]))
-    return Promotion(told["received"], determinants, _ancestors_of(told), told["marks"], resuming, state)
+    had = {channel: control.digests_from_json(runs) for channel, runs in told["digests"].items()}
+    return Promotion(told["received"], determinants, _ancestors_of(told), told["marks"], resuming, state, had)
 
 
 def _ancestors_of(told: dict[str, Any]) -> dict[SubtaskId, Run]:

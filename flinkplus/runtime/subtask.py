@@ -19,19 +19,23 @@ from typing import Any
 
 import pyarrow as pa
 
+from dedup.filter import MessageFilter
 from flinkplus.config import Options
 from flinkplus.errors import CorruptState
 from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.columns import merge
 from flinkplus.operators.routes import partitioner
+from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.subtask import Incarnation, Promotion, SubtaskSteps, Taken
 from flinkplus.runtime import control
+from flinkplus.runtime.faults import DETERMINANTS, FILTER, left_out
 from flinkplus.runtime.fused import FusedOperators
 from flinkplus.runtime.gates import InputChannel, InputGate, OutputGate
+from flinkplus.runtime.omissions import UnfilteredCursor, without
 from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
-from flinkplus.runtime.wire import Message, decode_records
+from flinkplus.runtime.wire import Message, decode_records, digest_of
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.versions import PendingSnapshot
 from upstream_cache.retention import Retention
@@ -68,6 +72,7 @@ class SubtaskPorts:
     state: Callable[[SubtaskPlan], SubtaskState]
     retention: Retention[tuple[Message, Any]] | None
     snapshotted: Callable[[SubtaskId, Generation, dict[str, Any]], None]
+    seen: Callable[[dict[str, Any]], MessageFilter | None]
 
 
 @dataclass
@@ -95,8 +100,14 @@ class Subtask(SubtaskSteps):
         self.busy_s = 0.0
         graph, vertex, options = plan.graph, plan.vertex, plan.options
         saved = plan.handle.get("operator_state", {})
+        omitted = left_out(options.faults)
+        if omitted:
+            plan.promotion = without(omitted, plan.promotion)
         promotion = plan.promotion
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None)
+        seen = None if vertex.is_source or omitted else ports.seen(saved if promotion is not None else {})
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None, seen)
+        if DETERMINANTS in omitted:
+            self._steps = self._ancestors = None
         self._marks = promotion.marks if promotion is not None else {}
         self.outputs = OutputGate(
             plan.generation,
@@ -107,8 +118,13 @@ class Subtask(SubtaskSteps):
             ports.retention,
             self._steps,
             self._ancestors,
+            self._digest_of,
         )
-        self.inputs = InputGate(options.window, lambda end, consumed: ports.grant(self.generation, end, consumed))
+        self.inputs = InputGate(
+            options.window,
+            lambda end, consumed: ports.grant(self.generation, end, consumed),
+            UnfilteredCursor if FILTER in omitted else InputCursor,
+        )
         self.state: SubtaskState | None = ports.state(plan) if graph.has_keyed_state(vertex) else None
         self.operators: FusedOperators | None = None
         traced = options.trace_output if graph.has_sink(vertex) else None
@@ -271,6 +287,9 @@ class Subtask(SubtaskSteps):
         assert self.operators is not None
         return self.operators.advance(watermark_ms)
 
+    def _digest(self, message: Message, payload: Any) -> int:
+        return digest_of(message, payload)
+
     def _wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
@@ -308,7 +327,7 @@ class Subtask(SubtaskSteps):
         begun = time.perf_counter()
         saved = {
             "operators": self.operators.stage(checkpoint),
-            **self.saved_cursors(),
+            **self.saved_cursors(checkpoint),
             "drained": self._draining,
             "run": (self._run, self._run_base),
         }
@@ -357,7 +376,14 @@ class Subtask(SubtaskSteps):
             "payload_bytes": self.outputs.payload_bytes,
             "determinant_bytes": self.outputs.determinant_bytes,
             "blocked": self._blocked,
+            **self._id_counters(),
         }
+
+    def _id_counters(self) -> dict[str, int]:
+        if self.seen is None:
+            return {}
+        counts = self.seen.counts
+        return {"ids_asked": counts.asked, "ids_maybe": counts.maybe, "ids_known": counts.known}
 
     @property
     def _blocked(self) -> str:
@@ -379,5 +405,7 @@ class Subtask(SubtaskSteps):
                 closing.callback(self.operators.close)
             if self._trace is not None:
                 closing.callback(self._trace.close)
+            if self.seen is not None:
+                closing.callback(self.seen.close)
             if isinstance(step, Generator):
                 closing.callback(step.close)

@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+from xxhash import xxh3_64_intdigest
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, decoded
+from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, decoded, settled
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.messages import Kind, Message
 
@@ -56,7 +57,9 @@ _known_schemas: dict[bytes, pa.Schema] = {}
 
 
 def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
-    """One record batch as a payload. Of a small one, dictionary-encoded columns come back plain."""
+    """One record batch as a payload, the same for equal ones. Of a small one, dictionary-encoded columns come back
+    plain."""
+    batch = settled(batch)
     small = decoded(batch) if batch.num_rows <= SMALL_ROWS else None
     if small is not None:
         buffer = pa.py_buffer(b"".join((_plain_prefix_of(small.schema), small.serialize())))
@@ -69,6 +72,11 @@ def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
     if buffer.size > MAX_MESSAGE_BYTES:
         raise PeerProtocolError(f"a message of {buffer.size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     return buffer
+
+
+def digest_of(message: Message, payload: Any) -> int:
+    """Of a message of records: 64 bits of its payload, as it is or would be sent."""
+    return int(xxh3_64_intdigest(payload if payload is not None else encode_records(message.records)))
 
 
 def encode(message: Message, payload: Any = b"") -> list[Any]:

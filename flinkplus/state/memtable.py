@@ -8,8 +8,9 @@ Rules:
 - parts are released in the order they were frozen, or thawed together: their entries are dirty again, with the
   newest value.
 
-Invariants: ``NumberState`` counts a key from its first look-up on (its value is then 0 and dirty); ``live_keys`` is
-the number of keys that exist, in memory or only in RocksDB.
+Invariants: ``NumberState`` counts a key from its first look-up on (its value is then 0 and dirty) until it is removed;
+``live_keys`` is the number of keys that exist, in memory or only in RocksDB. The row of a removed key stays, marked,
+until RocksDB has the removal and the row is evicted, or the key is looked up again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from flinkplus.state.store import SubtaskStore
 
 Dtype = Literal["int64", "float64"]
 Numbers = npt.NDArray[Any]
+Flags = npt.NDArray[np.bool_]
 
 VALUE_BYTES = 8
 ZERO_VALUE = bytes(VALUE_BYTES)
@@ -92,13 +94,15 @@ class NumberPart:
     part that had every row is kept, and serves later ones that have no newer rows.
     """
 
-    def __init__(self, state: NumberState, number: int, table: KeyTable, rows: Rows, values: Numbers) -> None:
+    def __init__(
+        self, state: NumberState, number: int, table: KeyTable, rows: Rows, values: Numbers, removed: Flags | None
+    ) -> None:
         self.prefix = state.prefix
         self.number = number
         self.entries = len(rows)
         self._state = state
         self._keys, self._numbering = table.keys, table.numbering
-        self._rows, self._values = rows, values
+        self._rows, self._values, self._removed = rows, values, removed
 
     def sorted_chunks(self) -> Iterator[Chunk]:
         known = self._state.key_order
@@ -107,9 +111,14 @@ class NumberPart:
         else:
             keys, order = self._select(known)
         packed = self._values[order].astype(self._values.dtype.newbyteorder("<"), copy=False).view(f"V{VALUE_BYTES}")
+        gone = None if self._removed is None else self._removed[order]
         for start in range(0, self.entries, WRITE_CHUNK_ENTRIES):
             stop = start + WRITE_CHUNK_ENTRIES
-            yield keys[start:stop].to_pylist(), packed[start:stop].tolist()
+            values: list[bytes | None] = packed[start:stop].tolist()
+            if gone is not None:
+                for position in np.flatnonzero(gone[start:stop]).tolist():
+                    values[position] = None
+            yield keys[start:stop].to_pylist(), values
 
     def _sort(self) -> tuple[pa.Array, Rows]:
         keys, order = prefixed_and_sorted(self.prefix, key_array(cast("Sequence[bytes]", self._keys[self._rows])))
@@ -159,6 +168,8 @@ class NumberState:
         self._table = KeyTable()
         self._values: Numbers = np.zeros(self._table.capacity, self.dtype)
         self._dirty = np.zeros(self._table.capacity, np.bool_)
+        self._removed = np.zeros(self._table.capacity, np.bool_)
+        self._removed_rows = 0
         self._used = np.zeros(self._table.capacity, np.int64)
         self._part = np.zeros(self._table.capacity, np.int64)  # the last part that froze the row
         self._tick = 0
@@ -178,6 +189,8 @@ class NumberState:
             rows, hashes = self._table.find(keys)
             if rows.min() < 0:
                 self._load(keys, rows, hashes)
+        if self._removed_rows:
+            self._bring_back(rows)
         self._tick += 1
         self._used[rows] = self._tick
         return rows
@@ -190,6 +203,23 @@ class NumberState:
         """Set the values at ``rows``; they are part of the next snapshot."""
         self._values[rows] = values
         self._dirty[rows] = True
+
+    def remove(self, rows: Rows) -> None:
+        """The keys of these distinct rows are no more; looked up again, they begin at 0."""
+        self._values[rows] = 0
+        self._dirty[rows] = self._removed[rows] = True
+        self._used[rows] = 0  # the first to be evicted
+        self._removed_rows += len(rows)
+        self.live_keys -= len(rows)
+
+    def _bring_back(self, rows: Rows) -> None:
+        """Keys that were removed are there again."""
+        back = rows[self._removed[rows]]
+        if len(back):
+            back = np.unique(back)
+            self._removed[back], self._dirty[back] = False, True
+            self._removed_rows -= len(back)
+            self.live_keys += len(back)
 
     def _few_rows(self, keys: list[bytes]) -> Rows:
         rows = self._table.find_few(keys)
@@ -229,7 +259,7 @@ class NumberState:
 
     def _stored(self, keys: list[bytes]) -> tuple[Numbers, npt.NDArray[np.bool_]] | None:
         """Values of ``keys`` in RocksDB and which of them it does not have; None: it can have none of them."""
-        if self.covers_all:  # memory has every key there is: no need to ask
+        if self._knows_all:  # no need to ask
             return None
         found = self._store.get_many([self.prefix + key for key in keys])
         packed = b"".join([ZERO_VALUE if value is None else value for value in found])
@@ -244,6 +274,7 @@ class NumberState:
         if more > 0:
             self._values = np.concatenate([self._values, np.zeros(more, self.dtype)])
             self._dirty = np.concatenate([self._dirty, np.zeros(more, np.bool_)])
+            self._removed = np.concatenate([self._removed, np.zeros(more, np.bool_)])
             self._used = np.concatenate([self._used, np.zeros(more, np.int64)])
             self._part = np.concatenate([self._part, np.zeros(more, np.int64)])
 
@@ -273,6 +304,8 @@ class NumberState:
         self._table.keep(keep)
         self._values, self._dirty = self._values[:count][keep], self._dirty[:count][keep]
         self._used, self._part = self._used[:count][keep], self._part[:count][keep]
+        self._removed = self._removed[:count][keep]
+        self._removed_rows = int(np.count_nonzero(self._removed))
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
@@ -281,20 +314,32 @@ class NumberState:
         return int(np.count_nonzero(self._dirty[: len(self._table)]))
 
     @property
-    def covers_all(self) -> bool:
+    def _knows_all(self) -> bool:
         """Memory holds every key there is."""
-        return len(self._table) == self.live_keys
+        return len(self._table) - self._removed_rows == self.live_keys
+
+    @property
+    def covers_all(self) -> bool:
+        """Memory holds every key there is, and no removal that RocksDB must be told of."""
+        if not self._knows_all:
+            return False
+        count = len(self._table)
+        return not self._removed_rows or not bool((self._dirty[:count] & self._removed[:count]).any())
 
     def freeze(self, full: bool = False) -> NumberPart | None:
         """A part of all dirty entries (``full``: of all entries), clean from now on; None when there are none."""
         count = len(self._table)
-        rows = np.arange(count) if full else np.flatnonzero(self._dirty[:count])
+        if not full:
+            rows = np.flatnonzero(self._dirty[:count])
+        else:
+            rows = np.flatnonzero(~self._removed[:count]) if self._removed_rows else np.arange(count)
         if len(rows) == 0:
             return None
         self._parts += 1
         self._dirty[:count] = False
         self._part[rows] = self._parts
-        return NumberPart(self, self._parts, self._table, rows, self._values[rows])
+        removed = self._removed[rows] if self._removed_rows and not full else None
+        return NumberPart(self, self._parts, self._table, rows, self._values[rows], removed)
 
     def note_released(self, number: int) -> None:
         """Part ``number`` is in RocksDB (any thread)."""

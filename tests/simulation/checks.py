@@ -74,6 +74,7 @@ class Checks:
                 "rows",
                 "promotions",
                 "dependent",
+                "whims",
                 "stable",
                 "bounded",
                 "copied",

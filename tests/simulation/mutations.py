@@ -287,7 +287,19 @@ def the_clock_is_read_anew(original: Any) -> Any:
 @mutation(SubtaskSteps, "saved_cursors")
 def the_clock_forgotten(original: Any) -> Any:
     """A version does not say what time it was."""
-    return lambda self: {**original(self), "clock_ms": 0}
+    return lambda self, checkpoint: {**original(self, checkpoint), "clock_ms": 0}
+
+
+@mutation(OutputChannels, "_compare")
+def digests_not_compared(original: Any) -> Any:
+    """What is made again may be something else."""
+    return lambda self, end, message, payload: None
+
+
+@mutation(FenceAnswers, "about")
+def digests_not_told(original: Any) -> Any:
+    """The successor is not told what its predecessor's consumers have had."""
+    return lambda self, subtask, topology: {**original(self, subtask, topology), "digests": {}}
 
 
 @mutation(KnownSteps, "complete")
@@ -305,7 +317,7 @@ def successors_know_nothing_of_ancestors(original: Any) -> Any:
 @mutation(SubtaskSteps, "saved_cursors", scenario="28")
 def given_up_checkpoints_forgotten(original: Any) -> Any:
     """A version does not say which later checkpoints are given up (a fault that the product had)."""
-    return lambda self: {**original(self), "aborted": []}
+    return lambda self, checkpoint: {**original(self, checkpoint), "aborted": []}
 
 
 @mutation(OutputChannel, "credit", scenario="29")

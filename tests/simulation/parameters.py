@@ -71,7 +71,8 @@ class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
     ``watermarks``: sources send them, and every other stage holds rows back until they are old enough.
-    ``clock_keys``: records of so many keys make those who count them read the clock."""
+    ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
+    filters. ``whims``: subtasks are not deterministic."""
 
     seed: int = 0
     stages: int = 2
@@ -97,6 +98,8 @@ class Parameters:
     work_ms: int = 2
     read_bytes: int = 1 << 16
     clock_keys: int = 0
+    error_rate: float = 0.01
+    whims: bool = False
     faults: tuple[Fault, ...] = ()
 
     def story(self) -> str:
@@ -168,8 +171,12 @@ def draw(seed: int) -> Parameters:
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),
         read_bytes=rng.choice((20, 1 << 16, 1 << 16, 1 << 16)),
+        error_rate=child(seed, "filter").choice((0.01, 0.01, 0.3, 0.999999)),
         clock_keys=child(seed, "clock").choice((0, 0, 1, 3)),
     )
+    if recovery == "standby" and child(seed, "whims").random() < 0.1:
+        # So that whims show: rows of equal keys in one message, and consumers elsewhere.
+        parameters = replace(parameters, whims=True, keys=parallelism, rows=8)
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flinkplus.errors import PeerProtocolError, UserFunctionError
+from dedup.store import MemoryStore
+from flinkplus.errors import NondeterministicOperator, PeerProtocolError, UserFunctionError
 from flinkplus.protocol.ids import CheckpointId, SubtaskId
 from flinkplus.protocol.messages import Message
 from flinkplus.protocol.subtask import Promotion
@@ -52,6 +53,8 @@ class SimSlot(SlotOrders):
         self.data = SimStreams(self)
         self._peers = Peers(index, self.data, world.clock)
         self.retention: Retention[Any] | None = None
+        self.ids = MemoryStore()
+        self._filters = 0
         self.standbys = SimStandbys(self)
         if world.options.standbys:
             self.retention = Retention(
@@ -68,6 +71,11 @@ class SimSlot(SlotOrders):
 
     def __str__(self) -> str:
         return f"slot {self.index} (process {self.process})"
+
+    def next_filter(self) -> int:
+        """A number for the filter of a subtask that begins here."""
+        self._filters += 1
+        return self._filters
 
     # --- what happens
 
@@ -228,6 +236,11 @@ class SimSlot(SlotOrders):
         try:
             action(*arguments)
         except EXPECTED as error:
+            self._fail(subtask, error)
+        except NondeterministicOperator as error:
+            if not subtask.has_whims:
+                raise
+            self.world.checks.counts["whims"] += 1
             self._fail(subtask, error)
         except PeerProtocolError as error:
             if self.world.is_at_work(subtask):

@@ -6,7 +6,9 @@ import marshal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
+from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
@@ -15,6 +17,7 @@ from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
 from flinkplus.protocol.subtask import Incarnation, SubtaskSteps, Taken
 from flinkplus.runtime import control
+from flinkplus.runtime.names import parse_channel
 from tests.simulation.graph import Row
 from upstream_cache.log import OutputLog
 
@@ -97,7 +100,8 @@ class SimPlan(Incarnation):
 
 
 class SimSubtask(SubtaskSteps):
-    """One active subtask. ``poisoned``: the next thing that it works on makes it throw."""
+    """One active subtask. ``poisoned``: the next thing that it works on makes it throw.
+    ``has_whims``: what it does depends on more than its steps."""
 
     def __init__(self, slot: SimSlot, plan: SimPlan) -> None:
         self.slot = slot
@@ -106,8 +110,14 @@ class SimSubtask(SubtaskSteps):
         self._world = world
         self._at = graph.vertices.index(vertex)
         saved = plan.handle.get("operator_state", {})
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None)
+        seen = None
+        if slot.retention is not None and not vertex.is_source:
+            seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
+            if plan.promotion is not None:
+                seen.load(saved.get("seen", {}), parse_channel)
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None, seen)
         self.poisoned = False
+        self.has_whims = world.parameters.whims
         self._told_ms = 0
         self.closed = False
         self._next_read_s = 0.0
@@ -121,6 +131,7 @@ class SimSubtask(SubtaskSteps):
             slot.retention,
             self._steps,
             self._ancestors,
+            self._digest_of,
         )
         self.outputs.slot = slot
         own = saved.get("work", {})
@@ -202,6 +213,8 @@ class SimSubtask(SubtaskSteps):
     def _count(self, rows: tuple[Row, ...]) -> Iterator[None]:
         self._throw_if_poisoned()
         graph, at, counts, dirty = self.slot.graph, self._at, self._counts, self._dirty
+        if self.has_whims and self.generation % 2:
+            rows = rows[::-1]
         counted = []
         self._told_ms = 0
         for record, passages in rows:
@@ -250,6 +263,9 @@ class SimSubtask(SubtaskSteps):
 
     def _rows_to_read(self) -> int:
         return self._rng.randint(1, self._world.parameters.rows)
+
+    def _digest(self, message: Message, payload: Any) -> int:
+        return crc32(marshal.dumps((message.records, message.size), WITHOUT_REFERENCES))
 
     def _wall_ms(self) -> int:
         return self._world.now_ms
@@ -304,7 +320,7 @@ class SimSubtask(SubtaskSteps):
                 "held": tuple(self._held),
                 "advanced_ms": self.advanced_ms,
             },
-            **self.saved_cursors(),
+            **self.saved_cursors(checkpoint),
             "drained": self._draining,
         }
         self._frozen.append((checkpoint, self._dirty, saved))
@@ -366,6 +382,8 @@ class SimSubtask(SubtaskSteps):
         self._running = False
         self.closed = True
         self.outputs.release()
+        if self.seen is not None:
+            self.seen.close()
 
 
 def counts_of(prepared: Any) -> dict[int, int]:

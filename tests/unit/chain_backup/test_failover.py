@@ -469,6 +469,21 @@ def test_a_producer_that_fails_while_its_consumer_repeats_its_own_work_is_a_roll
             assert "and it is still repeating" in str(effects)
 
 
+@pytest.mark.parametrize("promoted", [False, True])
+def test_a_subtask_that_does_not_repeat_what_was_done_is_a_rollback(promoted: bool) -> None:
+    """Also while it is being promoted: what the others would go on with is not what it does."""
+    history = running()
+    effects = history.at(100, threw(C1))
+    generation = 1
+    if promoted:
+        history.recover(effects)
+        generation = 2
+    error = SubtaskFailed(C2 if not promoted else C1, Generation(generation), "whim", "the error", False)
+    (fallback,) = history.at(200, error)
+    assert fallback == FallBack("exception", (error.subtask,), f"{error.subtask}: whim", "the error")
+    assert history.machine.heads == {}
+
+
 def test_the_same_subtask_twice_without_progress_is_a_rollback() -> None:
     history = running()
     history.recover(history.at(100, threw(C1)))

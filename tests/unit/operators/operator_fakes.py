@@ -17,12 +17,15 @@ from flinkplus.operators.columns import plain
 class FakeNumbers:
     def __init__(self, dtype: str) -> None:
         self.rows: dict[bytes, int] = {}
+        self.given = 0
         self.values = np.zeros(1 << 12, dtype=dtype)
 
     def indices(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
         for key in keys:
             assert type(key) is bytes
-            self.rows.setdefault(key, len(self.rows))
+            if key not in self.rows:
+                self.rows[key] = self.given
+                self.given += 1
         return np.array([self.rows[key] for key in keys], dtype=np.int64)
 
     def gather(self, idx: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
@@ -32,6 +35,12 @@ class FakeNumbers:
         assert len(set(idx.tolist())) == len(idx), "rows to be set must differ"
         assert values.dtype == self.values.dtype
         self.values[idx] = values
+
+    def remove(self, idx: npt.NDArray[np.int64]) -> None:
+        assert len(set(idx.tolist())) == len(idx), "rows to be removed must differ"
+        gone = set(idx.tolist())
+        self.values[idx] = 0
+        self.rows = {key: row for key, row in self.rows.items() if row not in gone}
 
     def content(self) -> dict[bytes, Any]:
         return {key: self.values[row].item() for key, row in self.rows.items()}

@@ -1,9 +1,8 @@
-"""Durations, event times, and the watermarks made of them."""
+"""Event times, and the watermarks made of them."""
 
 from __future__ import annotations
 
 import datetime
-from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -12,45 +11,11 @@ from hypothesis import given
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import WatermarkMaker
-from flinkplus.operators.event_time import MAX_TIME_MS, WithWatermark, duration_ms, event_times
+from flinkplus.operators.durations import MAX_TIME_MS
+from flinkplus.operators.event_time import WithWatermark, event_times
 from tests.unit.operators.operator_fakes import context
 
 MILLISECONDS = pa.schema([("ts", pa.int64())])
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("10 seconds", 10_000),
-        ("1 second", 1_000),
-        ("500 ms", 500),
-        ("500ms", 500),
-        ("2 minutes", 120_000),
-        ("1.5 min", 90_000),
-        ("3 hours", 10_800_000),
-        ("1 Day", 86_400_000),
-        ("2.3 s", 2_300),
-        (2.3, 2_300),
-        (10, 10_000),
-        (0, 0),
-    ],
-)
-def test_durations(given: Any, expected: int) -> None:
-    assert duration_ms(given, "the delay") == expected
-
-
-@pytest.mark.parametrize(
-    "given", ["", "10", "10 fortnights", "m", "1 m", "0.1 ms", 0.0001, float("nan"), True, None, 1e30]
-)
-def test_what_is_no_duration(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match="the delay must be whole milliseconds"):
-        duration_ms(given, "the delay")
-
-
-def test_a_duration_below_the_least() -> None:
-    with pytest.raises(ConfigurationError, match="the size must be at least 1 ms"):
-        duration_ms(0, "the size", least=1)
-    assert duration_ms("-5 seconds", "lower", least=None) == -5_000
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])

@@ -318,6 +318,7 @@ class Cluster:
                         if _id(name).vertex in self.slots[target].lineage.asked_of([s])
                     },
                     "marks": sent,
+                    "digests": {c: runs for answer in self._fenced() for c, runs in answer.digests.items()},
                 }
                 for s in failed
                 if self.assignment[s] == target

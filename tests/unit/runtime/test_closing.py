@@ -44,8 +44,9 @@ def test_every_part_is_closed_also_when_one_raises() -> None:
     subtask.outputs = OutputGate(Generation(1), 16, 100, lambda slot, frame: None, lambda message, payload: None)
     subtask._trace = None
     subtask.state = Closable("state", told)  # type: ignore[assignment]
+    subtask.seen = Closable("seen", told)  # type: ignore[assignment]
     subtask._step = step()
     next(subtask._step)
     with pytest.raises(OSError, match="first: no space"):
         subtask.close()
-    assert told == ["step", "first", "second", "state"]
+    assert told == ["step", "seen", "first", "second", "state"]

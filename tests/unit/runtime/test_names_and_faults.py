@@ -14,7 +14,7 @@ from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.keyed import Count
 from flinkplus.operators.tokenize import Tokenize
 from flinkplus.protocol.ids import SubtaskId
-from flinkplus.runtime.faults import Faults, parse_fault
+from flinkplus.runtime.faults import Faults, left_out, parse_fault
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.text import SCHEMA, TextFiles
@@ -105,6 +105,14 @@ def test_a_fault_of_the_coordinator_calls_its_strike() -> None:
 def test_what_is_no_fault_is_said(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is no fault"):
         parse_fault(text)
+
+
+def test_parts_of_the_protocol_that_a_job_does_without() -> None:
+    texts = ("without:filter", "end:count[1]")
+    assert left_out(texts) == {"filter"} and left_out(()) == left_out(("end:count[1]",)) == frozenset()
+    Faults(texts, first_generation=1).reach("end", 1, "count[0]")  # they strike nobody
+    with pytest.raises(ConfigurationError, match="can do without: determinants, filter"):
+        Faults(("without:brakes",), first_generation=1)
 
 
 def test_options_from_conf_and_arguments() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from decimal import Decimal
+from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -208,3 +211,42 @@ def test_a_watermark_of_another_size_is_refused() -> None:
     frame[1] = Kind.WATERMARK
     with pytest.raises(PeerProtocolError, match="WATERMARK message with 16"):
         decode_frame(frame)
+
+
+VALUES: dict[pa.DataType, list[Any]] = {
+    pa.int64(): [1, None, 3, 4],
+    pa.float32(): [None, 2.5, None, 0.0],
+    pa.bool_(): [True, None, False, None],
+    pa.string(): ["a", None, "", "longer"],
+    pa.large_binary(): [b"a", None, b"", None],
+    pa.timestamp("us"): [5, None, 0, 7],
+    pa.decimal128(10, 2): [None, Decimal("1.25"), None, Decimal(0)],
+    pa.binary(3): [b"abc", None, b"abc", b"xyz"],
+    pa.dictionary(pa.int32(), pa.string()): ["a", None, "b", "a"],
+    pa.null(): [None] * 4,
+    pa.list_(pa.int64()): [[1], None, [], [2, 3]],
+}
+
+
+@pytest.mark.parametrize("dtype", VALUES, ids=str)
+@pytest.mark.parametrize("rows", [4, 400])
+def test_equal_batches_have_equal_payloads_and_are_read_back(dtype: pa.DataType, rows: int) -> None:
+    values = (VALUES[dtype] * rows)[:rows]
+    whole = pa.array([*values[:2], *values], dtype)
+    once = pa.record_batch([pa.array(values, dtype)], names=["v"])
+    again = pa.record_batch([whole.slice(2)], names=["v"])
+    assert bytes(encode_records(once)) == bytes(encode_records(again))
+    assert decode_records(encode_records(again)).column(0).to_pylist() == pa.array(values, dtype).to_pylist()
+
+
+def test_what_is_under_a_null_does_not_count() -> None:
+    mask = np.array([False, True, False])
+    payloads = {
+        bytes(encode_records(pa.record_batch([pa.array(np.array([1, hidden, 3]), mask=mask)], names=["v"])))
+        for hidden in (0, 7, -1)
+    }
+    hidden_text = pa.Array.from_buffers(
+        pa.string(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0, 3, 4], np.int32)), pa.py_buffer(b"xyzb")], 1
+    )
+    texts = {bytes(encode_records(pa.record_batch([a], names=["v"]))) for a in (hidden_text, pa.array([None, "b"]))}
+    assert len(payloads) == len(texts) == 1

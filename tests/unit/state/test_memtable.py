@@ -98,6 +98,41 @@ def test_a_frozen_part_never_changes(store: SubtaskStore, tmp_path: Path) -> Non
     }
 
 
+def test_what_is_removed_is_absent(store: SubtaskStore, tmp_path: Path) -> None:
+    state = NumberState(store, PREFIX, "int64", max_entries=4)
+    add(state, 1, 2, 3)
+    written(store, state.freeze(), tmp_path)
+    state.remove(state.indices(keys_of(2, 3)))
+    assert (state.live_keys, state.covers_all) == (1, False)
+    assert values(state, 3, 3) == [0, 0]
+    assert (state.live_keys, state.dirty_entries) == (2, 2)
+    add(state, 3, amount=7)
+    part = state.freeze()
+    assert entries(part) == {PREFIX + b"k0002": None, PREFIX + b"k0003": (7).to_bytes(8, "little")}
+    assert state.covers_all
+    assert list(entries(state.freeze(full=True))) == [PREFIX + key for key in keys_of(1, 3)]
+    written(store, part, tmp_path)
+    add(state, 4, 5)
+    values(state, 1)
+    assert keys_of(2)[0] not in state._table.keys[: len(state._table)].tolist()  # evicted, first of all
+    assert values(state, 2) == [0]
+    again = NumberState(store, PREFIX, "int64")
+    again.rebind(store, 2)
+    assert values(again, 1, 2, 3) == [1, 0, 7]
+
+
+def test_removals_that_could_not_be_written_are_in_the_next_part(store: SubtaskStore, tmp_path: Path) -> None:
+    state = NumberState(store, PREFIX, "int64")
+    add(state, 1, 2)
+    written(store, state.freeze(), tmp_path)
+    state.remove(state.indices(keys_of(1)))
+    part = state.freeze()
+    assert part is not None and state.freeze() is None
+    state.thaw([part])
+    assert not state.covers_all
+    assert entries(state.freeze()) == {PREFIX + b"k0001": None}
+
+
 def test_eviction_keeps_what_was_used_last(store: SubtaskStore, tmp_path: Path) -> None:
     state = NumberState(store, PREFIX, "int64", max_entries=10)
     add(state, *range(8))

@@ -72,6 +72,17 @@ class StateMachine(RuleBasedStateMachine):
         state.scatter(rows, before + amount)
         self.model.numbers.update((key, self.model.numbers.get(key, 0) + amount) for key in keys)
 
+    @rule(keys=SOME_KEYS, at_once=st.booleans())
+    def remove_numbers(self, keys: list[bytes], at_once: bool) -> None:
+        """Some that are there, or, by their look-up, some that were not."""
+        state = self.state.number_state("n")
+        rows = state.indices(keys if at_once else KEYS)
+        state.remove(rows if at_once else rows[[KEYS.index(key) for key in keys]])
+        if not at_once:
+            self.model.numbers.update((key, 0) for key in KEYS if key not in self.model.numbers)
+        for key in keys:
+            self.model.numbers.pop(key, None)
+
     @rule(keys=SOME_KEYS, value=st.floats(allow_nan=False))
     def set_floats(self, keys: list[bytes], value: float) -> None:
         state = self.state.number_state("f", "float64")

@@ -1,0 +1,103 @@
+"""Where the digests of messages are that a filter does not hold in memory any more: RocksDB, one for a process.
+
+Rules: what is kept is lost with the process, and may be: whoever takes over begins with what came with its version. So
+nothing waits for the disk, and there is no write-ahead log. One thread for each filter; filters may share a store.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from rocksdict import DbClosedError, Options, Rdict, WriteOptions
+
+KEY_BYTES = 4
+"""Of a number that stands first in every key of one filter."""
+
+
+class DedupStoreError(Exception):
+    """The store cannot be read or written."""
+
+
+class DigestStore(Protocol):
+    """Bytes by key. Raises ``DedupStoreError``."""
+
+    def put(self, key: bytes, value: bytes, /) -> None: ...
+
+    def get(self, key: bytes, /) -> bytes | None: ...
+
+    def delete(self, first: bytes, end: bytes, /) -> None:
+        """Forget all keys from ``first`` on and before ``end``."""
+
+
+class MemoryStore:
+    """The same in a dict: for tests, and where there is no disk."""
+
+    def __init__(self) -> None:
+        self._content: dict[bytes, bytes] = {}
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._content[key] = value
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._content.get(key)
+
+    def delete(self, first: bytes, end: bytes) -> None:
+        for key in [key for key in self._content if first <= key < end]:
+            del self._content[key]
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
+class RocksStore:
+    """RocksDB in ``directory``, which is made, and goes with ``close``."""
+
+    def __init__(self, directory: Path) -> None:
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(4 << 20)
+        options.set_max_background_jobs(1)
+        options.set_keep_log_file_num(1)
+        options.set_stats_dump_period_sec(0)
+        options.set_stats_persist_period_sec(0)
+        self._directory = directory
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            self._db = Rdict(str(directory), options)
+        except Exception as error:  # rocksdict has no error type of its own for this
+            raise DedupStoreError(f"the store of message IDs {directory} cannot be opened: {error}") from error
+        unlogged = WriteOptions()
+        unlogged.disable_wal = True  # type: ignore[assignment,method-assign]  # a property, whatever its stub says
+        self._db.set_write_options(unlogged)
+        self._write = unlogged
+
+    def put(self, key: bytes, value: bytes) -> None:
+        try:
+            self._db.put(key, value)
+        except Exception as error:
+            raise self._failed("written", error) from error
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            found: bytes | None = self._db.get(key)
+        except Exception as error:
+            raise self._failed("read", error) from error
+        return found
+
+    def delete(self, first: bytes, end: bytes) -> None:
+        try:
+            self._db.delete_range(first, end, write_opt=self._write)
+        except Exception as error:
+            raise self._failed("written", error) from error
+
+    def _failed(self, what: str, error: Exception) -> DedupStoreError:
+        if isinstance(error, DbClosedError):
+            return DedupStoreError(f"the store of message IDs {self._directory} was closed")
+        return DedupStoreError(f"the store of message IDs {self._directory} cannot be {what}: {error}")
+
+    def close(self) -> None:
+        """Close, and remove the directory."""
+        self._db.close()
+        shutil.rmtree(self._directory, ignore_errors=True)

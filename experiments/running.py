@@ -1,0 +1,68 @@
+"""What experiments share around their runs: one session for all of them, waiting for a job, showing what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from experiments import console
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from experiments.recovery.report import Document
+    from flinkplus.api.job import JobHandle
+
+POLL_S = 0.01
+
+
+class RunError(Exception):
+    """A run that does not count: it says why."""
+
+
+def wait_until(job: JobHandle, condition: Callable[[], bool], deadline: float, stop: threading.Event) -> None:
+    """Wait for a condition of a job that goes on. ``deadline``: on the monotonic clock.
+
+    Raises ``RunError`` when the job has finished instead, at the deadline, or when ``stop`` is set; and what the job
+    has failed with.
+    """
+    while not condition():
+        if job.done:
+            job.await_finish()
+            raise RunError("the input ended before the kill")
+        if time.monotonic() > deadline:
+            raise RunError(f"not finished in time; the job is {job.state}")
+        if stop.is_set():
+            raise RunError("interrupted")
+        job.wait(POLL_S)
+
+
+@contextlib.contextmanager
+def shown(document: Document, show: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """However the block ends, what was found is shown, if anything was."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        document.interrupted()
+        raise
+    finally:
+        if document.content["runs"]:
+            show(document.content)
+            console.show(f"written: {document.path}")
+
+
+@contextlib.contextmanager
+def one_session(master: str | None, slots: int) -> Iterator[SparkSession]:
+    """One SparkSession for all runs; its start costs seconds."""
+    from flinkplus.cli import session
+
+    master = master or session.default_master(slots)
+    session.check_master(master, slots)
+    spark = session.open_session(master)
+    try:
+        yield spark
+    finally:
+        spark.stop()

@@ -1,0 +1,186 @@
+"""The filter of message IDs against a dict, whatever its Bloom filters say, and through snapshots and drops."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dedup.digests import pack_digests, unpack_digests
+from dedup.filter import CHUNK, MAX_CARRIED, Channel, MessageFilter
+from dedup.store import DedupStoreError, MemoryStore, RocksStore
+
+CHANNELS: list[Channel] = [(0, 0, 1), (0, 1, 1), (3, 0, 1)]
+USELESS = 0.999999
+"""A rate of false positives with which a Bloom filter has one bit, and rules nothing out but the very first."""
+
+
+def name(channel: Channel) -> str:
+    return "/".join(map(str, channel))
+
+
+def parse(text: str) -> Channel:
+    edge, producer, consumer = map(int, text.split("/"))
+    return edge, producer, consumer
+
+
+class Model:
+    """What should be known, and a filter that should know it."""
+
+    def __init__(self, error_rate: float) -> None:
+        self.store = MemoryStore()
+        self.error_rate = error_rate
+        self.filter = MessageFilter(self.store, 1, error_rate)
+        self.digests: dict[tuple[int, Channel, int], int] = {}
+        self.ends = dict.fromkeys(CHANNELS, 0)
+        self.epochs = dict.fromkeys(CHANNELS, 0)
+        self.dropped = 0
+
+    def new(self, channel: Channel, digest: int) -> None:
+        epoch, seq = self.epochs[channel], self.ends[channel]
+        assert self.filter.add(epoch, channel, seq, digest) is None
+        self.digests[epoch, channel, seq] = digest
+        self.ends[channel] += 1
+
+    def again(self, at: int, digest: int) -> None:
+        if self.digests:
+            (epoch, channel, seq), had = list(self.digests.items())[at % len(self.digests)]
+            assert self.filter.add(epoch, channel, seq, digest) == had
+            assert self.filter.find(epoch, channel, seq) == had
+
+    def next_epoch(self, channel: Channel) -> None:
+        self.epochs[channel] += 1
+
+    def drop(self) -> None:
+        self.dropped = min(self.epochs.values())
+        self.filter.drop(self.dropped)
+        self.digests = {key: digest for key, digest in self.digests.items() if key[0] >= self.dropped}
+
+    def snapshot(self) -> None:
+        """All channels are at a barrier, and somebody else goes on from there."""
+        before = max(self.epochs.values())
+        self.epochs = dict.fromkeys(CHANNELS, before)
+        kept = {key: digest for key, digest in self.digests.items() if key[0] < before}
+        self.ends = {c: max([s for _, d, s in kept if d == c], default=self.ends[c] - 1) + 1 for c in CHANNELS}
+        saved = self.filter.saved(before, name)
+        self.filter.close()
+        assert not len(self.store)
+        self.filter = MessageFilter(self.store, 2, self.error_rate)
+        self.filter.load(saved, parse)
+        self.digests = kept
+
+    def check(self) -> None:
+        for (epoch, channel, seq), digest in self.digests.items():
+            assert self.filter.find(epoch, channel, seq) == digest
+        for channel in CHANNELS:
+            known = {seq: digest for (_, c, seq), digest in self.digests.items() if c == channel}
+            runs = self.filter.runs(channel)
+            assert {first + i: d for first, digests in runs for i, d in enumerate(digests)} == known
+            assert self.filter.find(self.epochs[channel], channel, self.ends[channel]) is None
+            assert self.filter.find(self.dropped - 1, channel, 0) is None
+
+
+channels = st.sampled_from(CHANNELS)
+digest_values = st.integers(0, 2**64 - 1)
+actions = st.one_of(
+    st.tuples(st.just("new"), channels, digest_values),
+    st.tuples(st.just("new"), channels, digest_values),
+    st.tuples(st.just("again"), st.integers(0, 1000), digest_values),
+    st.tuples(st.just("next_epoch"), channels),
+    st.tuples(st.just("drop")),
+    st.tuples(st.just("snapshot")),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(actions, max_size=60), st.sampled_from([1e-6, 0.01, USELESS]))
+def test_against_a_dict(history: list[tuple[Any, ...]], error_rate: float) -> None:
+    model = Model(error_rate)
+    for action, *arguments in history:
+        getattr(model, action)(*arguments)
+    model.check()
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    rocks = RocksStore(tmp_path / "ids")
+    yield rocks
+    rocks.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error_rate", [0.01, USELESS])
+def test_many_messages_of_a_channel(store: Any, error_rate: float) -> None:
+    """More than memory is to hold of them; two filters in one store know nothing of each other."""
+    count = 5 * CHUNK + 7
+    one, other = MessageFilter(store, 1, error_rate), MessageFilter(store, 2, error_rate)
+    for seq in range(count):
+        assert one.add(4, CHANNELS[0], seq, seq * seq) is None
+        assert other.add(4, CHANNELS[0], seq, seq + 1) is None
+    for seq in range(count):
+        assert one.add(4, CHANNELS[0], seq, 0) == seq * seq
+    assert one.runs(CHANNELS[0]) == [(0, array("Q", [seq * seq for seq in range(count)]))]
+    assert one.counts.known == count
+    if error_rate == USELESS:
+        assert one.counts.maybe >= one.counts.asked - 10
+    successor = MessageFilter(store, 3, error_rate)
+    successor.load(one.saved(5, name), parse)
+    one.drop(5)
+    assert one.find(4, CHANNELS[0], 3) is None and one.runs(CHANNELS[0]) == []
+    assert other.find(4, CHANNELS[0], 3) == 4
+    assert [successor.find(4, CHANNELS[0], seq) for seq in range(count)] == [seq * seq for seq in range(count)]
+    assert successor.find(4, CHANNELS[0], count) is None
+
+
+def test_the_rate_of_false_positives_is_about_what_was_asked_for() -> None:
+    found = MessageFilter(MemoryStore(), 1, 0.05)
+    for seq in range(20_000):
+        found.add(0, CHANNELS[seq % 3], seq // 3, seq)
+    assert 0.001 < found.counts.false_positive_rate < 0.05
+
+
+def test_a_gap_is_refused_and_changes_nothing() -> None:
+    found = MessageFilter(MemoryStore(), 1)
+    found.add(0, CHANNELS[0], 5, 1)
+    with pytest.raises(ValueError, match="comes behind 5"):
+        found.add(0, CHANNELS[0], 7, 1)
+    assert found.find(0, CHANNELS[0], 7) is None
+    assert found.add(0, CHANNELS[0], 6, 1) is None
+
+
+def test_of_very_many_messages_the_newest_go_with_a_version() -> None:
+    found = MessageFilter(MemoryStore(), 1)
+    for seq in range(MAX_CARRIED):
+        found.add(seq % 2, CHANNELS[seq % 2], seq // 2, seq)
+    found.add(2, CHANNELS[2], 0, 1)
+    assert list(found.saved(3, name)) == ["2", "1"]
+
+
+@pytest.mark.parametrize("rate", [0, 1, -0.5, 7])
+def test_a_rate_that_is_none(rate: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        MessageFilter(MemoryStore(), 1, rate)
+
+
+@given(st.lists(digest_values))
+def test_digests_survive_packing(digests: list[int]) -> None:
+    assert unpack_digests(pack_digests(array("Q", digests))).tolist() == digests
+
+
+def test_errors_of_the_store_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DedupStoreError, match="cannot be opened"):
+        RocksStore(tmp_path / "file" / "ids")
+    store = RocksStore(tmp_path / "ids")
+    store.close()
+    for call in (lambda: store.put(b"a", b"b"), lambda: store.get(b"a"), lambda: store.delete(b"a", b"b")):
+        with pytest.raises(DedupStoreError, match="was closed"):
+            call()
