@@ -6,7 +6,8 @@ channels; one that has ended holds nobody back, one that has never had a waterma
 Rules and invariants:
 
 - what is known is a pure function of the messages taken, so it is the same again when steps are repeated;
-- a channel's watermark rises with each message (``PeerProtocolError`` otherwise), the subtask's never goes back;
+- a channel's watermark never goes back, nor does the subtask's: one that does not rise changes nothing (with weaker
+  guarantees messages come again);
 - the end of all channels is the end of time; it is not told here: whoever takes the last end of input knows.
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.ids import ChannelId, invariant
 
 END_OF_TIME_MS = (1 << 63) - 1
@@ -49,7 +49,7 @@ class InputWatermarks:
         """A watermark was taken off ``channel``. Returns the subtask's when it has risen, else ``None``."""
         before = self._known.get(channel, START_OF_TIME_MS)
         if not before < watermark_ms < END_OF_TIME_MS or channel in self._ended:
-            raise PeerProtocolError(f"{channel}: watermark {watermark_ms} ms behind {before} ms")
+            return None
         self._known[channel] = watermark_ms
         return self._risen() if before == self._combined else None
 

@@ -196,6 +196,14 @@ class Checks:
             if event_time_ms(row) < watermark_ms:
                 self._wrong("event time", f"{subtask.id} is given {row} on {message.channel}, behind {watermark_ms} ms")
 
+    def takes_watermark(self, subtask: SimSubtask, message: Message, before_ms: int | None) -> None:
+        """``before_ms``: of the channel, so far."""
+        if before_ms is not None and message.watermark_ms <= before_ms:
+            self._wrong(
+                "event time",
+                f"{subtask.id} takes {message.watermark_ms} ms on {message.channel}, which is at {before_ms} ms",
+            )
+
     def advances(self, subtask: SimSubtask, watermark_ms: int) -> None:
         """The watermark of ``subtask`` rises."""
         self.counts["watermarks"] += 1

@@ -185,7 +185,10 @@ class SimSubtask(SubtaskSteps):
     # --- the work
 
     def _take(self, end: InputChannel) -> Iterator[None] | None:
-        self._world.checks.causes.takes(self, end.queue[0][0])
+        message = end.queue[0][0]
+        self._world.checks.causes.takes(self, message)
+        if message.kind is Kind.WATERMARK:
+            self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
         return super()._take(end)
 
     def begin(self, run: int, run_age_s: float) -> None:
