@@ -11,11 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from flinkplus import StreamEnvironment
 from flinkplus.api.stream import Stream
+from tests.integration.conftest import wait_until
 from tests.integration.failover_jobs import Victim
 from tests.integration.test_failover import assert_local
 
 pytestmark = pytest.mark.integration
+
+
+def read_by_sources(times: Iterable[int], parallelism: int) -> set[int]:
+    """All rows up to the last one that anybody has seen, of each source."""
+    highest: dict[int, int] = {}
+    for i in times:
+        highest[i % parallelism] = max(i, highest.get(i % parallelism, 0))
+    return {i for index, end in highest.items() for i in range(index, end + 1, parallelism)}
 
 
 class Loose(Victim):
@@ -32,11 +42,7 @@ class Loose(Victim):
     @property
     def read(self) -> set[int]:
         """Every row that a source has read and sent: in each source, all up to the last one that anybody has seen."""
-        parallelism = self.job._running.coordinator.options.parallelism
-        highest: dict[int, int] = {}
-        for i in self.times:
-            highest[i % parallelism] = max(i, highest.get(i % parallelism, 0))
-        return {i for index, end in highest.items() for i in range(index, end + 1, parallelism)}
+        return read_by_sources(self.times, self.job._running.coordinator.options.parallelism)
 
 
 def two_stages(stream: Stream) -> Stream:
@@ -111,3 +117,21 @@ def test_what_holds_rows_back_recovers_by_rollback_at_most_once(
         victim.finish()
     assert max(victim.times.values()) == 1
     assert "pairs may hold rows back" in caplog.text
+
+
+def test_a_job_may_promise_more_when_it_is_resumed(spark: SparkSession, tmp_path: Path) -> None:
+    """Its checkpoint is no aligned one: the channels begin where the producers stand."""
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    env = StreamEnvironment(
+        spark, guarantee="at-least-once", parallelism=2, checkpoint_interval=0.1, checkpoint_dir=checkpoints
+    )
+    rows = env.generate(lambda i: (f"word-{i % 97}", i), schema="word string, i long", rate=20_000.0, name="numbers")
+    two_stages(rows.key_by("word").count(name="count")).to_parquet(str(out), name="out")
+    with env.execute("promising") as job:
+        wait_until(lambda: job.metrics()["checkpoints_completed"] >= 3, "three checkpoints")
+    with StreamEnvironment.resume(spark, checkpoints, guarantee="exactly-once") as job:
+        wait_until(lambda: job.metrics()["checkpoints_completed"] >= 3, "three more checkpoints")
+        job.drain()
+        job.await_finish(60.0)
+    times = Counter(pq.read_table(out).column("i").to_pylist())
+    assert set(times) == read_by_sources(times, 2)
