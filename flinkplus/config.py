@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.protocol.guarantee import Guarantee
 
 CONF_PREFIX = "spark.flinkplus."
+GUARANTEES = tuple(guarantee.value for guarantee in Guarantee)
 RECOVERY_MODES = ("rollback", "standby")
 PLACEMENTS = ("spread", "near")
 FAILBACK_MODES = ("auto", "never")
@@ -41,8 +43,10 @@ class Options:
     flight per channel. ``transport``: of messages between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message
     aimed at. ``flush_interval``: seconds between two reads of a paced source. ``max_restarts``: recoveries after
     exceptions before the job fails. ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it
-    fails. ``memtable_entries``: keys of each keyed state held in memory. ``recovery``: ``standby`` moves only what
-    failed, to a standby; ``rollback`` takes the whole job back. ``replicas``: copies of each subtask's state, the
+    fails. ``memtable_entries``: keys of each keyed state held in memory. ``guarantee``: how often the effect of an
+    input row is in the committed output: ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see
+    ``flinkplus.protocol.guarantee``). ``recovery``: ``standby`` moves only what failed, to a standby; ``rollback``
+    takes the whole job back. ``replicas``: copies of each subtask's state, the
     working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell how a
     subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over hosts,
     ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
@@ -63,6 +67,7 @@ class Options:
     max_concurrent_checkpoints: int = 1
     retained_checkpoints: int = 3
     checkpoint_dir: str | None = None
+    guarantee: str = "exactly-once"
     recovery: str = "standby"
     replicas: int = 3
     sharing_depth: int | None = None
@@ -127,6 +132,7 @@ class Options:
         depth = self.sharing_depth
         if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
             raise ConfigurationError(f"sharing_depth must be None, or a whole number of at least 1, not {depth!r}")
+        _check_one_of("guarantee", self.guarantee, GUARANTEES)
         _check_one_of("recovery", self.recovery, RECOVERY_MODES)
         _check_one_of("failback", self.failback, FAILBACK_MODES)
         _check_one_of("transport", self.transport, TRANSPORTS)
@@ -170,6 +176,16 @@ class Options:
     def snapshot_spread(self) -> float:
         """Seconds over which the slots begin to write their parts of a checkpoint."""
         return min(SPREAD * (self.checkpoint_interval or 0.0), MAX_SPREAD_S)
+
+    @property
+    def promises(self) -> Guarantee:
+        """``guarantee``, as the protocol knows it."""
+        return Guarantee(self.guarantee)
+
+    @property
+    def depth(self) -> int | None:
+        """How far downstream it is told how steps began: ``sharing_depth``, where steps are repeated."""
+        return self.sharing_depth if self.promises.repeats else None
 
     @property
     def standbys(self) -> bool:

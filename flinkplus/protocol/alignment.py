@@ -25,6 +25,8 @@ Rules and invariants:
 - A barrier is forwarded exactly when its alignment is complete, whether or not the snapshot succeeds afterwards:
   consumers must not wait for ours.
 - A channel is blocked only while a checkpoint is being aligned, and never all of them at rest.
+- Without ``blocking`` the same is done, but nothing waits: barriers are only counted, one a channel. (At least once: a
+  snapshot holds some of what comes behind its barrier.)
 - An aborted checkpoint is never acknowledged.
 - One machine serves one generation of a subtask: completions of an older one must not be fed to it.
 """
@@ -64,8 +66,9 @@ MAX_REMEMBERED_ABORTS = 64
 class BarrierAlignment:
     """The machine of one subtask; a source has no ``inputs``.
 
-    ``max_asynchronous``: snapshots in their asynchronous part beyond which a checkpoint is declined (and its barrier
-    still forwarded). ``aborted``: what a snapshot noted of another machine (``aborted``), whose steps this one repeats.
+    ``blocking``: whether an input waits once its barrier has come. ``max_asynchronous``: snapshots in their
+    asynchronous part beyond which a checkpoint is declined (and its barrier still forwarded). ``aborted``: what a
+    snapshot noted of another machine (``aborted``), whose steps this one repeats.
     """
 
     def __init__(
@@ -74,11 +77,13 @@ class BarrierAlignment:
         inputs: tuple[ChannelId, ...],
         max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
+        blocking: bool = True,
     ) -> None:
         invariant(len(set(inputs)) == len(inputs), "an input channel is given twice", subtask=subtask)
         invariant(max_asynchronous >= 1, "max_asynchronous must be at least 1", given=max_asynchronous)
         self._subtask = subtask
         self._inputs = inputs
+        self._blocking = blocking
         self._max_asynchronous = max_asynchronous
         self._newest_seen = CheckpointId(0)
         self._aligning: CheckpointId | None = None
@@ -94,7 +99,7 @@ class BarrierAlignment:
     @property
     def blocked(self) -> tuple[ChannelId, ...]:
         """The channels that nothing may be taken off."""
-        return tuple(self._blocked)
+        return tuple(self._blocked) if self._blocking else ()
 
     @property
     def aborted(self) -> tuple[CheckpointId, ...]:
@@ -126,12 +131,12 @@ class BarrierAlignment:
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[AlignmentEffect]:
         if channel not in self._inputs:
             raise PeerProtocolError(f"{self._subtask}: barrier {checkpoint} on {channel}, which is no input of it")
-        if channel in self._blocked:
+        if channel in self._blocked and self._blocking:
             raise PeerProtocolError(
                 f"{self._subtask}: barrier {checkpoint} on {channel}, which checkpoint {self._aligning} blocks"
             )
         if checkpoint == self._aligning:
-            return self._block(channel, checkpoint)
+            return self._block(channel, checkpoint) if channel not in self._blocked else []
         if checkpoint <= self._newest_seen:
             return []
         effects = self._give_up_alignment(superseded_by=checkpoint)
@@ -156,7 +161,7 @@ class BarrierAlignment:
 
     def _block(self, channel: ChannelId, checkpoint: CheckpointId) -> list[AlignmentEffect]:
         self._blocked.append(channel)
-        effects: list[AlignmentEffect] = [BlockChannel(channel)]
+        effects: list[AlignmentEffect] = [BlockChannel(channel)] if self._blocking else []
         if len(self._blocked) == len(self._inputs):
             effects += self._complete_alignment(checkpoint)
         return effects
@@ -174,7 +179,7 @@ class BarrierAlignment:
         ]
 
     def _unblock(self) -> list[AlignmentEffect]:
-        effects: list[AlignmentEffect] = [UnblockChannel(channel) for channel in self._blocked]
+        effects: list[AlignmentEffect] = [UnblockChannel(channel) for channel in self._blocked if self._blocking]
         self._blocked.clear()
         self._aligning = None
         return effects

@@ -148,9 +148,11 @@ class CommitFailed:
 @dataclass(frozen=True, slots=True)
 class SubtasksReplaced:
     """Local failover: each of these subtasks goes on from its ``version`` (a checkpoint's number; 0: the very start) in
-    another incarnation. What it said of newer checkpoints is void."""
+    another incarnation. What it said of newer checkpoints is void. ``lossy``: barriers that it had received are lost,
+    and with them the checkpoints that wait for it."""
 
     subtasks: tuple[tuple[SubtaskId, CheckpointId], ...]
+    lossy: bool = False
 
 
 CheckpointingEvent: TypeAlias = (

@@ -156,7 +156,7 @@ class Peer:
 
     ``received``: of a living consumer, the next ``seq`` it expects of a promoted producer (``None``: nothing was sent
     to it yet). ``resuming``: it is being promoted itself, and will say where to go on. ``had``: digests of what it has
-    received, by number.
+    received, by number. ``renumbered``: what it is sent again has new numbers, behind what it has received.
     """
 
     slot: int | None
@@ -164,6 +164,7 @@ class Peer:
     received: int | None = None
     resuming: bool = False
     had: Mapping[int, int] = field(default_factory=dict)
+    renumbered: bool = False
 
 
 class OutputChannels(ABC):
@@ -195,6 +196,7 @@ class OutputChannels(ABC):
         self._steps = steps
         self._ancestors = ancestors
         self.payload_bytes = self.determinant_bytes = 0
+        self.silent = False
         self._edges: dict[int, list[OutputChannel]] = {}
         self.channels: dict[ChannelId, OutputChannel] = {}
         self.epoch = CheckpointId(0)
@@ -212,6 +214,8 @@ class OutputChannels(ABC):
         for consumer, peer in enumerate(peers):
             channel = ChannelId(edge, producer, consumer)
             start = first.get(str(channel), 0)
+            if peer.renumbered and peer.received is not None:
+                start = peer.received
             received = start if peer.received is None else max(start, peer.received)
             log = self._make_log(channel, start, received)
             # A living consumer of a promoted producer grants credit anew; for what it has received it has had credit.
@@ -250,6 +254,8 @@ class OutputChannels(ABC):
 
     def append_records(self, end: OutputChannel, records: Any, payload: Any, size_bytes: int) -> None:
         """Append a message of records: ``records`` as they are, or a ``payload`` made of them."""
+        if self.silent:
+            return
         seq = Seq(end.log.appended)
         known = self._news(end)
         self.payload_bytes += size_bytes
@@ -281,10 +287,12 @@ class OutputChannels(ABC):
     def _news(self, end: OutputChannel, *, at_barrier: bool = False) -> bytes:
         """The determinants that the channel's receiver has not been sent. A barrier says of everyone how far it is."""
         steps, ancestors = self._steps, self._ancestors
-        if steps is None:
+        if steps is None and ancestors is None:
             return b""
-        told, end.told = end.told, steps.next_step
-        own = steps.since(told)
+        told, own = end.told, b""
+        if steps is not None:
+            end.told = steps.next_step
+            own = steps.since(told)
         if at_barrier and not own:
             own = encode_run(told, ())
         if ancestors is None:
@@ -310,8 +318,18 @@ class OutputChannels(ABC):
             self._ancestors.clear()
         self.pump()
 
+    def tell_end(self, end: OutputChannel) -> None:
+        """Append a further end of input to one channel."""
+        seq = Seq(end.log.appended)
+        known = self._news(end)
+        end.log.append(
+            (Message(Kind.END_OF_INPUT, end.channel, self._generation, seq, self.epoch, determinants=known), None), 0
+        )
+
     def append_watermark(self, edge: int, watermark_ms: int) -> None:
         """Append a watermark to every channel of an exchange; there must be room."""
+        if self.silent:
+            return
         for end in self._edges[edge]:
             seq = Seq(end.log.appended)
             known = self._news(end)

@@ -41,14 +41,18 @@ from flinkplus.protocol.determinants import (
     decode_runs,
     unpack,
 )
+from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import OutputChannels, Peer
+from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
 from flinkplus.protocol.watermarks import InputWatermarks
 
 MERGED_MESSAGES = 256
+PASSED_OVER_ROWS = 16_384
+"""In one step, at most."""
 DIGEST_MASK = (1 << 64) - 1
 NO_TIME_MS = 0
 """The alignment has no deadlines: the coordinator times every checkpoint."""
@@ -65,7 +69,8 @@ class Promotion:
     ``ancestors``: what the survivors know of those that these steps may depend on.
     ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
     is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque. ``had``:
-    channel -> digests, by ``seq``, of what its consumer has received.
+    channel -> digests, by ``seq``, of what its consumer has received. ``inputs``: channel -> next ``seq`` to be taken,
+    where that is not what the version says. ``pass_over``: rows that a source is to read and not to send.
     """
 
     received: dict[str, int]
@@ -75,12 +80,14 @@ class Promotion:
     resuming: frozenset[SubtaskId]
     state: Any
     had: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    pass_over: int = 0
 
 
 @dataclass(kw_only=True)
 class Incarnation:
     """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
-    ``slots``, ``generations``: of all subtasks of the job; ``lineage``: of the job."""
+    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``: of the job."""
 
     subtask: SubtaskId
     generation: Generation
@@ -90,6 +97,7 @@ class Incarnation:
     lineage: Lineage
     checkpoint: CheckpointId
     promotion: Promotion | None = None
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
 
     def slot_of(self, subtask: SubtaskId) -> int | None:
         """The slot of another subtask, ``None`` when it is this one's."""
@@ -104,7 +112,8 @@ class Incarnation:
         had = self.promotion.had.get(str(channel), {})
         if consumer in self.promotion.resuming:
             return Peer(slot, generation, resuming=True, had=had)
-        return Peer(slot, generation, self.promotion.received.get(str(channel), 0), had=had)
+        received = self.promotion.received.get(str(channel), 0)
+        return Peer(slot, generation, received, had=had, renumbered=not self.guarantee.repeats)
 
 
 class SeenMessages(Protocol):
@@ -158,24 +167,39 @@ class SubtaskSteps(ABC):
         self._taken: Taken = []
         self._draining = False
         self.ended = False
-        self._steps = StepLog(saved.get("steps", 0)) if standbys and has_outputs else None
+        guarantee = self._guarantee = incarnation.guarantee
+        passes_on = standbys and has_outputs and guarantee is not Guarantee.AT_LEAST_ONCE
+        logs = passes_on and (guarantee.repeats or is_source)
+        self._standbys = standbys
+        self._progress = ProgressLog(saved.get("steps", 0)) if logs and not guarantee.repeats else None
+        self._steps = StepLog(saved.get("steps", 0)) if logs and guarantee.repeats else self._progress
+        self._to_pass_over = promotion.pass_over if promotion is not None else 0
         self._unlogged = 0 if self._steps is not None else int(saved.get("steps", 0))
         self._clock = StepClock(saved.get("clock_ms", 0))
         self._clock_is_read = False
         self.step_number = 0  # of the one under way; a repeated step has the number that it had
         self._passes_on = frozenset(incarnation.lineage.passed_on(self.id.vertex))
-        self._ancestors = AncestorLog() if self._steps is not None and self._passes_on else None
-        self._replay = deque(promotion.determinants if promotion is not None and has_outputs else ())
+        self._ancestors: AncestorLog | None = None
+        if passes_on and self._passes_on:
+            self._ancestors = AncestorLog() if guarantee.repeats else AncestorProgress()
+        self._replay = deque(promotion.determinants if promotion is not None and logs else ())
         self._repeats = bool(self._replay)
         self.seen = seen
         self._put_off: list[Callable[[], None]] = []
         self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
-        self.known = KnownSteps(promotion.ancestors if promotion is not None else None) if standbys else None
+        self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
+        tells = standbys and guarantee is not Guarantee.AT_LEAST_ONCE
+        self.known: KnownSteps | None = None
+        if tells:
+            told = promotion.ancestors if promotion is not None else None
+            self.known = KnownSteps(told) if guarantee.repeats else KnownProgress()
 
     def add_inputs(self, saved: Mapping[str, Any], inputs: Sequence[tuple[ChannelId, SubtaskId]]) -> None:
         """Add every input channel, each with its producer; ``inputs`` is made by then."""
         incarnation = self._incarnation
-        ended, first = frozenset(saved.get("ended_channels", ())), saved.get("inputs", {})
+        ended, first = frozenset(saved.get("ended_channels", ())), dict(saved.get("inputs", {}))
+        if incarnation.promotion is not None:
+            first.update(incarnation.promotion.inputs)
         for channel, producer in inputs:
             name = str(channel)
             slot, generation = incarnation.slot_of(producer), incarnation.generations[producer]
@@ -198,17 +222,17 @@ class SubtaskSteps(ABC):
         self._by_position = [self.inputs.channels[channel] for channel in channels]
         self._position = {channel: at for at, channel in enumerate(channels)}
         aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
-        self._alignment = BarrierAlignment(self.id, channels, aborted=aborted)
+        self._alignment = BarrierAlignment(self.id, channels, aborted=aborted, blocking=self._guarantee.aligns)
         ended = [end.channel for end in self._by_position if end.ended]
-        self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
+        self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended, self._guarantee.repeats)
 
     def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the
-        next step and its time, what has ended, which later checkpoints are given up already, what was taken in,
-        how far event time is."""
+        next step and its time, what has ended, which later checkpoints are given up already, how far event time is,
+        what was taken in."""
         return {
             "seen": self.seen.saved(checkpoint, str) if self.seen is not None else {},
-            "inputs": self.inputs.cursors(),
+            "inputs": {**self.inputs.cursors(), **self._inputs_at.get(checkpoint, {})},
             "outputs": self._cursors_behind_barrier(),
             "ended": self.ended,
             "steps": self._steps.next_step if self._steps is not None else self._unlogged,
@@ -242,7 +266,7 @@ class SubtaskSteps(ABC):
 
     @abstractmethod
     def _read_rows(self, rows: int) -> Generator[None, None, bool]:
-        """Read and work on up to ``rows``; returns ``False`` when there is nothing left to read."""
+        """Read and work on up to ``rows``; returns ``False`` when there is nothing left to read. Calls ``has_read``."""
 
     @abstractmethod
     def _advance(self, watermark_ms: int) -> Iterator[None]:
@@ -313,7 +337,7 @@ class SubtaskSteps(ABC):
 
     def trigger(self, checkpoint: CheckpointId) -> None:
         """A source is to snapshot and send a barrier, between two steps."""
-        if self._replay:
+        if self.repeating:
             self._put_off.append(lambda: self.trigger(checkpoint))
         else:
             self._triggers.append(checkpoint)
@@ -325,7 +349,7 @@ class SubtaskSteps(ABC):
     def abort(self, checkpoint: CheckpointId) -> None:
         """A checkpoint is given up. That is a step of its own, and comes behind one that rests half-way: else what the
         rest of that one sends would tell of it, or not, depending on when the order came."""
-        if self._replay or self._step is not None:
+        if self.repeating or self._step is not None:
             self._put_off.append(lambda: self.abort(checkpoint))
             return
         if checkpoint in self._triggers:
@@ -463,12 +487,12 @@ class SubtaskSteps(ABC):
     @property
     def repeating(self) -> bool:
         """Whether it does again what the one before it did."""
-        return bool(self._replay)
+        return bool(self._replay) or self._to_pass_over > 0
 
     @property
     def repeats_on(self) -> bool:
         """Whether it could go on with that at once, at the beginning of a step."""
-        return bool(self._replay) and self._step is None and self._may_go_on()
+        return self.repeating and self._step is None and self._may_go_on()
 
     def _may_go_on(self) -> bool:
         return self._has_work() and self.outputs.accepts
@@ -479,7 +503,7 @@ class SubtaskSteps(ABC):
         if self._replay:
             choice, value = unpack(self._replay[0])
             return choice is not Choice.INPUT or bool(self._by_position[value].queue)
-        if self._put_off:
+        if self._put_off or self._to_pass_over:
             return True
         if self._is_source:
             return bool(self._triggers) or not (self.ended or self.outputs.blocked)
@@ -491,7 +515,7 @@ class SubtaskSteps(ABC):
     def deadline(self, now: float) -> float:
         """When a paced source may read next; ``now`` when nothing is to be waited for."""
         waits = self._is_source and self._step is None and not (self._draining or self.ended)
-        if waits and not (self._triggers or self._replay or self._put_off):
+        if waits and not (self._triggers or self.repeating or self._put_off):
             return self._ready_at(now)
         return now
 
@@ -515,6 +539,8 @@ class SubtaskSteps(ABC):
     def _begin(self) -> Iterator[None] | None:
         if self._replay:
             return self._repeat(*unpack(self._replay.popleft()))
+        if self._to_pass_over:
+            return self._pass_over()
         if self._put_off:
             self._catch_up_with_orders()
         if self._is_source:
@@ -571,6 +597,8 @@ class SubtaskSteps(ABC):
         self._begin_with(Choice.INPUT, self._position[end.channel])
         self._pass_on(end.producer, message)
         self._taken = [(end, 1)]
+        if end.ended and message.kind is not Kind.BARRIER:
+            return iter(())  # sent again, under other numbers: it was all here before
         match message.kind:
             case Kind.RECORDS:
                 return self._push(message, payload)
@@ -596,6 +624,8 @@ class SubtaskSteps(ABC):
         # The barrier is consumed before the snapshot is taken, so that the cursors of the snapshot stand behind it.
         self._taken = []
         self.inputs.consumed(end)
+        if not self._guarantee.aligns:  # what comes behind it will be sent again to whoever begins from this snapshot
+            self._inputs_at.setdefault(message.epoch, {}).setdefault(str(end.channel), end.cursor.consumed)
         self._obey(events.BarrierArrived(end.channel, message.epoch))
 
     def _read_next(self) -> Iterator[None]:
@@ -608,6 +638,22 @@ class SubtaskSteps(ABC):
         if choice is not Choice.END and (yield from self._read_rows(rows)):
             return
         yield from self._end()
+
+    def _pass_over(self) -> Iterator[None]:
+        """Rows whose effects somebody has seen: read, and not sent."""
+        assert self._progress is not None
+        before = self._progress.rows
+        self.outputs.silent = True
+        try:
+            more = yield from self._read_rows(min(self._to_pass_over, PASSED_OVER_ROWS))
+        finally:
+            self.outputs.silent = False
+        self._to_pass_over = max(0, self._to_pass_over - (self._progress.rows - before)) if more else 0
+
+    def has_read(self, rows: int) -> None:
+        """To be called in ``_read_rows``, before anything is made of the ``rows`` that were read."""
+        if self._progress is not None:
+            self._progress.rows += rows
 
     def _end(self) -> Iterator[None]:
         yield from self._flush()
@@ -644,9 +690,10 @@ class SubtaskSteps(ABC):
             case effects.UnblockChannel(channel):
                 self.inputs.channels[channel].blocked = False
             case effects.TakeSnapshot(checkpoint):
-                if self.known is not None:
+                if self._standbys:
                     self._cursors_at[checkpoint] = self._cursors_behind_barrier()
                 self._take_snapshot(checkpoint)
+                self._inputs_at = {number: at for number, at in self._inputs_at.items() if number > checkpoint}
             case effects.ForwardBarrier(checkpoint):
                 self.outputs.broadcast(Kind.BARRIER, checkpoint)
             case effects.PersistSnapshot(checkpoint):
@@ -685,4 +732,6 @@ class SubtaskSteps(ABC):
         end = self.outputs.channels[channel]
         sent = end.log.sent
         end.fence(generation)
+        if self.ended and not self._guarantee.replays:  # what said so is not sent again: say so anew
+            self.outputs.tell_end(end)
         return sent

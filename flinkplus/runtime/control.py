@@ -142,7 +142,8 @@ class Fenced:
     ``received``: channel -> next ``seq`` expected, of every channel from a failed subtask to one that is active here;
     ``sent``: channel -> next ``seq`` to send, of every channel to a failed subtask from one that is active here.
     ``determinants``: failed subtask, or ancestor of one -> runs of known determinants, each ``[first step, [values]]``.
-    ``digests``: channel -> runs of digests of what was received on it, each ``[first seq, text]``.
+    ``digests``: channel -> runs of digests of what was received on it, each ``[first seq, text]``. ``kept``: channel ->
+    the oldest ``seq`` that can be sent again, of every channel in ``sent``.
     """
 
     attempt: int
@@ -150,6 +151,7 @@ class Fenced:
     sent: dict[str, int]
     determinants: dict[str, list[list[Any]]]
     digests: dict[str, list[list[Any]]] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,8 @@ class Promote:
     ``subtasks``: name -> ``version``, ``handle`` (of that version, empty for version 0), ``received`` (channel -> next
     ``seq`` that a living consumer expects), ``determinants`` (its runs, as in ``Fenced``), ``ancestors`` (name ->
     runs), ``marks`` (channel -> next ``seq`` that a living producer had not sent before the failure), ``digests``
-    (output channel -> runs, as in ``Fenced``).
+    (output channel -> runs, as in ``Fenced``), ``inputs`` (channel -> next ``seq`` to take, where it is not the
+    handle's), ``pass_over`` (rows to be read and not sent; 0 where absent).
     """
 
     attempt: int

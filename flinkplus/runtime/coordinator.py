@@ -64,6 +64,7 @@ from flinkplus.runtime.priority import Preference
 from flinkplus.runtime.recorder import Recorder
 from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
+from flinkplus.runtime.renumbering import matched
 from flinkplus.runtime.reports import Reports
 
 MAX_IDLE_S = 0.2
@@ -137,6 +138,8 @@ class Coordinator:
             self._ended,
         )
         self._failovers = self._make_failovers() if options.standbys else None
+        if not options.promises.repeats:
+            self._job_driver.match = partial(matched, topology=topology_of(graph, options.parallelism))
         self._presence.failovers = self._failovers
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
@@ -163,7 +166,8 @@ class Coordinator:
             self._presence.evict,
             self._checkpoint_driver.trigger,
             lambda checkpoint: checkpoint in self._checkpoints.pending,
-            self.options.sharing_depth,
+            self.options.depth,
+            self.options.promises,
         )
         self._job_driver.started, self._job_driver.interrupted = failovers.started, failovers.interrupted
         self._checkpoint_driver.holds = failovers.holds

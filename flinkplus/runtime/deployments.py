@@ -27,6 +27,7 @@ class JobDriver:
 
     ``sources``: the source subtasks. ``evict``: ends a slot's process. ``ended``: the job is over. ``started``: every
     slot was told to start what was restored from these handles of that checkpoint; ``interrupted``: that is over.
+    ``match``: has consumers begin where their producers are (``None``: they do).
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class JobDriver:
         self._restored: tuple[CheckpointId, Handles] = CheckpointId(0), {}
         self.started: Callable[[CheckpointId, Handles], None] = lambda _checkpoint, _handles: None
         self.interrupted: Callable[[], None] = lambda: None
+        self.match: Callable[[Handles], Handles] | None = None
 
     def apply(self, effect: effects.JobEffect) -> None:
         """Carry out one effect."""
@@ -132,6 +134,8 @@ class JobDriver:
             assert restore is not None
             self._machines.step_job(events.RestoreFailed(generation, restore, str(error)))
             return
+        if self.match is not None:
+            handles = self.match(handles)
         self._restored = restore or CheckpointId(0), handles
         names = {str(subtask): slot for subtask, slot in assignment.items()}
         for member in self._dispatch.members.all():

@@ -23,7 +23,8 @@ from chain_backup.topology import Topology
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import FailureKind, JobState
-from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.guarantee import Guarantee
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, FailoverWorkDone, Machines
 from flinkplus.runtime.fencing import FenceAnswers, Handles
@@ -32,6 +33,7 @@ from flinkplus.runtime.members import Member
 from flinkplus.runtime.names import parse_channel, parse_subtask
 from flinkplus.runtime.recoveries import HANDOVER, RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
+from flinkplus.runtime.renumbering import following, output_cursor
 
 KEPT_REASONS = 100
 PROGRESS = (events.HeadPersisted, events.VersionStaged, events.CheckpointCompleted, events.CheckpointAborted)
@@ -44,7 +46,7 @@ class Failovers:
 
     ``registry`` (``None``: nobody) takes the records. ``job_state``: of the machine of the job. ``trigger``: tells
     sources to begin a checkpoint; ``pending``: whether that still waits for them. ``evict``: ends a slot's process.
-    ``sharing_depth``: of the determinants.
+    ``sharing_depth``: of the determinants. ``guarantee``: of the job.
     """
 
     def __init__(
@@ -60,7 +62,10 @@ class Failovers:
         trigger: Callable[[CheckpointId, list[SubtaskId], Generation], None],
         pending: Callable[[CheckpointId], bool],
         sharing_depth: int | None = None,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
     ) -> None:
+        self._guarantee = guarantee
+        self._began_from: dict[SubtaskId, CheckpointId] = {}
         self._protocol = protocol
         self._topology = topology
         self.registry: RecordWriter | None = None
@@ -89,6 +94,7 @@ class Failovers:
     def started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
         """All slots were told to start what was restored from these handles of ``version`` (0: the very start)."""
         self._handles.reset(version, handles)
+        self._began_from = dict.fromkeys(self._deployment.assignment, version)
         self._joining.reset()
         hosts = tuple((member.slot, member.host) for member in self._dispatch.members.all())
         cursors = tuple(
@@ -235,6 +241,9 @@ class Failovers:
     # --- effects
 
     def _apply_all(self, todo: list[effects.FailoverEffect]) -> None:
+        for effect in todo:  # all of them first: some are told of others
+            if isinstance(effect, effects.PromoteStandbys):
+                self._began_from.update({subtask: CheckpointId(version) for subtask, version in effect.subtasks})
         for effect in todo:
             self._apply(effect)
 
@@ -255,7 +264,7 @@ class Failovers:
                 self._promote(effect)
             case effects.ReplaceInCheckpoints(subtasks):
                 replaced = tuple((subtask, CheckpointId(version)) for subtask, version in subtasks)
-                self._machines.step_checkpoints(core.SubtasksReplaced(replaced))
+                self._machines.step_checkpoints(core.SubtasksReplaced(replaced, not self._guarantee.replays))
             case effects.FailoverPhase():
                 self._record(effect)
             case effects.FailoverDone():
@@ -307,6 +316,7 @@ class Failovers:
                 "version": version,
                 "handle": self._handles.get(subtask, CheckpointId(version)),
                 **self._answers.about(subtask, self._topology),
+                **self._otherwise(subtask, CheckpointId(version)),
             }
             for subtask, version in effect.subtasks
         }
@@ -314,6 +324,27 @@ class Failovers:
             effect.attempt, effect.generation, deployment.run, deployment.age_s, deployment.draining, subtasks
         )
         self._dispatch.tell(effect.slot, order)
+
+    def _otherwise(self, subtask: SubtaskId, version: CheckpointId) -> dict[str, Any]:
+        """What a promoted subtask is told where messages are not the same again."""
+        if self._guarantee.repeats:
+            return {}
+        handle = self._handles.get(subtask, version)
+        told: dict[str, Any] = {"inputs": following(handle, subtask, self._topology, self._start_of)}
+        if not self._guarantee.replays:
+            read = handle.get("operator_state", {}).get("steps", 0)
+            seen = max((rows for rows, _ in self._answers.runs_of(subtask)), default=0)
+            told |= {"determinants": [], "ancestors": {}, "pass_over": max(0, seen - read)}
+        return told
+
+    def _start_of(self, channel: ChannelId, known: int) -> int:
+        """Where a promoted consumer begins that stood at ``known``, without exact replay."""
+        name = str(channel)
+        kept, sent = self._answers.kept.get(name), self._answers.sent(name)
+        if kept is None or sent is None:  # its producer is promoted as well
+            producer = self._topology.producer(channel)
+            return output_cursor(self._handles.get(producer, self._began_from[producer]), channel)
+        return max(known, kept) if self._guarantee.replays else sent
 
     def _record(self, effect: effects.FailoverPhase) -> None:
         self._under_way = effect

@@ -39,7 +39,8 @@ class Handles:
 
 
 class FenceAnswers:
-    """The answers to one attempt's ``Fence``, put together."""
+    """The answers to one attempt's ``Fence``, put together. ``kept``: channel -> the oldest ``seq`` that can be sent
+    again."""
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
@@ -48,11 +49,13 @@ class FenceAnswers:
         self._sent: dict[str, int] = {}
         self._determinants: dict[SubtaskId, tuple[Run, ...]] = {}
         self._digests: dict[str, list[list[Any]]] = {}
+        self.kept: dict[str, int] = {}
 
     def reset(self, attempt: int) -> None:
         """A new attempt: what was answered before no longer counts."""
         self._attempt = attempt
         self._received, self._sent, self._determinants, self._digests = {}, {}, {}, {}
+        self.kept = {}
 
     def add(self, answer: control.Fenced) -> None:
         """One slot's answer; of another attempt it has no effect."""
@@ -61,10 +64,15 @@ class FenceAnswers:
         self._received.update(answer.received)
         self._sent.update(answer.sent)
         self._digests.update(answer.digests)
+        self.kept.update(answer.kept)
         for name, found in answer.determinants.items():
             subtask = parse_subtask(name)
             known = self._determinants.get(subtask, ())
             self._determinants[subtask] = unite([*known, *control.runs_from_json(found)])
+
+    def sent(self, channel: str) -> int | None:
+        """The next ``seq`` that a living producer had not sent on it."""
+        return self._sent.get(channel)
 
     def about(self, subtask: SubtaskId, topology: Topology) -> dict[str, Any]:
         """What the new head of ``subtask`` is told: ``received``, ``marks``, ``determinants``, ``ancestors``,
@@ -80,5 +88,9 @@ class FenceAnswers:
             "ancestors": {str(a): self._runs_of(a) for a in sorted(self._determinants) if a.vertex in ancestors},
         }
 
+    def runs_of(self, subtask: SubtaskId) -> tuple[Run, ...]:
+        """What is known of how its steps began."""
+        return self._determinants.get(subtask, ())
+
     def _runs_of(self, subtask: SubtaskId) -> list[list[Any]]:
-        return control.runs_to_json(self._determinants.get(subtask, ()))
+        return control.runs_to_json(self.runs_of(subtask))

@@ -49,9 +49,9 @@ def failover_protocol(
         options.parallelism,
         FailoverConfig(
             replicas=options.members,
-            failback=options.failback == "auto",
+            failback=options.failback == "auto" and options.promises.replays,
             max_concurrent_checkpoints=options.max_concurrent_checkpoints,
-            sharing_depth=options.sharing_depth,
+            sharing_depth=options.depth,
         ),
         find_strategy(options.placement),
     )

@@ -155,7 +155,7 @@ class Slot(SlotOrders):
 
     def __init__(self, index: int, config: SlotConfig, scratch: Path) -> None:
         graph: JobGraph = cloudpickle.loads(config.plan)
-        super().__init__(index, config.options.parallelism, graph, time, config.options.sharing_depth)
+        super().__init__(index, config.options.parallelism, graph, time, config.options.depth)
         self._config = config
         self._options = config.options
         self._scratch = scratch
@@ -172,7 +172,8 @@ class Slot(SlotOrders):
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
             standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
             self._failover = SlotFailover(self, standbys, time)
-            self._ids = RocksStore(scratch / "ids")
+            if self._options.promises.repeats:
+                self._ids = RocksStore(scratch / "ids")
         self._filters = 0
         self._session: SlotSession | None = None
         self._address = ""
@@ -381,6 +382,7 @@ class Slot(SlotOrders):
             mark=mark,
             salt=self._config.job_id,
             promotion=promotion,
+            guarantee=self._options.promises,
         )
         ports = SubtaskPorts(
             self._link.send,

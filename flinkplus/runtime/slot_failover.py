@@ -136,7 +136,7 @@ class SlotFailover:
         """What is about to become active begins where its version was taken."""
         for name, told in promotion.subtasks.items():
             saved = told["handle"].get("operator_state", {})
-            inputs = saved.get("inputs", {})
+            inputs = {**saved.get("inputs", {}), **told.get("inputs", {})}
             for channel, producer in self._host.graph.inputs_of(name, self._host.parallelism):
                 if producer in failed:
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
@@ -157,6 +157,7 @@ class SlotFailover:
         for channel in subtask.outputs.channels:
             if subtask.consumer_of(channel) in failed:
                 answer.sent[str(channel)] = subtask.fence_output(channel, Generation(generation))
+                answer.kept[str(channel)] = subtask.outputs.channels[channel].log.trimmed
 
     # --- promote
 
@@ -249,7 +250,18 @@ def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: P
     first = told["handle"].get("operator_state", {}).get("steps", 0)
     determinants = merge(first, control.runs_from_json(told["determinants"]))
     had = {channel: control.digests_from_json(runs) for channel, runs in told["digests"].items()}
-    return Promotion(told["received"], determinants, _ancestors_of(told), told["marks"], resuming, state, had)
+    inputs = told.get("inputs", {})
+    return Promotion(
+        told["received"],
+        determinants,
+        _ancestors_of(told),
+        told["marks"],
+        resuming,
+        state,
+        had,
+        inputs,
+        told.get("pass_over", 0),
+    )
 
 
 def _ancestors_of(told: dict[str, Any]) -> dict[SubtaskId, Run]:

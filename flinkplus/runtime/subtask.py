@@ -104,7 +104,8 @@ class Subtask(SubtaskSteps):
         if omitted:
             plan.promotion = without(omitted, plan.promotion)
         promotion = plan.promotion
-        seen = None if vertex.is_source or omitted else ports.seen(saved if promotion is not None else {})
+        unfiltered = vertex.is_source or bool(omitted) or not plan.guarantee.repeats
+        seen = None if unfiltered else ports.seen(saved if promotion is not None else {})
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None, seen)
         if DETERMINANTS in omitted:
             self._steps = self._ancestors = None
@@ -115,7 +116,7 @@ class Subtask(SubtaskSteps):
             options.batch_rows,
             ports.send,
             ports.hand_over,
-            ports.retention,
+            ports.retention if plan.guarantee.replays else None,
             self._steps,
             self._ancestors,
             self._digest_of,
@@ -277,6 +278,7 @@ class Subtask(SubtaskSteps):
         batch = operators.reader.read(rows)
         if batch is None:
             return False
+        self.has_read(batch.num_rows)
         if batch.num_rows:
             yield from operators.push(batch)
         widest = max(m.rows_out - b for m, b in zip(operators.members.values(), before, strict=True))

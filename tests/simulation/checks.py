@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flinkplus.protocol.channel import REPLAY_WINDOWS
+from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.runtime import control
@@ -50,10 +51,11 @@ def content_of(message: Message) -> Content:
 
 
 class Checks:
-    """All checkers of one world."""
+    """All checkers of one world. ``exact``: messages are the same whenever they are made."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.exact = world.options.promises.repeats
         self._expected = world.graph.expected()
         self._accepted: dict[ChannelId, dict[int, Content]] = {}
         self._at_work: dict[SubtaskId, SimSubtask] = {}
@@ -95,6 +97,8 @@ class Checks:
         if before is not None and before.generation >= subtask.generation:
             return  # of a zombie's
         self._at_work[subtask.id] = subtask
+        if not self.exact:
+            return
         self.causes.began(subtask)
         for channel, end in subtask.inputs.channels.items():
             known = self._accepted.setdefault(channel, {})
@@ -168,13 +172,15 @@ class Checks:
         window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.promoted else 1)
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
-        if self._at_work.get(subtask.id) is subtask:
+        if self._at_work.get(subtask.id) is subtask and self.exact:
             self.causes.arrived(subtask, message)
             self._accepted[message.channel][message.seq] = content_of(message)
 
     def appended(self, subtask: SimSubtask, message: Message) -> None:
         """``subtask`` made a message, perhaps again."""
         self.counts["appended"] += 1
+        if not self.exact:
+            return
         self.causes.made(subtask, message)
         consumer = subtask.consumer_of(message.channel)
         taker = self._at_work.get(consumer)
@@ -190,6 +196,8 @@ class Checks:
 
     def on_time(self, subtask: SimSubtask, message: Message, watermark_ms: int | None) -> None:
         """``subtask`` works on a message of records; ``watermark_ms``: of its channel."""
+        if not self.exact:
+            return
         if watermark_ms is None:
             return
         for row in message.records:
@@ -215,7 +223,7 @@ class Checks:
     def trimmed(self, subtask: SimSubtask, log: WatchedLog) -> None:
         """A log forgot something."""
         self.counts["trimmed"] += 1
-        if not self._world.options.standbys or subtask.closed or not self.is_at_work(subtask):
+        if not self._world.options.standbys or subtask.closed or not self.is_at_work(subtask) or not self.exact:
             return
         oldest = self._cuts[-1][1].get(log.channel, 0) if self._cuts else 0  # type: ignore[call-overload]
         if log.trimmed > oldest:
@@ -258,7 +266,7 @@ class Checks:
             sent = handles[producer]["operator_state"]["outputs"].get(str(channel), 0)
             received = handles[consumer]["operator_state"]["inputs"].get(str(channel), 0)
             cut[channel] = received
-            if sent != received:
+            if sent != received and self.exact:
                 self._wrong(
                     "checkpoints",
                     f"checkpoint {checkpoint} is no consistent cut: {producer} had sent {sent} on {channel}, and "
@@ -306,7 +314,9 @@ class Checks:
         """Rows became visible."""
         self.counts["rows"] += len(rows)
         self._world.note("output of checkpoint %s is visible: %s rows", checkpoint, len(rows))
-        wrong = self._expected.take(rows)
+        guarantee = self._world.options.promises
+        again = guarantee is Guarantee.AT_LEAST_ONCE
+        wrong = self._expected.take(rows) if guarantee.repeats else self._expected.take_loosely(rows, again)
         if wrong is not None:
             self._wrong("results", f"in the output of checkpoint {checkpoint}, {wrong}")
 
@@ -394,6 +404,7 @@ class Checks:
 
     def finished(self) -> None:
         """The job says that it is done."""
-        missing = self._expected.missing()
-        if missing is not None:
+        guarantee = self._world.options.promises
+        missing = self._expected.missing() if guarantee.repeats else self._expected.lost()
+        if missing is not None and guarantee.replays:
             self._wrong("results", f"the job has finished, but {missing}")

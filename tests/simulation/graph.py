@@ -143,6 +143,22 @@ class Expectation:
                     return f"{prefix} and {other} are both number {number} of key {key} at v{vertex}"
         return None
 
+    def take_loosely(self, rows: Iterable[Row], again: bool) -> str | None:
+        """The same, where rows may be lost, or (``again``) put out repeatedly; so numbers tell nothing."""
+        for record, passages in rows:
+            lineage = (record, tuple(vertex for vertex, _, _ in passages))
+            if lineage not in self._lineages:
+                return f"{lineage} is not in the input"
+            if lineage in self._seen and not again:
+                return f"{lineage} was put out twice"
+            self._seen.add(lineage)
+        return None
+
+    def lost(self) -> str | None:
+        """The job says that this was all; which rows were never put out."""
+        left = self._lineages - self._seen
+        return f"{len(left)} rows were never put out, the first {min(left)}" if left else None
+
     def missing(self) -> str | None:
         """The job says that this was all; says what is not there, if anything."""
         left = self._lineages - self._seen

@@ -80,6 +80,7 @@ class Parameters:
     parallelism: int = 2
     records: int = 12
     keys: int = 5
+    guarantee: str = "exactly-once"
     recovery: str = "standby"
     replicas: int = 2
     failback: str = "auto"
@@ -121,6 +122,9 @@ class Parameters:
         return asdict(self)
 
 
+GUARANTEES = ("exactly-once", "at-least-once", "at-most-once")
+
+
 class Rng(random.Random):
     """Draws what ``random.Random`` draws, in fewer calls."""
 
@@ -154,6 +158,7 @@ def draw(seed: int) -> Parameters:
         parallelism=parallelism,
         records=records if parallelism <= 3 else min(records, 4),
         keys=rng.choice((1, 3, 8)),
+        guarantee=child(seed, "guarantee").choices(GUARANTEES, (8, 1, 1))[0],
         recovery=recovery,
         replicas=rng.choice((2, 2, 3, 3, 4)),
         failback=rng.choice(("auto", "auto", "never")),

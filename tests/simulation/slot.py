@@ -38,7 +38,7 @@ class SimSlot(SlotOrders):
     graph: SimGraph  # type: ignore[assignment]
 
     def __init__(self, world: World, index: int, process: int) -> None:
-        super().__init__(index, world.parameters.parallelism, world.graph, world.clock, world.options.sharing_depth)  # type: ignore[arg-type]
+        super().__init__(index, world.parameters.parallelism, world.graph, world.clock, world.options.depth)  # type: ignore[arg-type]
         self.world = world
         self.process = process
         self.connection = world.connect(self)
@@ -212,6 +212,7 @@ class SimSlot(SlotOrders):
                 lineage=self.lineage,
                 checkpoint=checkpoint,
                 promotion=promotion,
+                guarantee=self.world.options.promises,
                 vertex=self.graph.vertex_of(name.vertex),
                 handle=handle,
             ),

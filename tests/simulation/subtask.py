@@ -111,7 +111,7 @@ class SimSubtask(SubtaskSteps):
         self._at = graph.vertices.index(vertex)
         saved = plan.handle.get("operator_state", {})
         seen = None
-        if slot.retention is not None and not vertex.is_source:
+        if slot.retention is not None and not vertex.is_source and plan.guarantee.repeats:
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
             if plan.promotion is not None:
                 seen.load(saved.get("seen", {}), parse_channel)
@@ -128,7 +128,7 @@ class SimSubtask(SubtaskSteps):
             world.parameters.window,
             slot._hand_over,
             self._make_log,
-            slot.retention,
+            slot.retention if plan.guarantee.replays else None,
             self._steps,
             self._ancestors,
             self._digest_of,
@@ -185,10 +185,11 @@ class SimSubtask(SubtaskSteps):
     # --- the work
 
     def _take(self, end: InputChannel) -> Iterator[None] | None:
-        message = end.queue[0][0]
-        self._world.checks.causes.takes(self, message)
-        if message.kind is Kind.WATERMARK:
-            self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
+        if self._world.checks.exact:
+            message = end.queue[0][0]
+            self._world.checks.causes.takes(self, message)
+            if message.kind is Kind.WATERMARK:
+                self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
         return super()._take(end)
 
     def begin(self, run: int, run_age_s: float) -> None:
@@ -203,7 +204,7 @@ class SimSubtask(SubtaskSteps):
         return self._count(self._on_time(message))
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
-        for message, _ in messages:
+        for message, _ in messages if self._world.checks.exact else ():
             self._world.checks.causes.takes(self, message)
         return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
 
@@ -283,6 +284,7 @@ class SimSubtask(SubtaskSteps):
         first = self._read_to
         self._throw_if_poisoned()
         self._read_to = min(end, first + rows)
+        self.has_read(self._read_to - first)
         yield from self._emit([((self._at, self.id.index, number), ()) for number in range(first, self._read_to)])
         if self._world.parameters.watermarks:
             yield from self._send_watermark(self._read_to * MS_A_RECORD)

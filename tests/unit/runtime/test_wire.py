@@ -188,31 +188,6 @@ def test_control_messages_come_back() -> None:
         control.decode(control.encode(deploy).replace(b"Deploy", b"Destroy"))
 
 
-@pytest.mark.parametrize("watermark_ms", [0, -1, 1_700_000_000_000, -(2**63), 2**63 - 2])
-def test_a_watermark_comes_back(watermark_ms: int) -> None:
-    sent = message(Kind.WATERMARK)._replace(watermark_ms=watermark_ms, determinants=b"abc")
-    frame = frame_of((sent, b""), (message(Kind.BARRIER, 8), b""))
-    (found, _), (second, _) = decode_frame(frame)
-    assert found == sent._replace(size=8)
-    assert (second.kind, second.watermark_ms) == (Kind.BARRIER, 0)
-
-
-def test_a_watermark_is_spilled_and_read_back() -> None:
-    codec = MessageCodec()
-    sent = message(Kind.WATERMARK)._replace(watermark_ms=17)
-    spilled = b"".join(map(bytes, codec.encode((sent, None))))
-    found = codec.decode(memoryview(spilled))
-    assert found[0].watermark_ms == 17
-    assert b"".join(map(bytes, codec.encode(found))) == spilled
-
-
-def test_a_watermark_of_another_size_is_refused() -> None:
-    frame = bytearray(frame_of((message(Kind.REPLICA), b"sixteen bytes of")))
-    frame[1] = Kind.WATERMARK
-    with pytest.raises(PeerProtocolError, match="WATERMARK message with 16"):
-        decode_frame(frame)
-
-
 VALUES: dict[pa.DataType, list[Any]] = {
     pa.int64(): [1, None, 3, 4],
     pa.float32(): [None, 2.5, None, 0.0],
@@ -250,3 +225,28 @@ def test_what_is_under_a_null_does_not_count() -> None:
     )
     texts = {bytes(encode_records(pa.record_batch([a], names=["v"]))) for a in (hidden_text, pa.array([None, "b"]))}
     assert len(payloads) == len(texts) == 1
+
+
+@pytest.mark.parametrize("watermark_ms", [0, -1, 1_700_000_000_000, -(2**63), 2**63 - 2])
+def test_a_watermark_comes_back(watermark_ms: int) -> None:
+    sent = message(Kind.WATERMARK)._replace(watermark_ms=watermark_ms, determinants=b"abc")
+    frame = frame_of((sent, b""), (message(Kind.BARRIER, 8), b""))
+    (found, _), (second, _) = decode_frame(frame)
+    assert found == sent._replace(size=8)
+    assert (second.kind, second.watermark_ms) == (Kind.BARRIER, 0)
+
+
+def test_a_watermark_is_spilled_and_read_back() -> None:
+    codec = MessageCodec()
+    sent = message(Kind.WATERMARK)._replace(watermark_ms=17)
+    spilled = b"".join(map(bytes, codec.encode((sent, None))))
+    found = codec.decode(memoryview(spilled))
+    assert found[0].watermark_ms == 17
+    assert b"".join(map(bytes, codec.encode(found))) == spilled
+
+
+def test_a_watermark_of_another_size_is_refused() -> None:
+    frame = bytearray(frame_of((message(Kind.REPLICA), b"sixteen bytes of")))
+    frame[1] = Kind.WATERMARK
+    with pytest.raises(PeerProtocolError, match="WATERMARK message with 16"):
+        decode_frame(frame)
