@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments import console
 from experiments.beside import beside
-from experiments.exactness.settings import Case, Settings
+from experiments.exactness.settings import APART_S, Case, Settings
 from experiments.running import one_session, shown
 from flinkplus.cli.figures import check_json
 from flinkplus.runtime.faults import PARTS
@@ -35,6 +35,9 @@ def add_exactness(command: argparse.ArgumentParser) -> None:
         "--replicas", type=positive, metavar="N", help="of each subtask (default: as many as slots, so any may die)"
     )
     command.add_argument("--interval", type=positive_number, default=0.3, metavar="S", help="between checkpoints")
+    command.add_argument(
+        "--apart", type=positive_number, default=APART_S, metavar="S", help=f"between failures (default: {APART_S})"
+    )
     command.add_argument(
         "--without", type=console.choices(PARTS), default=(), metavar="|".join(PARTS), help="jobs that lack a part"
     )
@@ -59,6 +62,7 @@ def run_exactness_command(arguments: argparse.Namespace) -> int:
         parallelism=arguments.parallelism,
         replicas=arguments.replicas or arguments.parallelism,
         interval=arguments.interval,
+        apart=arguments.apart,
         without=arguments.without,
     )
     out = Path(arguments.out)

@@ -15,7 +15,7 @@ from experiments.recovery.report import Document, number, plain_table
 from experiments.recovery.summary import median, percentile
 from flinkplus.errors import ConfigurationError
 
-FIGURES = ("runs", "exact", "local", "rollback", "untouched", "wrong", "failed", "failovers", "handovers", "subtasks")
+SHOWN = ("runs", "exact", "local", "rollback", "untouched", "wrong", "failed", "failovers")
 
 
 def exactness_document(settings: Settings, path: Path, go_on: bool = False) -> Document:
@@ -87,11 +87,12 @@ def _row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def exactness_table(content: dict[str, Any]) -> Table:
     """For people."""
     without = content["parameters"]["without"]
-    title = f"Runs, without {' and '.join(without)}" if without else "Runs"
-    table = plain_table(title, ("failures",), (*FIGURES, "recovery ms", "p95"))
+    title = f"Runs without {' and without '.join(without)}" if without else "Runs"
+    title += "; ms: kill to first new output, median"
+    table = plain_table(title, ("failures",), (*SHOWN, "ms", "p95"))
     for row in content["summary"]:
         times = (number(row["recovery_ms_median"], 0), number(row["recovery_ms_p95"], 0))
-        table.add_row(_failures(row), *(f"{row[name]:,}" for name in FIGURES), *times)
+        table.add_row(_failures(row), *(f"{row[name]:,}" for name in SHOWN), *times)
     return table
 
 

@@ -1,6 +1,6 @@
 """What to run: how many failures in each run, how far apart, where, and of which kind; all of it from the seed.
 
-Runs take turns in having one, two and three failures, and in having them at once or ``APART_S`` apart. The first
+Runs take turns in having one, two and three failures, and in having them at once or one after the other. The first
 failure is that of a subtask drawn from all, or of the slot it is in; each further one lies beside the one before:
 
 - ``downstream``: the next stage in the same slot (or, the slot being killed, in another): a producer and its consumer;
@@ -44,13 +44,15 @@ VOCABULARIES = (40, 400)
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run. ``without``: parts of the protocol that the jobs do without (``flinkplus.runtime.faults``)."""
+    """What to run. ``apart``: seconds between failures that are not at once. ``without``: parts of the protocol that
+    the jobs do without (``flinkplus.runtime.faults``). ``first``: number of the first run."""
 
     runs: int = 200
     seed: int = 1
     parallelism: int = 4
     replicas: int = 4
     interval: float = 0.3
+    apart: float = APART_S
     without: tuple[str, ...] = ()
     first: int = 0
 
@@ -80,13 +82,13 @@ class Settings:
 
         chance = np.random.default_rng(np.random.SeedSequence((self.seed, self.parallelism, run)))
         count = FAILURES[run % len(FAILURES)]
-        apart_s = (0.0, APART_S)[run // len(FAILURES) % 2] if count > 1 else 0.0
+        apart_s = (0.0, self.apart)[run // len(FAILURES) % 2] if count > 1 else 0.0
         seed, rate = int(chance.integers(1 << 31)), round(float(chance.uniform(*RATES)), 1)
         return Case(
             run=run,
             seed=seed,
             rate=rate,
-            rows=round(rate * INPUT_S),
+            rows=round(rate * (INPUT_S + max(0.0, apart_s - APART_S) * (count - 1))),
             vocabulary=int(chance.integers(*VOCABULARIES)),
             at_row=round(rate * INPUT_S * float(chance.uniform(*STRUCK_AFTER))),
             apart_s=apart_s,

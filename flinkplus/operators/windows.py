@@ -44,6 +44,11 @@ class TumblingWindow(KeyedOperator):
     aggregates: tuple[Aggregate, ...]
     hears_watermarks = True
 
+    @property
+    @override
+    def holds_rows(self) -> bool:
+        return True
+
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         check_key_columns(schema, self.keys)

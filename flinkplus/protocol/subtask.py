@@ -224,7 +224,7 @@ class SubtaskSteps(ABC):
         aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
         self._alignment = BarrierAlignment(self.id, channels, aborted=aborted, blocking=self._guarantee.aligns)
         ended = [end.channel for end in self._by_position if end.ended]
-        self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended, self._guarantee.repeats)
+        self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
 
     def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the

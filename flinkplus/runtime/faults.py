@@ -11,6 +11,7 @@ subtask's slot: ``manifest`` (before it is written), ``commit`` (before output i
 ``without:PART`` takes a part of the protocol out of the whole job, to show what it is there for (``omissions``): the
 job is then *wrong* after a failover. ``without:determinants``: nobody notes or tells how steps began, and a promoted
 standby chooses freely. ``without:filter``: promoted producers send everything again, and consumers take it as new.
+Digests of messages are not compared then, whichever is left out: they would give it away, and the job would go back.
 
 Rules: costs a dictionary look-up per point when no fault is armed; for tests and experiments.
 """

@@ -185,11 +185,11 @@ class SimSubtask(SubtaskSteps):
     # --- the work
 
     def _take(self, end: InputChannel) -> Iterator[None] | None:
+        message = end.queue[0][0]
         if self._world.checks.exact:
-            message = end.queue[0][0]
             self._world.checks.causes.takes(self, message)
-            if message.kind is Kind.WATERMARK:
-                self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
+        if message.kind is Kind.WATERMARK:
+            self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
         return super()._take(end)
 
     def begin(self, run: int, run_age_s: float) -> None:

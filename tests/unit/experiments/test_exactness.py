@@ -335,7 +335,7 @@ def test_few_slots(parallelism: int) -> None:
 
 
 def test_the_input_lasts_beyond_the_failures() -> None:
-    for case in CASES:
+    for case in [*CASES, *Settings(apart=0.5).cases()]:
         left_s = (case.rows - case.at_row) / case.rate - case.apart_s * (len(case.strikes) - 1)
         assert left_s > 0.8
 
@@ -377,6 +377,7 @@ def test_the_document_and_the_table(tmp_path: Path) -> None:
     document.add(made_up_run(CASES[3], exact=False, error="JobFailed: for this test", recoveries=[]))
     *_, whole = document.content["summary"]
     assert (whole["runs"], whole["exact"], whole["local"], whole["rollback"]) == (4, 2, 1, 1)
+    assert all(row["runs"] == row["exact"] + row["wrong"] + row["failed"] for row in document.content["summary"])
     assert (whole["wrong"], whole["failed"], whole["rows"], whole["recovery_ms_median"]) == (1, 1, 400, 20.0)
     assert [(row["failures"], row["runs"]) for row in document.content["summary"]] == [
         (1, 2),

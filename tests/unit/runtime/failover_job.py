@@ -135,7 +135,7 @@ class Job:
             (fence,) = self.told(control.Fence, slot)
             answer = answers.get(f"slot{slot}", {})
             received, sent, runs = answer.get("received", {}), answer.get("sent", {}), answer.get("determinants", {})
-            self.say(slot, control.Fenced(fence.attempt, received, sent, runs))
+            self.say(slot, control.Fenced(fence.attempt, received, sent, runs, answer.get("digests", {})))
 
     def promoted(self) -> None:
         for slot in (0, 2):

@@ -36,7 +36,12 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
     (first, _) = (message for _, message in job.wires.sent if isinstance(message, control.Fence))
     assert (first.generation, first.failed) == (2, {"count[1]": 2, "lines[1]": 2})
     job.fence(
-        slot0={"received": {"0:1->0": 3}, "sent": {"0:0->1": 5}, "determinants": {"lines[1]": [[0, [1, 2]]]}},
+        slot0={
+            "received": {"0:1->0": 3},
+            "sent": {"0:0->1": 5},
+            "determinants": {"lines[1]": [[0, [1, 2]]]},
+            "digests": {"0:1->0": [[0, "of three"]], "0:9->0": [[0, "of none of theirs"]]},
+        },
         slot2={"received": {"0:1->2": 4}, "sent": {"0:2->1": 6}, "determinants": {"lines[1]": [[0, [1, 2]], [7, [3]]]}},
     )
     assert job.told(control.Promote) == []
@@ -49,6 +54,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
         "handle": {},
         "received": {"0:1->0": 3, "0:1->2": 4},
         "marks": {},
+        "digests": {"0:1->0": [[0, "of three"]]},
         "determinants": [[0, [1, 2]], [7, [3]]],
         "ancestors": {},
     }
