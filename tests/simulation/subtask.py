@@ -12,10 +12,11 @@ from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
-from flinkplus.protocol.subtask import Incarnation, SubtaskSteps, Taken
+from flinkplus.protocol.subtask import SubtaskSteps, Taken
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_channel
 from tests.simulation.graph import Row
