@@ -162,8 +162,8 @@ class CheckpointCoordinator:
                 return []
             case CheckpointsAbandoned(after):
                 return self._on_abandoned(after)
-            case SubtasksReplaced(subtasks, lossy):
-                return self._on_replaced(now_ms, dict(subtasks), lossy)
+            case SubtasksReplaced(subtasks, afresh):
+                return self._on_replaced(now_ms, dict(subtasks), afresh)
             case SourceExhausted(subtask, generation):
                 return self._on_exhausted(now_ms, subtask, generation)
             case SnapshotAcknowledged():
@@ -248,7 +248,7 @@ class CheckpointCoordinator:
         return self._final_complete or any(pending.final for pending in self._pending.values())
 
     def _on_replaced(
-        self, now_ms: int, replaced: dict[SubtaskId, CheckpointId], lossy: bool
+        self, now_ms: int, replaced: dict[SubtaskId, CheckpointId], afresh: bool
     ) -> list[CheckpointingEffect]:
         invariant(set(replaced) <= set(self._subtasks), "replaced subtasks are of the job", replaced=tuple(replaced))
         if not self._running:
@@ -263,8 +263,8 @@ class CheckpointCoordinator:
             again = [
                 subtask for subtask in self._subtasks if replaced.get(subtask, pending.checkpoint) < pending.checkpoint
             ]
-            if again and lossy:
-                why = f"{', '.join(str(subtask) for subtask in again)} failed, and its barriers are lost"
+            if again and afresh:
+                why = f"{', '.join(str(subtask) for subtask in again)} began afresh"
                 effects += self._abort(now_ms, pending, why, blame=False)
                 if pending.final and self._all_exhausted():
                     self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)

@@ -148,11 +148,12 @@ class CommitFailed:
 @dataclass(frozen=True, slots=True)
 class SubtasksReplaced:
     """Local failover: each of these subtasks goes on from its ``version`` (a checkpoint's number; 0: the very start) in
-    another incarnation. What it said of newer checkpoints is void. ``lossy``: barriers that it had received are lost,
-    and with them the checkpoints that wait for it."""
+    another incarnation. What it said of newer checkpoints is void. ``afresh``: what it sends is not what it sent
+    before: whoever has snapshotted since at a barrier of its predecessor's is at another point than it will be, so
+    that the checkpoints that wait for it are void."""
 
     subtasks: tuple[tuple[SubtaskId, CheckpointId], ...]
-    lossy: bool = False
+    afresh: bool = False
 
 
 CheckpointingEvent: TypeAlias = (

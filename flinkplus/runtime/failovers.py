@@ -264,7 +264,7 @@ class Failovers:
                 self._promote(effect)
             case effects.ReplaceInCheckpoints(subtasks):
                 replaced = tuple((subtask, CheckpointId(version)) for subtask, version in subtasks)
-                self._machines.step_checkpoints(core.SubtasksReplaced(replaced, not self._guarantee.replays))
+                self._machines.step_checkpoints(core.SubtasksReplaced(replaced, not self._guarantee.repeats))
             case effects.FailoverPhase():
                 self._record(effect)
             case effects.FailoverDone():
