@@ -17,6 +17,8 @@ from experiments.beside import beside
 from experiments.recovery.settings import FAILURES, RECOVERIES, Case, Settings
 from experiments.running import one_session, shown
 from flinkplus.cli.figures import check_json
+from flinkplus.config import GUARANTEES
+from flinkplus.runtime.faults import PARTS
 
 EXIT_OK, EXIT_FAILED = 0, 1
 DEFAULT_OUT = "results/recovery"
@@ -48,6 +50,20 @@ def add_cost(command: argparse.ArgumentParser) -> None:
     from flinkplus.cli.main import positive, positive_number
 
     command.add_argument("--replicas", type=console.whole_numbers(1), default=(1, 2, 3), metavar="N,...")
+    command.add_argument(
+        "--guarantees",
+        type=console.choices(GUARANTEES),
+        default=(),
+        metavar="G,...",
+        help="weaker ones, beside exactly-once",
+    )
+    command.add_argument(
+        "--without",
+        type=console.choices(PARTS),
+        default=(),
+        metavar="PART,...",
+        help=f"also without {' or '.join(PARTS)}",
+    )
     command.add_argument("--parallelism", type=positive, default=4, metavar="N")
     command.add_argument("--rate", type=positive_number, default=30_000.0, metavar="WORDS_PER_S")
     command.add_argument("--interval", type=positive_number, default=1.0, metavar="S", help="between checkpoints")
@@ -143,6 +159,8 @@ def run_cost_command(arguments: argparse.Namespace) -> int:
 
     settings = CostSettings(
         replicas=arguments.replicas,
+        guarantees=arguments.guarantees,
+        without=arguments.without,
         parallelism=arguments.parallelism,
         rate=arguments.rate,
         interval=arguments.interval,

@@ -1,6 +1,7 @@
 """What standbys cost while nothing fails: ``flinkplus experiment cost``.
 
-The same WordCount with 0, 1 and 2 standbys (``replicas`` 1, 2, 3), and by rollback, where nothing is kept for anybody:
+The same WordCount with 0, 1 and 2 standbys (``replicas`` 1, 2, 3), and by rollback, where nothing is kept for anybody;
+if asked for, with the most of these standbys and a weaker guarantee, or without a part of the protocol:
 
 - at unlimited rate: words per second, from two seconds into the run on;
 - at a steady rate: CPU (in cores) and memory of all processes, and whether the rate was held.
@@ -32,6 +33,8 @@ from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import TOKENIZE
 from flinkplus.config import options_from
 from flinkplus.corpus import write_corpus
+from flinkplus.protocol.guarantee import Guarantee
+from flinkplus.runtime.faults import WITHOUT
 
 WORDS = 1_100_000
 VOCABULARY = 50_000
@@ -39,24 +42,37 @@ ENDLESS = 1_000_000_000
 SETTLE_S = 2.0
 START_S = 60.0
 KINDS = ("unlimited", "steady")
+EXACTLY_ONCE = Guarantee.EXACTLY_ONCE.value
 
 
 @dataclass(frozen=True)
 class Variant:
-    """``standbys``: ``None`` for recovery by rollback."""
+    """``standbys``: ``None`` for recovery by rollback. ``without``: a part of the protocol that is left out (see
+    ``flinkplus.runtime.faults``)."""
 
     standbys: int | None
+    guarantee: str = EXACTLY_ONCE
+    without: str | None = None
 
     @property
     def name(self) -> str:
         if self.standbys is None:
             return "rollback"
-        return f"{self.standbys} standby{'' if self.standbys == 1 else 's'}"
+        name = f"{self.standbys} standby{'' if self.standbys == 1 else 's'}"
+        if self.guarantee != EXACTLY_ONCE:
+            name += f", {self.guarantee}"
+        return name if self.without is None else f"{name}, no {self.without}"
 
     def options(self) -> dict[str, Any]:
         if self.standbys is None:
             return {"recovery": "rollback"}
-        return {"recovery": "standby", "replicas": self.standbys + 1}
+        faults = () if self.without is None else (WITHOUT + self.without,)
+        return {
+            "recovery": "standby",
+            "replicas": self.standbys + 1,
+            "guarantee": self.guarantee,
+            "faults": faults,
+        }
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,8 @@ class CostSettings:
     """What to run; ``seconds`` are measured in each run, after it has settled."""
 
     replicas: tuple[int, ...] = (1, 2, 3)
+    guarantees: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     parallelism: int = 4
     rate: float = 30_000.0
     interval: float = 1.0
@@ -73,7 +91,13 @@ class CostSettings:
 
     @property
     def variants(self) -> list[Variant]:
-        return [*(Variant(replicas - 1) for replicas in self.replicas), Variant(None)]
+        most = max(self.replicas) - 1
+        return [
+            *(Variant(replicas - 1) for replicas in self.replicas),
+            *(Variant(most, guarantee) for guarantee in self.guarantees if guarantee != EXACTLY_ONCE),
+            *(Variant(most, without=part) for part in self.without),
+            Variant(None),
+        ]
 
     def options(self, variant: Variant) -> dict[str, Any]:
         return {"parallelism": self.parallelism, "checkpoint_interval": self.interval, **variant.options()}
@@ -143,7 +167,7 @@ def _run_until(job: JobHandle, running_s: float, stop: threading.Event) -> None:
 def summarize_cost(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each variant: medians, and what is lost against no standby."""
     names = list(dict.fromkeys(run["variant"] for run in runs))
-    base = next((run["variant"] for run in runs if run["standbys"] == 0), names[0] if names else "")
+    base = next((run["variant"] for run in runs if run["variant"] == Variant(0).name), names[0] if names else "")
     rows = []
     for name in names:
         row: dict[str, Any] = {"variant": name, "base": base}

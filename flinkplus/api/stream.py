@@ -98,16 +98,20 @@ class Stream:
         """The words of a text column, one row each: ``line.lower().split()``, columnar."""
         return self._then(Tokenize(self._env.name_for("tokenize", name), column, output))
 
-    def with_watermark(self, column: str, delay: Duration, *, name: str | None = None) -> Stream:
+    def with_watermark(
+        self, column: str, delay: Duration, *, every: Duration = "100 ms", name: str | None = None
+    ) -> Stream:
         """Take the event time of rows from ``column`` (a timestamp, or integer milliseconds): no row comes more than
         ``delay`` (``"10 seconds"``, ``"500 ms"``, or seconds) behind a later one.
 
         Rows pass as they are. Each subtask follows the latest row that it has seen; the least of all subtasks counts
         behind an exchange, so that a subtask without rows holds back event time. What comes later than the delay is
-        late, see ``tumbling_window``.
+        late, see ``tumbling_window``. Watermarks are multiples of ``every``: by so much windows come later, at most.
         """
         name = self._env.name_for("with_watermark", name)
-        return self._then(WithWatermark(name, column, duration_ms(delay, f"operator {name!r}: the delay")))
+        delay_ms = duration_ms(delay, f"operator {name!r}: the delay")
+        every_ms = duration_ms(every, f"operator {name!r}: every", least=1)
+        return self._then(WithWatermark(name, column, delay_ms, every_ms))
 
     def throttle(self, rows_per_s: float) -> Stream:
         """Pace the source so that this many rows per second, over all subtasks, leave this operator.

@@ -210,6 +210,11 @@ class Operator(ABC):
         """Whether its subtasks have keyed state."""
         return bool(self.key_columns)
 
+    @property
+    def holds_rows(self) -> bool:
+        """Whether a row may have an effect on the output in a later step than the one that took it."""
+        return False
+
     @abstractmethod
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         """The logical schema of the output for an input of ``schema``.

@@ -7,7 +7,6 @@ Rules:
 
 - event times are counted in whole milliseconds since 1970 (finer ones are rounded down), in a column of timestamps or
   of integers, which are milliseconds themselves; a row without one (null) has no time, and moves no watermark;
-- durations are written ``"10 seconds"``, ``"500 ms"``, ``"2 minutes"``, or as a number of seconds;
 - what ``WithWatermark`` makes is a pure function of the rows that it has seen, and no more often than once a batch.
 """
 
@@ -73,11 +72,16 @@ def event_times(batch: pa.RecordBatch, column: str) -> EventTimes:
 
 @dataclass(frozen=True)
 class WithWatermark(Operator):
-    """Passes its rows on, and makes watermarks: the largest event time in ``column`` so far, less ``delay_ms``."""
+    """Passes its rows on, and makes watermarks: the largest event time in ``column`` so far, less ``delay_ms``.
+
+    Watermarks are multiples of ``every_ms``, so that those of several subtasks are the same numbers: who follows the
+    least of them moves once for all of them, not once for each.
+    """
 
     name: str
     column: str
     delay_ms: int
+    every_ms: int = 1
     makes_watermarks = True
 
     @override
@@ -94,13 +98,16 @@ class _WithWatermarkInstance(WatermarkMaker):
     def __init__(self, descriptor: WithWatermark, ctx: OperatorContext) -> None:
         self._column = descriptor.column
         self._delay_ms = descriptor.delay_ms
+        self._every_ms = descriptor.every_ms
         self._ctx = ctx
         self._latest_ms: int | None = None
 
     @property
     @override
     def watermark_ms(self) -> int | None:
-        return None if self._latest_ms is None else self._latest_ms - self._delay_ms
+        if self._latest_ms is None:
+            return None
+        return (self._latest_ms - self._delay_ms) // self._every_ms * self._every_ms
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:

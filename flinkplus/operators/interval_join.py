@@ -149,7 +149,9 @@ class _Side:
         self.reach_ms = reach_ms
         self._shelf_ms = shelf_ms
         self._schema = pa.schema([*_OWN, *side.schema])
-        self.shelves = Shelves(ctx.keyed_state(), f"{ctx.operator}#{name}", self._schema, _merged, KEPT_ROWS)
+        self.shelves = Shelves(
+            ctx.keyed_state(), f"{ctx.operator}#{name}", self._schema, _merged, together=2, kept_rows=KEPT_ROWS
+        )
 
     def prepared(self, batch: pa.RecordBatch, times: Integers) -> pa.RecordBatch:
         """Rows with their hashes, keys and times."""

@@ -267,6 +267,11 @@ class Process(KeyedOperator):
     on_timer: Callable[[Any, int, ProcessContext], Any] | None = None
     hears_watermarks = True
 
+    @property
+    @override
+    def holds_rows(self) -> bool:
+        return True
+
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         check_key_columns(schema, self.keys)

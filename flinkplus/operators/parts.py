@@ -1,8 +1,8 @@
 """Batches of rows under a number (such as a window's start), kept as keyed state and merged as they become many.
 
-Each *shelf* holds parts, record batches of one schema, oldest first. A new part is merged with those before it as long
-as these are not twice as large, so that a shelf has few parts, and a row is merged a few times only (O'Neil, Cheng,
-Gawlick and O'Neil, "The log-structured merge-tree", 1996).
+Each *shelf* holds parts, record batches of one schema, oldest first. A new part is merged with those before it that are
+not twice as large, when there are enough of them, so that a shelf has few parts, and a row is merged a few times only
+(O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree", 1996).
 
 Rules and invariants:
 
@@ -42,7 +42,11 @@ class Part:
 
 
 class Shelves:
-    """All shelves of one operator in one subtask; ``merge`` makes one batch of several, in order."""
+    """All shelves of one operator in one subtask; ``merge`` makes one batch of several, in order.
+
+    ``together``: how many parts are merged at once, at least: many where parts are read once, few where they are looked
+    up all the time.
+    """
 
     def __init__(
         self,
@@ -50,8 +54,11 @@ class Shelves:
         name: str,
         schema: pa.Schema,
         merge: Callable[[list[pa.RecordBatch]], pa.RecordBatch],
+        *,
+        together: int,
         kept_rows: int | None = None,
     ) -> None:
+        self._together = together
         self._kept_rows = KEPT_ROWS if kept_rows is None else kept_rows
         self._content = state.object_state(name)
         self._schema = schema
@@ -71,11 +78,12 @@ class Shelves:
     def add(self, shelf: int, batch: pa.RecordBatch) -> None:
         """Add a batch, which is not empty."""
         parts = self._shelves.setdefault(shelf, [])
-        first, rows = len(parts), batch.num_rows
-        while first and parts[first - 1].rows <= 2 * rows:
-            first -= 1
-            rows += parts[first].rows
-        if first < len(parts):
+        while True:
+            first = len(parts)
+            while first and parts[first - 1].rows <= 2 * batch.num_rows:
+                first -= 1
+            if len(parts) - first < self._together - 1:
+                break
             batch = self._merge([*self._batches(shelf, parts[first:]), batch])
             self._forget(shelf, parts[first:])
             del parts[first:]

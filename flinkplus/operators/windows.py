@@ -32,6 +32,7 @@ from flinkplus.operators.keys import check_key_columns, encode_keys
 from flinkplus.operators.parts import Shelves
 
 START, END = "window_start", "window_end"
+MERGED_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class TumblingWindow(KeyedOperator):
     size_ms: int
     aggregates: tuple[Aggregate, ...]
     hears_watermarks = True
+
+    @property
+    @override
+    def holds_rows(self) -> bool:
+        return True
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -81,7 +87,7 @@ class _TumblingWindowInstance(OperatorInstance):
         for at, types in enumerate(self._types):
             fields += [pa.field(f"aggregate {at} {part}", dtype) for part, dtype in enumerate(types)]
         self._schema = pa.schema(fields)
-        self._windows = Shelves(ctx.keyed_state(), ctx.operator, self._schema, self._merged)
+        self._windows = Shelves(ctx.keyed_state(), ctx.operator, self._schema, self._merged, together=MERGED_PARTS)
         self._watermark_ms: int | None = None
 
     @property

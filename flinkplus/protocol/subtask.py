@@ -21,7 +21,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from typing_extensions import assert_never
@@ -35,7 +34,6 @@ from flinkplus.protocol.determinants import (
     AncestorLog,
     Choice,
     KnownSteps,
-    Run,
     StepClock,
     StepLog,
     decode_runs,
@@ -43,8 +41,8 @@ from flinkplus.protocol.determinants import (
 )
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel, InputGate
-from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import OutputChannels, Peer
 from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
@@ -59,61 +57,6 @@ NO_TIME_MS = 0
 
 Taken = list[tuple[InputChannel, int]]
 """Input channels, and how many messages a step took off each."""
-
-
-@dataclass
-class Promotion:
-    """What a standby is told when it becomes active.
-
-    ``received``: channel -> next ``seq`` that its living consumer expects. ``determinants``: of the steps to repeat.
-    ``ancestors``: what the survivors know of those that these steps may depend on.
-    ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
-    is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque. ``had``:
-    channel -> digests, by ``seq``, of what its consumer has received. ``inputs``: channel -> next ``seq`` to be taken,
-    where that is not what the version says. ``pass_over``: rows that a source is to read and not to send.
-    """
-
-    received: dict[str, int]
-    determinants: tuple[int, ...]
-    ancestors: Mapping[SubtaskId, Run]
-    marks: dict[str, int]
-    resuming: frozenset[SubtaskId]
-    state: Any
-    had: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    inputs: Mapping[str, int] = field(default_factory=dict)
-    pass_over: int = 0
-
-
-@dataclass(kw_only=True)
-class Incarnation:
-    """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
-    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``: of the job."""
-
-    subtask: SubtaskId
-    generation: Generation
-    slot: int
-    slots: Mapping[SubtaskId, int]
-    generations: Mapping[SubtaskId, Generation]
-    lineage: Lineage
-    checkpoint: CheckpointId
-    promotion: Promotion | None = None
-    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
-
-    def slot_of(self, subtask: SubtaskId) -> int | None:
-        """The slot of another subtask, ``None`` when it is this one's."""
-        slot = self.slots[subtask]
-        return None if slot == self.slot else slot
-
-    def peer(self, consumer: SubtaskId, channel: ChannelId) -> Peer:
-        """A consumer of this subtask."""
-        slot, generation = self.slot_of(consumer), self.generations[consumer]
-        if self.promotion is None:
-            return Peer(slot, generation)
-        had = self.promotion.had.get(str(channel), {})
-        if consumer in self.promotion.resuming:
-            return Peer(slot, generation, resuming=True, had=had)
-        received = self.promotion.received.get(str(channel), 0)
-        return Peer(slot, generation, received, had=had, renumbered=not self.guarantee.repeats)
 
 
 class SeenMessages(Protocol):
@@ -224,7 +167,7 @@ class SubtaskSteps(ABC):
         aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
         self._alignment = BarrierAlignment(self.id, channels, aborted=aborted, blocking=self._guarantee.aligns)
         ended = [end.channel for end in self._by_position if end.ended]
-        self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended, self._guarantee.repeats)
+        self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
 
     def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the

@@ -6,8 +6,8 @@ channels; one that has ended holds nobody back, one that has never had a waterma
 Rules and invariants:
 
 - what is known is a pure function of the messages taken, so it is the same again when steps are repeated;
-- a channel's watermark rises with each message (``PeerProtocolError`` otherwise, unless messages may come again under
-  other numbers: then it stays), the subtask's never goes back;
+- a channel's watermark never goes back, nor does the subtask's: one that does not rise changes nothing (with weaker
+  guarantees messages come again);
 - the end of all channels is the end of time; it is not told here: whoever takes the last end of input knows.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.ids import ChannelId, invariant
 
 END_OF_TIME_MS = (1 << 63) - 1
@@ -26,20 +25,14 @@ START_OF_TIME_MS = -(1 << 63)
 class InputWatermarks:
     """The watermarks of all input channels of a subtask, in milliseconds.
 
-    ``saved``: what ``saved`` gave in a snapshot; ``ended``: the channels that had ended by then; ``strict``: whether
-    watermarks rise with each message.
+    ``saved``: what ``saved`` gave in a snapshot; ``ended``: the channels that had ended by then.
     """
 
-    __slots__ = ("_channels", "_combined", "_ended", "_known", "_strict")
+    __slots__ = ("_channels", "_combined", "_ended", "_known")
 
     def __init__(
-        self,
-        channels: Sequence[ChannelId],
-        saved: Mapping[str, int] | None = None,
-        ended: Sequence[ChannelId] = (),
-        strict: bool = True,
+        self, channels: Sequence[ChannelId], saved: Mapping[str, int] | None = None, ended: Sequence[ChannelId] = ()
     ) -> None:
-        self._strict = strict
         self._channels = tuple(channels)
         self._ended = set(ended)  # looked up, never iterated
         self._known = {channel: saved[str(channel)] for channel in self._channels if saved and str(channel) in saved}
@@ -55,10 +48,8 @@ class InputWatermarks:
     def advance(self, channel: ChannelId, watermark_ms: int) -> int | None:
         """A watermark was taken off ``channel``. Returns the subtask's when it has risen, else ``None``."""
         before = self._known.get(channel, START_OF_TIME_MS)
-        if watermark_ms <= before and not self._strict:
-            return None
         if not before < watermark_ms < END_OF_TIME_MS or channel in self._ended:
-            raise PeerProtocolError(f"{channel}: watermark {watermark_ms} ms behind {before} ms")
+            return None
         self._known[channel] = watermark_ms
         return self._risen() if before == self._combined else None
 

@@ -138,7 +138,7 @@ class Coordinator:
             self._ended,
         )
         self._failovers = self._make_failovers() if options.standbys else None
-        if not options.promises.repeats:
+        if not options.promises.repeats or restore.checkpoint is not None:  # an earlier run may have promised less
             self._job_driver.match = partial(matched, topology=topology_of(graph, options.parallelism))
         self._presence.failovers = self._failovers
         self._reports = Reports(

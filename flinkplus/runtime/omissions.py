@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from flinkplus.protocol.channel import ACCEPT, Accept, Decision, Duplicate, InputCursor
 from flinkplus.protocol.ids import ChannelId, Generation, Seq
-from flinkplus.protocol.subtask import Promotion
+from flinkplus.protocol.incarnation import Promotion
 from flinkplus.runtime.faults import FILTER
 
 

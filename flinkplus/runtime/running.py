@@ -38,7 +38,9 @@ from flinkplus.errors import (
     JobFailed,
 )
 from flinkplus.graph import JobGraph
+from flinkplus.operators.base import Operator
 from flinkplus.protocol.effects import JobState
+from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import CheckpointId, Generation
 from flinkplus.runtime import staging
 from flinkplus.runtime.cleanup import remove_tree
@@ -162,9 +164,21 @@ def _adopt_plan(graph: JobGraph, old: Plan) -> None:
             node.body = node.body.bind(node.schema, old.output_id)
 
 
+def recovery_of(graph: JobGraph, options: Options) -> Options:
+    """The options that a job runs with: at most once, an operator that holds rows back in its state would put them out
+    twice if it went on from a version; such a job recovers by rollback.
+    """
+    holding = [node.name for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_rows]
+    if not holding or options.promises is not Guarantee.AT_MOST_ONCE or not options.standbys:
+        return options
+    log.warning("at most once, %s may hold rows back: this job recovers by rollback", ", ".join(holding))
+    return replace(options, recovery="rollback")
+
+
 def _launch(
     spark: SparkSession, plan: Plan, storage: CheckpointStorage, directory: JobDirectory, resume: bool
 ) -> RunningJob:
+    plan = replace(plan, options=recovery_of(plan.graph, plan.options))
     for node in plan.graph.nodes:
         if isinstance(node.body, Source) and not resume:
             node.body = node.body.planned()

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flinkplus.protocol.determinants import KnownSteps, Run, merge, unite
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.lineage import Lineage
-from flinkplus.protocol.subtask import Promotion
 from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks
 from flinkplus.runtime.clock import Clock

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from flinkplus.errors import CorruptState
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.inputs import InputChannel
 from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.messages import Kind, Message
-from flinkplus.protocol.subtask import Promotion
 from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks, Credit
 from flinkplus.runtime.clock import Clock

@@ -29,7 +29,7 @@ def event_time_ms(i: int) -> int:
 
 
 def marks(stream: Stream) -> Stream:
-    return stream.with_watermark("i", "20 ms", name="marks")
+    return stream.with_watermark("i", "20 ms", every="5 ms", name="marks")
 
 
 def windows(stream: Stream) -> Stream:

@@ -204,12 +204,23 @@ class Checks:
             if event_time_ms(row) < watermark_ms:
                 self._wrong("event time", f"{subtask.id} is given {row} on {message.channel}, behind {watermark_ms} ms")
 
+    def takes_watermark(self, subtask: SimSubtask, message: Message, before_ms: int | None) -> None:
+        """``before_ms``: of the channel, so far."""
+        if not self.exact:
+            return
+        if before_ms is not None and message.watermark_ms <= before_ms:
+            self._wrong(
+                "event time",
+                f"{subtask.id} takes {message.watermark_ms} ms on {message.channel}, which is at {before_ms} ms",
+            )
+
     def advances(self, subtask: SimSubtask, watermark_ms: int) -> None:
         """The watermark of ``subtask`` rises."""
         self.counts["watermarks"] += 1
         if watermark_ms <= subtask.advanced_ms:
             self._wrong("event time", f"{subtask.id} goes back from {subtask.advanced_ms} ms to {watermark_ms} ms")
         subtask.advanced_ms = watermark_ms
+        self._world.note("%s has come to %s ms of event time", subtask.id, watermark_ms)
 
     def trimmed(self, subtask: SimSubtask, log: WatchedLog) -> None:
         """A log forgot something."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dedup.store import MemoryStore
 from flinkplus.errors import NondeterministicOperator, PeerProtocolError, UserFunctionError
 from flinkplus.protocol.ids import CheckpointId, SubtaskId
+from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.messages import Message
-from flinkplus.protocol.subtask import Promotion
 from flinkplus.runtime import control
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover

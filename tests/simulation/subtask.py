@@ -12,10 +12,11 @@ from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
-from flinkplus.protocol.subtask import Incarnation, SubtaskSteps, Taken
+from flinkplus.protocol.subtask import SubtaskSteps, Taken
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_channel
 from tests.simulation.graph import Row
@@ -185,8 +186,11 @@ class SimSubtask(SubtaskSteps):
     # --- the work
 
     def _take(self, end: InputChannel) -> Iterator[None] | None:
+        message = end.queue[0][0]
         if self._world.checks.exact:
-            self._world.checks.causes.takes(self, end.queue[0][0])
+            self._world.checks.causes.takes(self, message)
+        if message.kind is Kind.WATERMARK:
+            self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
         return super()._take(end)
 
     def begin(self, run: int, run_age_s: float) -> None:

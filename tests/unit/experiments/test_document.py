@@ -193,3 +193,17 @@ def test_costs_are_ratios_within_a_round(tmp_path: Path, capsys: pytest.CaptureF
     assert two["steady"]["more_cpu_percent"] == pytest.approx(10)
     console.show(cost_table(document.content))
     assert "2 standbys" in capsys.readouterr().out
+
+
+def test_costs_of_weaker_guarantees_and_of_parts() -> None:
+    settings = CostSettings(replicas=(1, 3), guarantees=("at-least-once", "exactly-once"), without=("filter",))
+    settings.check()
+    assert [variant.name for variant in settings.variants] == [
+        "0 standbys",
+        "2 standbys",
+        "2 standbys, at-least-once",
+        "2 standbys, no filter",
+        "rollback",
+    ]
+    assert [variant.options().get("guarantee") for variant in settings.variants][2] == "at-least-once"
+    assert settings.variants[3].options()["faults"] == ("without:filter",)

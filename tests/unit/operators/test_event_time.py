@@ -1,4 +1,4 @@
-"""Durations, event times, and the watermarks made of them."""
+"""Event times, and the watermarks made of them."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_columns_that_are_no_time(dtype: pa.DataType) -> None:
 
 
 @given(
-    st.lists(st.lists(st.one_of(st.none(), st.integers(-50, 50)), max_size=4)), st.integers(0, 20), st.integers(0, 9)
+    st.lists(st.lists(st.one_of(st.none(), st.integers(-50, 50)), max_size=4)), st.integers(0, 20), st.integers(1, 30)
 )
-def test_the_latest_row_less_the_delay(batches: list[list[int | None]], delay_ms: int, restart: int) -> None:
-    operator = WithWatermark("marks", "ts", delay_ms)
+def test_the_latest_row_less_the_delay(batches: list[list[int | None]], delay_ms: int, every_ms: int) -> None:
+    operator, restart = WithWatermark("marks", "ts", delay_ms, every_ms), every_ms % 9
     instance = operator.create(context(operator, MILLISECONDS))
     latest: int | None = None
     for number, times in enumerate(batches):
@@ -69,7 +69,9 @@ def test_the_latest_row_less_the_delay(batches: list[list[int | None]], delay_ms
         assert list(instance.process(batch)) == ([batch] if times else [])
         latest = max([t for t in [*times, latest] if t is not None], default=None)
         assert isinstance(instance, WatermarkMaker)
-        assert instance.watermark_ms == (None if latest is None else latest - delay_ms)
+        assert instance.watermark_ms == (
+            None if latest is None else (latest - delay_ms) - (latest - delay_ms) % every_ms
+        )
 
 
 def test_rows_without_a_time_are_counted() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import ConfigurationError, UserFunctionError
-from flinkplus.operators import parts
+from flinkplus.operators import parts, windows
 from flinkplus.operators.aggregates import Aggregate
 from flinkplus.operators.base import END_OF_TIME_MS
 from flinkplus.operators.columns import plain
@@ -108,14 +108,19 @@ def shown(batches: Any) -> list[dict[str, Any]]:
     st.booleans(),
     st.sampled_from([0, 5, 65_536]),
     st.sampled_from([0, 3, 8_192]),
+    st.sampled_from([2, 3, 8]),
 )
 @settings(max_examples=300, deadline=None)
 def test_windows_as_by_a_model(
-    rows: list[Row], stops: list[tuple[int, str]], encode: bool, waiting: int, kept: int
+    rows: list[Row], stops: list[tuple[int, str]], encode: bool, waiting: int, kept: int, together: int
 ) -> None:
     """At a stop the rows are cut; it restores a snapshot, or raises the watermark to the latest row less some bound."""
     state, ctx_late = FakeState(), 0
-    with mock.patch.object(parts, "MAX_WAITING_ROWS", waiting), mock.patch.object(parts, "KEPT_ROWS", kept):
+    with (
+        mock.patch.object(parts, "MAX_WAITING_ROWS", waiting),
+        mock.patch.object(parts, "KEPT_ROWS", kept),
+        mock.patch.object(windows, "MERGED_PARTS", together),
+    ):
         ctx = context(WINDOW, SCHEMA, state)
         instance = WINDOW.create(ctx)
         watermark_ms, in_time, out, expected = -1_000, [], [], []
@@ -210,8 +215,12 @@ def test_sums_beyond_64_bits() -> None:
 
     add(big, big, -big)
     add(-big, big)
+    add(big)
     with pytest.raises(UserFunctionError, match=r"window\[1\].*beyond 64 bits"):
-        add(big)
+        list(instance.on_watermark(SIZE_MS))
+    instance = operator.create(context(operator, schema, FakeState()))
+    with pytest.raises(UserFunctionError, match=r"window\[1\].*beyond 64 bits"):
+        add(big, big)
 
 
 def test_not_a_number_and_nothing() -> None:

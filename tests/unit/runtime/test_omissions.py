@@ -7,7 +7,7 @@ import pytest
 from flinkplus.errors import InvariantViolation
 from flinkplus.protocol.channel import ACCEPT, STALE, Gap, InputCursor
 from flinkplus.protocol.ids import ChannelId, Generation, Seq
-from flinkplus.protocol.subtask import Promotion
+from flinkplus.protocol.incarnation import Promotion
 from flinkplus.runtime.faults import DETERMINANTS, FILTER
 from flinkplus.runtime.omissions import UnfilteredCursor, without
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.ids import ChannelId, Generation
-from flinkplus.runtime.gates import OutputChannel
+from flinkplus.runtime.gates import OutputChannel, OutputGate, Peer
+from flinkplus.runtime.wire import Message
 from upstream_cache.log import OutputLog
 
 CHANNEL = ChannelId(0, 0, 1)
@@ -72,3 +74,28 @@ def test_nobody_begins_beyond_what_was_ever_sent_to_its_predecessor() -> None:
     end.fence(Generation(2))
     with pytest.raises(ValueError, match="cannot rewind to 9"):
         end.credit(2, 9, 0)
+
+
+def promoted(had_ms: int) -> OutputGate:
+    """Of a producer that makes again what a consumer in the same slot has had: one watermark."""
+
+    def digest(message: Message, payload: Any) -> int:
+        return message.watermark_ms
+
+    def send(slot: int, buffers: list[Any]) -> None:
+        raise AssertionError("nothing goes to another slot")
+
+    gate = OutputGate(Generation(2), 16, 100, send, lambda message, payload: None, digest=digest)
+    gate.add_channels(0, 0, [Peer(None, Generation(1), received=1, had={0: had_ms})], {})
+    return gate
+
+
+def test_a_watermark_that_is_made_again_is_compared() -> None:
+    gate = promoted(had_ms=700)
+    gate.append_watermark(0, 700)
+    gate.check_remade()
+    gate.append_watermark(0, 800)  # beyond what anybody has had
+    with pytest.raises(NondeterministicOperator, match=r"message 0 of channel 0:0->0 is another one"):
+        promoted(had_ms=700).append_watermark(0, 600)
+    with pytest.raises(NondeterministicOperator, match=r"0 messages are made again, its consumer has had 1"):
+        promoted(had_ms=700).check_remade()

@@ -1,0 +1,71 @@
+"""Who a subtask is in one generation, and what it is told when it takes over from another incarnation of itself.
+
+Rules: pure data. A promotion is what survivors have answered, put together; nothing in it changes any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkplus.protocol.determinants import Run
+from flinkplus.protocol.guarantee import Guarantee
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.lineage import Lineage
+from flinkplus.protocol.outputs import Peer
+
+
+@dataclass
+class Promotion:
+    """What a standby is told when it becomes active.
+
+    ``received``: channel -> next ``seq`` that its living consumer expects. ``determinants``: of the steps to repeat.
+    ``ancestors``: what the survivors know of those that these steps may depend on.
+    ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
+    is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque. ``had``:
+    channel -> digests, by ``seq``, of what its consumer has received. ``inputs``: channel -> next ``seq`` to be taken,
+    where that is not what the version says. ``pass_over``: rows that a source is to read and not to send.
+    """
+
+    received: dict[str, int]
+    determinants: tuple[int, ...]
+    ancestors: Mapping[SubtaskId, Run]
+    marks: dict[str, int]
+    resuming: frozenset[SubtaskId]
+    state: Any
+    had: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    pass_over: int = 0
+
+
+@dataclass(kw_only=True)
+class Incarnation:
+    """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
+    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``: of the job."""
+
+    subtask: SubtaskId
+    generation: Generation
+    slot: int
+    slots: Mapping[SubtaskId, int]
+    generations: Mapping[SubtaskId, Generation]
+    lineage: Lineage
+    checkpoint: CheckpointId
+    promotion: Promotion | None = None
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+
+    def slot_of(self, subtask: SubtaskId) -> int | None:
+        """The slot of another subtask, ``None`` when it is this one's."""
+        slot = self.slots[subtask]
+        return None if slot == self.slot else slot
+
+    def peer(self, consumer: SubtaskId, channel: ChannelId) -> Peer:
+        """A consumer of this subtask."""
+        slot, generation = self.slot_of(consumer), self.generations[consumer]
+        if self.promotion is None:
+            return Peer(slot, generation)
+        had = self.promotion.had.get(str(channel), {})
+        if consumer in self.promotion.resuming:
+            return Peer(slot, generation, resuming=True, had=had)
+        received = self.promotion.received.get(str(channel), 0)
+        return Peer(slot, generation, received, had=had, renumbered=not self.guarantee.repeats)

@@ -1,0 +1,62 @@
+"""What a subtask without outputs takes at a time: small messages of records, and nobody's watermark waits for ever."""
+
+from __future__ import annotations
+
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.inputs import InputGate
+from flinkplus.protocol.messages import Kind, Message
+
+ONE, TWO = ChannelId(0, 0, 0), ChannelId(0, 1, 0)
+
+
+def gate_of(**kinds: list[Kind]) -> InputGate:
+    """Two channels, ``one`` and ``two``, with messages of these kinds waiting."""
+    gate = InputGate(1_000, lambda end, consumed: None)
+    for channel, name in ((ONE, "one"), (TWO, "two")):
+        gate.add(channel, SubtaskId("source", channel.producer), None, Generation(1), 0, ended=False)
+        for seq, kind in enumerate(kinds[name]):
+            message = Message(kind, channel, Generation(1), Seq(seq), CheckpointId(0))
+            gate.channels[channel].queue.append((message, None))
+    return gate
+
+
+def taken(gate: InputGate) -> list[tuple[int, Kind]]:
+    """One turn: many messages of records, or the next message of another kind."""
+    many = gate.take_records(256)
+    if many:
+        return [(message.channel.producer, message.kind) for _, message, _ in many]
+    end = gate.next()
+    if end is None:
+        return []
+    message, _ = end.queue.popleft()
+    return [(message.channel.producer, message.kind)]
+
+
+def test_a_watermark_stops_its_channel_only() -> None:
+    records, mark = Kind.RECORDS, Kind.WATERMARK
+    gate = gate_of(one=[records, mark, records], two=[records, records])
+    assert taken(gate) == [(0, records), (1, records), (1, records)]
+    assert taken(gate) == [(0, mark)]
+    assert taken(gate) == [(0, records)]
+    assert taken(gate) == []
+
+
+def test_a_watermark_has_its_turn_while_the_other_channel_never_runs_dry() -> None:
+    records, mark = Kind.RECORDS, Kind.WATERMARK
+    gate = gate_of(one=[mark, mark, mark], two=[])
+    turns = []
+    for _ in range(6):
+        message = Message(records, TWO, Generation(1), Seq(0), CheckpointId(0))
+        gate.channels[TWO].queue.append((message, None))
+        turns += taken(gate)
+    assert turns.count((0, mark)) == 3
+
+
+def test_a_blocked_channel_keeps_its_watermark() -> None:
+    gate = gate_of(one=[Kind.WATERMARK], two=[Kind.RECORDS, Kind.WATERMARK])
+    gate.channels[ONE].blocked = True
+    assert taken(gate) == [(1, Kind.RECORDS)]
+    assert taken(gate) == [(1, Kind.WATERMARK)]
+    assert taken(gate) == []
+    gate.channels[ONE].blocked = False
+    assert taken(gate) == [(0, Kind.WATERMARK)]
