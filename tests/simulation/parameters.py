@@ -171,7 +171,7 @@ def draw(seed: int) -> Parameters:
         max_concurrent=rng.choice((1, 1, 1, 2)),
         rows=rng.choice((1, 2, 4)),
         pending_versions=rng.random() < 0.5,
-        watermarks=child(seed, "watermarks").random() < 0.4,
+        watermarks=child(seed, "watermarks").random() < 0.2,
         latency_ms=rng.choice((1, 2, 2, 6)),
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),
