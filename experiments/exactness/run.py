@@ -35,7 +35,8 @@ class Runner:
     """All runs of an experiment. ``begun`` is told before each; ``stop`` may come from another thread.
 
     ``zookeeper``: an ensemble that all jobs use (``None``: one each). ``keep``: where the output, and the record of the
-    coordinator's machines, of a run that is not exact or not local are kept.
+    coordinator's machines, of a run that is not exact or not local are kept. ``patience_s``: for a job, beyond the time
+    that its input takes.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Runner:
         begun: Callable[[Case], None],
         zookeeper: str | None = None,
         keep: Path | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._spark = spark
         self._settings = settings
@@ -53,6 +55,7 @@ class Runner:
         self._begun = begun
         self._zookeeper = zookeeper
         self._keep = keep
+        self._patience_s = patience_s
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -70,7 +73,7 @@ class Runner:
     def _run(self, case: Case) -> dict[str, Any]:
         directory = self._directory / f"run-{case.run}"
         directory.mkdir()
-        run = _Run(self._spark, self._settings, case, directory, self._zookeeper, self._stop)
+        run = _Run(self._spark, self._settings, case, directory, self._zookeeper, self._patience_s, self._stop)
         began = time.monotonic()
         error = None
         try:
@@ -95,6 +98,7 @@ class _Run:
         case: Case,
         directory: Path,
         zookeeper: str | None,
+        patience_s: float,
         stop: threading.Event,
     ) -> None:
         self._spark = spark
@@ -102,6 +106,7 @@ class _Run:
         self._case = case
         self._directory = directory
         self._zookeeper = zookeeper
+        self._patience_s = patience_s
         self._stop = stop
         self._output = directory / OUTPUT
         self._raises = pipeline.triggers(directory)
@@ -121,7 +126,7 @@ class _Run:
             **self._settings.options(),
         )
         pipeline.draw(env, words, rows, case.rate, str(self._output), self._raises)
-        deadline = time.monotonic() + rows / case.rate + PATIENCE_S
+        deadline = time.monotonic() + rows / case.rate + self._patience_s
         with env.execute("exactness") as job:
             try:
                 self._until(job, lambda: sum(job.rows_out(WORDS).values()) >= case.at_row, deadline)

@@ -44,8 +44,13 @@ VOCABULARIES = (40, 400)
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run. ``apart``: seconds between failures that are not at once. ``without``: parts of the protocol that
-    the jobs do without (``flinkplus.runtime.faults``). ``first``: number of the first run."""
+    """What to run.
+
+    ``apart``: seconds between failures that are not at once. ``without``: parts of the protocol that the jobs lack
+    (``flinkplus.runtime.faults``). ``first``: number of the first run. ``more_s``: seconds of input behind all else: a
+    job that lacks determinants makes fewer messages than it did, and the end of its input should not be among those
+    that its consumers take for old ones.
+    """
 
     runs: int = 200
     seed: int = 1
@@ -55,6 +60,7 @@ class Settings:
     apart: float = APART_S
     without: tuple[str, ...] = ()
     first: int = 0
+    more_s: float = 0.0
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""
@@ -88,7 +94,7 @@ class Settings:
             run=run,
             seed=seed,
             rate=rate,
-            rows=round(rate * (INPUT_S + max(0.0, apart_s - APART_S) * (count - 1))),
+            rows=round(rate * (INPUT_S + self.more_s + max(0.0, apart_s - APART_S) * (count - 1))),
             vocabulary=int(chance.integers(*VOCABULARIES)),
             at_row=round(rate * INPUT_S * float(chance.uniform(*STRUCK_AFTER))),
             apart_s=apart_s,

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,12 @@ def test_the_input_lasts_beyond_the_failures() -> None:
     for case in [*CASES, *Settings(apart=0.5).cases()]:
         left_s = (case.rows - case.at_row) / case.rate - case.apart_s * (len(case.strikes) - 1)
         assert left_s > 0.8
+
+
+def test_more_input_is_behind_all_else() -> None:
+    for case, longer in zip(CASES, Settings(runs=300, more_s=5.0).cases(), strict=True):
+        assert longer == replace(case, rows=longer.rows)
+        assert longer.rows == pytest.approx(case.rows + 5.0 * case.rate, abs=1)
 
 
 def test_settings_that_no_run_would_accept(tmp_path: Path) -> None:
