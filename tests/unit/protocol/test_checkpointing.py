@@ -592,6 +592,32 @@ def test_what_a_replaced_subtask_had_acknowledged_is_taken_again() -> None:
     assert dict(stored.handles) == {K0: "new", S0: str(S0), S1: str(S1)}
 
 
+def test_a_checkpoint_that_waits_for_a_subtask_which_begins_afresh_is_void() -> None:
+    history = started()
+    history.time(100)
+    history.at(110, ack(C1, K0))
+    assert without_records(history.at(120, SubtasksReplaced(((K0, START),), afresh=True))) == [
+        AbortCheckpoint(C1, f"{K0} began afresh", G1)
+    ]
+    assert history.at(130, *acks(C1)) == []
+
+
+def test_a_checkpoint_that_a_subtask_begins_from_is_not_void() -> None:
+    history = started()
+    history.time(100)
+    history.at(110, ack(C1, K0))
+    assert history.at(120, SubtasksReplaced(((K0, C1),), afresh=True)) == []
+    assert history.at(130, ack(C1, S0), ack(C1, S1)) == [store(C1)]
+
+
+def test_a_last_checkpoint_that_is_void_is_tried_again() -> None:
+    history = started(interval_ms=None)
+    history.at(50, *exhausted())
+    abort, again = without_records(history.at(60, SubtasksReplaced(((K0, START),), afresh=True)))
+    assert abort == AbortCheckpoint(C1, f"{K0} began afresh", G1)
+    assert isinstance(again, TriggerCheckpoint) and again.final
+
+
 def test_a_replaced_source_is_told_again_whether_it_had_acknowledged_or_not() -> None:
     history = started()
     history.time(100)
