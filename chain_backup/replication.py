@@ -311,8 +311,10 @@ class ReplicationAgent:
 
     def _pump(self, hop: Hop) -> None:
         for subtask, error in hop.pump():
-            # A name of ours is gone or unreadable: this version stays here; the next one is another chance.
-            log.warning("a version of %s cannot be read for slot %d: %s", subtask, hop.peer, error)
+            # A name of ours is gone or unreadable: this version stays here; the next one is another chance. Gone it is
+            # when the version was trimmed, or is a history that was left, meanwhile.
+            level = logging.INFO if isinstance(error, FileNotFoundError) else logging.WARNING
+            log.log(level, "a version of %s cannot be read for slot %d: %s", subtask, hop.peer, error)
             self._give_up(self._members[subtask], hop)
 
     def _give_up(self, member: Member, hop: Hop) -> None:
