@@ -73,6 +73,7 @@ class SplitReader(SourceReader, Generic[S]):
         self._round = 0
         self._split = 0
         self._cursor: int | None = None
+        self._began: int | None = None
         self._round_has_rows = False
         self._blocks: Iterator[Block] | None = None
         self._block: Block | None = None
@@ -88,7 +89,7 @@ class SplitReader(SourceReader, Generic[S]):
             return
         numbers = self._numbers_of(position)
         self._round, self._split = numbers["round"] or 0, numbers["split"] or 0
-        self._cursor = numbers["cursor"]
+        self._cursor, self._began = numbers["cursor"], numbers["block"]
         self._round_has_rows = self._split > 0 or self._cursor is not None
         for metric in self.metrics:
             self.metrics[metric] = numbers[metric] or 0
@@ -97,9 +98,11 @@ class SplitReader(SourceReader, Generic[S]):
         if not isinstance(position, Mapping) or position.get("format") != POSITION_FORMAT:
             raise InputError(f"source {self._source!r}: not a position of this version: {position!r}")
         numbers: dict[str, int | None] = {}
-        for name in ("round", "split", "cursor", *self.metrics):
+        for name in ("round", "split", "cursor", "block", *self.metrics):
             value = position.get(name)
-            if not (isinstance(value, int) and value >= 0) and not (name == "cursor" and value is None):
+            if name == "block" and name not in position:  # of a version that did not note it
+                value = position.get("cursor")
+            if not (isinstance(value, int) and value >= 0) and not (name in ("cursor", "block") and value is None):
                 raise InputError(f"source {self._source!r}: not a position: {position!r}")
             numbers[name] = value
         at = (numbers["round"] or 0, numbers["split"] or 0)
@@ -116,13 +119,14 @@ class SplitReader(SourceReader, Generic[S]):
             if not self._splits or self._round >= self._repeat:
                 return None
             if self._blocks is None:
-                self._blocks = self.blocks(self._splits[self._split], self._cursor)
+                self._blocks = self.blocks(self._splits[self._split], self._began)
             self._block = next(self._blocks, None)
-            self._next_row = 0
             if self._block is None:
                 self._end_split()
-            elif not self._block.rows.num_rows:
-                self._block = None
+                continue
+            self._next_row = self._rows_before(self._block)
+            if self._next_row == self._block.rows.num_rows:
+                self._block, self._began = None, self._cursor
         block = self._block
         start, end = self._next_row, min(self._next_row + max_rows, block.rows.num_rows)
         if end <= start:
@@ -134,12 +138,24 @@ class SplitReader(SourceReader, Generic[S]):
             self.metrics["invalid_lines"] += int(block.invalid[start:end].sum())
         self._next_row = end
         if end == block.rows.num_rows:
-            self._block = None
+            self._block, self._began = None, self._cursor
         return block.rows.slice(start, end - start)
+
+    def _rows_before(self, block: Block) -> int:
+        """How many rows of a block were read before the position that reading goes on from."""
+        if self._cursor in (None, self._began) or not block.rows.num_rows:
+            return 0
+        rows = int(np.searchsorted(block.cursors, self._cursor, side="right"))
+        if not rows or block.cursors[rows - 1] != self._cursor:
+            raise InputError(
+                f"source {self._source!r}: position {self._cursor} does not lie in rows that are read together from "
+                f"{self._began} on"
+            )
+        return rows
 
     def _end_split(self) -> None:
         self._blocks = None
-        self._cursor = None
+        self._cursor = self._began = None
         self._split += 1
         if self._split == len(self._splits):
             self._split = 0
@@ -154,6 +170,7 @@ class SplitReader(SourceReader, Generic[S]):
             "round": self._round,
             "split": self._split,
             "cursor": self._cursor,
+            "block": self._began,
             **self.metrics,
         }
 
