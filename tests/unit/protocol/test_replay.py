@@ -1,0 +1,216 @@
+"""A subtask's successor does the same again, as far as anybody has seen, whatever comes to it in whatever order.
+
+Against the obvious way: write down the messages that the first one made, and compare those that the second one makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flinkplus.errors import NondeterministicOperator
+from flinkplus.protocol.determinants import KnownSteps, decode_runs, merge
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.incarnation import Incarnation, Promotion
+from flinkplus.protocol.inputs import InputChannel, InputGate
+from flinkplus.protocol.lineage import Lineage
+from flinkplus.protocol.messages import Kind, Message
+from flinkplus.protocol.outputs import Entry, OutputChannels
+from flinkplus.protocol.subtask import SubtaskSteps, Taken
+from upstream_cache.log import OutputLog
+
+WORK, CONSUMERS = SubtaskId("work", 0), [SubtaskId("end", i) for i in range(3)]
+INPUTS = [(ChannelId(0, i, 0), SubtaskId("begin", i)) for i in range(3)]
+LINEAGE = Lineage(["begin", "work", "end"], [("begin", "work"), ("work", "end")])
+START = CheckpointId(0)
+
+
+class Wires(OutputChannels):
+    """Nothing leaves: logs are looked at."""
+
+    def _transmit(self, slot: int, message: Message, payload: Any) -> None:
+        return None
+
+
+class Folding(SubtaskSteps):
+    """Folds what it takes, and the time now and then, and tells one of its consumers: order and clock show.
+
+    ``whim``: a function's dependence on something else.
+    """
+
+    def __init__(self, generation: int, wall_ms: Iterator[int], promotion: Promotion | None = None) -> None:
+        everyone = [WORK, *CONSUMERS, *(producer for _, producer in INPUTS)]
+        incarnation = Incarnation(
+            subtask=WORK,
+            generation=Generation(generation),
+            slot=0,
+            slots={subtask: subtask.index for subtask in everyone},
+            generations=dict.fromkeys(everyone, Generation(1)),
+            lineage=LINEAGE,
+            checkpoint=START,
+            promotion=promotion,
+        )
+        super().__init__(incarnation, {}, False, True, True)
+        self._wall = wall_ms
+        self.whim = 0
+        self.total = 17
+        self.inputs = InputGate(1000, lambda end, consumed: None)
+        self.add_inputs({}, INPUTS)
+        self.outputs = Wires(
+            Generation(generation), 1000, lambda m, p: None, self._log, None, self._steps, None, self._digest_of
+        )
+        self.outputs.add_channels(1, 0, self.peers(1, CONSUMERS), {})
+        self.begin_from({})
+        self.start()
+
+    @staticmethod
+    def _log(channel: ChannelId, first: int, received: int) -> OutputLog[Entry]:
+        return OutputLog(channel, 1000, 1 << 20, first, received=received)
+
+    def made(self, consumer: int) -> list[Message]:
+        log: Any = self.outputs.channels[ChannelId(1, 0, consumer)].log
+        return [log._messages[seq][0][0] for seq in range(log.trimmed, log.appended)]
+
+    def _digest(self, message: Message, payload: Any) -> int:
+        return int(message.records)
+
+    def _push(self, message: Message, payload: Any) -> Iterator[None]:
+        self.total = (self.total * 31 + message.records) % 1_000_003
+        for part in range(message.records % 3):
+            if (message.records + part) % 2:
+                self.total = (self.total * 31 + self.now_ms()) % 1_000_003
+            end = self.outputs.channels[ChannelId(1, 0, (self.total + part) % 3)]
+            self.outputs.append_records(end, self.total + self.whim, None, 10)
+            yield
+
+    def _wall_ms(self) -> int:
+        return next(self._wall)
+
+    def _on_step_done(self, taken: Taken) -> None:
+        return None
+
+    def _on_point(self, point: str) -> None:
+        return None
+
+    def _never(self, *_: Any) -> Any:
+        raise AssertionError("not in this test")
+
+    def _read_rows(self, rows: int) -> Generator[None, None, bool]:
+        return self._never()
+
+    _push_many: Any = _never
+    _rows_to_read: Any = _never
+    _advance: Any = _never
+    _flush: Any = _never
+    _take_snapshot: Any = _never
+    _persist: Any = _never
+    _discard: Any = _never
+    _acknowledge: Any = _never
+    _decline: Any = _never
+    _report_exhausted: Any = _never
+    _on_complete: Any = _never
+    _on_end: Any = _never
+
+
+def message(channel: ChannelId, seq: int, value: int) -> Message:
+    return Message(Kind.RECORDS, channel, Generation(1), Seq(seq), START, value, 10)
+
+
+values = st.lists(st.integers(0, 50), min_size=1, max_size=12)
+times = st.lists(st.integers(0, 10_000), min_size=40, max_size=40)
+
+
+def live(inputs: list[list[int]], order: list[int], wall_ms: list[int]) -> Folding:
+    """One takes its input in ``order``."""
+    first = Folding(1, iter(wall_ms * 2))
+    at = [0, 0, 0]
+    for pick in order:
+        if at[pick] < len(inputs[pick]):
+            channel = INPUTS[pick][0]
+            first.receive(message(channel, at[pick], inputs[pick][at[pick]]), None)
+            at[pick] += 1
+            first.run()
+    return first
+
+
+def promoted(first: Folding, received: list[int], wall_ms: list[int]) -> Folding:
+    """Its successor, told what consumers know who have received so many messages each."""
+    told: dict[str, int] = {}
+    had: dict[str, dict[int, int]] = {}
+    runs = []
+    for consumer, count in enumerate(received):
+        known = KnownSteps()
+        name = str(ChannelId(1, 0, consumer))
+        told[name], had[name] = count, {}
+        for sent in first.made(consumer)[:count]:
+            had[name][sent.seq] = sent.records
+            if sent.determinants:
+                known.learn(WORK, *decode_runs(sent.determinants)[0])
+        run = known.of(WORK)
+        runs += [run] if run is not None else []
+    return Folding(2, iter(wall_ms * 2), Promotion(told, merge(0, runs), {}, {}, frozenset(), None, had))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.tuples(values, values, values),
+    st.lists(st.integers(0, 2), max_size=40),
+    st.permutations([0, 1, 2]),
+    times,
+    times,
+    st.data(),
+)
+def test_a_successor_makes_what_was_seen_again_and_then_goes_on(
+    inputs: Any, order: list[int], arrival: list[int], times_1: list[int], times_2: list[int], data: st.DataObject
+) -> None:
+    first = live(list(inputs), order, sorted(times_1))
+    received = [data.draw(st.integers(0, len(first.made(consumer)))) for consumer in range(3)]
+    second = promoted(first, received, times_2)
+    for pick in arrival:  # all of one channel, and then all of the next
+        for seq, value in enumerate(inputs[pick]):
+            second.receive(message(INPUTS[pick][0], seq, value), None)
+            while second.runnable(0.0):
+                second.run()
+    assert not second.repeating
+    for consumer, count in enumerate(received):
+        seen = [(m.seq, m.records, m.determinants) for m in first.made(consumer)[:count]]
+        assert [(m.seq, m.records, m.determinants) for m in second.made(consumer)[:count]] == seen
+    assert all(end.cursor.consumed == len(inputs[i]) for i, end in enumerate(ends(second)))
+
+
+def ends(subtask: Folding) -> list[InputChannel]:
+    return [subtask.inputs.channels[channel] for channel, _ in INPUTS]
+
+
+@pytest.mark.parametrize("whim", [1, 3])
+def test_a_successor_with_a_whim_is_found_out(whim: int) -> None:
+    inputs = [[5, 8, 11], [2, 4], [7]]
+    first = live(inputs, [0, 1, 2, 0, 1, 0], list(range(0, 4000, 100)))
+    received = [len(first.made(consumer)) for consumer in range(3)]
+    assert sum(received) > 3
+    second = promoted(first, received, [0] * 40)
+    second.whim = whim
+    with pytest.raises(NondeterministicOperator, match="another one when it is made again"):
+        feed(second, inputs)
+
+
+def test_a_successor_that_makes_less_is_found_out() -> None:
+    inputs = [[5, 8, 11], [2, 4], [7]]
+    first = live(inputs, [0, 1, 2, 0, 1, 0], list(range(0, 4000, 100)))
+    received = [len(first.made(consumer)) for consumer in range(3)]
+    second = promoted(first, received, [0] * 40)
+    second._push = lambda message, payload: iter(())  # type: ignore[method-assign]
+    with pytest.raises(NondeterministicOperator):
+        feed(second, inputs)
+
+
+def feed(subtask: Folding, inputs: list[list[int]]) -> None:
+    for pick, found in enumerate(inputs):
+        for seq, value in enumerate(found):
+            subtask.receive(message(INPUTS[pick][0], seq, value), None)
+    while subtask.runnable(0.0):
+        subtask.run()
