@@ -13,6 +13,7 @@ stops; the slot lives on. Its scratch directory goes with it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -392,6 +393,7 @@ class Slot(SlotOrders):
             lambda point, subtask: self._faults.reach(point, self.generations[name], subtask),
             self._persist,
             lambda state: self._tending.submit(_tend, state),
+            self._beside,
             self._make_state,
             self._retention,
             self._snapshotted,
@@ -408,6 +410,10 @@ class Slot(SlotOrders):
             max_entries=self._options.memtable_entries,
             prepared=plan.promotion.state if plan.promotion is not None else None,
         )
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the slot is closing: its scratch directory goes as a whole
+            self._tending.submit(work)
 
     def _make_filter(self, saved: dict[str, Any]) -> MessageFilter | None:
         if self._ids is None:

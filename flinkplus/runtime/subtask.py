@@ -38,6 +38,7 @@ from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
 from flinkplus.runtime.wire import Message, decode_records, digest_of
 from flinkplus.state.backend import SubtaskState
+from flinkplus.state.store import Aside
 from flinkplus.state.versions import PendingSnapshot
 from upstream_cache.retention import Retention
 
@@ -70,6 +71,7 @@ class SubtaskPorts:
     reach: Callable[[str, str], None]
     persist: Callable[[SubtaskId, CheckpointId, Callable[[], dict[str, Any]]], None]
     tend: Callable[[SubtaskState], object]
+    beside: Aside
     state: Callable[[SubtaskPlan], SubtaskState]
     retention: Retention[tuple[Message, Any]] | None
     snapshotted: Callable[[SubtaskId, Generation, dict[str, Any]], None]
@@ -403,7 +405,7 @@ class Subtask(SubtaskSteps):
         with contextlib.ExitStack() as closing:  # each of them, the step first, also when another one raises
             closing.callback(self.outputs.release)
             if self.state is not None:
-                closing.callback(self.state.close)
+                closing.callback(self.state.close, self._ports.beside)  # others in this slot do not wait for the disk
             if self.operators is not None:
                 closing.callback(self.operators.close)
             if self._trace is not None:

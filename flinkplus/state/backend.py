@@ -32,7 +32,7 @@ from flinkplus.state.files import file_chunks, link_or_copy
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
 from flinkplus.state.objects import ObjectState
 from flinkplus.state.storage import CheckpointStorage
-from flinkplus.state.store import SubtaskStore
+from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
 HANDLE_FORMAT = 1
@@ -328,10 +328,13 @@ class SubtaskState:
             fetched.unlink(missing_ok=True)
         return path
 
-    def close(self) -> None:
-        """Stop and remove the RocksDB; local files stay for the next generation. A persist under way fails soon."""
+    def close(self, beside: Aside | None = None) -> None:
+        """Stop and remove the RocksDB; local files stay for the next generation. A persist under way fails soon.
+
+        ``beside``: has the files removed somewhere else; for a caller who cannot wait for that.
+        """
         self._versions.close()
-        self._store.destroy()
+        self._store.destroy(beside)
 
 
 def _describe(state: State) -> str:

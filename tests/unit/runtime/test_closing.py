@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 
@@ -16,7 +18,7 @@ class Closable:
     def __init__(self, name: str, told: list[str], fails: bool = False) -> None:
         self._name, self._told, self._fails = name, told, fails
 
-    def close(self) -> None:
+    def close(self, beside: object = None) -> None:
         self._told.append(self._name)
         if self._fails:
             raise OSError(f"{self._name}: no space left on device")
@@ -45,6 +47,7 @@ def test_every_part_is_closed_also_when_one_raises() -> None:
     subtask._trace = None
     subtask.state = Closable("state", told)  # type: ignore[assignment]
     subtask.seen = Closable("seen", told)  # type: ignore[assignment]
+    subtask._ports = SimpleNamespace(beside=None)  # type: ignore[assignment]
     subtask._step = step()
     next(subtask._step)
     with pytest.raises(OSError, match="first: no space"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,13 @@ def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="cannot be opened"):
         SubtaskStore(tmp_path / "file" / "db")
+
+
+def test_files_are_removed_beside_whoever_cannot_wait(tmp_path: Path) -> None:
+    store = SubtaskStore(tmp_path / "db")
+    later: list[Callable[[], None]] = []
+    store.destroy(later.append)
+    assert (tmp_path / "db").exists(), "nobody has waited for that"
+    [remove] = later
+    remove()
+    assert not (tmp_path / "db").exists()
