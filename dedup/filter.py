@@ -12,8 +12,9 @@ Rules:
 - the numbers of a channel have no gaps (``ValueError``), so digests need no keys of their own: a run of them has one;
 - with a version of the consumer goes what ``saved`` gives for it, and who begins from that version has ``load``-ed it:
   these are only ever looked up, by their number, and need no Bloom filter;
-- of more than ``MAX_CARRIED`` messages since the last complete checkpoint, the newest are carried: for the others
-  nobody can tell any more whether they are the same. (The caller's cursors still say that they are not new.)
+- of more than ``MAX_CARRIED`` messages since the last complete checkpoint, the newest epochs are carried, each as a
+  whole, as far as they come to no more: for the others nobody can tell any more whether they are the same. (The
+  caller's cursors still say that they are not new.)
 
 One thread.
 """

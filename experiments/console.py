@@ -87,3 +87,10 @@ def whole_numbers(least: int) -> Callable[[str], tuple[int, ...]]:
         return numbers
 
     return parse
+
+
+def add_output(command: argparse.ArgumentParser, name: str, out: str, what: str = "for files") -> None:
+    """The options of every experiment: the JSON file (``name``, by default), the directory ``out``, the master."""
+    command.add_argument("--json", metavar="FILE", help=f"raw data (default: {name} in the directory of --out)")
+    command.add_argument("--out", default=out, metavar="DIR", help=f"{what} (default: {out})")
+    command.add_argument("--master", metavar="URL", help="Spark master (default: local)")

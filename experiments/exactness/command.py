@@ -42,14 +42,8 @@ def add_exactness(command: argparse.ArgumentParser) -> None:
         "--without", type=console.choices(PARTS), default=(), metavar="|".join(PARTS), help="jobs that lack a part"
     )
     command.add_argument("--go-on", action="store_true", help="keep the runs that the file of --json has, do the rest")
-    command.add_argument("--json", metavar="FILE", help="raw data (default: exactness.json in the directory of --out)")
-    command.add_argument(
-        "--out",
-        default=DEFAULT_OUT,
-        metavar="DIR",
-        help=f"for files, and what is left of runs that are not exact or not local (default: {DEFAULT_OUT})",
-    )
-    command.add_argument("--master", metavar="URL", help="Spark master (default: local)")
+    what = "for files, and what is left of runs that are not exact or not local"
+    console.add_output(command, "exactness.json", DEFAULT_OUT, what)
     command.set_defaults(run=run_exactness_command)
 
 

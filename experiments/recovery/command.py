@@ -41,7 +41,7 @@ def add_recovery(command: argparse.ArgumentParser) -> None:
         "--state-keys", type=numbers(0), default=(0,), metavar="N,...", help="objects of 1 KB of further keyed state"
     )
     command.add_argument("--no-warm-up", action="store_true", help="measure from the first run on")
-    _add_output(command, "recovery.json")
+    console.add_output(command, "recovery.json", DEFAULT_OUT)
     command.set_defaults(run=run_recovery_command)
 
 
@@ -70,14 +70,8 @@ def add_cost(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rounds", type=positive, default=3, metavar="N", help="of every variant (default: 3)")
     command.add_argument("--seconds", type=positive_number, default=10.0, metavar="S", help="measured in each run")
     command.add_argument("--seed", type=int, default=1, metavar="S")
-    _add_output(command, "cost.json")
+    console.add_output(command, "cost.json", DEFAULT_OUT)
     command.set_defaults(run=run_cost_command)
-
-
-def _add_output(command: argparse.ArgumentParser, name: str) -> None:
-    command.add_argument("--json", metavar="FILE", help=f"raw data (default: {name} in the directory of --out)")
-    command.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help=f"for files (default: {DEFAULT_OUT})")
-    command.add_argument("--master", metavar="URL", help="Spark master (default: local)")
 
 
 def run_recovery_command(arguments: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.columns import plain_array
+from flinkplus.operators.schema import check_column
 
 KINDS = ("count", "sum", "min", "max", "mean")
 _SAFE_SUM = float(1 << 62)
@@ -87,8 +88,7 @@ class Aggregate:
             if self.kind != "count":
                 raise ConfigurationError(f"operator {operator!r}: {self.kind} needs a column: ({self.kind!r}, column)")
             return
-        if schema.names.count(self.column) != 1:
-            raise ConfigurationError(f"operator {operator!r}: no column {self.column!r} among {schema.names}")
+        check_column(operator, schema, self.column)
         dtype = schema.field(self.column).type
         if self.kind != "count" and not (_is_whole(dtype) or pa.types.is_floating(dtype)):
             raise ConfigurationError(

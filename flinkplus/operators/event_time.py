@@ -24,14 +24,14 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import JsonValue, Operator, OperatorContext, OperatorInstance, WatermarkMaker
 from flinkplus.operators.columns import plain_array
 from flinkplus.operators.durations import MAX_TIME_MS
+from flinkplus.operators.schema import check_column
 
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
 
 
 def check_time_column(operator: str, schema: pa.Schema, column: str) -> None:
     """Raises ``ConfigurationError`` when there is no such column, or it cannot be a time."""
-    if schema.names.count(column) != 1:
-        raise ConfigurationError(f"operator {operator!r}: no column {column!r} among {schema.names}")
+    check_column(operator, schema, column)
     dtype = schema.field(column).type
     if not (pa.types.is_timestamp(dtype) or (pa.types.is_integer(dtype) and not pa.types.is_uint64(dtype))):
         raise ConfigurationError(

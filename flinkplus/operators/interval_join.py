@@ -32,6 +32,7 @@ from flinkplus.operators.columns import cut, plain, plain_array
 from flinkplus.operators.event_time import check_time_column, event_times
 from flinkplus.operators.keys import check_key_columns, encode_keys, hash_keys
 from flinkplus.operators.parts import Part, Shelves
+from flinkplus.operators.schema import repeated
 
 SHELVES_IN_AN_INTERVAL = 4
 LEAST_SHELF_MS, MOST_SHELF_MS = 1_000, 1 << 30
@@ -99,11 +100,10 @@ class IntervalJoin(KeyedOperator):
         for side, names in ((left, left.schema.names), (right, self.right_columns)):
             for name in names:
                 fields.append(side.schema.field(name).with_name(side.prefix + name if name in both else name))
-        names = [field.name for field in fields]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        twice = repeated([field.name for field in fields])
+        if twice is not None:
             raise ConfigurationError(
-                f"operator {self.name!r}: its output would have the column {twice[0]!r} twice; give other prefixes"
+                f"operator {self.name!r}: its output would have the column {twice!r} twice; give other prefixes"
             )
         return pa.schema(fields)
 

@@ -26,6 +26,7 @@ from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base import Dtype, KeyedOperator, NumberStateLike, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import SchemaMemo, cut, plain_array
 from flinkplus.operators.keys import KeyCodes, check_key_columns, encode_keys, row_keys, small_unsigned
+from flinkplus.operators.schema import check_column
 
 FEW_ROWS = 96
 """Up to so many rows a loop over them costs less than the array operations do."""
@@ -222,8 +223,7 @@ class Sum(KeyedOperator):
         return _with_column(self.name, schema, self.output, self._sum_type(schema))
 
     def _sum_type(self, schema: pa.Schema) -> pa.DataType:
-        if schema.names.count(self.column) != 1:
-            raise ConfigurationError(f"operator {self.name!r}: no column {self.column!r} among {schema.names}")
+        check_column(self.name, schema, self.column)
         dtype = schema.field(self.column).type
         if pa.types.is_integer(dtype):
             return pa.int64()

@@ -62,6 +62,17 @@ def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema(fields)
 
 
+def check_column(operator: str, schema: pa.Schema, column: str) -> None:
+    """Raises ``ConfigurationError`` when there is no such column, or more than one."""
+    if schema.names.count(column) != 1:
+        raise ConfigurationError(f"operator {operator!r}: no column {column!r} among {schema.names}")
+
+
+def repeated(names: Sequence[str]) -> str | None:
+    """A name that stands twice among ``names``, if one does: the first by the alphabet."""
+    return min((name for name in names if names.count(name) > 1), default=None)
+
+
 def _text(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 

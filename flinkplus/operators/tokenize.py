@@ -21,6 +21,7 @@ from typing_extensions import override
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut, plain_array
+from flinkplus.operators.schema import check_column
 
 FEW_LINES = 32
 FEW_BYTES = 4096
@@ -90,8 +91,7 @@ class Tokenize(Operator):
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        if schema.names.count(self.column) != 1:
-            raise ConfigurationError(f"operator {self.name!r}: no column {self.column!r} among {schema.names}")
+        check_column(self.name, schema, self.column)
         dtype = schema.field(self.column).type
         if not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype)):
             raise ConfigurationError(f"operator {self.name!r}: column {self.column!r} is {dtype}, not a string")

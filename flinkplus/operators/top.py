@@ -30,6 +30,7 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import MAX_OUTPUT_ROWS, KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import plain_array
 from flinkplus.operators.keys import check_key_columns, encode_keys
+from flinkplus.operators.schema import check_column
 
 MAX_K = 10_000
 """A row may change all ranks of its key."""
@@ -60,8 +61,7 @@ class Top(KeyedOperator):
         if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= MAX_K:
             raise ConfigurationError(f"operator {self.name!r}: k is a number from 1 to {MAX_K}, not {self.k!r}")
         for column in (self.item, self.by):
-            if schema.names.count(column) != 1:
-                raise ConfigurationError(f"operator {self.name!r}: no column {column!r} among {schema.names}")
+            check_column(self.name, schema, column)
         check_key_columns(schema, (self.item,))
         if pa.types.is_floating(schema.field(self.item).type):
             raise ConfigurationError(

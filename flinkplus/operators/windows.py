@@ -30,6 +30,7 @@ from flinkplus.operators.columns import cut, plain_array
 from flinkplus.operators.event_time import check_time_column, event_times
 from flinkplus.operators.keys import check_key_columns, encode_keys
 from flinkplus.operators.parts import Shelves
+from flinkplus.operators.schema import repeated
 
 START, END = "window_start", "window_end"
 MERGED_PARTS = 8
@@ -62,10 +63,9 @@ class TumblingWindow(KeyedOperator):
         for aggregate in self.aggregates:
             aggregate.check(self.name, schema)
             fields.append(pa.field(aggregate.output, aggregate.result_type(schema)))
-        names = [field.name for field in fields]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ConfigurationError(f"operator {self.name!r}: its output would have the column {twice[0]!r} twice")
+        twice = repeated([field.name for field in fields])
+        if twice is not None:
+            raise ConfigurationError(f"operator {self.name!r}: its output would have the column {twice!r} twice")
         return pa.schema(fields)
 
     @override

@@ -301,17 +301,28 @@ class OutputChannels(ABC):
         others = ancestors.since(told_of_ancestors, everyone=at_barrier)
         return (own or encode_run(told, ())) + others if others else own
 
+    def _append(self, end: OutputChannel, kind: Kind, watermark_ms: int = 0) -> None:
+        """Append a message without records."""
+        known = self._news(end, at_barrier=kind is Kind.BARRIER)
+        self.determinant_bytes += len(known)
+        message = Message(
+            kind,
+            end.channel,
+            self._generation,
+            Seq(end.log.appended),
+            self.epoch,
+            determinants=known,
+            watermark_ms=watermark_ms,
+        )
+        if end.had:
+            self._compare(end, message, None)
+        end.log.append((message, None), 0)
+
     def broadcast(self, kind: Kind, epoch: CheckpointId) -> None:
         """Append a barrier or the end of input to every channel; there must be room."""
         self.epoch = epoch
         for end in self.channels.values():
-            seq = Seq(end.log.appended)
-            known = self._news(end, at_barrier=kind is Kind.BARRIER)
-            self.determinant_bytes += len(known)
-            message = Message(kind, end.channel, self._generation, seq, epoch, determinants=known)
-            if end.had:
-                self._compare(end, message, None)
-            end.log.append((message, None), 0)
+            self._append(end, kind)
         if self._steps is not None:
             self._steps.clear()
         if self._ancestors is not None:
@@ -320,32 +331,14 @@ class OutputChannels(ABC):
 
     def tell_end(self, end: OutputChannel) -> None:
         """Append a further end of input to one channel."""
-        seq = Seq(end.log.appended)
-        known = self._news(end)
-        end.log.append(
-            (Message(Kind.END_OF_INPUT, end.channel, self._generation, seq, self.epoch, determinants=known), None), 0
-        )
+        self._append(end, Kind.END_OF_INPUT)
 
     def append_watermark(self, edge: int, watermark_ms: int) -> None:
         """Append a watermark to every channel of an exchange; there must be room."""
         if self.silent:
             return
         for end in self._edges[edge]:
-            seq = Seq(end.log.appended)
-            known = self._news(end)
-            self.determinant_bytes += len(known)
-            message = Message(
-                Kind.WATERMARK,
-                end.channel,
-                self._generation,
-                seq,
-                self.epoch,
-                determinants=known,
-                watermark_ms=watermark_ms,
-            )
-            if end.had:
-                self._compare(end, message, None)
-            end.log.append((message, None), 0)
+            self._append(end, Kind.WATERMARK, watermark_ms)
         self.pump()
 
     def pump(self, only: OutputChannel | None = None) -> None:

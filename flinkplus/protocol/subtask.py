@@ -111,7 +111,8 @@ class SubtaskSteps(ABC):
         self._draining = False
         self.ended = False
         guarantee = self._guarantee = incarnation.guarantee
-        passes_on = standbys and has_outputs and guarantee is not Guarantee.AT_LEAST_ONCE
+        tells = standbys and guarantee is not Guarantee.AT_LEAST_ONCE
+        passes_on = tells and has_outputs
         logs = passes_on and (guarantee.repeats or is_source)
         self._standbys = standbys
         self._progress = ProgressLog(saved.get("steps", 0)) if logs and not guarantee.repeats else None
@@ -131,7 +132,6 @@ class SubtaskSteps(ABC):
         self._put_off: list[Callable[[], None]] = []
         self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
         self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
-        tells = standbys and guarantee is not Guarantee.AT_LEAST_ONCE
         self.known: KnownSteps | None = None
         if tells:
             told = promotion.ancestors if promotion is not None else None
@@ -317,9 +317,10 @@ class SubtaskSteps(ABC):
 
     def _number_step(self) -> None:
         self._clock_is_read = False
-        if self._steps is None:
-            self._unlogged += 1
-        self.step_number = self._unlogged if self._steps is None else self._steps.next_step
+        if self._steps is not None:
+            self.step_number = self._steps.next_step
+        else:
+            self.step_number = self._unlogged = self._unlogged + 1
 
     def trim(self, version: CheckpointId) -> None:
         """Nobody goes back before ``version``: what was sent before it is let go."""

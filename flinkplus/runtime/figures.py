@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dedup.filter import FilterCounts
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.effects import CheckpointOutcome, CheckpointStats
 
@@ -138,14 +139,9 @@ class Figures:
         """State and work, summed over all subtasks."""
         every = self._subtasks.values()
         payload, determinants = (sum(c.get(name, 0) for c in every) for name in ("payload_bytes", "determinant_bytes"))
-        asked, maybe, known = (sum(c.get(f"ids_{name}", 0) for c in every) for name in ("asked", "maybe", "known"))
+        ids = FilterCounts(*(sum(c.get(f"ids_{name}", 0) for c in every) for name in ("asked", "maybe", "known")))
         return {
-            "message_ids": {
-                "asked": asked,
-                "maybe": maybe,
-                "known": known,
-                "false_positive_rate": round((maybe - known) / (asked - known), 6) if asked > known else 0.0,
-            },
+            "message_ids": {**asdict(ids), "false_positive_rate": round(ids.false_positive_rate, 6)},
             "payload_bytes": payload,
             "determinant_bytes": determinants,
             "determinant_share": round(determinants / payload, 6) if payload else 0.0,

@@ -361,6 +361,15 @@ class Cluster:
     def hosted(self, index: int) -> list[SubtaskId]:
         return [s for s in self.subtasks if self.assignment[s] == index]
 
+    def lose(self, slot: int) -> None:
+        """``slot`` dies, sometime behind a checkpoint, and its standbys take over."""
+        self.turns(self.random.randint(0, 15))
+        self.finish_checkpoint(self.trigger())
+        self.turns(self.random.randint(0, 15))
+        self.kill(slot)
+        self.fail_over(self.hosted(slot))
+        self.turns(self.random.randint(0, 5))
+
     # --- the end
 
     def finish(self) -> pa.Table:

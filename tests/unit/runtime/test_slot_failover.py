@@ -55,12 +55,7 @@ def test_without_failure(make):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_slot_dies(make, seed):
     cluster = make(1, 3, seed)
-    cluster.turns(cluster.random.randint(0, 15))
-    cluster.finish_checkpoint(cluster.trigger())
-    cluster.turns(cluster.random.randint(0, 15))
-    cluster.kill(1)
-    cluster.fail_over(cluster.hosted(1))
-    cluster.turns(cluster.random.randint(0, 5))
+    cluster.lose(1)
     check(cluster.finish())
 
 

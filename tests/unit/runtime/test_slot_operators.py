@@ -117,12 +117,7 @@ def test_a_slot_dies(start, shape, seed):
     env = environment()
     shape(env).key_by("k").count(output="n", name="count").collect(name="out")
     cluster = start(env, seed)
-    cluster.turns(cluster.random.randint(0, 15))
-    cluster.finish_checkpoint(cluster.trigger())
-    cluster.turns(cluster.random.randint(0, 15))
-    cluster.kill(1)
-    cluster.fail_over(cluster.hosted(1))
-    cluster.turns(cluster.random.randint(0, 5))
+    cluster.lose(1)
     check(cluster.finish(), expected(shape))
 
 
