@@ -50,6 +50,7 @@ from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_host
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
 from flinkplus.runtime.registry import JobRegistry
+from flinkplus.runtime.scratch import mark_over, mark_running, wait_for_slots
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -260,12 +261,16 @@ class JobDirectory:
             self.path = Path(tempfile.mkdtemp(prefix="flinkplus-", dir=options.work_dir))
         except OSError as error:
             raise ConfigurationError(f"work_dir {options.work_dir!r} cannot be used: {error}") from error
+        mark_running(self.path)
         self.ephemeral = options.checkpoint_dir is None
         self.checkpoints = absolute(options.checkpoint_dir or str(self.path / "checkpoints"))
         self.scratch = str(self.path) if self.local else None
 
-    def remove(self) -> None:
-        """Remove the directory; slots that are just ending may still put files into it."""
+    def remove(self, job_id: str | None = None) -> None:
+        """Remove the directory, when the slots of job ``job_id`` (``None``: there were none) have left it."""
+        mark_over(self.path)
+        if job_id is not None:
+            wait_for_slots(job_id, self.path, REMOVE_PATIENCE_S)
         remove_tree(self.path, REMOVE_PATIENCE_S)
 
 
@@ -316,7 +321,7 @@ class RunningJob:
             options=plan.options,
             checkpoint_dir=directory.checkpoints,
             scratch=directory.scratch,
-            ephemeral=str(directory.path) if directory.one_host else None,
+            directory=str(directory.path) if directory.one_host else None,
             driver=(os.getpid(), psutil.Process().create_time()),
             local=directory.local,
             application=self.job_id,
@@ -342,6 +347,7 @@ class RunningJob:
         result = self.coordinator.result
         result.done.wait()
         self._elapsed_s = time.monotonic() - self._started_s
+        mark_over(self._directory.path)
         try:
             self.coordinator.join(GRACEFUL_STOP_S)
             self._slots.stop(GRACEFUL_STOP_S)
@@ -357,7 +363,7 @@ class RunningJob:
             if self._registry is not None:
                 self._registry.close()
                 self.coordinator.join(GRACEFUL_STOP_S)
-            self._directory.remove()
+            self._directory.remove(self.job_id)
             self.closed.set()
 
     @property

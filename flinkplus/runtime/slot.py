@@ -72,7 +72,7 @@ from flinkplus.runtime.planes import (
     data_plane,
 )
 from flinkplus.runtime.priority import Preference
-from flinkplus.runtime.scratch import make_scratch, remove_scratch
+from flinkplus.runtime.scratch import is_over, is_removed, make_scratch, remove_scratch
 from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
@@ -132,8 +132,11 @@ SlotEvent = (
 
 def run_slot(index: int, config: SlotConfig) -> None:
     """Run slot ``index`` until the job ends. Called in a Spark task; raises ``CoordinatorLost`` when the driver is
-    gone.
+    gone. Does nothing when the job is over already: Spark was just about to start the slot again.
     """
+    if is_over(config.directory):
+        _remove_job(config, orphaned=False)
+        return
     use_one_arena()
     previous = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -142,13 +145,24 @@ def run_slot(index: int, config: SlotConfig) -> None:
     slot = Slot(index, config, scratch)
     try:
         slot.run()
+    except CoordinatorLost:
+        if not is_over(config.directory):
+            raise
     finally:
         slot.close()
         remove_scratch(scratch, config.job_id)
-        if slot.orphaned and config.ephemeral and not _is_alive(*config.driver):
-            remove_tree(config.ephemeral, ORPHAN_PATIENCE_S)
+        _remove_job(config, slot.orphaned)
         sys.setswitchinterval(previous)
         signal.signal(signal.SIGHUP, hang_up)
+
+
+def _remove_job(config: SlotConfig, orphaned: bool) -> None:
+    """Remove the job's own directory when nobody else will: the driver is dead, or has done so before the slot put
+    something there.
+    """
+    directory = config.directory
+    if directory is not None and ((orphaned and not _is_alive(*config.driver)) or is_removed(directory)):
+        remove_tree(directory, ORPHAN_PATIENCE_S)
 
 
 class Slot(SlotOrders):

@@ -14,8 +14,9 @@ class SlotConfig:
 
     ``coordinator``, ``lifelines``: ``host:port`` of the two servers of the driver.
     ``zookeeper`` (hosts) and ``application`` are set when there are standbys.
-    ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``ephemeral`` is a
-    directory that a slot removes when the ``driver`` (process id, creation time) is dead: nobody else is left to do it.
+    ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``directory``
+    is the job's own, when it is on the slots' host as well: a slot sees there that the job is over, and removes it when
+    the ``driver`` (process id, creation time) is dead: nobody else is left to do it.
     """
 
     job_id: str
@@ -29,7 +30,7 @@ class SlotConfig:
     options: Options
     checkpoint_dir: str
     scratch: str | None
-    ephemeral: str | None
+    directory: str | None
     driver: tuple[int, float]
     local: bool
     zookeeper: str | None = None

@@ -1,0 +1,109 @@
+"""Slots that Spark starts again while the job ends: they end quietly, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flinkplus.config import options_from
+from flinkplus.runtime import slot as slot_module
+from flinkplus.runtime.scratch import make_scratch, mark_over, mark_running, wait_for_slots
+from flinkplus.runtime.slot import CoordinatorLost, run_slot
+from flinkplus.runtime.slot_config import SlotConfig
+from tests.unit.runtime.slots_in_process import graph_of
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The own directory of a running job."""
+    path = tmp_path / "job"
+    path.mkdir()
+    mark_running(path)
+    return path
+
+
+def config_of(job: Path) -> SlotConfig:
+    """Of a slot whose coordinator is gone; its driver lives: this process."""
+    return SlotConfig(
+        job_id="id",
+        job_name="test",
+        slots=1,
+        first_generation=1,
+        coordinator=NOBODY,
+        lifelines="",
+        token="token",
+        plan=pickle.dumps(graph_of(1, 1)),
+        options=options_from({}, {"parallelism": 1}),
+        checkpoint_dir=str(job / "checkpoints"),
+        scratch=str(job),
+        directory=str(job),
+        driver=(os.getpid(), psutil.Process().create_time()),
+        local=True,
+    )
+
+
+def test_without_a_coordinator_a_slot_fails_while_the_job_runs(job: Path) -> None:
+    with pytest.raises(CoordinatorLost):
+        run_slot(0, config_of(job))
+    assert [path.name for path in job.iterdir()] == ["RUNNING"]
+
+
+def test_a_slot_that_is_started_after_the_end_does_nothing(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark_over(job)
+    monkeypatch.setattr(slot_module, "Slot", None)
+    run_slot(0, config_of(job))
+    assert [path.name for path in job.iterdir()] == ["OVER"]
+
+
+def end_in_the_middle(job: Path, monkeypatch: pytest.MonkeyPatch, removed: bool) -> None:
+    """The job ends when the slot has made its directory and has not used it."""
+
+    def make(job_id: str, index: int, base: str | None) -> Path:
+        made = make_scratch(job_id, index, base)
+        mark_over(job)
+        if removed:
+            shutil.rmtree(job)
+        return made
+
+    monkeypatch.setattr(slot_module, "make_scratch", make)
+
+
+def test_a_slot_that_meets_the_end_ends_with_it(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_in_the_middle(job, monkeypatch, removed=False)
+    run_slot(0, config_of(job))
+    assert [path.name for path in job.iterdir()] == ["OVER"], "the driver may still need what is in there"
+
+
+def test_a_slot_that_made_the_removed_directory_again_removes_it(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_in_the_middle(job, monkeypatch, removed=True)
+
+    def run(slot: slot_module.Slot) -> None:
+        (slot._scratch / "replica").mkdir(parents=True)
+        raise CoordinatorLost("the job is over")
+
+    monkeypatch.setattr(slot_module.Slot, "run", run)
+    run_slot(0, config_of(job))
+    assert not job.exists()
+
+
+def test_the_driver_waits_for_slots_that_live(job: Path) -> None:
+    wait_for_slots("id", job / "nowhere", 60.0)
+    (job / "flinkplus-id-slot-0-4194999-dead").mkdir()
+    wait_for_slots("id", job, 60.0)
+    made = make_scratch("id", 1, str(job))
+    threading.Timer(0.1, os.rmdir, (made,)).start()
+    wait_for_slots("id", job, 60.0)
+    assert not made.exists()
+    make_scratch("id", 1, str(job))
+    began = time.monotonic()
+    wait_for_slots("id", job, 0.05)
+    assert 0.05 <= time.monotonic() - began < 30.0
