@@ -66,6 +66,7 @@ class Failovers:
     ) -> None:
         self._guarantee = guarantee
         self._began_from: dict[SubtaskId, CheckpointId] = {}
+        self._given_up: list[CheckpointId] = []  # since the last complete one
         self._protocol = protocol
         self._topology = topology
         self.registry: RecordWriter | None = None
@@ -95,6 +96,7 @@ class Failovers:
         """All slots were told to start what was restored from these handles of ``version`` (0: the very start)."""
         self._handles.reset(version, handles)
         self._began_from = dict.fromkeys(self._deployment.assignment, version)
+        self._given_up = []
         self._joining.reset()
         hosts = tuple((member.slot, member.host) for member in self._dispatch.members.all())
         cursors = tuple(
@@ -202,10 +204,12 @@ class Failovers:
         self.step(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
 
     def completed(self, checkpoint: CheckpointId) -> None:
+        self._given_up = [other for other in self._given_up if other > checkpoint]
         self.step(events.CheckpointCompleted(checkpoint))
         self._dispatch.soon(lambda: self._handles.drop_before(checkpoint))
 
     def aborted(self, checkpoint: CheckpointId) -> None:
+        self._given_up.append(checkpoint)
         self.step(events.CheckpointAborted(checkpoint))
 
     # --- slots that come back
@@ -315,6 +319,7 @@ class Failovers:
             str(subtask): {
                 "version": version,
                 "handle": self._handles.get(subtask, CheckpointId(version)),
+                "given_up": [checkpoint for checkpoint in self._given_up if checkpoint > version],
                 **self._answers.about(subtask, self._topology),
                 **self._otherwise(subtask, CheckpointId(version)),
             }

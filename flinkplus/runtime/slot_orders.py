@@ -198,6 +198,8 @@ class SlotOrders(ABC):
                 if generation == self._generation:
                     for subtask in self.active:
                         self.guard(subtask, subtask.abort, CheckpointId(checkpoint))
+                    if self._failover is not None:
+                        self._failover.abort(CheckpointId(checkpoint))
             case control.Complete(generation, checkpoint):
                 if generation == self._generation:
                     for subtask in self.active:

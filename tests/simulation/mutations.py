@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from chain_backup import chains, failover
+from chain_backup.events import CheckpointAborted
 from chain_backup.replica import Replica, StagedVersion, _Copy
 from chain_backup.replication import ReplicationAgent
 from chain_backup.transfers import Partial
@@ -25,6 +26,7 @@ from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.watermarks import InputWatermarks
+from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
@@ -320,10 +322,10 @@ def successors_know_nothing_of_ancestors(original: Any) -> Any:
     return lambda self, subtask, topology: {**original(self, subtask, topology), "ancestors": {}}
 
 
-@mutation(SubtaskSteps, "saved_cursors", scenario="28")
+@mutation(Failovers, "aborted", scenario="35")
 def given_up_checkpoints_forgotten(original: Any) -> Any:
-    """A version does not say which later checkpoints are given up (a fault that the product had)."""
-    return lambda self, checkpoint: {**original(self, checkpoint), "aborted": []}
+    """Whoever is promoted is not told which checkpoints were given up before it was (a fault that the product had)."""
+    return lambda self, checkpoint: self.step(CheckpointAborted(checkpoint))
 
 
 @mutation(OutputChannel, "credit", scenario="29")
