@@ -151,6 +151,8 @@ def figures(job: JobHandle, env: StreamEnvironment, run: WordCount, check: Batch
         "repeat": run.repeat,
         "checkpoint_interval_s": env.options.checkpoint_interval,
         "state_bytes": metrics["state_bytes"],
+        "determinant_share": metrics["determinant_share"],
+        "message_ids": metrics["message_ids"],
         "slot_restarts": metrics["slot_restarts"],
         "operators": operators,
         "checkpoints": job.checkpoints(),

@@ -202,6 +202,20 @@ def no_resend_over_a_new_stream(original: Any) -> Any:
     return lambda self: None
 
 
+@mutation(Peers, "broken", scenario="36")
+def streams_to_idle_slots_given_up(original: Any) -> Any:
+    """A stream that breaks while nobody works at its end is not opened again (a fault that the product had)."""
+
+    def broken(self: Any, peer: int, incarnation: int, wanted: bool) -> int:
+        before = dict(self._tries), self.next_reconnect
+        tries: int = original(self, peer, incarnation, wanted)
+        if not wanted:
+            self._tries, self.next_reconnect = before
+        return tries
+
+    return broken
+
+
 @mutation(Peers, "connect")
 def broken_streams_forgotten(original: Any) -> Any:
     """An order to connect makes the slot forget which streams had broken (a fault that the product had)."""

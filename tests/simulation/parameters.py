@@ -187,6 +187,8 @@ def draw(seed: int) -> Parameters:
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
+    if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
+        parameters = replace(parameters, records=max(records, 40), rows=1, read_bytes=20, read_ms=6)
     return replace(parameters, faults=faults)
 
 
@@ -239,6 +241,13 @@ def _company(rng: random.Random, parameters: Parameters, fault: Fault) -> list[F
     if fault.kind == "break_at_join":  # while a slot dies and joins again
         at_ms = rng.randrange(15, 40)  # early: there must be something to be sent when the newcomer is there
         return [Fault(at_ms, "crash", end, 0), replace(fault, at_ms=at_ms, duration_ms=SLOW_MS)]
+    if fault.kind == "crash" and slots > 1 and how < 0.15:  # it is back, and has no work yet
+        others = [target for target in range(64) if pair(target, slots)[1] == fault.target % slots]
+        cut = Fault(at_ms + rng.randrange(50, 130), "cut", rng.choice(others), DURATIONS_MS[0])
+        return [fault, cut]
+    if fault.kind == "no_upload":  # checkpoints are given up, and somebody dies who knew of one
+        fault = replace(fault, at_ms=rng.randrange(90, 120), duration_ms=SLOW_MS)
+        return [fault, Fault(fault.at_ms + rng.randrange(80, 200), "crash", rng.randrange(slots), 0)]
     if fault.kind == "cut" and how < 0.4:  # a short one, and a third slot dies and joins again
         fault = replace(fault, duration_ms=DURATIONS_MS[0])
         others = [slot for slot in range(slots) if slot not in (start, end)]
