@@ -87,6 +87,8 @@ class Failovers:
         self._promoted_s = 0.0
         self._under_way: effects.FailoverPhase | None = None
         self._writing = (0, 0.0)  # the newest attempt whose records were ordered, and when
+        self.replicated: Callable[[CheckpointId], None] | None = None
+        """Called when all members of all chains have a version."""
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
         self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
 
@@ -179,6 +181,7 @@ class Failovers:
                         parse_subtask(subtask), member.slot, Generation(generation), CheckpointId(version)
                     )
                 )
+                self._note_replicated(CheckpointId(version))
             case control.Fenced(attempt, received):
                 self._answers.add(message)
                 cursors = tuple(sorted((parse_channel(name), seq) for name, seq in received.items()))
@@ -202,6 +205,11 @@ class Failovers:
         """The head has a new version, and so has the durable store."""
         self._handles.add(subtask, checkpoint, handle)
         self.step(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
+        self._note_replicated(checkpoint)
+
+    def _note_replicated(self, version: CheckpointId) -> None:
+        if self.replicated is not None and min(self._protocol.stable.values(), default=-1) >= version:
+            self.replicated(version)
 
     def completed(self, checkpoint: CheckpointId) -> None:
         self._given_up = [other for other in self._given_up if other > checkpoint]

@@ -139,6 +139,7 @@ class Subtask(SubtaskSteps):
             self.close()
             raise
         self._mark = plan.mark
+        self._alignment_began: float | None = None
         self._fresh = promotion is not None  # nothing new was put out since the promotion
         self._pacer, self._rate_node, self._rate = self._make_pacer()
         self._run, self._run_base = saved.get("run", (-1, 0))
@@ -251,6 +252,8 @@ class Subtask(SubtaskSteps):
         self._caught_up()
 
     def _on_point(self, point: str) -> None:
+        if point == "alignment" and sum(end.blocked for end in self.inputs.channels.values()) == 1:
+            self._alignment_began = time.perf_counter()
         self._ports.reach(point, str(self.id))
 
     def _report_exhausted(self) -> None:
@@ -329,7 +332,7 @@ class Subtask(SubtaskSteps):
 
     def _take_snapshot(self, checkpoint: CheckpointId) -> None:
         assert self.operators is not None
-        begun = time.perf_counter()
+        begun, begun_s = time.perf_counter(), time.time()
         saved = {
             "operators": self.operators.stage(checkpoint),
             **self.saved_cursors(checkpoint),
@@ -347,7 +350,12 @@ class Subtask(SubtaskSteps):
         else:
             rest |= {"files": [], "operator_state": saved, "bytes_new": 0, "bytes_total": 0, "keys": 0, "async_ms": 0.0}
             self._pending[checkpoint] = Pending(None, rest)
-        self._pending[checkpoint].rest["sync_ms"] = (time.perf_counter() - begun) * 1e3
+        self._pending[checkpoint].rest |= {
+            "begun_s": begun_s,
+            "alignment_ms": (begun - (self._alignment_began or begun)) * 1e3,
+            "sync_ms": (time.perf_counter() - begun) * 1e3,
+        }
+        self._alignment_began = None
         self._ports.reach("snapshot", str(self.id))
 
     def _persist(self, checkpoint: CheckpointId) -> None:
