@@ -42,7 +42,8 @@ class Promotion:
 @dataclass(kw_only=True)
 class Incarnation:
     """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
-    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``: of the job."""
+    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``: of the job; ``stands_still``:
+    behind each barrier until the checkpoint has ended."""
 
     subtask: SubtaskId
     generation: Generation
@@ -53,6 +54,7 @@ class Incarnation:
     checkpoint: CheckpointId
     promotion: Promotion | None = None
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    stands_still: bool = False
 
     def slot_of(self, subtask: SubtaskId) -> int | None:
         """The slot of another subtask, ``None`` when it is this one's."""

@@ -110,6 +110,9 @@ class SubtaskSteps(ABC):
         self._taken: Taken = []
         self._draining = False
         self.ended = False
+        self._halted: CheckpointId | None = None
+        """The checkpoint whose end is waited for (a synchronous one)."""
+        self._complete = incarnation.checkpoint
         guarantee = self._guarantee = incarnation.guarantee
         tells = standbys and guarantee is not Guarantee.AT_LEAST_ONCE
         passes_on = tells and has_outputs
@@ -295,6 +298,8 @@ class SubtaskSteps(ABC):
         if self.repeating or self._step is not None:
             self._put_off.append(lambda: self.abort(checkpoint))
             return
+        if self._halted == checkpoint:
+            self._halted = None
         if checkpoint in self._triggers:
             self._triggers.remove(checkpoint)
         if not self._is_source:
@@ -303,11 +308,18 @@ class SubtaskSteps(ABC):
 
     def complete(self, checkpoint: CheckpointId) -> None:
         """A checkpoint is complete."""
+        self.go_on_after(checkpoint)
         self._on_complete(checkpoint)
         if self.known is not None:
             self.known.complete(checkpoint)
         if self.seen is not None:
             self.seen.drop(checkpoint)
+
+    def go_on_after(self, checkpoint: CheckpointId) -> None:
+        """Nobody waits for the end of ``checkpoint`` any more, nor of an older one."""
+        self._complete = max(self._complete, checkpoint)
+        if self._halted is not None and self._halted <= checkpoint:
+            self._halted = None
 
     def _begin_with(self, choice: Choice, value: int) -> None:
         """A step begins."""
@@ -439,7 +451,7 @@ class SubtaskSteps(ABC):
         return self.repeating and self._step is None and self._may_go_on()
 
     def _may_go_on(self) -> bool:
-        return self._has_work() and self.outputs.accepts
+        return (self._halted is None or bool(self._put_off)) and self._has_work() and self.outputs.accepts
 
     def _has_work(self) -> bool:
         if self._step is not None:
@@ -487,6 +499,8 @@ class SubtaskSteps(ABC):
             return self._pass_over()
         if self._put_off:
             self._catch_up_with_orders()
+        if self._halted is not None:
+            return None
         if self._is_source:
             if self._triggers:
                 self._begin_checkpoint(self._triggers.popleft())
@@ -637,6 +651,8 @@ class SubtaskSteps(ABC):
                 if self._standbys:
                     self._cursors_at[checkpoint] = self._cursors_behind_barrier()
                 self._take_snapshot(checkpoint)
+                if self._incarnation.stands_still and checkpoint > self._complete and not self.repeating:
+                    self._halted = checkpoint
                 self._inputs_at = {number: at for number, at in self._inputs_at.items() if number > checkpoint}
             case effects.ForwardBarrier(checkpoint):
                 self.outputs.broadcast(Kind.BARRIER, checkpoint)

@@ -275,6 +275,8 @@ class Fence:
 class Promote:
     """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionRefused``.
 
+    ``complete``: the newest checkpoint that is.
+
     ``subtasks``: name -> ``version``, ``handle`` (of that version, empty for version 0), ``received`` (channel -> next
     ``seq`` that a living consumer expects), ``determinants`` (its runs, as in ``Fenced``), ``ancestors`` (name ->
     runs), ``marks`` (channel -> next ``seq`` that a living producer had not sent before the failure), ``digests``
@@ -288,6 +290,7 @@ class Promote:
     run: int
     run_age_s: float
     draining: bool
+    complete: int
     subtasks: dict[str, dict[str, Any]]
 
 

@@ -66,7 +66,8 @@ class Failovers:
     ) -> None:
         self._guarantee = guarantee
         self._began_from: dict[SubtaskId, CheckpointId] = {}
-        self._given_up: list[CheckpointId] = []  # since the last complete one
+        self._complete = CheckpointId(0)
+        self._given_up: list[CheckpointId] = []  # since then
         self._protocol = protocol
         self._topology = topology
         self.registry: RecordWriter | None = None
@@ -98,7 +99,7 @@ class Failovers:
         """All slots were told to start what was restored from these handles of ``version`` (0: the very start)."""
         self._handles.reset(version, handles)
         self._began_from = dict.fromkeys(self._deployment.assignment, version)
-        self._given_up = []
+        self._complete, self._given_up = version, []
         self._joining.reset()
         hosts = tuple((member.slot, member.host) for member in self._dispatch.members.all())
         cursors = tuple(
@@ -212,6 +213,7 @@ class Failovers:
             self.replicated(version)
 
     def completed(self, checkpoint: CheckpointId) -> None:
+        self._complete = checkpoint
         self._given_up = [other for other in self._given_up if other > checkpoint]
         self.step(events.CheckpointCompleted(checkpoint))
         self._dispatch.soon(lambda: self._handles.drop_before(checkpoint))
@@ -334,7 +336,13 @@ class Failovers:
             for subtask, version in effect.subtasks
         }
         order = control.Promote(
-            effect.attempt, effect.generation, deployment.run, deployment.age_s, deployment.draining, subtasks
+            effect.attempt,
+            effect.generation,
+            deployment.run,
+            deployment.age_s,
+            deployment.draining,
+            self._complete,
+            subtasks,
         )
         self._dispatch.tell(effect.slot, order)
 

@@ -398,6 +398,7 @@ class Slot(SlotOrders):
             salt=self._config.job_id,
             promotion=promotion,
             guarantee=self._options.promises,
+            stands_still=self._options.checkpoint_mode == "synchronous",
         )
         ports = SubtaskPorts(
             self._link.send,

@@ -65,13 +65,14 @@ class Host(Protocol):
 
 @dataclass
 class _Promotion:
-    """A promotion under way. ``given_up``: checkpoints, meanwhile."""
+    """A promotion under way. ``given_up``, ``complete``: checkpoints, meanwhile."""
 
     order: control.Promote
     begun: float
     subtasks: dict[SubtaskId, dict[str, Any]]
     ready: dict[SubtaskId, Prepared] = field(default_factory=dict)
     given_up: list[CheckpointId] = field(default_factory=list)
+    complete: int = 0
 
     def drop(self, name: SubtaskId) -> None:
         """Another attempt has taken this one over."""
@@ -212,6 +213,7 @@ class SlotFailover:
             host.active.add(subtask)
             built.append(subtask)
         for subtask in built:
+            subtask.go_on_after(CheckpointId(max(order.complete, promotion.complete)))
             given_up = [*promotion.subtasks[subtask.id].get("given_up", ()), *promotion.given_up]
             host.guard(subtask, self._begin, subtask, order, given_up)
             host.reach("promoted", order.generation - 1, subtask.id)
@@ -236,6 +238,11 @@ class SlotFailover:
         """A checkpoint is given up: who is about to become active has to know."""
         for promotion in self._promotions.values():
             promotion.given_up.append(checkpoint)
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is complete: who is about to become active has to know."""
+        for promotion in self._promotions.values():
+            promotion.complete = checkpoint
 
     # --- versions
 

@@ -558,6 +558,17 @@ def inputs_not_fenced(original: Any) -> Any:
     return fence_inputs
 
 
+@mutation(SubtaskSteps, "_may_go_on")
+def goes_on_during_a_synchronous_checkpoint(original: Any) -> Any:
+    """A subtask does not wait for the end of a synchronous checkpoint."""
+
+    def may_go_on(self: Any) -> bool:
+        self._halted = None
+        return bool(original(self))
+
+    return may_go_on
+
+
 # --- event time
 
 

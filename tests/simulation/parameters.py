@@ -70,7 +70,8 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
-    ``watermarks``: sources send them, and every other stage holds rows back until they are old enough.
+    ``synchronous``: the job stands still for each checkpoint. ``watermarks``: sources send them, and every other stage
+    holds rows back until they are old enough.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
 
@@ -94,6 +95,7 @@ class Parameters:
     rows: int = 3
     pending_versions: bool = False
     watermarks: bool = False
+    synchronous: bool = False
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
@@ -172,6 +174,7 @@ def draw(seed: int) -> Parameters:
         rows=rng.choice((1, 2, 4)),
         pending_versions=rng.random() < 0.5,
         watermarks=child(seed, "watermarks").random() < 0.2,
+        synchronous=child(seed, "synchronous").random() < 0.05,
         latency_ms=rng.choice((1, 2, 2, 6)),
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),
@@ -182,6 +185,8 @@ def draw(seed: int) -> Parameters:
     if recovery == "standby" and child(seed, "whims").random() < 0.1:
         # So that whims show: rows of equal keys in one message, and consumers elsewhere.
         parameters = replace(parameters, whims=True, keys=parallelism, rows=8)
+    if parameters.synchronous:
+        parameters = replace(parameters, max_concurrent=1, interval_ms=100, records=min(records, 12))
     if parameters.guarantee == "at-most-once":
         parameters = replace(parameters, watermarks=False)  # such a job, if it holds rows back, recovers by rollback
     faults = draw_faults(seed, parameters)

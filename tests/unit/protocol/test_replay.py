@@ -42,7 +42,9 @@ class Folding(SubtaskSteps):
     ``whim``: a function's dependence on something else.
     """
 
-    def __init__(self, generation: int, wall_ms: Iterator[int], promotion: Promotion | None = None) -> None:
+    def __init__(
+        self, generation: int, wall_ms: Iterator[int], promotion: Promotion | None = None, stands_still: bool = False
+    ) -> None:
         everyone = [WORK, *CONSUMERS, *(producer for _, producer in INPUTS)]
         incarnation = Incarnation(
             subtask=WORK,
@@ -53,6 +55,7 @@ class Folding(SubtaskSteps):
             lineage=LINEAGE,
             checkpoint=START,
             promotion=promotion,
+            stands_still=stands_still,
         )
         super().__init__(incarnation, {}, False, True, True)
         self._wall = wall_ms

@@ -323,7 +323,7 @@ class Cluster:
                 for s in failed
                 if self.assignment[s] == target
             }
-            self.slots[target]._obey(control.Promote(self.attempt, self.generation, 0, 0.0, False, told))
+            self.slots[target]._obey(control.Promote(self.attempt, self.generation, 0, 0.0, False, self.complete, told))
         self.form_chains()
         targets = {self.assignment[s] for s in failed}
         self.until(lambda: {slot for slot, m in self.answers if isinstance(m, control.Promoted)} == targets)
