@@ -61,7 +61,7 @@ def run_overhead_command(arguments: argparse.Namespace) -> int:
     with (
         shown(document, lambda content: show(content, out)),
         one_session(arguments.master, settings.parallelism) as spark,
-        console.bar(settings.rounds * len(settings.variants), "overhead") as bar,
+        console.bar(settings.runs, "overhead") as bar,
     ):
         stop = threading.Event()
         for figures in beside(run_all(spark, settings, stop), stop.set):

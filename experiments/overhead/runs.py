@@ -7,8 +7,9 @@ against the interval between checkpoints, for each mode, and without any.
 The job: lines | tokenize | count by word | count by some bits of that count | count by some bits of that count |
 nowhere. Every record passes three shuffles; the state is as large as the vocabulary, and all of it changes.
 
-Rules: variants take turns, in an order that turns round with every round; what checkpoints cost is the median of the
-ratios within the rounds, against none. Recovery is by rollback, so that nothing is measured but checkpoints.
+Rules: for each interval the modes, and none, take turns, in an order that turns round with every round; what
+checkpoints cost is the median of the ratios against the run without any beside them: the machine's speed changes over
+minutes. Recovery is by rollback, so that nothing is measured but checkpoints.
 """
 
 from __future__ import annotations
@@ -73,8 +74,14 @@ class OverheadSettings:
     seed: int = 1
 
     @property
-    def variants(self) -> list[Variant]:
-        return [Variant(), *(Variant(mode, interval) for interval in self.intervals for mode in self.modes)]
+    def groups(self) -> dict[float, list[Variant]]:
+        """What runs side by side, by interval."""
+        return {interval: [Variant(), *(Variant(mode, interval) for mode in self.modes)] for interval in self.intervals}
+
+    @property
+    def runs(self) -> int:
+        """How many there are in all."""
+        return self.rounds * len(self.intervals) * (1 + len(self.modes))
 
     def options(self, variant: Variant) -> dict[str, Any]:
         return {"parallelism": self.parallelism, **variant.options()}
@@ -84,7 +91,7 @@ class OverheadSettings:
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""
-        for variant in self.variants:
+        for variant in [variant for group in self.groups.values() for variant in group]:
             options_from({}, self.options(variant))
 
 
@@ -98,9 +105,11 @@ def run_all(spark: SparkSession, settings: OverheadSettings, stop: threading.Eve
         text = Path(directory) / "zipf.txt"
         write_corpus(text, WORDS, VOCABULARY, settings.seed)
         for round_number in range(settings.rounds):
-            for variant in settings.variants if round_number % 2 == 0 else settings.variants[::-1]:
-                figures = _run(spark, settings, variant, text, stop)
-                yield {"variant": variant.name, **asdict(variant), "round": round_number, **figures}
+            for interval, group in settings.groups.items():
+                for variant in group if round_number % 2 == 0 else group[::-1]:
+                    figures = _run(spark, settings, variant, text, stop)
+                    place = {"round": round_number, "beside_s": interval}
+                    yield {"variant": variant.name, **asdict(variant), **place, **figures}
 
 
 def draw(env: StreamEnvironment, text: str) -> None:
@@ -151,13 +160,12 @@ def _middle(values: list[float]) -> float | None:
 
 def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each variant: medians over the rounds, and what is lost against no checkpoints."""
-    base = {run["round"]: run["records_per_s"] for run in runs if run["mode"] is None}
+    base = {(run["round"], run["beside_s"]): run["records_per_s"] for run in runs if run["mode"] is None}
     rows = []
     for name in dict.fromkeys(run["variant"] for run in runs):
         mine = [run for run in runs if run["variant"] == name]
-        losses = [
-            100 * (1 - run["records_per_s"] / base[run["round"]]) for run in mine if base.get(run["round"], 0.0) > 0
-        ]
+        both = [(run["records_per_s"], base.get((run["round"], run["beside_s"]), 0.0)) for run in mine]
+        losses = [100 * (1 - with_them / without) for with_them, without in both if without > 0]
         rows.append(
             {
                 "variant": name,
@@ -177,7 +185,7 @@ def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def table_of(content: dict[str, Any]) -> Table:
     """For people."""
     headings = ("records/s", "loss %", "taken", "alignment ms", "sync ms", "async ms", "checkpoint ms", "new KB")
-    table = plain_table("Throughput by checkpoints, medians; loss against none", ("checkpoints",), headings)
+    table = plain_table("Throughput by checkpoints, medians; loss against none beside them", ("checkpoints",), headings)
     for row in content["summary"]:
         table.add_row(
             row["variant"],

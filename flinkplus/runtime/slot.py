@@ -453,6 +453,8 @@ class Slot(SlotOrders):
         future = self._pool.submit(in_turn)
 
         def done(result: Future[dict[str, Any]]) -> None:
+            if result.cancelled():
+                return  # the slot is closing
             error = result.exception()
             handle = result.result() if error is None else None
             reason = "" if error is None else f"{type(error).__name__}: {error}"
