@@ -73,8 +73,6 @@ class SeenMessages(Protocol):
 
     def drop(self, before: int, /) -> None: ...
 
-    def saved(self, before: int, name: Callable[[Any], str], /) -> dict[str, Any]: ...
-
     def close(self) -> None: ...
 
 
@@ -82,7 +80,7 @@ class SubtaskSteps(ABC):
     """The protocol of one active subtask of one generation; a driver derives from it.
 
     ``saved``: what ``saved_cursors`` gave at the version that it begins from (empty: the start). ``standbys``: whether
-    there are any. ``seen``: the filter of what comes in, as it was at that version (``None``: there is none).
+    there are any. ``seen``: the filter of what comes in, empty (``None``: there is none).
     Made in two parts, since the work may need the first and the channels need the work.
     """
 
@@ -174,10 +172,8 @@ class SubtaskSteps(ABC):
 
     def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the
-        next step and its time, what has ended, which later checkpoints are given up already, how far event time is,
-        what was taken in."""
+        next step and its time, what has ended, which later checkpoints are given up already, how far event time is."""
         return {
-            "seen": self.seen.saved(checkpoint, str) if self.seen is not None else {},
             "inputs": {**self.inputs.cursors(), **self._inputs_at.get(checkpoint, {})},
             "outputs": self._cursors_behind_barrier(),
             "ended": self.ended,

@@ -59,7 +59,6 @@ from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline
 from flinkplus.runtime.log_codec import MessageCodec
-from flinkplus.runtime.names import parse_channel
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.planes import (
     ControlArrived,
@@ -430,13 +429,11 @@ class Slot(SlotOrders):
         with contextlib.suppress(RuntimeError):  # the slot is closing: its scratch directory goes as a whole
             self._tending.submit(work)
 
-    def _make_filter(self, saved: dict[str, Any]) -> MessageFilter | None:
+    def _make_filter(self) -> MessageFilter | None:
         if self._ids is None:
             return None
         self._filters += 1
-        made = MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
-        made.load(saved.get("seen", {}), parse_channel)
-        return made
+        return MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
 
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
         """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox.

@@ -142,9 +142,6 @@ class SlotFailover:
             for channel, producer in self._host.graph.inputs_of(name, self._host.parallelism):
                 if producer in failed:
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
-                    answer.digests[str(channel)] = [
-                        runs[str(channel)] for runs in saved.get("seen", {}).values() if str(channel) in runs
-                    ]
 
     def _fence_inputs(
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced

@@ -75,7 +75,7 @@ class SubtaskPorts:
     state: Callable[[SubtaskPlan], SubtaskState]
     retention: Retention[tuple[Message, Any]] | None
     snapshotted: Callable[[SubtaskId, Generation, dict[str, Any]], None]
-    seen: Callable[[dict[str, Any]], MessageFilter | None]
+    seen: Callable[[], MessageFilter | None]
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Subtask(SubtaskSteps):
             plan.promotion = without(omitted, plan.promotion)
         promotion = plan.promotion
         unfiltered = vertex.is_source or bool(omitted) or not plan.guarantee.repeats
-        seen = None if unfiltered else ports.seen(saved if promotion is not None else {})
+        seen = None if unfiltered else ports.seen()
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None, seen)
         if DETERMINANTS in omitted:
             self._steps = self._ancestors = None

@@ -16,6 +16,7 @@ from chain_backup.events import CheckpointAborted
 from chain_backup.replica import Replica, StagedVersion, _Copy
 from chain_backup.replication import ReplicationAgent
 from chain_backup.transfers import Partial
+from dedup.filter import MessageFilter
 from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
@@ -322,6 +323,12 @@ def digests_not_compared(original: Any) -> Any:
 def digests_not_told(original: Any) -> Any:
     """The successor is not told what its predecessor's consumers have had."""
     return lambda self, subtask, topology: {**original(self, subtask, topology), "digests": {}}
+
+
+@mutation(MessageFilter, "drop")
+def digests_forgotten_too_soon(original: Any) -> Any:
+    """A consumer forgets what was in the messages of an epoch that may have to be made again."""
+    return lambda self, before: original(self, before + 1)
 
 
 @mutation(KnownSteps, "complete")

@@ -18,7 +18,6 @@ from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
 from flinkplus.protocol.subtask import SubtaskSteps, Taken
 from flinkplus.runtime import control
-from flinkplus.runtime.names import parse_channel
 from tests.simulation.graph import Row
 from upstream_cache.log import OutputLog
 
@@ -114,8 +113,6 @@ class SimSubtask(SubtaskSteps):
         seen = None
         if slot.retention is not None and not vertex.is_source and plan.guarantee.repeats:
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
-            if plan.promotion is not None:
-                seen.load(saved.get("seen", {}), parse_channel)
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None, seen)
         self.snapshot_of: CheckpointId | None = None
         self.poisoned = False
