@@ -128,7 +128,7 @@ class SubtaskSteps(ABC):
         if passes_on and self._passes_on:
             self._ancestors = AncestorLog() if guarantee.repeats else AncestorProgress()
         self._replay = deque(promotion.determinants if promotion is not None and logs else ())
-        self._repeats = bool(self._replay)
+        self._repeats = promotion is not None and logs
         self.seen = seen
         self._put_off: list[Callable[[], None]] = []
         self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
@@ -271,6 +271,7 @@ class SubtaskSteps(ABC):
     def start(self) -> None:
         """Begin to work; a source that had ended already says so again."""
         self._running = True
+        self._check_repetition()
         self._on_point("start")
         if self.ended:
             self._on_end()
@@ -475,6 +476,8 @@ class SubtaskSteps(ABC):
         """Go on with the current step, or begin the next one; returns at its end or when an output has no more room."""
         if self._step is None:
             self._step = self._begin()
+            if self._step is None:
+                self._check_repetition()
         while self._step is not None and self.outputs.accepts:
             try:
                 next(self._step)
@@ -483,10 +486,15 @@ class SubtaskSteps(ABC):
                 taken, self._taken = self._taken, []
                 for end, count in taken:
                     self.inputs.consumed(end, count)
-                if self._repeats and not self._replay:
-                    self._repeats = False
-                    self.outputs.check_remade()
+                self._check_repetition()
                 self._on_step_done(taken)
+
+    def _check_repetition(self) -> None:
+        """Between two steps: once there is nothing left to repeat, whatever the last step was that was repeated, all
+        that anybody has had must have been made again. New steps could hide that it was not."""
+        if self._repeats and not self._replay:
+            self._repeats = False
+            self.outputs.check_remade()
 
     def _begin(self) -> Iterator[None] | None:
         if self._replay:
