@@ -10,7 +10,7 @@ Rules:
   the first row is left out of whatever is made of it anyway.)
 - numbers keep their bits: ``0.0`` and ``-0.0``, and NaNs of different bits, are different;
 - a dictionary-encoded column of a large batch keeps its dictionary, with the order it has: it follows from the rows,
-  too, since operators are deterministic, and to find out anew would cost several times what a digest does;
+  too, since operators are deterministic, and to find it out anew would cost many times what a digest does;
 - list views, unions and run-end-encoded columns are left as they are: a difference there that nobody can see may cost a
   rollback.
 
@@ -31,6 +31,13 @@ from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, decoded, first_s
 
 Form = Callable[[pa.Array], pa.Array]
 Bits = npt.NDArray[np.bool_]
+Rebuild = Callable[[pa.Array, Bits | None], pa.Array]
+"""Makes an array anew, row by row. The second argument: rows that are under a null of what the array is in, and become
+nulls themselves, where they can."""
+Parts = tuple[list[pa.Buffer | None], list[pa.Array] | None]
+"""An array's buffers behind its validity, and its children."""
+Make = Callable[[pa.Array, Bits | None], Parts]
+"""Makes the values of an array anew, with nothing where there are nulls."""
 
 _TEXT = {pa.string(): 4, pa.binary(): 4, pa.large_string(): 8, pa.large_binary(): 8}
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
@@ -68,7 +75,8 @@ def _form_of(dtype: pa.DataType) -> Form:
         return _text(dtype, _TEXT[dtype])
     if pa.types.is_dictionary(dtype):
         return _dictionary(dtype)
-    return rebuilt
+    rebuild = _rebuild(dtype)
+    return lambda column: rebuild(column, None)
 
 
 def _is_fixed(dtype: pa.DataType) -> bool:
@@ -76,11 +84,16 @@ def _is_fixed(dtype: pa.DataType) -> bool:
     return (is_number or pa.types.is_fixed_size_binary(dtype)) and not pa.types.is_boolean(dtype)
 
 
+# --- columns that mostly are in this form, or only have to be cut
+
+
 def _fixed(dtype: pa.DataType, width: int) -> Form:
+    rebuild = _rebuild(dtype)
+
     def form(column: pa.Array) -> pa.Array:
         rows, at = len(column), column.offset
         if column.null_count or not rows:
-            return rebuilt(column)
+            return rebuild(column, None)
         validity, values = column.buffers()
         if validity is None and values.size == (at + rows) * width:
             return column
@@ -90,12 +103,12 @@ def _fixed(dtype: pa.DataType, width: int) -> Form:
 
 
 def _text(dtype: pa.DataType, width: int) -> Form:
-    offset = _OFFSET[width][0].unpack_from
+    rebuild, offset = _rebuild(dtype), _OFFSET[width][0].unpack_from
 
     def form(column: pa.Array) -> pa.Array:
         rows, at = len(column), column.offset
         if column.null_count or not rows:
-            return rebuilt(column)
+            return rebuild(column, None)
         validity, offsets, text = column.buffers()
         (end,) = offset(offsets, (at + rows) * width)
         if validity is None and offsets.size == (at + rows + 1) * width and (text is None or text.size == end):
@@ -119,59 +132,76 @@ def _dictionary(dtype: pa.DictionaryType) -> Form:
     return form
 
 
-def rebuilt(column: pa.Array, hidden: Bits | None = None, nullable: bool = True) -> pa.Array:
-    """A column of any type, row by row made anew. ``hidden``: rows that are under a null of what the column is in, and
-    become nulls themselves, where they can (``nullable``).
-    """
-    dtype, rows = column.type, len(column)
-    if isinstance(column, pa.ExtensionArray):
-        return pa.ExtensionArray.from_storage(dtype, rebuilt(column.storage, hidden, nullable))
+# --- columns with nulls, and columns in columns
+
+
+def _rebuild(dtype: pa.DataType, nullable: bool = True) -> Rebuild:
+    """For arrays of this type. Where a field is not ``nullable``, what is hidden becomes nothing, but no null."""
+    if isinstance(dtype, pa.BaseExtensionType):
+        stored = _rebuild(dtype.storage_type, nullable)
+        return lambda column, hidden: pa.ExtensionArray.from_storage(dtype, stored(column.storage, hidden))
     if dtype in _VIEWS:
-        return rebuilt(column.cast(_VIEWS[dtype]), hidden, nullable).cast(dtype)
+        text = _VIEWS[dtype]
+        as_text = _rebuild(text, nullable)
+        return lambda column, hidden: as_text(column.cast(text), hidden).cast(dtype)
     if pa.types.is_null(dtype):
-        return pa.nulls(rows)
-    if isinstance(column, pa.DictionaryArray):
-        return _dictionaries(column, hidden)
-    nulls = _nulls_of(column)
-    shown = nullable or nulls is not None
-    if hidden is not None and hidden.any():
-        nulls = hidden if nulls is None else nulls | hidden
-    make = _maker(dtype)
+        return lambda column, hidden: pa.nulls(len(column))
+    if pa.types.is_dictionary(dtype):
+        return _inner_dictionary(dtype)
+    make = _make(dtype)
     if make is None:
-        return column
-    buffers, children = make(column, nulls)
-    if nulls is None or not shown:
-        return pa.Array.from_buffers(dtype, rows, [None, *buffers], 0, 0, children)
-    return pa.Array.from_buffers(dtype, rows, [_packed(~nulls), *buffers], int(nulls.sum()), 0, children)
+        return lambda column, hidden: column
+
+    def rebuild(column: pa.Array, hidden: Bits | None) -> pa.Array:
+        rows = len(column)
+        nulls = None
+        if column.null_count:
+            nulls = ~_unpacked(column.buffers()[0], column.offset, rows)
+        shown = nullable or nulls is not None
+        if hidden is not None and hidden.any():
+            nulls = hidden if nulls is None else nulls | hidden
+        buffers, children = make(column, nulls)
+        if nulls is None or not shown:
+            return pa.Array.from_buffers(dtype, rows, [None, *buffers], 0, 0, children)
+        return pa.Array.from_buffers(dtype, rows, [_packed(~nulls), *buffers], int(nulls.sum()), 0, children)
+
+    return rebuild
 
 
-Parts = tuple[list[pa.Buffer | None], list[pa.Array] | None]
-"""An array's buffers behind its validity, and its children."""
-Maker = Callable[[pa.Array, Bits | None], Parts]
+def _inner_dictionary(dtype: pa.DictionaryType) -> Rebuild:
+    form = _dictionary(dtype)
+
+    def rebuild(column: pa.DictionaryArray, hidden: Bits | None) -> pa.Array:
+        if hidden is not None and hidden.any():
+            codes = pc.if_else(pa.array(hidden), pa.scalar(None, dtype.index_type), column.indices)
+            column = pa.DictionaryArray.from_arrays(codes, column.dictionary, ordered=dtype.ordered, safe=False)
+        return form(first_seen(column))
+
+    return rebuild
 
 
-def _maker(dtype: pa.DataType) -> Maker | None:
-    """What makes the values of an array of this type anew, with nothing where there are nulls."""
+def _make(dtype: pa.DataType) -> Make | None:
     if pa.types.is_boolean(dtype):
         return _booleans
     if _is_fixed(dtype):
-        return _numbers
+        return _numbers(dtype.byte_width)
     if dtype in _TEXT:
-        return _texts
-    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_map(dtype):
-        return _lists
+        return _texts(_TEXT[dtype])
+    if pa.types.is_list(dtype) or pa.types.is_map(dtype):
+        return _lists(dtype, 4)
+    if pa.types.is_large_list(dtype):
+        return _lists(dtype, 8)
     if pa.types.is_fixed_size_list(dtype):
-        return _lists_of_one_size
+        return _lists_of_one_size(dtype)
     if pa.types.is_struct(dtype):
-        return _structs
+        return _structs(dtype)
     return None
 
 
-def _nulls_of(column: pa.Array) -> Bits | None:
-    if not column.null_count:
-        return None
-    nulls: Bits = column.is_null().to_numpy(zero_copy_only=False)
-    return nulls
+def _unpacked(bits: pa.Buffer, at: int, count: int) -> Bits:
+    first, skipped = divmod(at, 8)
+    packed = np.frombuffer(bits, np.uint8, (skipped + count + 7) // 8, first)
+    return np.unpackbits(packed, count=skipped + count, bitorder="little")[skipped:].view(np.bool_)
 
 
 def _packed(bits: Bits) -> pa.Buffer:
@@ -183,18 +213,23 @@ def _cut(buffer: pa.Buffer | None, at: int, size: int) -> pa.Buffer:
 
 
 def _booleans(column: pa.Array, nulls: Bits | None) -> Parts:
-    bits = column.fill_null(False).to_numpy(zero_copy_only=False)
+    if not len(column):
+        return [pa.py_buffer(b"")], None
+    bits = _unpacked(column.buffers()[1], column.offset, len(column))
     return [_packed(bits if nulls is None else bits & ~nulls)], None
 
 
-def _numbers(column: pa.Array, nulls: Bits | None) -> Parts:
-    width, rows = column.type.byte_width, len(column)
-    values = _cut(column.buffers()[1], column.offset * width, rows * width)
-    if nulls is not None and width:
-        found = np.frombuffer(values, np.uint8).reshape(rows, width).copy()
-        found[nulls] = 0
-        values = pa.py_buffer(found)
-    return [values], None
+def _numbers(width: int) -> Make:
+    def make(column: pa.Array, nulls: Bits | None) -> Parts:
+        rows = len(column)
+        values = _cut(column.buffers()[1], column.offset * width, rows * width)
+        if nulls is not None and width:
+            found = np.frombuffer(values, np.uint8).reshape(rows, width).copy()
+            found[nulls] = 0
+            values = pa.py_buffer(found)
+        return [values], None
+
+    return make
 
 
 def _spans(column: pa.Array, width: int, nulls: Bits | None) -> tuple[pa.Buffer, int, int, Bits | None]:
@@ -206,49 +241,60 @@ def _spans(column: pa.Array, width: int, nulls: Bits | None) -> tuple[pa.Buffer,
         return pa.py_buffer(np.zeros(1, number)), 0, 0, None
     offsets = np.frombuffer(column.buffers()[1], number, rows + 1, column.offset * width)
     first, end = int(offsets[0]), int(offsets[-1])
-    lengths, kept = np.diff(offsets), None
-    if nulls is not None and lengths[nulls].any():
-        kept = np.repeat(~nulls, lengths)
-        lengths[nulls] = 0
-    fresh = np.zeros(rows + 1, number)
-    np.cumsum(lengths, out=fresh[1:])
-    return pa.py_buffer(fresh), first, end, kept
+    kept = None
+    if nulls is not None:
+        lengths = np.diff(offsets)
+        if lengths[nulls].any():
+            kept = np.repeat(~nulls, lengths)
+            lengths[nulls] = 0
+            offsets = np.concatenate([np.zeros(1, number), np.cumsum(lengths, dtype=number)])
+            return pa.py_buffer(offsets), first, end, kept
+    return pa.py_buffer(offsets - number(first)), first, end, kept
 
 
-def _texts(column: pa.Array, nulls: Bits | None) -> Parts:
-    offsets, first, end, kept = _spans(column, _TEXT[column.type], nulls)
-    text = _cut(column.buffers()[2], first, end - first)
-    if kept is not None:
-        text = pa.py_buffer(np.frombuffer(text, np.uint8)[kept])
-    return [offsets, text], None
+def _texts(width: int) -> Make:
+    def make(column: pa.Array, nulls: Bits | None) -> Parts:
+        offsets, first, end, kept = _spans(column, width, nulls)
+        text = _cut(column.buffers()[2], first, end - first)
+        if kept is not None:
+            text = pa.py_buffer(np.frombuffer(text, np.uint8)[kept])
+        return [offsets, text], None
+
+    return make
 
 
-def _lists(column: pa.Array, nulls: Bits | None) -> Parts:
-    offsets, first, end, kept = _spans(column, 8 if pa.types.is_large_list(column.type) else 4, nulls)
-    items = column.values.slice(first, end - first)
-    if kept is not None:
-        bounds = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
-        runs = [items.slice(at, to - at) for at, to in zip(bounds[::2], bounds[1::2], strict=True)]
-        items = pa.concat_arrays(runs) if runs else items.slice(0, 0)
-    return [offsets], [rebuilt(items, None, column.type.field(0).nullable)]
+def _lists(dtype: pa.DataType, width: int) -> Make:
+    item = dtype.field(0)
+    rebuild = _rebuild(item.type, item.nullable)
+
+    def make(column: pa.Array, nulls: Bits | None) -> Parts:
+        offsets, first, end, kept = _spans(column, width, nulls)
+        items = column.values.slice(first, end - first)
+        if kept is not None:
+            bounds = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
+            runs = [items.slice(at, to - at) for at, to in zip(bounds[::2], bounds[1::2], strict=True)]
+            items = pa.concat_arrays(runs) if runs else items.slice(0, 0)
+        return [offsets], [rebuild(items, None)]
+
+    return make
 
 
-def _lists_of_one_size(column: pa.Array, nulls: Bits | None) -> Parts:
-    size = column.type.list_size
-    items = column.values.slice(column.offset * size, len(column) * size)
-    hidden = None if nulls is None else np.repeat(nulls, size)
-    return [], [rebuilt(items, hidden, column.type.field(0).nullable)]
+def _lists_of_one_size(dtype: pa.DataType) -> Make:
+    size, item = dtype.list_size, dtype.field(0)
+    rebuild = _rebuild(item.type, item.nullable)
+
+    def make(column: pa.Array, nulls: Bits | None) -> Parts:
+        items = column.values.slice(column.offset * size, len(column) * size)
+        return [], [rebuild(items, None if nulls is None else np.repeat(nulls, size))]
+
+    return make
 
 
-def _dictionaries(column: pa.DictionaryArray, hidden: Bits | None) -> pa.DictionaryArray:
-    if hidden is not None and hidden.any():
-        codes = pc.if_else(pa.array(hidden), pa.scalar(None, column.type.index_type), column.indices)
-        column = pa.DictionaryArray.from_arrays(codes, column.dictionary, ordered=column.type.ordered, safe=False)
-    column = first_seen(column)
-    codes, values = rebuilt(column.indices), rebuilt(column.dictionary)
-    return pa.DictionaryArray.from_arrays(codes, values, ordered=column.type.ordered, safe=False)
+def _structs(dtype: pa.DataType) -> Make:
+    fields = [dtype.field(at) for at in range(dtype.num_fields)]
+    rebuilds = [_rebuild(field.type, field.nullable) for field in fields]
 
+    def make(column: pa.Array, nulls: Bits | None) -> Parts:
+        return [], [rebuild(column.field(at), nulls) for at, rebuild in enumerate(rebuilds)]
 
-def _structs(column: pa.Array, nulls: Bits | None) -> Parts:
-    fields = [column.type.field(i) for i in range(column.type.num_fields)]
-    return [], [rebuilt(column.field(i), nulls, field.nullable) for i, field in enumerate(fields)]
+    return make
