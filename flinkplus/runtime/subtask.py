@@ -28,7 +28,8 @@ from flinkplus.operators.routes import partitioner
 from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.incarnation import Incarnation, Promotion
-from flinkplus.protocol.subtask import SubtaskSteps, Taken
+from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
 from flinkplus.runtime.faults import DETERMINANTS, FILTER, left_out
 from flinkplus.runtime.fused import FusedOperators

@@ -25,6 +25,7 @@ from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
+from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.runtime.failovers import Failovers
@@ -73,7 +74,7 @@ def mutated(name: str) -> Iterator[None]:
 # --- alignment and snapshots
 
 
-@mutation(SubtaskSteps, "_apply")
+@mutation(SubtaskSnapshots, "_apply")
 def no_blocking(original: Any) -> Any:
     """Messages behind a barrier are taken while the others are waited for."""
 
@@ -90,12 +91,12 @@ def one_barrier_is_enough(original: Any) -> Any:
 
     def block(self: Any, channel: Any, checkpoint: Any) -> Any:
         self._blocked.append(channel)
-        return [effects.BlockChannel(channel), *self._complete_alignment(checkpoint)]
+        return [effects.BlockChannel(channel), *self._begin_snapshot(checkpoint)]
 
     return block
 
 
-@mutation(SubtaskSteps, "_cursors_behind_barrier")
+@mutation(SubtaskSnapshots, "_cursors_behind_barrier")
 def cursors_before_the_barrier(original: Any) -> Any:
     """A snapshot's output cursors do not count the barrier."""
     return lambda self: self.outputs.cursors()
@@ -245,7 +246,7 @@ def trimmed_when_consumed(original: Any) -> Any:
     return trim
 
 
-@mutation(SubtaskSteps, "trim")
+@mutation(SubtaskSnapshots, "trim")
 def never_trimmed(original: Any) -> Any:
     """Output logs keep everything."""
     return lambda self, version: None

@@ -16,7 +16,8 @@ from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
-from flinkplus.protocol.subtask import SubtaskSteps, Taken
+from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
 from tests.simulation.graph import Row
 from upstream_cache.log import OutputLog

@@ -20,7 +20,8 @@ from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import Entry, OutputChannels
-from flinkplus.protocol.subtask import SubtaskSteps, Taken
+from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.work import Taken
 from upstream_cache.log import OutputLog
 
 WORK, CONSUMERS = SubtaskId("work", 0), [SubtaskId("end", i) for i in range(3)]

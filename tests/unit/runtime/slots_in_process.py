@@ -225,7 +225,7 @@ class Cluster:
                 lines.append(
                     f"slot {index}: {subtask.id} generation {subtask.generation} ended {subtask.ended} replay "
                     f"{len(subtask._replay)} triggers {list(subtask._triggers)} step {subtask._step} "
-                    f"aligning {subtask._alignment.aligning}"
+                    f"aligning {subtask._barriers.waiting_for}"
                 )
                 for channel, end in subtask.inputs.channels.items():
                     cursor = end.cursor
