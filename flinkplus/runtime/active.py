@@ -74,6 +74,15 @@ class ActiveSubtasks:
             producer.outputs.channels[channel].credit(*credit)
         return producer
 
+    def retire_for_successor(self, subtask: Subtask) -> None:
+        """Close a subtask whose successor will be in this slot as well: credit that came for the one, perhaps after
+        its consumer had been told of the other, is for the other. Nobody will say it again.
+        """
+        ends = [end for end in subtask.outputs.channels.values() if not end.resuming]
+        credit = {end.channel: (end.consumer_generation, end.log.acknowledged, end.peer) for end in ends}
+        if self.retire(subtask):
+            self._early.update(credit)
+
     def retire(self, subtask: Subtask) -> bool:
         """Close a subtask; false when it is not active (any more)."""
         if self._subtasks.get(subtask.id) is not subtask:

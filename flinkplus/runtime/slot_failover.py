@@ -111,7 +111,9 @@ class SlotFailover:
             for promotion in self._promotions.values():
                 promotion.drop(name)
             subtask = host.active.get(name)
-            if subtask is not None:
+            if subtask is not None and slot == host.index:
+                host.active.retire_for_successor(subtask)
+            elif subtask is not None:
                 host.active.retire(subtask)
             self.standbys.retire(str(name))
         answer = control.Fenced(order.attempt, {}, {}, {})
