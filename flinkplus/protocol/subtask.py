@@ -5,9 +5,9 @@ it can wait half-way for room in an output log without holding up the slot. Barr
 A watermark is a message like any other: what the work does when that of all inputs rises is part of the step.
 A subtask without outputs takes several small messages in one step: nobody can tell.
 
-Where recovery is local (by standbys, or of a part of the graph), a subtask with outputs logs how each step began (``determinants``), and passes on how those of its
-ancestors did that its own depend on. One that was promoted repeats the steps that somebody knows of, in the same order,
-and puts off whatever it is told meanwhile.
+Where recovery is local (by standbys, or of a part of the graph), a subtask with outputs logs how each step began
+(``determinants``), and passes on how those of its ancestors did that its own depend on. One that was promoted repeats
+the steps that somebody knows of, in the same order, and puts off whatever it is told meanwhile.
 
 What a driver adds: the work itself (``_push`` and its like), state, and the ways to the coordinator. It calls ``run``
 while ``runnable``; everything is a call, since a list of effects for each message would cost more than the message.

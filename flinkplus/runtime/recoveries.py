@@ -5,7 +5,7 @@ its own clock. A recovery begins with the kill, or with the time the failed subt
 known, with detection. ``recovery_ms`` runs from there to the first *new* output of those failed subtasks that have a
 sink or keyed state (of all failed ones when there is no such): rows beyond what was put out before the failure. With a
 rollback or a partial recovery that is what they had reported last, at most one heartbeat before it. ``caught_up_ms``:
-the same for all subtasks that began anew: the failed, with their upstreams in a partial recovery, and all in a rollback.
+the same for all subtasks that began anew: the failed, in a partial recovery with their upstreams, in a rollback all.
 
 Rules: nothing here decides anything; a recovery that is interrupted by another failure ends unfinished (times are
 ``None``). Local failover that ends in a rollback is one recovery, by rollback, with the reason in ``fallback``.
@@ -26,8 +26,10 @@ KEPT = 1000
 
 @dataclass
 class Recovery:
-    """One recovery. ``moved``: all that begin anew. ``stamps``: phase -> seconds since the Unix epoch when it was *entered*; in a rollback, ``fence``
-    is when all was fenced, which in a failover is when ``promote`` was entered.
+    """One recovery. ``moved``: all that begin anew.
+
+    ``stamps``: phase -> seconds since the Unix epoch when it was *entered*; in a rollback, ``fence`` is when all was
+    fenced, which in a failover is when ``promote`` was entered.
     """
 
     number: int

@@ -255,7 +255,7 @@ class Checks:
             if self._world.options.partial and log._trimmed < log._acknowledged and not subtask.closed:
                 self._wrong(
                     "retention",
-                    f"{end.channel} is consumed up to {log.acknowledged}, and kept from {log.trimmed} on: nobody needs it",
+                    f"{end.channel} is consumed up to {log.acknowledged}, and kept from {log.trimmed} on, for nobody",
                 )
 
     def fences(self, slot: SimSlot, order: control.Fence) -> None:
