@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,7 +20,7 @@ from tests.integration.test_failover_stages import assert_exact, two
 pytestmark = pytest.mark.integration
 
 SOURCES = [f"numbers[{index}]" for index in range(3)]
-COUNTS = [f"count+bucket[{index}]" for index in range(3)]
+COUNTS = [f"count+bucket+side[{index}]" for index in range(3)]
 PLACES = [f"place+out[{index}]" for index in range(3)]
 
 
@@ -44,30 +45,42 @@ def incarnations(trace: Path, subtasks: Collection[str] = PLACES) -> dict[str, l
     return {name: sorted(generations) for name, generations in found.items()}
 
 
+def is_first(flag: Path) -> bool:
+    """Whether nobody has been here before, in any process."""
+    try:
+        flag.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def test_only_upstreams_go_back_with_what_fails(spark: SparkSession, tmp_path: Path) -> None:
-    """A source throws, then a subtask in the middle; then a slot is killed, and its work goes home."""
-    flags = [tmp_path / "source-raised", tmp_path / "middle-raised"]
-    trace = tmp_path / "trace"
+    """A source throws, then a subtask in the middle; then a slot is killed, and its work goes home. The stage in the
+    middle has a sink as well: some of its subtasks go back, with what they have staged, though nothing is wrong with
+    them."""
+    source_raised, may_raise, raised = (tmp_path / name for name in ("source-raised", "may-raise", "raised"))
+    trace, side = tmp_path / "trace", tmp_path / "side"
 
     def source_fails(i: int) -> str:
-        if i == 2_500 and not flags[0].exists():
-            flags[0].touch()
+        if i == 2_500 and is_first(source_raised):
             raise OSError("a passing trouble")
         return word(i)
 
     def middle_fails(row: Any) -> Any:
-        if row["i"] >= 5_000 and flags[0].exists() and not flags[1].exists():
-            flags[1].touch()
+        if row["i"] % 50 == 0 and may_raise.exists() and is_first(raised):
             raise OSError("a passing trouble")
         return row["word"], row["i"], row["count"], row["i"] % 7
 
     def between(stream: Stream) -> Stream:
         counted = stream.map(middle_fails, schema="word string, i long, count long, bucket long", name="bucket")
+        counted.to_parquet(str(side), name="side")
         return counted.key_by("bucket").count(output="place", name="place")
 
     with Victim(
         spark, tmp_path, recovery="partial", word=source_fails, between=between, trace_output=str(trace)
     ) as victim:
+        victim.wait_for_failovers(1)
+        may_raise.touch()
         victim.wait_for_failovers(2)
         victim.wait_for_checkpoints(1)
         first, second = victim.job.recoveries()
@@ -81,6 +94,9 @@ def test_only_upstreams_go_back_with_what_fails(spark: SparkSession, tmp_path: P
         victim.finish()
     assert_partial(victim, 3)
     assert_exact(victim, 2)
+    columns = ["word", "i", "count", "bucket"]
+    rows, at_the_side = (pq.read_table(path, columns=columns).to_pylist() for path in (victim.out, side))
+    assert sorted(map(str, rows)) == sorted(map(str, at_the_side))
     third = victim.job.recoveries()[2]
     assert third["subtasks"] == [COUNTS[1], SOURCES[1], PLACES[1]]
     assert third["restarted"] == sorted([*SOURCES, *COUNTS, PLACES[1]])
