@@ -5,18 +5,23 @@ each step is timed. Of each vertex, the time of a step is ``step_s`` + rows take
 ``message_s``, by least squares over the steps of several parallelisms (with the parallelism, messages become small and
 many). Beside it what a message from another slot costs: system calls for a frame of its size, and taking it apart.
 
-Not measured, and so not in the model: the loop around the steps, garbage collection, and what processes that share
-caches and memory do to each other.
+What a job of one row takes is measured as well (start, last checkpoint, commit), and how much slower a core is when all
+of this machine's are at work: they may share caches, and be two threads of one core. Not measured, and so not in the
+model: the loop around the steps, garbage collection, the other threads of a slot, the driver.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +33,7 @@ from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskI
 from flinkplus.protocol.inputs import InputChannel
 from flinkplus.protocol.lineage import Lineage
 from flinkplus.runtime.subtask import Subtask, SubtaskPlan, SubtaskPorts
-from flinkplus.runtime.wire import Kind, Message, decode_frame
+from flinkplus.runtime.wire import Kind, Message, decode_frame, decode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 
@@ -39,6 +44,24 @@ LEAST_SNAPSHOTS = 3
 WARM_UP = 0.2
 """Part of the steps, from the beginning, that does not count: caches and tables are empty."""
 MOST_STEPS = 30_000
+SAMPLED = 16
+"""One message in so many is looked at for the size of its rows."""
+WORK = """
+import sys, time
+import numpy as np, pyarrow as pa
+text = pa.array([f"word-{i * i % 50021}" for i in range(32768)])
+def work():
+    begun = time.perf_counter()
+    for _ in range(100):
+        codes = text.dictionary_encode()
+        np.argsort(codes.indices.to_numpy(), kind="stable")
+    return time.perf_counter() - begun
+work()
+print("ready", flush=True)
+sys.stdin.readline()
+print(work(), flush=True)
+"""
+"""What a core is busy with while it is asked how much slower it is beside others: some tenths of a second."""
 
 
 @dataclass
@@ -57,12 +80,15 @@ class VertexCosts:
 @dataclass
 class Costs:
     """``vertices``: from the source to the last. ``frame_s``, ``byte_s``, ``row_bytes``: of what goes to another slot,
-    both ends together."""
+    both ends together. ``job_s``: what a job of one row takes. ``crowded``: how much longer the same work takes on this
+    machine when all its cores are at work."""
 
     vertices: list[VertexCosts]
     frame_s: float
     byte_s: float
     row_bytes: float
+    job_s: float = 0.0
+    crowded: float = 1.0
 
 
 @dataclass
@@ -80,7 +106,7 @@ class _Bench:
         self.graph, self.options, self.directory = graph, options, directory
         self.steps: list[_Step] = []
         self.snapshots: list[dict[str, Any]] = []
-        self.frames = self.frame_bytes = self.frame_rows = 0
+        self.frames = self.sampled_bytes = self.sampled_rows = 0
         self.decode_s = 0.0
         self._storage = CheckpointStorage(str(directory / "checkpoints"))
         self._storage.prepare({"name": "costs", "fingerprint": ""}, False)
@@ -174,10 +200,10 @@ class _Bench:
 
     def _step(self, subtask: Subtask) -> bool:
         self._deliver()
-        if not subtask.runnable(time.monotonic()):
-            return False
         before, snapshots = _progress(subtask), len(self.snapshots)
         begun = time.perf_counter()
+        if not subtask.runnable(time.monotonic()):
+            return False
         subtask.run()
         seconds = time.perf_counter() - begun
         rows, sent = (after - earlier for after, earlier in zip(_progress(subtask), before, strict=True))
@@ -190,12 +216,15 @@ class _Bench:
             _, frame = self._arriving.popleft()
             begun = time.perf_counter()
             arrived = list(decode_frame(frame))
+            for message, payload in arrived:
+                self.subtasks[self._consumer(message.channel)].receive(message, payload)
             self.decode_s += time.perf_counter() - begun
             for message, payload in arrived:
                 if message.kind is Kind.RECORDS:
                     self.frames += 1
-                    self.frame_bytes += len(frame)
-                self.subtasks[self._consumer(message.channel)].receive(message, payload)
+                    if self.frames % SAMPLED == 0:
+                        self.sampled_bytes += len(frame)
+                        self.sampled_rows += decode_records(payload).num_rows
 
     def close(self) -> None:
         for subtask in self.subtasks.values():
@@ -220,7 +249,7 @@ def measure_costs(
     """``make``: the job at a parallelism. Gives ``None`` after each but the last step, and then what was found."""
     steps: list[_Step] = []
     snapshots: list[dict[str, Any]] = []
-    decode_s = frames = frame_bytes = 0.0
+    decode_s = frames = sampled_bytes = sampled_rows = 0.0
     for parallelism in parallelisms:
         graph, options = make(parallelism)
         bench = _Bench(graph, options, directory / str(parallelism))
@@ -231,21 +260,36 @@ def measure_costs(
         steps += bench.steps[int(WARM_UP * len(bench.steps)) :]
         if parallelism == parallelisms[0]:
             snapshots = bench.snapshots
-        decode_s, frames, frame_bytes = (
-            decode_s + bench.decode_s,
-            frames + bench.frames,
-            frame_bytes + bench.frame_bytes,
-        )
+        decode_s, frames = decode_s + bench.decode_s, frames + bench.frames
+        sampled_bytes, sampled_rows = sampled_bytes + bench.sampled_bytes, sampled_rows + bench.sampled_rows
         yield None
     names = [vertex.name for vertex in graph.vertices]
     frame_s, byte_s = _system_calls()
-    rows = sum(step.rows for step in steps if step.vertex != names[0])
     yield Costs(
         [_fit(name, [step for step in steps if step.vertex == name], snapshots) for name in names],
         frame_s + decode_s / max(frames, 1),
         byte_s,
-        frame_bytes / max(rows, 1),
+        sampled_bytes / max(sampled_rows, 1),
+        crowded=crowding(os.cpu_count() or 1),
     )
+
+
+def crowding(cores: int) -> float:
+    """How much longer the same work takes when ``cores`` processes do it at once than when one does."""
+
+    def seconds(processes: int) -> float:
+        with contextlib.ExitStack() as stack:
+            command = [sys.executable, "-c", WORK]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            running = [stack.enter_context(subprocess.Popen(command, **pipes)) for _ in range(processes)]  # type: ignore[call-overload]
+            for process in running:
+                process.stdout.readline()
+            for process in running:
+                process.stdin.write("\n")
+                process.stdin.flush()
+            return max(float(process.stdout.readline()) for process in running)
+
+    return max(1.0, seconds(cores) / seconds(1))
 
 
 def _fit(name: str, steps: list[_Step], snapshots: list[dict[str, Any]]) -> VertexCosts:

@@ -3,13 +3,13 @@
 A slot is a thread on a core of its own (or, to compare with this machine, ``cores`` take turns). It does one step after
 the other, of the subtask that is furthest downstream and can do one, as the engine does: a source reads a batch, others
 take a message, the last take several small ones at once; a step sends a part of its rows to each consumer, and begins
-only where each channel has room. Who waits for which barrier, and when the state is copied, is decided by the machine of
-the engine itself (``BarrierAlignment``). Times are the measured ones (``costs``), but for the network, which is assumed.
+only where each channel has room. Who waits for which barrier, and when the state is copied, is decided by the engine's
+own machine (``BarrierAlignment``). Times are the measured ones (``costs``), but for the network, which is assumed.
 
 A plain heap, and no library for simulations: slots choose their work by rules of their own, which fits no queue or
 resource of such a library; what is left of it is the heap.
 
-Not in the model: skew of keys, credit messages' own cost, what processes do to each other's caches, the time to deploy.
+Not in the model: skew of keys, credit messages' own cost, the loop around the steps, the time to deploy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ NETWORK_LATENCY_S = 0.0002
 @dataclass(frozen=True)
 class Setting:
     """What is simulated. ``cores``: ``None`` for one for each slot. ``interval_s``: between checkpoints, ``None`` for
-    none but the one that ends the job. ``spread_s``: slots take turns in writing their snapshots for so long."""
+    none but the one that ends the job. ``spread_s``: slots take turns in writing their snapshots for so long.
+    ``slower``: how much longer each step takes than measured."""
 
     parallelism: int
     rows: float
@@ -45,6 +46,7 @@ class Setting:
     window: int
     spread_s: float = 0.0
     cores: int | None = None
+    slower: float = 1.0
 
 
 class _Message(NamedTuple):
@@ -132,7 +134,7 @@ class Simulation:
             self._now_s, _, action = heapq.heappop(self._events)
             action()
             if self._final and not self._missing:
-                return self._now_s
+                return self._now_s + self._costs.job_s
         raise RuntimeError("the model stands still")
 
     def _at(self, time_s: float, action: Callable[[], None]) -> None:
@@ -245,7 +247,7 @@ class Simulation:
             seconds = self._read(subtask) if subtask.depth == 0 else self._take(subtask)
             if seconds is not None:
                 seconds, subtask.owed_s = seconds + subtask.owed_s, 0.0
-                return seconds
+                return seconds * self._setting.slower
         return None
 
     def _read(self, source: _Subtask) -> float | None:

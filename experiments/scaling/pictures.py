@@ -15,8 +15,8 @@ DPI = 120
 
 
 def time_by_parallelism(content: dict[str, Any], target: Path) -> bool:
-    """Seconds against parallelism: measured points are full, on lines; simulated ones hollow, on dashed lines. ``False``:
-    nothing to draw.
+    """Seconds against parallelism: measured points are full, on lines; simulated ones hollow, on dashed lines.
+    ``False``: nothing to draw.
     """
     rows = content["summary"]
     if not rows:
@@ -43,8 +43,7 @@ def time_by_parallelism(content: dict[str, Any], target: Path) -> bool:
         if real:
             axes.plot(*zip(*real, strict=True), marker="o", color=colour, label=f"{label}: measured")
         if shared:
-            marks = {"marker": "x", "linestyle": "", "color": colour}
-            axes.plot(*zip(*shared, strict=True), **marks, label=f"{label}: measured, slots share cores")
+            axes.scatter(*zip(*shared, strict=True), marker="x", color=colour, label=f"{label}: slots share cores")
     numbers = sorted({row["parallelism"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(numbers, [str(parallelism) for parallelism in numbers])

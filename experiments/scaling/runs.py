@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ RUN_S = 300.0
 COSTS_AT = (1, 4, 8)
 """Parallelisms at which steps are timed: from few large messages to many small ones."""
 NONE = "none"
+JOBS_OF_ONE_ROW = 3
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ def run_all(
 
         costs = None
         for found in measure_costs(job, COSTS_AT, settings.costs_seconds, Path(directory) / "costs", stop):
+            if found is not None:
+                found.job_s = _of_one_row(spark, settings, Path(directory), stop)
             costs = found
             yield found
         options = job(1)[1]
@@ -135,10 +138,8 @@ def simulate(costs: Costs, setting: Setting, machine_cores: int | None) -> dict[
     """The figures of one run of the model. ``machine_cores``: on a machine with so many, ``None`` for one a slot."""
     cores = setting.parallelism if machine_cores is None else min(machine_cores, setting.parallelism)
     begun = time.perf_counter()
-    simulation = Simulation(
-        costs,
-        Setting(setting.parallelism, setting.rows, setting.interval_s, setting.window, setting.spread_s, cores),
-    )
+    crowded = machine_cores is not None and cores > 1
+    simulation = Simulation(costs, replace(setting, cores=cores, slower=costs.crowded if crowded else 1.0))
     seconds = simulation.run()
     return {
         **_case(setting.parallelism, setting.interval_s, True),
@@ -148,6 +149,16 @@ def simulate(costs: Costs, setting: Setting, machine_cores: int | None) -> dict[
         "checkpoints": simulation.checkpoints,
         "took_s": round(time.perf_counter() - begun, 2),
     }
+
+
+def _of_one_row(spark: SparkSession, settings: ScalingSettings, directory: Path, stop: threading.Event) -> float:
+    text = directory / "one.txt"
+    text.write_text("word")
+    once = replace(settings, repeat=1)
+    parallelism = min(os.cpu_count() or 1, max(settings.to_measure, default=1))
+    return statistics.median(
+        _measure(spark, once, parallelism, None, text, stop)["seconds"] for _ in range(JOBS_OF_ONE_ROW)
+    )
 
 
 def _measure(
@@ -202,8 +213,10 @@ def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table_of(content: dict[str, Any]) -> Table:
     """For people."""
-    headings = ("measured s", "", "model here s", "error %", "model, a core a slot, s", "")
-    title = "Running time of a fixed input; (simulated): by the model, with costs measured on this machine"
+    headings = ("measured s", "", "model s", "error %", "a core a slot, s", "")
+    title = (
+        "Running time of a fixed input: measured, by the model of this machine, and simulated with a core for each slot"
+    )
     table = plain_table(title, ("checkpoints", "parallelism"), headings)
     for row in content["summary"]:
         table.add_row(
@@ -214,6 +227,6 @@ def table_of(content: dict[str, Any]) -> Table:
             number(row["simulated_on_this_machine_s"], 2),
             number(row["model_error_percent"]),
             number(row["simulated_s"], 2),
-            "" if row["simulated_s"] is None else "(simulated)",
+            "" if row["simulated_s"] is None else "simulated",
         )
     return table
