@@ -29,7 +29,7 @@ FREE = Costs([], 0.0, 0.0, 10.0)
 ROWS = 1_000.0
 
 
-def vertex(name: str, row_s: float, **costs: float) -> VertexCosts:
+def vertex(name: str, row_s: float, **costs: Any) -> VertexCosts:
     nothing = VertexCosts(name, 0.0, row_s, 0.0, 0.0, 0.0, ROWS)
     return replace(nothing, **costs)
 
@@ -94,7 +94,7 @@ def test_a_back_pressured_source_waits_for_room() -> None:
         send(*arguments)
         most = max(most, *(len(queue) for queue in waiting))
 
-    simulation._send = watched  # type: ignore[method-assign]
+    simulation._send = watched  # type: ignore[assignment]
     assert simulation.run() == pytest.approx(100_000 * 1e-4 / 2, rel=0.05)
     assert most <= 4 + 4, "a window on its way, and as many as are kept unsent"
 
