@@ -55,8 +55,8 @@ def _nothing_else(machine: BarrierMachine) -> Iterable[Move]:
 class OneCheckpoint(Subject):
     """What becomes of the checkpoint ``watched`` (the older or the newer of two) at a subtask with ``inputs``.
 
-    ``back``: those of them that are back edges. ``further``: events beside barriers, completions and aborts that the
-    machine may be told of, by name.
+    ``back``: those of them that are back edges, where a barrier comes once it was sent on. ``further``: events beside
+    barriers, completions and aborts that the machine may be told of, by name.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class OneCheckpoint(Subject):
         self._blocked: dict[ChannelId, CheckpointId] = {}
         self._persisting: list[CheckpointId] = []
         self._aborted: list[CheckpointId] = []
+        self._forwarded: list[CheckpointId] = []
 
     @property
     def state(self) -> str:
@@ -89,7 +90,8 @@ class OneCheckpoint(Subject):
     def moves(self) -> Iterable[Move]:
         for checkpoint in CHECKPOINTS:
             for channel in self._inputs or (None,):
-                if self._newest[channel] < checkpoint and self._takes(channel):
+                comes = channel not in self._back or checkpoint in self._forwarded  # round the loop
+                if self._newest[channel] < checkpoint and comes and self._takes(channel):
                     yield Move(*self._barrier(channel, checkpoint))
             other = self._other(checkpoint)
             if checkpoint not in self._aborted:
@@ -140,7 +142,7 @@ class OneCheckpoint(Subject):
             case events.CheckpointAborted(checkpoint):
                 self._aborted.append(checkpoint)
                 if checkpoint == self._watched:
-                    copied = self._base in ("recording", "persisting")
+                    copied = self._base in ("recording", "persisting", "persisting in vain")
                     over = self._base in ("acknowledged", "declined")
                     self._base = self._base if over else "persisting in vain" if copied else "given up"
         return names_of(effect for effect in self._tell(event) if self._concerns(effect, event))
@@ -159,6 +161,8 @@ class OneCheckpoint(Subject):
                 return self._blocked.pop(channel) == self._watched
             case effects.PersistSnapshot(checkpoint):
                 self._persisting.append(checkpoint)
+            case effects.ForwardBarrier(checkpoint):
+                self._forwarded.append(checkpoint)
         if effect.checkpoint != self._watched:
             return False
         match effect:
