@@ -72,7 +72,7 @@ class ScalingSettings:
     def steps(self) -> int:
         """Runs, simulations and measurements of costs."""
         runs = self.rounds * len(self.to_measure) + len(self.parallelism) + len(self.to_measure)
-        return len(COSTS_AT) + len(self.intervals) * runs
+        return len(COSTS_AT) + 1 + len(self.intervals) * runs
 
     def options(self, parallelism: int, interval_s: float | None) -> dict[str, Any]:
         options = {"parallelism": parallelism, "checkpoint_interval": interval_s, "recovery": "rollback"}

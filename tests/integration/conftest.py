@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections import Counter
@@ -13,10 +14,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus.api.job import JobHandle
+from flinkplus.cli import main, session
 from flinkplus.corpus import write_corpus
 from flinkplus.runtime.slot import Slot
 
 THREADS = 6
+Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="session")
@@ -79,3 +82,26 @@ def this_slot() -> Slot:
         assert frame.f_back is not None
         frame = frame.f_back
     return slot
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Runs the command in this process, without Spark; returns exit code, stdout and stderr."""
+
+    def no_spark(master: str) -> SparkSession:
+        raise AssertionError(f"Spark was to be started on {master}")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        try:
+            code = main.main([str(argument) for argument in arguments])
+        except SystemExit as left:
+            assert isinstance(left.code, int)
+            code = left.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    monkeypatch.setattr(session, "open_session", no_spark)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -145,7 +145,7 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
 
 def test_options() -> None:
     assert SETTINGS.to_measure == [1, 2] and SETTINGS.words == 6_600_000
-    assert SETTINGS.steps == 3 + 2 * (3 * 2 + 3 + 2)
+    assert SETTINGS.steps == 4 + 2 * (3 * 2 + 3 + 2)
     assert "batch_rows" not in SETTINGS.options(1, None)
     assert replace(SETTINGS, batch_rows=7).options(2, 1.0)["batch_rows"] == 7
     SETTINGS.check()
