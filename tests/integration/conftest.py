@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +17,9 @@ from flinkplus.api.job import JobHandle
 from flinkplus.corpus import write_corpus
 from flinkplus.runtime.slot import Slot
 
+T = TypeVar("T")
 THREADS = 6
+"""Two jobs of three slots beside each other."""
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +59,11 @@ def assert_exact(output: Path, expected: Counter[str]) -> None:
     pairs = list(zip(table.column("word").to_pylist(), table.column("count").to_pylist(), strict=True))
     assert len(pairs) == sum(expected.values())
     assert Counter(pairs) == Counter((word, n) for word, total in expected.items() for n in range(1, total + 1))
+
+
+def in_pairs(items: Sequence[T]) -> list[tuple[T, ...]]:
+    """For jobs that run beside each other: each of them waits most of the time."""
+    return [tuple(items[at : at + 2]) for at in range(0, len(items), 2)]
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
