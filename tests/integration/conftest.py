@@ -6,8 +6,9 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,8 +19,10 @@ from flinkplus.cli import main, session
 from flinkplus.corpus import write_corpus
 from flinkplus.runtime.slot import Slot
 
-THREADS = 6
+T = TypeVar("T")
 Command = Callable[..., tuple[int, str, str]]
+THREADS = 6
+"""Two jobs of three slots beside each other."""
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +62,11 @@ def assert_exact(output: Path, expected: Counter[str]) -> None:
     pairs = list(zip(table.column("word").to_pylist(), table.column("count").to_pylist(), strict=True))
     assert len(pairs) == sum(expected.values())
     assert Counter(pairs) == Counter((word, n) for word, total in expected.items() for n in range(1, total + 1))
+
+
+def in_pairs(items: Sequence[T]) -> list[tuple[T, ...]]:
+    """For jobs that run beside each other: each of them waits most of the time."""
+    return [tuple(items[at : at + 2]) for at in range(0, len(items), 2)]
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
