@@ -12,11 +12,7 @@ model: the loop around the steps, garbage collection, the other threads of a slo
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -46,22 +42,6 @@ WARM_UP = 0.2
 MOST_STEPS = 30_000
 SAMPLED = 16
 """One message in so many is looked at for the size of its rows."""
-WORK = """
-import sys, time
-import numpy as np, pyarrow as pa
-text = pa.array([f"word-{i * i % 50021}" for i in range(32768)])
-def work():
-    begun = time.perf_counter()
-    for _ in range(100):
-        codes = text.dictionary_encode()
-        np.argsort(codes.indices.to_numpy(), kind="stable")
-    return time.perf_counter() - begun
-work()
-print("ready", flush=True)
-sys.stdin.readline()
-print(work(), flush=True)
-"""
-"""What a core is busy with while it is asked how much slower it is beside others: some tenths of a second."""
 
 
 @dataclass
@@ -99,7 +79,7 @@ class _Step:
     seconds: float
 
 
-class _Bench:
+class Bench:
     """All subtasks of a job at one parallelism, index ``i`` on slot ``i``."""
 
     def __init__(self, graph: JobGraph, options: Options, directory: Path) -> None:
@@ -108,6 +88,7 @@ class _Bench:
         self.snapshots: list[dict[str, Any]] = []
         self.frames = self.sampled_bytes = self.sampled_rows = 0
         self.decode_s = 0.0
+        self._checkpoints = 0
         self._storage = CheckpointStorage(str(directory / "checkpoints"))
         self._storage.prepare({"name": "costs", "fingerprint": ""}, False)
         self._arriving: deque[tuple[int, bytes]] = deque()
@@ -186,15 +167,17 @@ class _Bench:
         """Step by step, consumers first, with a few checkpoints on the way."""
         order = list(self.subtasks.values())[::-1]
         begun, taken = time.monotonic(), 0
+        first = self._checkpoints
         while not stop.is_set() and len(self.steps) < MOST_STEPS:
             elapsed = time.monotonic() - begun
             if elapsed > seconds:
                 return
             if elapsed > seconds * (taken + 1) / (LEAST_SNAPSHOTS + 1):
                 taken += 1
+                self._checkpoints = first + taken
                 for subtask in order:
                     if subtask.plan.vertex.is_source:
-                        subtask.trigger(CheckpointId(taken))
+                        subtask.trigger(CheckpointId(self._checkpoints))
             if not any([self._step(subtask) for subtask in order]):
                 return
 
@@ -252,7 +235,7 @@ def measure_costs(
     decode_s = frames = sampled_bytes = sampled_rows = 0.0
     for parallelism in parallelisms:
         graph, options = make(parallelism)
-        bench = _Bench(graph, options, directory / str(parallelism))
+        bench = Bench(graph, options, directory / str(parallelism))
         try:
             bench.run(seconds, stop)
         finally:
@@ -270,26 +253,7 @@ def measure_costs(
         frame_s + decode_s / max(frames, 1),
         byte_s,
         sampled_bytes / max(sampled_rows, 1),
-        crowded=crowding(os.cpu_count() or 1),
     )
-
-
-def crowding(cores: int) -> float:
-    """How much longer the same work takes when ``cores`` processes do it at once than when one does."""
-
-    def seconds(processes: int) -> float:
-        with contextlib.ExitStack() as stack:
-            command = [sys.executable, "-c", WORK]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            running = [stack.enter_context(subprocess.Popen(command, **pipes)) for _ in range(processes)]  # type: ignore[call-overload]
-            for process in running:
-                process.stdout.readline()
-            for process in running:
-                process.stdin.write("\n")
-                process.stdin.flush()
-            return max(float(process.stdout.readline()) for process in running)
-
-    return max(1.0, seconds(cores) / seconds(1))
 
 
 def _fit(name: str, steps: list[_Step], snapshots: list[dict[str, Any]]) -> VertexCosts:

@@ -27,6 +27,7 @@ from rich.table import Table
 from experiments.overhead.runs import VOCABULARY, WORDS, draw
 from experiments.recovery.report import Document, number, plain_table
 from experiments.running import wait_until
+from experiments.scaling.busy import crowding
 from experiments.scaling.costs import Costs, measure_costs
 from experiments.scaling.model import NETWORK_LATENCY_S, Setting, Simulation
 from flinkplus.api.environment import StreamEnvironment
@@ -114,6 +115,8 @@ def run_all(
         costs = None
         for found in measure_costs(job, COSTS_AT, settings.costs_seconds, Path(directory) / "costs", stop):
             if found is not None:
+                cores, busy = os.cpu_count() or 1, Path(directory) / "busy"
+                found.crowded = crowding(*job(1), busy, cores, settings.costs_seconds / 2)
                 found.job_s = _of_one_row(spark, settings, Path(directory), stop)
             costs = found
             yield found
