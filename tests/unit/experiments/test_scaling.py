@@ -15,6 +15,7 @@ import pytest
 
 from experiments import console
 from experiments.scaling import pictures
+from experiments.scaling.busy import crowding
 from experiments.scaling.costs import Costs, VertexCosts, measure_costs
 from experiments.scaling.model import NETWORK_LATENCY_S, Setting, Simulation
 from experiments.scaling.runs import ScalingSettings, scaling_document, simulate, table_of
@@ -106,6 +107,24 @@ def test_a_number_of_slots_is_simulated_alike_each_time() -> None:
     assert {**first, "took_s": 0} == {**second, "took_s": 0}
     assert first["simulated"] and not first["as_this_machine"] and first["cores"] == 8
     assert simulate(costs, setting, 2)["cores"] == 2 and simulate(costs, setting, 2)["as_this_machine"]
+
+
+def test_busy_cores_are_slower_on_this_machine_alone_and_every_job_begins_and_ends() -> None:
+    vertices = [vertex("lines", 1e-6), vertex("count", 2e-6)]
+    costs = replace(FREE, vertices=vertices, job_s=0.5, crowded=2.0)
+
+    def found(parallelism: int, cores: int | None) -> float:
+        return float(simulate(costs, Setting(parallelism, 400_000, None, 16), cores)["seconds"])
+
+    assert found(1, 2) == found(1, None) == pytest.approx(0.5 + 400_000 * 3e-6, rel=0.01)
+    assert found(2, None) == pytest.approx(0.5 + 400_000 * 3e-6 / 2, rel=0.01)
+    assert found(2, 2) == pytest.approx(0.5 + 400_000 * 3e-6, rel=0.01)
+
+
+def test_a_process_that_cannot_work_is_told(tmp_path: Path) -> None:
+    (tmp_path / "alone").write_text("where its directory should be")
+    with pytest.raises(RuntimeError, match="did not start"):
+        crowding(*job(1), tmp_path, 2, 0.1)
 
 
 SETTINGS = ScalingSettings(parallelism=(1, 2, 16), measured=2, rounds=3)
