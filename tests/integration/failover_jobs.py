@@ -125,7 +125,8 @@ class Victim:
         """Whether all slots are back and every chain has all its members, which are up to date."""
         options = self.job._running.coordinator.options
         if not options.standbys:
-            return self.job.state == "running" and len(self.job.slot_pids()) == options.parallelism
+            here = self.job.state == "running" and len(self.job.slot_pids()) == options.parallelism
+            return here and not (options.local and self.protocol.active)
         chains, stable = self.protocol.chains, self.protocol.stable
         return (
             len(self.job.slot_pids()) == options.parallelism
