@@ -16,20 +16,17 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, folder_name
 from flinkplus.state.delta import StateFile
-from flinkplus.state.files import file_chunks, link_or_copy, sync_path
+from flinkplus.state.files import SteadyFile, file_chunks, link_or_copy, sync_path
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
 FILE_NAME = re.compile(r"^(?P<generation>\d+)-\d+-\d+\.sst$")
 SMALL_BYTES = 1 << 20
-"""Files up to this are taken in without waiting for the disk, also when there is time."""
-SYNC_BYTES = 4 << 20
-"""After this many bytes of a file, they are made to reach the disk: RocksDB does so when it takes in a file, and should
-not find much to do then."""
+"""Files up to this are most likely taken in from memory."""
 
 
 def base_name(name: str) -> str:
@@ -92,7 +89,7 @@ class Disk(Protocol):
         """A new, empty RocksDB."""
 
     def ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
-        """Have a RocksDB take in held files, one over the other; ``swift``: without waiting for a busy disk."""
+        """Have a RocksDB take in held files, one over the other; ``swift``: somebody waits for that."""
 
     def give_own(self, names: Mapping[str, bool], generation: int) -> None:
         """The active state of ``generation`` uses ``names`` and no older ones; those that are true are held here, and
@@ -119,26 +116,6 @@ class FileSource:
         self._file.close()
 
 
-class FileSink:
-    """Stands for ``Sink``, with a file of the operating system."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("wb", buffering=0)
-        self._unsynced = 0
-
-    def write(self, data: memoryview) -> None:
-        written = 0
-        while written < len(data):
-            written += self._file.write(data[written:]) or 0
-        self._unsynced += len(data)
-        if self._unsynced >= SYNC_BYTES:
-            os.fdatasync(self._file.fileno())
-            self._unsynced = 0
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class SlotDisk:
     """The folder of ``subtask`` in a slot's work directory."""
 
@@ -155,7 +132,7 @@ class SlotDisk:
         return self._files / (name + ".part")
 
     def create(self, name: str) -> Sink:
-        return FileSink(self._part(name))
+        return SteadyFile(self._part(name))
 
     def discard(self, name: str) -> None:
         self._part(name).unlink(missing_ok=True)
@@ -180,7 +157,7 @@ class SlotDisk:
         try:
             self._storage.download(file.name, path)
             file.check(file_chunks(path), file.name)
-            if file.bytes > SMALL_BYTES:  # or RocksDB would wait for the disk when it takes in the file
+            if file.bytes > SMALL_BYTES:  # or taking it in would wait for the disk, and a promotion for that
                 sync_path(path)
             path.replace(self._downloaded(base_name(file.name)))
         except BaseException:
@@ -207,7 +184,7 @@ class SlotDisk:
         try:
             for path, link in zip(paths, links, strict=True):
                 link_or_copy(path, link)
-            store.ingest(links, swift or sum(file.bytes for file in files) <= SMALL_BYTES)
+            store.ingest(links, swift)
         finally:
             for link in links:
                 link.unlink(missing_ok=True)
