@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Protocol, TypeAlias
 from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, folder_name
 from flinkplus.state.delta import StateFile
 from flinkplus.state.files import SteadyFile, file_chunks, link_or_copy, sync_path
+from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
@@ -125,7 +125,7 @@ class SlotDisk:
         self._storage = storage
         self._files = self._folder / REPLICA_FOLDER
         self._opened = 0
-        shutil.rmtree(self._files, ignore_errors=True)  # of a dead process: nothing says what was checked
+        remove_folder(self._files)  # of a dead process: nothing says what was checked
         self._files.mkdir(parents=True)
 
     def _part(self, name: str) -> Path:
@@ -135,7 +135,7 @@ class SlotDisk:
         return SteadyFile(self._part(name))
 
     def discard(self, name: str) -> None:
-        self._part(name).unlink(missing_ok=True)
+        remove_file(self._part(name))
 
     def adopt(self, name: str) -> None:
         self._part(name).replace(self._files / name)
@@ -144,7 +144,7 @@ class SlotDisk:
         return FileSource(self._files / name)
 
     def remove(self, name: str) -> None:
-        (self._files / name).unlink(missing_ok=True)
+        remove_file(self._files / name)
 
     def take_own(self, name: str) -> None:
         link_or_copy(self._folder / FILES_FOLDER / name, self._files / name)
@@ -161,14 +161,14 @@ class SlotDisk:
                 sync_path(path)
             path.replace(self._downloaded(base_name(file.name)))
         except BaseException:
-            path.unlink(missing_ok=True)
+            remove_file(path)
             raise
 
     def adopt_downloaded(self, name: str) -> None:
         self._downloaded(name).replace(self._files / name)
 
     def discard_downloaded(self, name: str) -> None:
-        self._downloaded(name).unlink(missing_ok=True)
+        remove_file(self._downloaded(name))
 
     def new_store(self) -> SubtaskStore:
         while True:
@@ -176,7 +176,7 @@ class SlotDisk:
             directory = self._folder / f"standby-{self._opened}"
             if not directory.exists():  # a dead process may have left one
                 return SubtaskStore(directory, quiet=True)
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_folder(directory)
 
     def ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
         paths = [self._files / base_name(file.name) for file in files]
@@ -195,7 +195,7 @@ class SlotDisk:
         for path in list(folder.iterdir()):
             match = FILE_NAME.match(path.name)
             if match and path.name not in names and int(match["generation"]) < generation:
-                path.unlink(missing_ok=True)
+                remove_file(path)
         for name, held in names.items():
             target = folder / name
             if held and not target.exists():
@@ -203,4 +203,4 @@ class SlotDisk:
                     os.link(self._files / name, target)
 
     def close(self) -> None:
-        shutil.rmtree(self._files, ignore_errors=True)
+        remove_folder(self._files)

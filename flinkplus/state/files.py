@@ -18,6 +18,8 @@ from typing import BinaryIO, Protocol
 
 from pyarrow import fs
 
+from flinkplus.state.removal import remove_file
+
 COPY_CHUNK_BYTES = 1 << 20
 SYNC_BYTES = 4 << 20
 TEMPORARY_SUFFIX = ".tmp"
@@ -153,7 +155,7 @@ class LocalDirectory:
         return sorted(path.relative_to(self._root).as_posix() for path in found)
 
     def delete(self, name: str) -> None:
-        self._path(name).unlink(missing_ok=True)
+        remove_file(self._path(name))
 
 
 class ArrowDirectory:

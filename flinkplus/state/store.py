@@ -44,6 +44,7 @@ from rocksdict import (
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.state import volatile
 from flinkplus.state.files import sync_path
+from flinkplus.state.removal import remove_file, remove_folder
 
 Aside: TypeAlias = Callable[[Callable[[], None]], object]
 """Takes work that nobody waits for."""
@@ -222,7 +223,7 @@ class SubtaskStore:
                         in_memory += name.stat().st_size
             for path in self.directory.absolute().glob("taken-*.sst"):
                 if str(path) not in live:
-                    path.unlink(missing_ok=True)
+                    remove_file(path)
             volatile.release(self._in_memory - in_memory)
             self._in_memory = in_memory
 
@@ -276,4 +277,4 @@ class SubtaskStore:
             self._in_memory = 0
 
     def _remove(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_folder(self.directory)

@@ -34,6 +34,7 @@ from flinkplus.errors import StateError
 from flinkplus.state.delta import Chunk, Kind, StateFile, describe, write_sst
 from flinkplus.state.files import link_or_copy
 from flinkplus.state.memtable import FrozenPart
+from flinkplus.state.removal import remove_file
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
@@ -178,7 +179,11 @@ class StateVersions:
                     self._queue.popleft()
 
     def complete(self, checkpoint: int) -> None:
-        """``checkpoint`` is complete: local copies that only older ones name go."""
+        """``checkpoint`` is complete: local copies that only older ones name go. Those of a closed state stay for the next
+        generation, which may have it begun already.
+        """
+        if self._closed.is_set():
+            return
         with self._lock:
             self._handles = {number: files for number, files in self._handles.items() if number >= checkpoint}
             self._complete = max(self._complete, checkpoint)
@@ -196,7 +201,7 @@ class StateVersions:
             self._local_names &= needed
             self._uploaded &= needed
         for name in sorted(gone):
-            self.local(name).unlink(missing_ok=True)
+            remove_file(self.local(name))
 
     def total_bytes(self) -> int:
         """Bytes of the files that make up the newest written version."""
@@ -309,7 +314,7 @@ class StateVersions:
             self._check_open()
             self._storage.upload(self.local(file.name), file.name)
         except BaseException:
-            self.local(name).unlink(missing_ok=True)
+            remove_file(self.local(name))
             raise
         return self._adopt_base(file, replaced, number)
 
@@ -324,7 +329,7 @@ class StateVersions:
                 return True
         if not in_time:  # it took so many checkpoints that garbage collection took it for garbage
             self._lead *= 2
-        self.local(file.name).unlink(missing_ok=True)
+        remove_file(self.local(file.name))
         return False
 
     def _base_chunks(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[Chunk]:
