@@ -1,12 +1,12 @@
 """Removing files without keeping the disk from everybody else.
 
-The blocks of a large file are not given back in no time: some 30 ms for 250 MB, and 0.3 s where the disk is told of
-every block (ext4 with ``discard``, as many clouds have it), in which it does nothing else; whoever syncs a file then
-waits.
+Giving back the blocks of a large file is work for the disk. Where it is told of each of them (``discard``, as on many
+virtual machines) that may be more than a millisecond for a megabyte, in which it does nothing else: whoever syncs a
+file meanwhile, large or small, waits until 250 MB are gone.
 
 Rules:
-- a name is gone when the call returns; the room is given back by a thread of its own, in pieces, with pauses as long as
-  the work, so that the disk always has time for others;
+- a name is gone when the call returns; the room is given back by a thread of its own, in pieces, with pauses that are
+  longer than the work: the disk has time for others, also when several processes do so. When much waits there are none;
 - only what nobody else has, by another name or open, is taken to pieces: a file that is being read stays whole;
 - the thread is there as long as it has something to do, and nobody waits for it. When the process ends, the system does
   the rest.
@@ -24,17 +24,61 @@ import time
 from collections import deque
 from pathlib import Path
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 4 << 20
 """Files up to this are removed as they are; others by so much at a time."""
+PAUSE = 4
+"""Times as long as a piece took."""
+HURRY_FILES = 64
 
-_guard = threading.Lock()
-_nameless: deque[int] = deque()
-_thread: threading.Thread | None = None
+
+class _Remover:
+    """Large files that have lost their last name, and the thread that takes them to pieces."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._waiting: deque[int] = deque()
+        self._thread: threading.Thread | None = None
+
+    def add(self, handle: int) -> None:
+        """An open file, which is closed in the end."""
+        with self._guard:
+            self._waiting.append(handle)
+            if self._thread is None or not self._thread.is_alive():  # a forked child has none
+                self._thread = threading.Thread(target=self._run, name="flinkplus-removal", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._guard:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                handle = self._waiting.popleft()
+            try:
+                with contextlib.suppress(OSError):
+                    self._take_to_pieces(handle)
+            finally:
+                os.close(handle)
+
+    def _take_to_pieces(self, handle: int) -> None:
+        """Raises ``OSError`` when that must not be, or cannot."""
+        found = os.fstat(handle)
+        if found.st_nlink:
+            return
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted when nobody else has it open
+        for size in range(found.st_size - PIECE_BYTES, 0, -PIECE_BYTES):
+            begun = time.monotonic()
+            os.ftruncate(handle, size)
+            if len(self._waiting) < HURRY_FILES:
+                time.sleep(PAUSE * (time.monotonic() - begun))
+
+
+_remover = _Remover()
 
 
 def remove_file(path: str | Path) -> None:
     """Remove a file, if it is there. Raises ``OSError`` when that cannot be done."""
-    handle = _large(path)
+    handle = _open_large(path)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -43,7 +87,7 @@ def remove_file(path: str | Path) -> None:
             os.close(handle)
         raise
     if handle is not None:
-        _give_back_later(handle)
+        _remover.add(handle)
 
 
 def remove_folder(path: str | Path) -> None:
@@ -55,48 +99,10 @@ def remove_folder(path: str | Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _large(path: str | Path) -> int | None:
-    """The file, open, if it is worth it and this is its last name."""
+def _open_large(path: str | Path) -> int | None:
+    """The file, if it is worth the trouble and this is its last name."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
         if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size > PIECE_BYTES:
             return os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     return None
-
-
-def _give_back_later(handle: int) -> None:
-    global _thread
-    with _guard:
-        _nameless.append(handle)
-        if _thread is None or not _thread.is_alive():  # a forked child has none
-            _thread = threading.Thread(target=_give_back_all, name="flinkplus-removal", daemon=True)
-            _thread.start()
-
-
-def _give_back_all() -> None:
-    global _thread
-    while True:
-        with _guard:
-            if not _nameless:
-                _thread = None
-                return
-            handle = _nameless.popleft()
-        try:
-            with contextlib.suppress(OSError):
-                _give_back(handle)
-        finally:
-            os.close(handle)
-
-
-def _give_back(handle: int) -> None:
-    """Take a file to pieces. ``OSError`` when that must not be, or cannot."""
-    found = os.fstat(handle)
-    if found.st_nlink:
-        return
-    fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted when nobody else has it open
-    size = found.st_size
-    while size > 0:
-        begun = time.monotonic()
-        size = max(0, size - PIECE_BYTES)
-        os.ftruncate(handle, size)
-        time.sleep(time.monotonic() - begun)

@@ -210,22 +210,36 @@ class SubtaskStore:
 
     def _tidy(self, names: Path, sources: Sequence[Path]) -> None:
         """Remove names that RocksDB did not take, and, every few files, files whose names it has removed; and see what
-        of memory it has given back."""
+        of memory it has given back.
+        """
         for link in sources:
             link.unlink(missing_ok=True)
-        if self._taken % TIDY_AFTER_FILES < len(sources):
-            live, in_memory = set(), 0
-            for name in names.glob("*.sst"):
-                with contextlib.suppress(OSError):  # RocksDB removes names at any time
-                    if name.is_symlink():
-                        live.add(os.readlink(name))
-                    else:
-                        in_memory += name.stat().st_size
-            for path in self.directory.absolute().glob("taken-*.sst"):
-                if str(path) not in live:
-                    remove_file(path)
-            volatile.release(self._in_memory - in_memory)
-            self._in_memory = in_memory
+        if self._taken % TIDY_AFTER_FILES >= len(sources):
+            return
+        live, in_memory = self._keep_compacted(), 0
+        for name in names.glob("*.sst"):
+            with contextlib.suppress(OSError):  # RocksDB removes names at any time
+                if name.is_symlink():
+                    live.add(os.readlink(name))
+                else:
+                    in_memory += name.stat().st_size
+        for path in self.directory.absolute().glob("*-*.sst"):
+            if str(path) not in live:
+                remove_file(path)
+        volatile.release(self._in_memory - in_memory)
+        self._in_memory = in_memory
+
+    def _keep_compacted(self) -> set[str]:
+        """Second names of what compaction has written: RocksDB removes files at once, however large they are."""
+        kept = set()
+        for path in self.directory.absolute().glob("*[0-9].sst"):
+            if "-" not in path.name:
+                second = path.with_name(f"made-{path.name}")
+                with contextlib.suppress(OSError):  # gone, or there are no second names here
+                    if not second.exists():
+                        os.link(path, second)
+                    kept.add(str(second))
+        return kept
 
     def be_active(self) -> None:
         """A quiet store begins to compact what it has taken in."""

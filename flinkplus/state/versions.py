@@ -179,8 +179,8 @@ class StateVersions:
                     self._queue.popleft()
 
     def complete(self, checkpoint: int) -> None:
-        """``checkpoint`` is complete: local copies that only older ones name go. Those of a closed state stay for the next
-        generation, which may have it begun already.
+        """``checkpoint`` is complete: local copies that only older ones name go; those of a closed state are the next
+        generation's.
         """
         if self._closed.is_set():
             return
