@@ -10,11 +10,9 @@ Rules:
 - the Bloom filter is asked first: what it does not know is surely new, and nothing else is looked at. "Maybe" is never
   an answer: it is confirmed by the digests, of which the newest are in memory, and the others in the store;
 - the numbers of a channel have no gaps (``ValueError``), so digests need no keys of their own: a run of them has one;
-- with a version of the consumer goes what ``saved`` gives for it, and who begins from that version has ``load``-ed it:
-  these are only ever looked up, by their number, and need no Bloom filter;
-- of more than ``MAX_CARRIED`` messages since the last complete checkpoint, the newest epochs are carried, each as a
-  whole, as far as they come to no more: for the others nobody can tell any more whether they are the same. (The
-  caller's cursors still say that they are not new.)
+- whoever begins from a version of the consumer begins with an empty filter. The cursors of the version say that what
+  lies before it is not new, and nobody asks what was in it: no producer is promoted from an older version than the one
+  that a living consumer began from (``chain_backup.line``, rule 3), so none makes it again.
 
 One thread.
 """
@@ -23,20 +21,18 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pybloom_live import BloomFilter
 
-from dedup.digests import Digests, pack_digests, unpack_digests
+from dedup.digests import Digests
 from dedup.store import DigestStore
 
 Channel: TypeAlias = tuple[int, int, int]
 """Edge, producer, consumer."""
 
 CHUNK = 512
-MAX_CARRIED = 1 << 16
 FIRST_CAPACITY, GROWTH = 512, 4
 DEFAULT_ERROR_RATE = 0.01
 HARDLY_A_FILTER = 0.5
@@ -98,9 +94,9 @@ class GrowingBloom:
 
 @dataclass(slots=True)
 class _Group:
-    """The messages of one epoch. ``bloom`` is ``None`` when they came with a version."""
+    """The messages of one epoch."""
 
-    bloom: GrowingBloom | None
+    bloom: GrowingBloom
     runs: dict[Channel, _Run] = field(default_factory=dict)
 
 
@@ -152,7 +148,7 @@ class MessageFilter:
             group = self._groups[epoch] = _Group(GrowingBloom(self._error_rate))
         counts = self._counts
         counts.asked += 1
-        if group.bloom is None or group.bloom.add(self._id(channel, seq)):
+        if group.bloom.add(self._id(channel, seq)):
             counts.maybe += 1
             had = self._digest(epoch, group, channel, seq)
             if had is not None:
@@ -174,7 +170,7 @@ class MessageFilter:
         """The digest of a message that may have come in; ``None`` when it has not, or its group is gone."""
         self._counts.asked += 1
         group = self._groups.get(epoch)
-        if group is None or (group.bloom is not None and self._id(channel, seq) not in group.bloom):
+        if group is None or self._id(channel, seq) not in group.bloom:
             return None
         self._counts.maybe += 1
         had = self._digest(epoch, group, channel, seq)
@@ -224,31 +220,6 @@ class MessageFilter:
             group = self._groups.pop(epoch)
             if any(run.stored for run in group.runs.values()):
                 self._store.delete(_PREFIX.pack(self._number, epoch), _PREFIX.pack(self._number, epoch + 1))
-
-    def saved(self, before: int, name: Callable[[Channel], str]) -> dict[str, dict[str, list[Any]]]:
-        """What goes with a version that has taken in exactly what is before epoch ``before``; JSON.
-
-        ``name``: of a channel, as text.
-        """
-        saved: dict[str, dict[str, list[Any]]] = {}
-        left = MAX_CARRIED
-        for epoch in sorted((epoch for epoch in self._groups if epoch < before), reverse=True):
-            runs = self._groups[epoch].runs
-            left -= sum(run.end - run.first for run in runs.values())
-            if left < 0:
-                break
-            saved[str(epoch)] = {
-                name(channel): [run.first, pack_digests(self._whole(epoch, channel, run))]
-                for channel, run in runs.items()
-            }
-        return saved
-
-    def load(self, saved: Mapping[str, Mapping[str, Iterable[Any]]], parse: Callable[[str], Channel]) -> None:
-        """Begin with what ``saved`` gave; nothing has come in yet. ``parse``: the inverse of its ``name``."""
-        for epoch, runs in saved.items():
-            group = self._groups[int(epoch)] = _Group(None)
-            for name, (first, text) in runs.items():
-                group.runs[parse(name)] = _Run(first, 0, unpack_digests(text))
 
     def close(self) -> None:
         """Forget everything."""

@@ -89,6 +89,17 @@ def whole_numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     return parse
 
 
+def positive_numbers(text: str) -> tuple[float, ...]:
+    """A parser of ``0.25,1,10``."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0 < number < 1e9 for number in numbers) or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive numbers, such as 0.25,1,10")
+    return numbers
+
+
 def add_output(command: argparse.ArgumentParser, name: str, out: str, what: str = "for files") -> None:
     """The options of every experiment: the JSON file (``name``, by default), the directory ``out``, the master."""
     command.add_argument("--json", metavar="FILE", help=f"raw data (default: {name} in the directory of --out)")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flinkplus.api.job import JobHandle
 
 POLL_S = 0.01
+START_S = 60.0
 
 
 class RunError(Exception):
@@ -38,6 +39,21 @@ def wait_until(job: JobHandle, condition: Callable[[], bool], deadline: float, s
         if stop.is_set():
             raise RunError("interrupted")
         job.wait(POLL_S)
+
+
+def run_until(job: JobHandle, running_s: float, stop: threading.Event) -> None:
+    """Let a job run until it has run for so many seconds, or is over.
+
+    Raises ``RunError`` when it does not come to that, or when ``stop`` is set; and what the job has failed with.
+    """
+    deadline = time.monotonic() + START_S + running_s
+    while (job.running_s or 0.0) < running_s and not job.done:
+        if time.monotonic() > deadline:
+            raise RunError(f"not running in time; the job is {job.state}")
+        if stop.wait(POLL_S):
+            raise RunError("interrupted")
+    if job.done:
+        job.await_finish()
 
 
 @contextlib.contextmanager

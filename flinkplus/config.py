@@ -25,6 +25,7 @@ RECOVERY_MODES = ("rollback", "standby")
 PLACEMENTS = ("spread", "near")
 FAILBACK_MODES = ("auto", "never")
 TRANSPORTS = ("tcp", "grpc")
+CHECKPOINT_MODES = ("aligned", "synchronous")
 FULL_DEPTH = "full"
 CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
@@ -37,11 +38,12 @@ class Options:
     """Settings of one job.
 
     ``parallelism``: subtasks of each operator, and slots. ``checkpoint_interval``: seconds between checkpoints,
-    ``None``
-    for only the one that ends a bounded job. ``checkpoint_dir``: path or ``pyarrow.fs`` URI that every slot and the
-    driver can reach; ``None`` keeps checkpoints in a directory that goes away with the job. ``window``: messages in
-    flight per channel. ``transport``: of messages between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message
-    aimed at. ``flush_interval``: seconds between two reads of a paced source. ``max_restarts``: recoveries after
+    ``None`` for only the one that ends a bounded job. ``checkpoint_dir``: path or ``pyarrow.fs`` URI that every slot
+    and the driver can reach; ``None`` keeps checkpoints in a directory that goes away with the job.
+    ``checkpoint_mode``: ``aligned`` (asynchronous barrier snapshots), or ``synchronous``: the whole job stands still
+    for each, as a baseline to compare with. ``window``: messages in flight per channel. ``transport``: of messages
+    between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message aimed at. ``flush_interval``: seconds between
+    two reads of a paced source. ``max_restarts``: recoveries after
     exceptions before the job fails. ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it
     fails. ``memtable_entries``: keys of each keyed state held in memory. ``guarantee``: how often the effect of an
     input row is in the committed output: ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see
@@ -67,6 +69,7 @@ class Options:
     max_concurrent_checkpoints: int = 1
     retained_checkpoints: int = 3
     checkpoint_dir: str | None = None
+    checkpoint_mode: str = "aligned"
     guarantee: str = "exactly-once"
     recovery: str = "standby"
     replicas: int = 3
@@ -136,6 +139,9 @@ class Options:
         _check_one_of("recovery", self.recovery, RECOVERY_MODES)
         _check_one_of("failback", self.failback, FAILBACK_MODES)
         _check_one_of("transport", self.transport, TRANSPORTS)
+        _check_one_of("checkpoint_mode", self.checkpoint_mode, CHECKPOINT_MODES)
+        if self.checkpoint_mode == "synchronous" and self.max_concurrent_checkpoints != 1:
+            raise ConfigurationError("synchronous checkpoints come one at a time: max_concurrent_checkpoints must be 1")
         self._check_placement()
         for name, what in (
             ("checkpoint_dir", "a path, a URI"),

@@ -27,7 +27,7 @@ from rich.table import Table
 from experiments.recovery.processes import ProcessSampler
 from experiments.recovery.report import Document, number, plain_table
 from experiments.recovery.workload import draw
-from experiments.running import POLL_S, RunError
+from experiments.running import run_until
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import TOKENIZE
@@ -40,7 +40,6 @@ WORDS = 1_100_000
 VOCABULARY = 50_000
 ENDLESS = 1_000_000_000
 SETTLE_S = 2.0
-START_S = 60.0
 KINDS = ("unlimited", "steady")
 EXACTLY_ONCE = Guarantee.EXACTLY_ONCE.value
 
@@ -132,10 +131,10 @@ def _run(
     env = StreamEnvironment(spark, **settings.options(variant))
     draw(env, str(text), None, rate, None, ENDLESS)
     with env.execute("cost") as job:
-        _run_until(job, SETTLE_S, stop)
+        run_until(job, SETTLE_S, stop)
         begun_s, before = time.monotonic(), _words(job)
         with ProcessSampler(job.slot_pids) as sampler:
-            _run_until(job, SETTLE_S + settings.seconds, stop)
+            run_until(job, SETTLE_S + settings.seconds, stop)
             ended_s, after = time.monotonic(), _words(job)
         checkpoints = [c["duration_ms"] for c in job.checkpoints() if c["status"] == "complete"]
         recoveries = len(job.recoveries())
@@ -151,17 +150,6 @@ def _run(
 
 def _words(job: JobHandle) -> int:
     return sum(job.rows_out(TOKENIZE).values())
-
-
-def _run_until(job: JobHandle, running_s: float, stop: threading.Event) -> None:
-    deadline = time.monotonic() + START_S + running_s
-    while (job.running_s or 0.0) < running_s and not job.done:
-        if time.monotonic() > deadline:
-            raise RunError(f"not running in time; the job is {job.state}")
-        if stop.wait(POLL_S):
-            raise RunError("interrupted")
-    if job.done:
-        job.await_finish()
 
 
 def summarize_cost(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

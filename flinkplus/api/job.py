@@ -116,7 +116,7 @@ class JobHandle:
         return self._running.coordinator.figures.rows_out(operator)
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """The last checkpoints, oldest first: id, status, times in ms, bytes, keys."""
+        """The last checkpoints, oldest first: id, status, phases in ms (``docs/command-line.md``), bytes, keys."""
         return self._running.coordinator.figures.checkpoints()
 
     def recoveries(self) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flinkplus.cli.figures import check_json, write_json
+from flinkplus.config import CHECKPOINT_MODES
 from flinkplus.errors import (
     CheckpointDirectoryError,
     ConfigurationError,
@@ -76,6 +77,12 @@ def _add_wordcount(commands: Any) -> None:
     command.add_argument("--repeat", type=positive, default=1, metavar="N", help="read the input N times (default: 1)")
     command.add_argument("--checkpoint-interval", type=positive_number, default=1.0, metavar="S")
     command.add_argument("--no-checkpoints", action="store_true", help="only the checkpoint that ends the job")
+    command.add_argument(
+        "--checkpoint-mode",
+        choices=CHECKPOINT_MODES,
+        default="aligned",
+        help="synchronous: the job stands still",
+    )
     command.add_argument("--checkpoint-dir", metavar="DIR", help="keep checkpoints here, for flinkplus resume")
     command.add_argument("--recovery", choices=["standby", "rollback"], default="standby")
     command.add_argument("--replicas", type=positive, default=3, metavar="N", help="copies of each state (default: 3)")
@@ -132,6 +139,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "parallelism": arguments.parallelism,
             "checkpoint_interval": None if arguments.no_checkpoints else arguments.checkpoint_interval,
             "checkpoint_dir": arguments.checkpoint_dir,
+            "checkpoint_mode": arguments.checkpoint_mode,
             "recovery": arguments.recovery,
             "replicas": arguments.replicas,
             "placement": arguments.placement,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,15 @@ from flinkplus.sources.text import TextFiles
 KILL = re.compile(r"(?P<subtask>.+)@(?P<at>\d+(?:\.\d+)?)$")
 POLL_S = 0.05
 PHASES = ("detect", "fence", "promote", "restore", "replay")
+CHECKPOINT_PHASES = {
+    "last source begun": "trigger_ms",
+    "longest alignment": "alignment_ms",
+    "longest synchronous part": "sync_ms",
+    "longest asynchronous part": "async_ms",
+    "all durable": "durable_ms",
+    "all standbys": "chain_ms",
+    "complete": "duration_ms",
+}
 SOURCE, TOKENIZE, COUNT, SINK = "lines", "tokenize", "count", "out"
 
 
@@ -151,6 +161,8 @@ def figures(job: JobHandle, env: StreamEnvironment, run: WordCount, check: Batch
         "repeat": run.repeat,
         "checkpoint_interval_s": env.options.checkpoint_interval,
         "state_bytes": metrics["state_bytes"],
+        "determinant_share": metrics["determinant_share"],
+        "message_ids": metrics["message_ids"],
         "slot_restarts": metrics["slot_restarts"],
         "operators": operators,
         "checkpoints": job.checkpoints(),
@@ -180,23 +192,38 @@ def print_summary(result: dict[str, Any]) -> None:
     console = Console()
     table = Table(title="WordCount", show_header=False, title_justify="left")
     complete = [c for c in result["checkpoints"] if c["status"] == "complete"]
-    durations = sorted(c["duration_ms"] for c in complete)
-    middle = durations[len(durations) // 2] if durations else None
     for label, value in (
         ("words", f"{result['words']:,}"),
         ("output rows", f"{result['output_rows']:,}"),
         ("distinct words", f"{result['distinct_words']:,}"),
         ("time", f"{result['elapsed_s']:.2f} s"),
         ("words per second", f"{result['words_per_s']:,.0f}"),
-        ("checkpoints", f"{len(complete)} complete, median {milliseconds(middle)}"),
+        ("checkpoints", f"{len(complete)} complete"),
         ("recoveries", str(len(result["recoveries"]))),
         ("invalid lines", f"{result['invalid_lines']:,}"),
         ("result", verdict(result)),
     ):
         table.add_row(label, value)
     console.print(table)
+    if complete:
+        console.print(checkpoint_table(complete))
     if result["recoveries"]:
         console.print(recovery_table(result["recoveries"]))
+
+
+def checkpoint_table(checkpoints: list[dict[str, Any]]) -> Table:
+    """How long the phases of complete checkpoints took, in milliseconds, and how large they are."""
+    table = Table(title="Checkpoints", title_justify="left")
+    for heading in ("", "median", "longest"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for phase, key in CHECKPOINT_PHASES.items():
+        times = [checkpoint[key] for checkpoint in checkpoints if checkpoint[key] is not None]
+        if times:
+            table.add_row(phase, milliseconds(statistics.median(times)), milliseconds(max(times)))
+    for size, key in (("new bytes", "bytes_new"), ("all bytes", "bytes_total")):
+        sizes = [checkpoint[key] for checkpoint in checkpoints]
+        table.add_row(size, f"{statistics.median(sizes):,.0f}", f"{max(sizes):,}")
+    return table
 
 
 def recovery_table(recoveries: list[dict[str, Any]]) -> Table:

@@ -6,6 +6,7 @@ tidied. All of them keep the rows and their order, and copy nothing that can be 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Generic, TypeVar
@@ -41,19 +42,21 @@ class SchemaMemo(Generic[Value]):
         return value
 
 
-def _holds_dictionary(dtype: pa.DataType) -> bool:
+def holds_dictionary(dtype: pa.DataType) -> bool:
+    """Whether a type is dictionary-encoded, or something within it."""
     inner = [dtype.field(i).type for i in range(dtype.num_fields)]
-    return pa.types.is_dictionary(dtype) or any(_holds_dictionary(part) for part in inner)
+    return pa.types.is_dictionary(dtype) or any(holds_dictionary(part) for part in inner)
 
 
 def _decoded_schema(schema: pa.Schema) -> pa.Schema | None:
     fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in schema]
-    if any(_holds_dictionary(field.type) for field in fields):
+    if any(holds_dictionary(field.type) for field in fields):
         return None
     return pa.schema(fields, schema.metadata)
 
 
 _decoded_schema_of = SchemaMemo(_decoded_schema)
+_has_dictionaries = SchemaMemo(lambda schema: any(pa.types.is_dictionary(field.type) for field in schema))
 
 
 def decoded(batch: pa.RecordBatch) -> pa.RecordBatch | None:
@@ -68,17 +71,29 @@ def decoded(batch: pa.RecordBatch) -> pa.RecordBatch | None:
     columns = batch.columns
     for position, column in enumerate(columns):
         if isinstance(column, pa.DictionaryArray):
-            if len(column) * column.dictionary.nbytes > MAX_DECODED_BYTES and not _decodes_small(column):
+            if not _decodes_small(column):
                 return None
             columns[position] = column.dictionary.take(column.indices)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _decodes_small(column: pa.DictionaryArray) -> bool:
-    used = compact(column)  # of a part of a large batch there may be a large dictionary and few rows
-    if pa.types.is_fixed_size_binary(used.dictionary.type) or pa.types.is_primitive(used.dictionary.type):
+    """Whether it does for sure; that follows from the values, however large the dictionary is that they are in."""
+    dtype = column.type.value_type
+    if pa.types.is_primitive(dtype) or pa.types.is_decimal(dtype) or pa.types.is_fixed_size_binary(dtype):
         return True
-    return bool(len(used) * used.dictionary.nbytes <= MAX_DECODED_BYTES)
+    most = MAX_DECODED_BYTES // max(1, len(column))
+    return _content_bytes(column.dictionary) <= most or _content_bytes(first_seen(column).dictionary) <= most
+
+
+def _content_bytes(values: pa.Array) -> int:
+    """Of texts, what they come to; of others, about what they take."""
+    if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+        if not len(values):
+            return 0
+        offsets = memoryview(values.buffers()[1]).cast("i")
+        return offsets[values.offset + len(values)] - offsets[values.offset]
+    return int(values.nbytes)
 
 
 def merge(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -127,22 +142,25 @@ def _unitable(array: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """``batch`` with exactly the plain types of ``schema``, for user functions and files.
+    """``batch`` with exactly the types of ``schema``, which are plain as a rule, for user functions and files. Of a
+    column that ``schema`` wants dictionary-encoded, the dictionary follows from the rows (``first_seen``).
 
     Columns are taken by position; names and types become those of ``schema``. Raises ``pa.ArrowInvalid`` when a
     column cannot be cast without loss, ``ValueError`` when there are more or fewer columns.
     """
     if batch.num_columns != len(schema):
         raise ValueError(f"a batch of columns {batch.schema.names} does not fit the schema {schema.names}")
-    if batch.schema.equals(schema):
+    if batch.schema.equals(schema) and not _has_dictionaries(schema):
         return batch
     columns = [plain_array(batch.column(i), field.type) for i, field in enumerate(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def plain_array(array: pa.Array, dtype: pa.DataType) -> pa.Array:
-    """``array`` as ``dtype``, decoded when it is dictionary-encoded."""
+    """``array`` as ``dtype``, decoded when it is dictionary-encoded and shall not be."""
     if isinstance(array, pa.DictionaryArray):
+        if array.type == dtype:
+            return first_seen(array)
         array = array.dictionary.take(array.indices)
     return array if array.type == dtype else array.cast(dtype)
 
@@ -182,36 +200,15 @@ def compact(array: pa.Array) -> pa.Array:
     return dictionary_array(new_code[codes], dictionary.take(pa.array(members)))
 
 
-def settled(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same batch, and what is under its nulls is nothing: so equal batches have equal bytes.
-
-    Columns within columns are left as they are.
+def first_seen(array: pa.DictionaryArray) -> pa.DictionaryArray:
+    """The same values, with the dictionary that follows from them: no value twice, none that no row uses, in the order
+    in which the rows use them first; nulls are among the codes.
     """
-    if not any(column.null_count for column in batch.columns):
-        return batch
-    columns = [_settled(column) if column.null_count else column for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-
-
-def _settled(column: pa.Array) -> pa.Array:
-    dtype = column.type
-    if isinstance(column, pa.DictionaryArray):
-        return pa.DictionaryArray.from_arrays(_settled(column.indices), column.dictionary, safe=False)
-    if pa.types.is_nested(dtype) or pa.types.is_null(dtype):
-        return column
-    valid = column.is_valid()
-    if pa.types.is_boolean(dtype):
-        buffers = column.fill_null(False).buffers()
-    elif pa.types.is_primitive(dtype) or pa.types.is_decimal(dtype) or pa.types.is_fixed_size_binary(dtype):
-        width = dtype.bit_width // 8
-        found = np.frombuffer(column.buffers()[1], np.uint8, len(column) * width, column.offset * width)
-        values = found.reshape(len(column), width).copy()
-        values[~valid.to_numpy(zero_copy_only=False)] = 0
-        buffers = [None, pa.py_buffer(values)]
-    elif dtype in (pa.string(), pa.large_string()):
-        buffers = column.fill_null("").buffers()
-    elif dtype in (pa.binary(), pa.large_binary()):
-        buffers = column.fill_null(b"").buffers()
-    else:
-        return column
-    return pa.Array.from_buffers(dtype, len(column), [valid.buffers()[1], *buffers[1:]], column.null_count)
+    dtype, codes, dictionary = array.type, array.indices, array.dictionary
+    with contextlib.suppress(pa.ArrowNotImplementedError):  # of types that cannot be told apart, equal ones stay apart
+        distinct = dictionary.dictionary_encode()
+        codes, dictionary = distinct.indices.take(codes), distinct.dictionary
+    used = codes.dictionary_encode()
+    return pa.DictionaryArray.from_arrays(
+        used.indices.cast(dtype.index_type), dictionary.take(used.dictionary), ordered=dtype.ordered
+    )

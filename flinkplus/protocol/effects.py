@@ -70,7 +70,7 @@ class DiscardSnapshot:
     checkpoint: CheckpointId
 
 
-AlignmentEffect: TypeAlias = (
+BarrierEffect: TypeAlias = (
     BlockChannel
     | UnblockChannel
     | TakeSnapshot

@@ -59,9 +59,7 @@ class SnapshotFailed:
     reason: str
 
 
-AlignmentEvent: TypeAlias = (
-    BarrierArrived | CheckpointTriggered | CheckpointAborted | SnapshotPersisted | SnapshotFailed
-)
+BarrierEvent: TypeAlias = BarrierArrived | CheckpointTriggered | CheckpointAborted | SnapshotPersisted | SnapshotFailed
 
 # ------------------------------------------------------------------------------------------------ checkpointing
 

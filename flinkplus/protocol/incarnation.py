@@ -24,8 +24,9 @@ class Promotion:
     ``ancestors``: what the survivors know of those that these steps may depend on.
     ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
     is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque. ``had``:
-    channel -> digests, by ``seq``, of what its consumer has received. ``inputs``: channel -> next ``seq`` to be taken,
-    where that is not what the version says. ``pass_over``: rows that a source is to read and not to send.
+    channel -> digests, by ``seq``, of what its living consumer has received (``None``: nothing is compared).
+    ``inputs``: channel -> next ``seq`` to be taken, where that is not what the version says. ``pass_over``: rows that a
+    source is to read and not to send.
     """
 
     received: dict[str, int]
@@ -34,7 +35,7 @@ class Promotion:
     marks: dict[str, int]
     resuming: frozenset[SubtaskId]
     state: Any
-    had: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    had: Mapping[str, Mapping[int, int]] | None = None
     inputs: Mapping[str, int] = field(default_factory=dict)
     pass_over: int = 0
 
@@ -42,7 +43,8 @@ class Promotion:
 @dataclass(kw_only=True)
 class Incarnation:
     """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
-    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``: of the job."""
+    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``: of the job; ``stands_still``:
+    behind each barrier until the checkpoint has ended."""
 
     subtask: SubtaskId
     generation: Generation
@@ -53,6 +55,7 @@ class Incarnation:
     checkpoint: CheckpointId
     promotion: Promotion | None = None
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    stands_still: bool = False
 
     def slot_of(self, subtask: SubtaskId) -> int | None:
         """The slot of another subtask, ``None`` when it is this one's."""
@@ -64,8 +67,9 @@ class Incarnation:
         slot, generation = self.slot_of(consumer), self.generations[consumer]
         if self.promotion is None:
             return Peer(slot, generation)
-        had = self.promotion.had.get(str(channel), {})
         if consumer in self.promotion.resuming:
-            return Peer(slot, generation, resuming=True, had=had)
+            return Peer(slot, generation, resuming=True)
+        known = self.promotion.had if self.guarantee.repeats else None
+        had = None if known is None else known.get(str(channel), {})
         received = self.promotion.received.get(str(channel), 0)
         return Peer(slot, generation, received, had=had, renumbered=not self.guarantee.repeats)

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.determinants import AncestorLog, StepLog, encode_run
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, invariant
 from flinkplus.protocol.messages import Kind, Message
 
 MAX_UNSENT_MESSAGES = 4
@@ -87,8 +87,8 @@ class OutputChannel:
     ``resuming`` is the flag of a standby channel: the consumer has failed, and the channel is closed until its
     successor, which has ``consumer_generation``, says where to go on. ``retain``: what is consumed is kept until
     ``trim``.
-    ``had``: digests of messages that the consumer has had of a predecessor and that are yet to be made again;
-    ``had_to``: the number behind them.
+    ``had``: digests of messages that the consumer has had of a predecessor and that are yet to be made again (``None``:
+    they are not compared); ``had_to``: the number behind them.
     ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
     the position in its ``AncestorLog``.
     """
@@ -104,7 +104,7 @@ class OutputChannel:
     told: int = 0
     told_of_ancestors: int = 0
     trim_to: int = 0
-    had: dict[int, int] = field(default_factory=dict)
+    had: dict[int, int] | None = None
     had_to: int = 0
 
     def credit(self, generation: int, consumed: int, peer: int | None) -> None:
@@ -144,6 +144,22 @@ class OutputChannel:
         if seq > self.log.trimmed:
             self.log.trim(seq)
 
+    def expect(self, first: int, end: int, digests: Mapping[int, int]) -> None:
+        """The consumer has had messages ``[first, end)``, with these ``digests``: they are to be made again.
+
+        Raises ``InvariantViolation`` when there is not a digest for each: then nobody could tell.
+        """
+        self.had = {seq: digests[seq] for seq in range(first, end) if seq in digests}
+        self.had_to = end
+        invariant(
+            len(self.had) == end - first,
+            "it is not known of all messages that are to be made again what they were",
+            channel=self.channel,
+            first=first,
+            end=end,
+            known=len(self.had),
+        )
+
     def reconnect(self) -> None:
         """The stream to the consumer is new: send again whatever it has not consumed."""
         if not self.resuming:
@@ -156,14 +172,15 @@ class Peer:
 
     ``received``: of a living consumer, the next ``seq`` it expects of a promoted producer (``None``: nothing was sent
     to it yet). ``resuming``: it is being promoted itself, and will say where to go on. ``had``: digests of what it has
-    received, by number. ``renumbered``: what it is sent again has new numbers, behind what it has received.
+    received, by number (``None``: nothing is compared). ``renumbered``: what it is sent again has new numbers, behind
+    what it has received.
     """
 
     slot: int | None
     generation: Generation
     received: int | None = None
     resuming: bool = False
-    had: Mapping[int, int] = field(default_factory=dict)
+    had: Mapping[int, int] | None = None
     renumbered: bool = False
 
 
@@ -224,8 +241,8 @@ class OutputChannels(ABC):
             end.retain = self._volume is not None
             end.told = self._steps.next_step if self._steps is not None else 0
             end.trim_to = start
-            end.had = {seq: digest for seq, digest in peer.had.items() if seq >= start}
-            end.had_to = received
+            if peer.had is not None:
+                end.expect(start, received, peer.had)
             if peer.resuming:
                 end.fence(peer.generation)
             self.channels[channel] = end
@@ -266,7 +283,7 @@ class OutputChannels(ABC):
         end.log.append((message, payload), size_bytes)
 
     def _compare(self, end: OutputChannel, message: Message, payload: Any) -> None:
-        had = end.had.pop(message.seq, None)
+        had = None if end.had is None else end.had.pop(message.seq, None)
         if had is not None and self._digest is not None and self._digest(message, payload) != had:
             raise NondeterministicOperator(
                 f"message {message.seq} of channel {message.channel} is another one when it is made again"
@@ -278,7 +295,7 @@ class OutputChannels(ABC):
         Raises ``NondeterministicOperator`` when it is not.
         """
         for end in self.channels.values():
-            if end.log.appended < end.had_to:
+            if end.had is not None and end.log.appended < end.had_to:
                 raise NondeterministicOperator(
                     f"channel {end.channel}: {end.log.appended} messages are made again, its consumer has had "
                     f"{end.had_to}"

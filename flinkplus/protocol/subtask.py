@@ -12,21 +12,21 @@ and puts off whatever it is told meanwhile.
 What a driver adds: the work itself (``_push`` and its like), state, and the ways to the coordinator. It calls ``run``
 while ``runnable``; everything is a call, since a list of effects for each message would cost more than the message.
 
-Rules: one thread. The alignment decides; this class obeys. An exception anywhere in a step is the subtask's failure.
-Nothing of an older generation of a producer, no duplicate and no message behind a gap reaches the work.
+Rules: one thread. An exception anywhere in a step is the subtask's failure. Nothing of an older generation of a
+producer, no duplicate and no message behind a gap reaches the work. Which algorithm of checkpointing is at work is the
+barrier machine's affair, and ``snapshots`` obeys it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from typing_extensions import assert_never
 
 from flinkplus.errors import NondeterministicOperator, PeerProtocolError
-from flinkplus.protocol import effects, events
+from flinkplus.protocol import events
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import Accept, Duplicate
 from flinkplus.protocol.determinants import (
@@ -42,52 +42,27 @@ from flinkplus.protocol.determinants import (
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.incarnation import Incarnation
-from flinkplus.protocol.inputs import InputChannel, InputGate
+from flinkplus.protocol.inputs import InputChannel
 from flinkplus.protocol.messages import Kind, Message
-from flinkplus.protocol.outputs import OutputChannels, Peer
+from flinkplus.protocol.outputs import Peer
 from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
+from flinkplus.protocol.snapshots import NO_TIME_MS, SubtaskSnapshots
 from flinkplus.protocol.watermarks import InputWatermarks
+from flinkplus.protocol.work import SeenMessages, Taken
 
 MERGED_MESSAGES = 256
 PASSED_OVER_ROWS = 16_384
 """In one step, at most."""
 DIGEST_MASK = (1 << 64) - 1
-NO_TIME_MS = 0
-"""The alignment has no deadlines: the coordinator times every checkpoint."""
-
-Taken = list[tuple[InputChannel, int]]
-"""Input channels, and how many messages a step took off each."""
 
 
-class SeenMessages(Protocol):
-    """What is needed of a filter of message IDs (see ``dedup.filter``)."""
-
-    @property
-    def counts(self) -> Any: ...
-
-    def add(self, epoch: int, channel: ChannelId, seq: int, digest: int, /) -> int | None: ...
-
-    def find(self, epoch: int, channel: ChannelId, seq: int, /) -> int | None: ...
-
-    def runs(self, channel: ChannelId, /) -> Sequence[tuple[int, Any]]: ...
-
-    def drop(self, before: int, /) -> None: ...
-
-    def saved(self, before: int, name: Callable[[Any], str], /) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
-class SubtaskSteps(ABC):
+class SubtaskSteps(SubtaskSnapshots):
     """The protocol of one active subtask of one generation; a driver derives from it.
 
     ``saved``: what ``saved_cursors`` gave at the version that it begins from (empty: the start). ``standbys``: whether
-    there are any. ``seen``: the filter of what comes in, as it was at that version (``None``: there is none).
+    there are any. ``seen``: the filter of what comes in, empty (``None``: there is none).
     Made in two parts, since the work may need the first and the channels need the work.
     """
-
-    inputs: InputGate
-    outputs: OutputChannels
 
     def __init__(
         self,
@@ -98,10 +73,10 @@ class SubtaskSteps(ABC):
         standbys: bool,
         seen: SeenMessages | None = None,
     ) -> None:
+        super().__init__(incarnation, standbys)
         promotion = incarnation.promotion
         self.id = incarnation.subtask
         self.generation = incarnation.generation
-        self._incarnation = incarnation
         self._is_source = is_source
         self._has_outputs = has_outputs
         self._running = False
@@ -114,7 +89,6 @@ class SubtaskSteps(ABC):
         tells = standbys and guarantee is not Guarantee.AT_LEAST_ONCE
         passes_on = tells and has_outputs
         logs = passes_on and (guarantee.repeats or is_source)
-        self._standbys = standbys
         self._progress = ProgressLog(saved.get("steps", 0)) if logs and not guarantee.repeats else None
         self._steps = StepLog(saved.get("steps", 0)) if logs and guarantee.repeats else self._progress
         self._to_pass_over = promotion.pass_over if promotion is not None else 0
@@ -127,11 +101,9 @@ class SubtaskSteps(ABC):
         if passes_on and self._passes_on:
             self._ancestors = AncestorLog() if guarantee.repeats else AncestorProgress()
         self._replay = deque(promotion.determinants if promotion is not None and logs else ())
-        self._repeats = bool(self._replay)
+        self._repeats = promotion is not None and logs
         self.seen = seen
         self._put_off: list[Callable[[], None]] = []
-        self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
-        self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
         self.known: KnownSteps | None = None
         if tells:
             told = promotion.ancestors if promotion is not None else None
@@ -157,121 +129,34 @@ class SubtaskSteps(ABC):
 
     def begin_from(self, saved: Mapping[str, Any]) -> None:
         """All channels are there: be as the version was that it begins from."""
-        version = self._incarnation.checkpoint
         self.ended = bool(saved.get("ended", False))
-        self.outputs.epoch = version
-        self._cursors_at[version] = dict(saved.get("outputs", {}))
         channels = tuple(sorted(self.inputs.channels))
         self._by_position = [self.inputs.channels[channel] for channel in channels]
         self._position = {channel: at for at, channel in enumerate(channels)}
         aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
-        self._alignment = BarrierAlignment(self.id, channels, aborted=aborted, blocking=self._guarantee.aligns)
+        machine = BarrierAlignment(self.id, channels, aborted=aborted, blocking=self._guarantee.aligns)
+        self._handle_barriers(machine, self._incarnation.checkpoint, saved)
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
 
     def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the
-        next step and its time, what has ended, which later checkpoints are given up already, how far event time is,
-        what was taken in."""
+        next step and its time, what has ended, which later checkpoints are given up already, how far event time is."""
         return {
-            "seen": self.seen.saved(checkpoint, str) if self.seen is not None else {},
-            "inputs": {**self.inputs.cursors(), **self._inputs_at.get(checkpoint, {})},
-            "outputs": self._cursors_behind_barrier(),
+            **self._saved_checkpoints(checkpoint),
             "ended": self.ended,
             "steps": self._steps.next_step if self._steps is not None else self._unlogged,
             "clock_ms": self._clock.ms,
-            "aborted": list(self._alignment.aborted),
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
             "watermarks": self._watermarks.saved(),
         }
-
-    def _cursors_behind_barrier(self) -> dict[str, int]:
-        """Where the outputs stand when the barrier, which is sent next, is out."""
-        return {channel: seq + 1 for channel, seq in self.outputs.cursors().items()}
-
-    # --- the work, by the driver
-
-    @abstractmethod
-    def _digest(self, message: Message, payload: Any) -> int:
-        """64 bits that tell the content of a message of records, the same wherever and however it was made."""
-
-    @abstractmethod
-    def _push(self, message: Message, payload: Any) -> Iterator[None]:
-        """Work on a message of records."""
-
-    @abstractmethod
-    def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
-        """Work on several, in this order, as if they were one."""
-
-    @abstractmethod
-    def _rows_to_read(self) -> int:
-        """How many rows a source may read now; it is noted, so that a repetition reads as many."""
-
-    @abstractmethod
-    def _read_rows(self, rows: int) -> Generator[None, None, bool]:
-        """Read and work on up to ``rows``; returns ``False`` when there is nothing left to read. Calls ``has_read``."""
-
-    @abstractmethod
-    def _advance(self, watermark_ms: int) -> Iterator[None]:
-        """Event time has come so far on all inputs: fire what is due by then, and pass the watermark on."""
-
-    @abstractmethod
-    def _wall_ms(self) -> int:
-        """The time of day, in milliseconds since the Unix epoch."""
-
-    @abstractmethod
-    def _flush(self) -> Iterator[None]:
-        """All input has ended, and with it event time: put out what is held back."""
-
-    @abstractmethod
-    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
-        """The synchronous part of a snapshot."""
-
-    @abstractmethod
-    def _persist(self, checkpoint: CheckpointId) -> None:
-        """Begin the asynchronous part; it ends with a call of ``persisted``."""
-
-    @abstractmethod
-    def _discard(self, checkpoint: CheckpointId) -> None:
-        """A snapshot is of no use any more."""
-
-    @abstractmethod
-    def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
-        """Tell the chain and the coordinator."""
-
-    @abstractmethod
-    def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
-        """Tell the coordinator."""
-
-    @abstractmethod
-    def _report_exhausted(self) -> None:
-        """Tell the coordinator that this source has ended."""
-
-    @abstractmethod
-    def _on_complete(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is complete."""
-
-    @abstractmethod
-    def _on_step_done(self, taken: Taken) -> None:
-        """A step is done, and what it took counts as consumed."""
-
-    @abstractmethod
-    def _on_end(self) -> None:
-        """The end of input is sent, or was before this incarnation began."""
-
-    @abstractmethod
-    def _on_point(self, point: str) -> None:
-        """A point of fault injection."""
-
-    def _ready_at(self, now: float) -> float:
-        """When a source may read next, in seconds."""
-        return now
 
     # --- orders
 
     def start(self) -> None:
         """Begin to work; a source that had ended already says so again."""
         self._running = True
+        self._check_repetition()
         self._on_point("start")
         if self.ended:
             self._on_end()
@@ -295,6 +180,8 @@ class SubtaskSteps(ABC):
         if self.repeating or self._step is not None:
             self._put_off.append(lambda: self.abort(checkpoint))
             return
+        if self._halted == checkpoint:
+            self._halted = None
         if checkpoint in self._triggers:
             self._triggers.remove(checkpoint)
         if not self._is_source:
@@ -303,6 +190,7 @@ class SubtaskSteps(ABC):
 
     def complete(self, checkpoint: CheckpointId) -> None:
         """A checkpoint is complete."""
+        self.go_on_after(checkpoint)
         self._on_complete(checkpoint)
         if self.known is not None:
             self.known.complete(checkpoint)
@@ -321,13 +209,6 @@ class SubtaskSteps(ABC):
             self.step_number = self._steps.next_step
         else:
             self.step_number = self._unlogged = self._unlogged + 1
-
-    def trim(self, version: CheckpointId) -> None:
-        """Nobody goes back before ``version``: what was sent before it is let go."""
-        cursors = self._cursors_at.get(version)
-        if cursors is not None:
-            self.outputs.trim(cursors)
-        self._cursors_at = {number: found for number, found in self._cursors_at.items() if number >= version}
 
     # --- messages
 
@@ -439,7 +320,7 @@ class SubtaskSteps(ABC):
         return self.repeating and self._step is None and self._may_go_on()
 
     def _may_go_on(self) -> bool:
-        return self._has_work() and self.outputs.accepts
+        return (self._halted is None or bool(self._put_off)) and self._has_work() and self.outputs.accepts
 
     def _has_work(self) -> bool:
         if self._step is not None:
@@ -467,6 +348,8 @@ class SubtaskSteps(ABC):
         """Go on with the current step, or begin the next one; returns at its end or when an output has no more room."""
         if self._step is None:
             self._step = self._begin()
+            if self._step is None:
+                self._check_repetition()
         while self._step is not None and self.outputs.accepts:
             try:
                 next(self._step)
@@ -475,10 +358,15 @@ class SubtaskSteps(ABC):
                 taken, self._taken = self._taken, []
                 for end, count in taken:
                     self.inputs.consumed(end, count)
-                if self._repeats and not self._replay:
-                    self._repeats = False
-                    self.outputs.check_remade()
+                self._check_repetition()
                 self._on_step_done(taken)
+
+    def _check_repetition(self) -> None:
+        """Between two steps: once there is nothing left to repeat, whatever the last step was that was repeated, all
+        that anybody has had must have been made again. New steps could hide that it was not."""
+        if self._repeats and not self._replay:
+            self._repeats = False
+            self.outputs.check_remade()
 
     def _begin(self) -> Iterator[None] | None:
         if self._replay:
@@ -487,6 +375,8 @@ class SubtaskSteps(ABC):
             return self._pass_over()
         if self._put_off:
             self._catch_up_with_orders()
+        if self._halted is not None:
+            return None
         if self._is_source:
             if self._triggers:
                 self._begin_checkpoint(self._triggers.popleft())
@@ -523,7 +413,7 @@ class SubtaskSteps(ABC):
             order()
 
     def _begin_checkpoint(self, checkpoint: CheckpointId) -> None:
-        found = self._alignment.step(NO_TIME_MS, events.CheckpointTriggered(checkpoint))
+        found = self._barriers.step(NO_TIME_MS, events.CheckpointTriggered(checkpoint))
         if found:
             self._begin_with(Choice.TRIGGER, checkpoint)
         self._apply_all(found)
@@ -609,48 +499,6 @@ class SubtaskSteps(ABC):
         self._on_end()
         if self._is_source:
             self._report_exhausted()
-
-    # --- checkpoints: obeying the alignment
-
-    def persisted(self, checkpoint: CheckpointId, handle: dict[str, Any] | None, reason: str) -> None:
-        """The asynchronous part of a snapshot ended, with a handle or a reason why not."""
-        if handle is not None:
-            self._obey(events.SnapshotPersisted(checkpoint, handle))
-        else:
-            self._obey(events.SnapshotFailed(checkpoint, reason))
-
-    def _obey(self, event: events.AlignmentEvent) -> None:
-        self._apply_all(self._alignment.step(NO_TIME_MS, event))
-
-    def _apply_all(self, found: list[effects.AlignmentEffect]) -> None:
-        for effect in found:
-            self._apply(effect)
-
-    def _apply(self, effect: effects.AlignmentEffect) -> None:
-        match effect:
-            case effects.BlockChannel(channel):
-                self.inputs.channels[channel].blocked = True
-                self._on_point("alignment")
-            case effects.UnblockChannel(channel):
-                self.inputs.channels[channel].blocked = False
-            case effects.TakeSnapshot(checkpoint):
-                if self._standbys:
-                    self._cursors_at[checkpoint] = self._cursors_behind_barrier()
-                self._take_snapshot(checkpoint)
-                self._inputs_at = {number: at for number, at in self._inputs_at.items() if number > checkpoint}
-            case effects.ForwardBarrier(checkpoint):
-                self.outputs.broadcast(Kind.BARRIER, checkpoint)
-            case effects.PersistSnapshot(checkpoint):
-                self._persist(checkpoint)
-            case effects.AcknowledgeCheckpoint(checkpoint, handle):
-                assert isinstance(handle, dict)
-                self._acknowledge(checkpoint, handle)
-            case effects.DeclineCheckpoint(checkpoint, reason):
-                self._decline(checkpoint, reason)
-            case effects.DiscardSnapshot(checkpoint):
-                self._discard(checkpoint)
-            case _:
-                assert_never(effect)
 
     # --- a failure of others
 

@@ -275,11 +275,14 @@ class Fence:
 class Promote:
     """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionRefused``.
 
+    ``complete``: the newest checkpoint that is.
+
     ``subtasks``: name -> ``version``, ``handle`` (of that version, empty for version 0), ``received`` (channel -> next
     ``seq`` that a living consumer expects), ``determinants`` (its runs, as in ``Fenced``), ``ancestors`` (name ->
     runs), ``marks`` (channel -> next ``seq`` that a living producer had not sent before the failure), ``digests``
     (output channel -> runs, as in ``Fenced``), ``inputs`` (channel -> next ``seq`` to take, where it is not the
-    handle's), ``pass_over`` (rows to be read and not sent; 0 where absent).
+    handle's), ``pass_over`` (rows to be read and not sent; 0 where absent), ``given_up`` (newer checkpoints that were
+    given up: the one before it may have heard of that).
     """
 
     attempt: int
@@ -287,6 +290,7 @@ class Promote:
     run: int
     run_age_s: float
     draining: bool
+    complete: int
     subtasks: dict[str, dict[str, Any]]
 
 

@@ -173,6 +173,7 @@ class Coordinator:
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
+        failovers.replicated = self.figures.replicated
         return failovers
 
     def _has_results(self, subtask: str) -> bool:

@@ -66,6 +66,8 @@ class Failovers:
     ) -> None:
         self._guarantee = guarantee
         self._began_from: dict[SubtaskId, CheckpointId] = {}
+        self._complete = CheckpointId(0)
+        self._given_up: list[CheckpointId] = []  # since then
         self._protocol = protocol
         self._topology = topology
         self.registry: RecordWriter | None = None
@@ -86,6 +88,8 @@ class Failovers:
         self._promoted_s = 0.0
         self._under_way: effects.FailoverPhase | None = None
         self._writing = (0, 0.0)  # the newest attempt whose records were ordered, and when
+        self.replicated: Callable[[CheckpointId], None] | None = None
+        """Called when all members of all chains have a version."""
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
         self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
 
@@ -95,6 +99,7 @@ class Failovers:
         """All slots were told to start what was restored from these handles of ``version`` (0: the very start)."""
         self._handles.reset(version, handles)
         self._began_from = dict.fromkeys(self._deployment.assignment, version)
+        self._complete, self._given_up = version, []
         self._joining.reset()
         hosts = tuple((member.slot, member.host) for member in self._dispatch.members.all())
         cursors = tuple(
@@ -177,6 +182,7 @@ class Failovers:
                         parse_subtask(subtask), member.slot, Generation(generation), CheckpointId(version)
                     )
                 )
+                self._note_replicated(CheckpointId(version))
             case control.Fenced(attempt, received):
                 self._answers.add(message)
                 cursors = tuple(sorted((parse_channel(name), seq) for name, seq in received.items()))
@@ -200,12 +206,20 @@ class Failovers:
         """The head has a new version, and so has the durable store."""
         self._handles.add(subtask, checkpoint, handle)
         self.step(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
+        self._note_replicated(checkpoint)
+
+    def _note_replicated(self, version: CheckpointId) -> None:
+        if self.replicated is not None and min(self._protocol.stable.values(), default=-1) >= version:
+            self.replicated(version)
 
     def completed(self, checkpoint: CheckpointId) -> None:
+        self._complete = checkpoint
+        self._given_up = [other for other in self._given_up if other > checkpoint]
         self.step(events.CheckpointCompleted(checkpoint))
         self._dispatch.soon(lambda: self._handles.drop_before(checkpoint))
 
     def aborted(self, checkpoint: CheckpointId) -> None:
+        self._given_up.append(checkpoint)
         self.step(events.CheckpointAborted(checkpoint))
 
     # --- slots that come back
@@ -315,13 +329,20 @@ class Failovers:
             str(subtask): {
                 "version": version,
                 "handle": self._handles.get(subtask, CheckpointId(version)),
+                "given_up": [checkpoint for checkpoint in self._given_up if checkpoint > version],
                 **self._answers.about(subtask, self._topology),
                 **self._otherwise(subtask, CheckpointId(version)),
             }
             for subtask, version in effect.subtasks
         }
         order = control.Promote(
-            effect.attempt, effect.generation, deployment.run, deployment.age_s, deployment.draining, subtasks
+            effect.attempt,
+            effect.generation,
+            deployment.run,
+            deployment.age_s,
+            deployment.draining,
+            self._complete,
+            subtasks,
         )
         self._dispatch.tell(effect.slot, order)
 

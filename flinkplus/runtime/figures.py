@@ -14,13 +14,20 @@ from typing import Any
 from dedup.filter import FilterCounts
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.effects import CheckpointOutcome, CheckpointStats
+from flinkplus.runtime.names import parse_subtask
 
 KEPT_CHECKPOINTS = 1000
+PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms")
 
 
 @dataclass
 class CheckpointFigures:
-    """Figures of one checkpoint; times in milliseconds, sizes in bytes."""
+    """Figures of one checkpoint; times in milliseconds, sizes in bytes.
+
+    Since it was triggered: ``trigger_ms`` until the last source has begun its snapshot, ``durable_ms`` until the last
+    snapshot is in the durable store, ``chain_ms`` until all standbys have it too (``None``: not, or there are none),
+    ``duration_ms`` until it is complete. The longest of any subtask: ``alignment_ms``, ``sync_ms``, ``async_ms``.
+    """
 
     checkpoint: int
     triggered_s: float
@@ -28,6 +35,10 @@ class CheckpointFigures:
     final: bool = False
     reason: str = ""
     duration_ms: float | None = None
+    trigger_ms: float | None = None
+    durable_ms: float | None = None
+    chain_ms: float | None = None
+    alignment_ms: float = 0.0
     sync_ms: float = 0.0
     async_ms: float = 0.0
     bytes_new: int = 0
@@ -44,8 +55,7 @@ class CheckpointFigures:
             "reason": self.reason,
             "triggered_s": round(self.triggered_s, 3),
             "duration_ms": self.duration_ms,
-            "sync_ms": round(self.sync_ms, 3),
-            "async_ms": round(self.async_ms, 3),
+            **{phase: _rounded(getattr(self, phase)) for phase in PHASES},
             "bytes_new": self.bytes_new,
             "bytes_total": self.bytes_total,
             "keys": self.keys,
@@ -57,6 +67,7 @@ class Figures:
 
     def __init__(self, graph: JobGraph) -> None:
         self._order = [node.name for node in graph.nodes]
+        self._sources = frozenset(vertex.name for vertex in graph.vertices if vertex.is_source)
         self._subtasks: dict[str, dict[str, Any]] = {}
         self._checkpoints: dict[int, CheckpointFigures] = {}
         self._kept: deque[int] = deque()
@@ -85,11 +96,22 @@ class Figures:
         figures = self._checkpoints.get(checkpoint)
         if figures is None:
             return
+        if parse_subtask(subtask).vertex in self._sources:
+            begun_ms = (handle.get("begun_s", figures.triggered_s) - figures.triggered_s) * 1e3
+            figures.trigger_ms = max(figures.trigger_ms or 0.0, begun_ms)
+        figures.durable_ms = (time.time() - figures.triggered_s) * 1e3
+        figures.alignment_ms = max(figures.alignment_ms, handle.get("alignment_ms", 0.0))
         figures.sync_ms = max(figures.sync_ms, handle.get("sync_ms", 0.0))
         figures.async_ms = max(figures.async_ms, handle.get("async_ms", 0.0))
         figures.sizes[subtask] = (handle.get("keys", 0), handle.get("bytes_total", 0), handle.get("bytes_new", 0))
         figures.keys, figures.bytes_total, figures.bytes_new = map(sum, zip(*figures.sizes.values(), strict=True))
         figures.parts[subtask] = handle["operator_state"].get("operators", {})
+
+    def replicated(self, checkpoint: int) -> None:
+        """All standbys have their parts of a checkpoint."""
+        figures = self._checkpoints.get(checkpoint)
+        if figures is not None and figures.chain_ms is None:
+            figures.chain_ms = (time.time() - figures.triggered_s) * 1e3
 
     def checkpoint(self, stats: CheckpointStats) -> None:
         """A checkpoint ended, one way or the other."""
@@ -168,3 +190,7 @@ class Figures:
     def checkpoints(self) -> list[dict[str, Any]]:
         """The last checkpoints, oldest first."""
         return [self._checkpoints[c].as_dict() for c in sorted(self._checkpoints)]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

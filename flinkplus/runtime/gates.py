@@ -2,8 +2,8 @@
 
 The protocol is ``flinkplus.protocol.outputs`` (and ``inputs``); here rows are split among consumers, encoded, logged.
 
-Rules: one thread (the slot's loop). Within a slot messages are handed over as they are; between slots they are encoded
-once, when appended.
+Rules: one thread (the slot's loop). Within a slot messages are handed over without being encoded, but as they would
+come over the wire; between slots they are encoded once, when appended.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from flinkplus.operators.canonical import canonical
 from flinkplus.operators.routes import Partitioner
 from flinkplus.protocol.determinants import AncestorLog, StepLog
 from flinkplus.protocol.ids import ChannelId, Generation
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannel, OutputChannels, Peer
-from flinkplus.runtime.wire import Message, encode, encode_records
+from flinkplus.runtime.wire import Message, encode, encode_canonical, encode_records
 from upstream_cache.log import OutputLog
 from upstream_cache.retention import Retention
 
@@ -71,7 +72,8 @@ class OutputGate(OutputChannels):
             for target, part in partitioner.split(piece):
                 end = ends[target]
                 if end.peer is None:
-                    self.append_records(end, part, None, part.nbytes)
+                    records = canonical(part)
+                    self.append_records(end, records, None, records.nbytes)
                 else:
                     payload = encode_records(part)
                     self.append_records(end, None, payload, payload.size)
@@ -85,11 +87,13 @@ class OutputGate(OutputChannels):
 
     def _piece_rows(self, batch: pa.RecordBatch) -> int:
         rows = max(1, 2 * self._batch_rows)
-        if batch.num_rows > 1 and batch.nbytes > MAX_MESSAGE_BYTES:
-            rows = min(rows, max(1, batch.num_rows * MAX_MESSAGE_BYTES // batch.nbytes))
+        if batch.num_rows > 1 and batch.nbytes > MAX_MESSAGE_BYTES // 2:
+            size = canonical(batch).nbytes  # how the arrays came to be must not show in where a message ends
+            if size > MAX_MESSAGE_BYTES:
+                rows = min(rows, max(1, batch.num_rows * MAX_MESSAGE_BYTES // size))
         return rows
 
     def _transmit(self, slot: int, message: Message, payload: Any) -> None:
         if payload is None and message.records is not None:  # it was made for a consumer in this slot
-            payload = encode_records(message.records)
+            payload = encode_canonical(message.records)
         self._send(slot, encode(message, payload if payload is not None else b""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flinkplus.runtime.wire import Message, decode_frame, encode, encode_records
+from flinkplus.runtime.wire import Message, decode_frame, encode, encode_canonical
 
 Entry = tuple[Message, Any]
 """A message with its encoded payload (``None`` when it has none, or holds records that were never encoded)."""
@@ -18,7 +18,7 @@ class MessageCodec:
         """The buffers of one entry, header first."""
         header, payload = message
         if payload is None:
-            payload = encode_records(header.records) if header.records is not None else b""
+            payload = encode_canonical(header.records) if header.records is not None else b""
         return encode(header, payload)
 
     def decode(self, data: memoryview) -> Entry:

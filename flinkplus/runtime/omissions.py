@@ -48,4 +48,4 @@ def without(omitted: Collection[str], promotion: Promotion | None) -> Promotion 
     """A promotion that compares nothing, and without the filter is not told what its living consumers have received."""
     if promotion is None:
         return None
-    return replace(promotion, had={}, received={} if FILTER in omitted else promotion.received)
+    return replace(promotion, had=None, received={} if FILTER in omitted else promotion.received)

@@ -1,7 +1,7 @@
 """The other slots, as one slot is connected to them: which streams there should be, are, and are to be tried again.
 
-Rules: a stream counts when it goes to the incarnation that is wanted. One that breaks is opened again after a pause, as
-long as something is to be reached there.
+Rules: a stream counts when it goes to the incarnation that is wanted. One that breaks is opened again after a pause;
+also when nobody works there, for deltas go there, and work may. Failed tries count while somebody does.
 """
 
 from __future__ import annotations
@@ -64,12 +64,10 @@ class Peers:
         return self._tries.pop(peer, None) is not None
 
     def broken(self, peer: int, incarnation: int, wanted: bool) -> int:
-        """A stream broke, or could not be opened; returns how often in a row. Not ``wanted``: nobody is there."""
+        """A stream broke, or could not be opened; returns how often in a row. Not ``wanted``: nobody works there."""
         if self._connected.get(peer) == incarnation:
             del self._connected[peer]
-        if not wanted:
-            return 0
-        self._tries[peer] = self._tries.get(peer, 0) + 1
+        self._tries[peer] = self._tries.get(peer, 0) + 1 if wanted else 1
         self.next_reconnect = self._clock.monotonic() + RECONNECT_PAUSE_S
         return self._tries[peer]
 

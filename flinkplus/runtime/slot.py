@@ -59,7 +59,6 @@ from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline
 from flinkplus.runtime.log_codec import MessageCodec
-from flinkplus.runtime.names import parse_channel
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.planes import (
     ControlArrived,
@@ -398,6 +397,7 @@ class Slot(SlotOrders):
             salt=self._config.job_id,
             promotion=promotion,
             guarantee=self._options.promises,
+            stands_still=self._options.checkpoint_mode == "synchronous",
         )
         ports = SubtaskPorts(
             self._link.send,
@@ -429,13 +429,11 @@ class Slot(SlotOrders):
         with contextlib.suppress(RuntimeError):  # the slot is closing: its scratch directory goes as a whole
             self._tending.submit(work)
 
-    def _make_filter(self, saved: dict[str, Any]) -> MessageFilter | None:
+    def _make_filter(self) -> MessageFilter | None:
         if self._ids is None:
             return None
         self._filters += 1
-        made = MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
-        made.load(saved.get("seen", {}), parse_channel)
-        return made
+        return MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
 
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
         """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox.
@@ -452,6 +450,8 @@ class Slot(SlotOrders):
         future = self._pool.submit(in_turn)
 
         def done(result: Future[dict[str, Any]]) -> None:
+            if result.cancelled():
+                return  # the slot is closing
             error = result.exception()
             handle = result.result() if error is None else None
             reason = "" if error is None else f"{type(error).__name__}: {error}"

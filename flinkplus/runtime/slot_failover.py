@@ -65,12 +65,14 @@ class Host(Protocol):
 
 @dataclass
 class _Promotion:
-    """A promotion under way."""
+    """A promotion under way. ``given_up``, ``complete``: checkpoints, meanwhile."""
 
     order: control.Promote
     begun: float
     subtasks: dict[SubtaskId, dict[str, Any]]
     ready: dict[SubtaskId, Prepared] = field(default_factory=dict)
+    given_up: list[CheckpointId] = field(default_factory=list)
+    complete: int = 0
 
     def drop(self, name: SubtaskId) -> None:
         """Another attempt has taken this one over."""
@@ -140,9 +142,6 @@ class SlotFailover:
             for channel, producer in self._host.graph.inputs_of(name, self._host.parallelism):
                 if producer in failed:
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
-                    answer.digests[str(channel)] = [
-                        runs[str(channel)] for runs in saved.get("seen", {}).values() if str(channel) in runs
-                    ]
 
     def _fence_inputs(
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
@@ -211,14 +210,18 @@ class SlotFailover:
             host.active.add(subtask)
             built.append(subtask)
         for subtask in built:
-            host.guard(subtask, self._begin, subtask, order)
+            subtask.go_on_after(CheckpointId(max(order.complete, promotion.complete)))
+            given_up = [*promotion.subtasks[subtask.id].get("given_up", ()), *promotion.given_up]
+            host.guard(subtask, self._begin, subtask, order, given_up)
             host.reach("promoted", order.generation - 1, subtask.id)
         milliseconds = (self._clock.monotonic() - promotion.begun) * 1e3
         host.report(control.Promoted(order.attempt, round(milliseconds, 3), self._clock.time()))
 
-    def _begin(self, subtask: Subtask, order: control.Promote) -> None:
+    def _begin(self, subtask: Subtask, order: control.Promote, given_up: list[int]) -> None:
         subtask.inputs.announce()
         subtask.begin(order.run, order.run_age_s)
+        for checkpoint in given_up:  # their barriers will come again, and perhaps not on all inputs
+            subtask.abort(CheckpointId(checkpoint))
         if order.draining:
             subtask.drain()
 
@@ -227,6 +230,16 @@ class SlotFailover:
         if promotion is not None:
             for name in list(promotion.subtasks):
                 promotion.drop(name)
+
+    def abort(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is given up: who is about to become active has to know."""
+        for promotion in self._promotions.values():
+            promotion.given_up.append(checkpoint)
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is complete: who is about to become active has to know."""
+        for promotion in self._promotions.values():
+            promotion.complete = checkpoint
 
     # --- versions
 

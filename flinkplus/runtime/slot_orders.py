@@ -198,10 +198,14 @@ class SlotOrders(ABC):
                 if generation == self._generation:
                     for subtask in self.active:
                         self.guard(subtask, subtask.abort, CheckpointId(checkpoint))
+                    if self._failover is not None:
+                        self._failover.abort(CheckpointId(checkpoint))
             case control.Complete(generation, checkpoint):
                 if generation == self._generation:
                     for subtask in self.active:
                         self.guard(subtask, subtask.complete, CheckpointId(checkpoint))
+                    if self._failover is not None:
+                        self._failover.complete(CheckpointId(checkpoint))
             case control.Stop():
                 self._retire_all()
                 self.report(control.Stopped())

@@ -28,7 +28,8 @@ from flinkplus.operators.routes import partitioner
 from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.incarnation import Incarnation, Promotion
-from flinkplus.protocol.subtask import SubtaskSteps, Taken
+from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
 from flinkplus.runtime.faults import DETERMINANTS, FILTER, left_out
 from flinkplus.runtime.fused import FusedOperators
@@ -75,7 +76,7 @@ class SubtaskPorts:
     state: Callable[[SubtaskPlan], SubtaskState]
     retention: Retention[tuple[Message, Any]] | None
     snapshotted: Callable[[SubtaskId, Generation, dict[str, Any]], None]
-    seen: Callable[[dict[str, Any]], MessageFilter | None]
+    seen: Callable[[], MessageFilter | None]
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Subtask(SubtaskSteps):
             plan.promotion = without(omitted, plan.promotion)
         promotion = plan.promotion
         unfiltered = vertex.is_source or bool(omitted) or not plan.guarantee.repeats
-        seen = None if unfiltered else ports.seen(saved if promotion is not None else {})
+        seen = None if unfiltered else ports.seen()
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None, seen)
         if DETERMINANTS in omitted:
             self._steps = self._ancestors = None
@@ -139,6 +140,7 @@ class Subtask(SubtaskSteps):
             self.close()
             raise
         self._mark = plan.mark
+        self._alignment_began: float | None = None
         self._fresh = promotion is not None  # nothing new was put out since the promotion
         self._pacer, self._rate_node, self._rate = self._make_pacer()
         self._run, self._run_base = saved.get("run", (-1, 0))
@@ -251,6 +253,8 @@ class Subtask(SubtaskSteps):
         self._caught_up()
 
     def _on_point(self, point: str) -> None:
+        if point == "alignment" and sum(end.blocked for end in self.inputs.channels.values()) == 1:
+            self._alignment_began = time.perf_counter()
         self._ports.reach(point, str(self.id))
 
     def _report_exhausted(self) -> None:
@@ -330,7 +334,7 @@ class Subtask(SubtaskSteps):
 
     def _take_snapshot(self, checkpoint: CheckpointId) -> None:
         assert self.operators is not None
-        begun = time.perf_counter()
+        begun, begun_s = time.perf_counter(), time.time()
         saved = {
             "operators": self.operators.stage(checkpoint),
             **self.saved_cursors(checkpoint),
@@ -348,7 +352,12 @@ class Subtask(SubtaskSteps):
         else:
             rest |= {"files": [], "operator_state": saved, "bytes_new": 0, "bytes_total": 0, "keys": 0, "async_ms": 0.0}
             self._pending[checkpoint] = Pending(None, rest)
-        self._pending[checkpoint].rest["sync_ms"] = (time.perf_counter() - begun) * 1e3
+        self._pending[checkpoint].rest |= {
+            "begun_s": begun_s,
+            "alignment_ms": (begun - (self._alignment_began or begun)) * 1e3,
+            "sync_ms": (time.perf_counter() - begun) * 1e3,
+        }
+        self._alignment_began = None
         self._ports.reach("snapshot", str(self.id))
 
     def _persist(self, checkpoint: CheckpointId) -> None:

@@ -25,7 +25,8 @@ import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, decoded, settled
+from flinkplus.operators.canonical import canonical
+from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, holds_dictionary
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.messages import Kind, Message
 
@@ -42,11 +43,13 @@ PAYLOAD_PREFIX = struct.Struct("<BBHI")
 PLAIN, STREAM = 1, 2
 KNOWN_SCHEMAS = 256
 
-__all__ = ["Kind", "Message", "decode_frame", "decode_records", "encode", "encode_records"]
+__all__ = ["Kind", "Message", "decode_frame", "decode_records", "encode", "encode_canonical", "encode_records"]
 
 
-def _plain_prefix(schema: pa.Schema) -> bytes:
-    """What stands before the batch in every PLAIN payload of this schema."""
+def _plain_prefix(schema: pa.Schema) -> bytes | None:
+    """What stands before the batch in every PLAIN payload of this schema; ``None`` when there are dictionaries."""
+    if any(holds_dictionary(field.type) for field in schema):
+        return None
     text = schema.serialize()
     return PAYLOAD_PREFIX.pack(PAYLOAD_VERSION, PLAIN, 0, text.size) + text.to_pybytes()
 
@@ -57,12 +60,16 @@ _known_schemas: dict[bytes, pa.Schema] = {}
 
 
 def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
-    """One record batch as a payload, the same for equal ones. Of a small one, dictionary-encoded columns come back
-    plain."""
-    batch = settled(batch)
-    small = decoded(batch) if batch.num_rows <= SMALL_ROWS else None
-    if small is not None:
-        buffer = pa.py_buffer(b"".join((_plain_prefix_of(small.schema), small.serialize())))
+    """One record batch as a payload, the same for equal ones (see ``flinkplus.operators.canonical``). Of a small one,
+    dictionary-encoded columns come back plain."""
+    return encode_canonical(canonical(batch))
+
+
+def encode_canonical(batch: pa.RecordBatch) -> pa.Buffer:
+    """The same for a batch that is in canonical form already, as those are that a ``Message`` holds."""
+    prefix = _plain_prefix_of(batch.schema) if batch.num_rows <= SMALL_ROWS else None
+    if prefix is not None:
+        buffer = pa.py_buffer(b"".join((prefix, batch.serialize())))
     else:
         sink = pa.BufferOutputStream()
         sink.write(_stream_prefix)
@@ -76,7 +83,7 @@ def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
 
 def digest_of(message: Message, payload: Any) -> int:
     """Of a message of records: 64 bits of its payload, as it is or would be sent."""
-    return int(xxh3_64_intdigest(payload if payload is not None else encode_records(message.records)))
+    return int(xxh3_64_intdigest(payload if payload is not None else encode_canonical(message.records)))
 
 
 def encode(message: Message, payload: Any = b"") -> list[Any]:

@@ -69,6 +69,9 @@ def test_a_run_with_a_kill_tells_every_figure(corpus: Path, tmp_path: Path) -> N
     complete = [c for c in result["checkpoints"] if c["status"] == "complete"]
     assert len(complete) >= 3 and complete[-1]["final"]
     assert all(c["duration_ms"] >= 0 and c["bytes_total"] > 0 and c["keys"] > 0 for c in complete)
+    assert all(0 <= c["trigger_ms"] <= c["durable_ms"] <= c["duration_ms"] + 1 and c["sync_ms"] > 0 for c in complete)
+    assert any(c["alignment_ms"] > 0 for c in complete) and any(c["chain_ms"] is not None for c in complete)
+    assert 0 < result["determinant_share"] < 0.02 and result["message_ids"]["asked"] > 0
     (recovery,) = result["recoveries"]
     assert (recovery["mode"], recovery["failure"], recovery["fallback"]) == ("standby", "slot", None)
     assert sorted(recovery["subtasks"]) == ["count+out[1]", "lines+tokenize[1]"]

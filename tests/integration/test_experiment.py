@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from experiments.overhead import runs as overhead
+from experiments.overhead.runs import OverheadSettings
 from experiments.recovery import settings as settings_module
 from experiments.recovery.runner import Runner
 from experiments.recovery.settings import Settings
@@ -51,6 +54,18 @@ def test_a_rollback_is_measured(
 
 
 @pytest.mark.slow
+def test_throughput_with_and_without_checkpoints(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "SETTLE_S", 0.5)
+    settings = OverheadSettings(intervals=(0.2,), rounds=1, seconds=1.5)
+    none, *others = overhead.run_all(spark, settings, threading.Event())
+    assert none["variant"] == "none" and none["checkpoints"] == 0 and none["duration_ms"] is None
+    assert [run["mode"] for run in others] == ["aligned", "synchronous"]
+    for run in (none, *others):
+        assert run["records_per_s"] > 0 and run["recoveries"] == 0 and run["usage"]["total"]["cpu_s"] > 0
+    assert others[1]["checkpoints"] >= 1 and others[1]["duration_ms"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
     numbers = ["--parallelism", 2, "--rate", 3_000, "--interval", 0.2, "--runs", 50, "--no-warm-up"]
@@ -82,6 +97,11 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
         (["experiment", "recovery", "--recovery", "rollback", "--interval", "0.0001"], "checkpoint_interval must be"),
         (["experiment", "recovery", "--recovery", "rollback", "--json", "/proc/no.json"], "cannot write --json /proc"),
         (["experiment", "cost", "--rounds", "0"], "0 is not a whole number of at least 1"),
+        (
+            ["experiment", "overhead", "--intervals", "1,0"],
+            "'1,0' is not a list of positive numbers, such as 0.25,1,10",
+        ),
+        (["experiment", "overhead", "--modes", "magic"], "'magic' is not a list of aligned, synchronous"),
     ],
 )
 def test_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None:

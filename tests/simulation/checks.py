@@ -204,6 +204,14 @@ class Checks:
             if event_time_ms(row) < watermark_ms:
                 self._wrong("event time", f"{subtask.id} is given {row} on {message.channel}, behind {watermark_ms} ms")
 
+    def works(self, subtask: SimSubtask) -> None:
+        """``subtask`` begins to work on rows. In a synchronous checkpoint nobody does from its snapshot to the end."""
+        coordinator, checkpoint = self._world.coordinator, subtask.snapshot_of
+        if not self._world.parameters.synchronous or coordinator is None or not self.is_at_work(subtask):
+            return
+        if checkpoint in coordinator._checkpoints.pending:
+            self._wrong("synchronous", f"{subtask.id} works on while checkpoint {checkpoint} is pending")
+
     def takes_watermark(self, subtask: SimSubtask, message: Message, before_ms: int | None) -> None:
         """``before_ms``: of the channel, so far."""
         if not self.exact:

@@ -12,9 +12,11 @@ from typing import Any
 from unittest import mock
 
 from chain_backup import chains, failover
+from chain_backup.events import CheckpointAborted
 from chain_backup.replica import Replica, StagedVersion, _Copy
 from chain_backup.replication import ReplicationAgent
 from chain_backup.transfers import Partial
+from dedup.filter import MessageFilter
 from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
@@ -23,8 +25,10 @@ from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
+from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.watermarks import InputWatermarks
+from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
@@ -70,7 +74,7 @@ def mutated(name: str) -> Iterator[None]:
 # --- alignment and snapshots
 
 
-@mutation(SubtaskSteps, "_apply")
+@mutation(SubtaskSnapshots, "_apply")
 def no_blocking(original: Any) -> Any:
     """Messages behind a barrier are taken while the others are waited for."""
 
@@ -87,12 +91,12 @@ def one_barrier_is_enough(original: Any) -> Any:
 
     def block(self: Any, channel: Any, checkpoint: Any) -> Any:
         self._blocked.append(channel)
-        return [effects.BlockChannel(channel), *self._complete_alignment(checkpoint)]
+        return [effects.BlockChannel(channel), *self._begin_snapshot(checkpoint)]
 
     return block
 
 
-@mutation(SubtaskSteps, "_cursors_behind_barrier")
+@mutation(SubtaskSnapshots, "_cursors_behind_barrier")
 def cursors_before_the_barrier(original: Any) -> Any:
     """A snapshot's output cursors do not count the barrier."""
     return lambda self: self.outputs.cursors()
@@ -200,6 +204,20 @@ def no_resend_over_a_new_stream(original: Any) -> Any:
     return lambda self: None
 
 
+@mutation(Peers, "broken", scenario="36")
+def streams_to_idle_slots_given_up(original: Any) -> Any:
+    """A stream that breaks while nobody works at its end is not opened again (a fault that the product had)."""
+
+    def broken(self: Any, peer: int, incarnation: int, wanted: bool) -> int:
+        before = dict(self._tries), self.next_reconnect
+        tries: int = original(self, peer, incarnation, wanted)
+        if not wanted:
+            self._tries, self.next_reconnect = before
+        return tries
+
+    return broken
+
+
 @mutation(Peers, "connect")
 def broken_streams_forgotten(original: Any) -> Any:
     """An order to connect makes the slot forget which streams had broken (a fault that the product had)."""
@@ -228,7 +246,7 @@ def trimmed_when_consumed(original: Any) -> Any:
     return trim
 
 
-@mutation(SubtaskSteps, "trim")
+@mutation(SubtaskSnapshots, "trim")
 def never_trimmed(original: Any) -> Any:
     """Output logs keep everything."""
     return lambda self, version: None
@@ -308,6 +326,12 @@ def digests_not_told(original: Any) -> Any:
     return lambda self, subtask, topology: {**original(self, subtask, topology), "digests": {}}
 
 
+@mutation(MessageFilter, "drop")
+def digests_forgotten_too_soon(original: Any) -> Any:
+    """A consumer forgets what was in the messages of an epoch that may have to be made again."""
+    return lambda self, before: original(self, before + 1)
+
+
 @mutation(KnownSteps, "complete")
 def determinants_never_let_go(original: Any) -> Any:
     """Receivers keep all determinants that they ever heard of."""
@@ -320,10 +344,10 @@ def successors_know_nothing_of_ancestors(original: Any) -> Any:
     return lambda self, subtask, topology: {**original(self, subtask, topology), "ancestors": {}}
 
 
-@mutation(SubtaskSteps, "saved_cursors", scenario="28")
+@mutation(Failovers, "aborted", scenario="35")
 def given_up_checkpoints_forgotten(original: Any) -> Any:
-    """A version does not say which later checkpoints are given up (a fault that the product had)."""
-    return lambda self, checkpoint: {**original(self, checkpoint), "aborted": []}
+    """Whoever is promoted is not told which checkpoints were given up before it was (a fault that the product had)."""
+    return lambda self, checkpoint: self.step(CheckpointAborted(checkpoint))
 
 
 @mutation(OutputChannel, "credit", scenario="29")
@@ -540,6 +564,17 @@ def inputs_not_fenced(original: Any) -> Any:
             end.cursor._generation = cursors[end.channel]
 
     return fence_inputs
+
+
+@mutation(SubtaskSteps, "_may_go_on")
+def goes_on_during_a_synchronous_checkpoint(original: Any) -> Any:
+    """A subtask does not wait for the end of a synchronous checkpoint."""
+
+    def may_go_on(self: Any) -> bool:
+        self._halted = None
+        return bool(original(self))
+
+    return may_go_on
 
 
 # --- event time

@@ -70,7 +70,8 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
-    ``watermarks``: sources send them, and every other stage holds rows back until they are old enough.
+    ``synchronous``: the job stands still for each checkpoint. ``watermarks``: sources send them, and every other stage
+    holds rows back until they are old enough.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
 
@@ -94,6 +95,7 @@ class Parameters:
     rows: int = 3
     pending_versions: bool = False
     watermarks: bool = False
+    synchronous: bool = False
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
@@ -172,6 +174,7 @@ def draw(seed: int) -> Parameters:
         rows=rng.choice((1, 2, 4)),
         pending_versions=rng.random() < 0.5,
         watermarks=child(seed, "watermarks").random() < 0.2,
+        synchronous=child(seed, "synchronous").random() < 0.05,
         latency_ms=rng.choice((1, 2, 2, 6)),
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),
@@ -182,11 +185,15 @@ def draw(seed: int) -> Parameters:
     if recovery == "standby" and child(seed, "whims").random() < 0.1:
         # So that whims show: rows of equal keys in one message, and consumers elsewhere.
         parameters = replace(parameters, whims=True, keys=parallelism, rows=8)
+    if parameters.synchronous:
+        parameters = replace(parameters, max_concurrent=1, interval_ms=100, records=min(records, 12))
     if parameters.guarantee == "at-most-once":
         parameters = replace(parameters, watermarks=False)  # such a job, if it holds rows back, recovers by rollback
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
+    if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
+        parameters = replace(parameters, records=max(records, 40), rows=1, read_bytes=20, read_ms=6)
     return replace(parameters, faults=faults)
 
 
@@ -239,6 +246,13 @@ def _company(rng: random.Random, parameters: Parameters, fault: Fault) -> list[F
     if fault.kind == "break_at_join":  # while a slot dies and joins again
         at_ms = rng.randrange(15, 40)  # early: there must be something to be sent when the newcomer is there
         return [Fault(at_ms, "crash", end, 0), replace(fault, at_ms=at_ms, duration_ms=SLOW_MS)]
+    if fault.kind == "crash" and slots > 1 and how < 0.15:  # it is back, and has no work yet
+        others = [target for target in range(64) if pair(target, slots)[1] == fault.target % slots]
+        cut = Fault(at_ms + rng.randrange(50, 130), "cut", rng.choice(others), DURATIONS_MS[0])
+        return [fault, cut]
+    if fault.kind == "no_upload":  # checkpoints are given up, and somebody dies who knew of one
+        fault = replace(fault, at_ms=rng.randrange(90, 120), duration_ms=SLOW_MS)
+        return [fault, Fault(fault.at_ms + rng.randrange(80, 200), "crash", rng.randrange(slots), 0)]
     if fault.kind == "cut" and how < 0.4:  # a short one, and a third slot dies and joins again
         fault = replace(fault, duration_ms=DURATIONS_MS[0])
         others = [slot for slot in range(slots) if slot not in (start, end)]

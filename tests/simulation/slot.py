@@ -213,6 +213,7 @@ class SimSlot(SlotOrders):
                 checkpoint=checkpoint,
                 promotion=promotion,
                 guarantee=self.world.options.promises,
+                stands_still=self.world.options.checkpoint_mode == "synchronous",
                 vertex=self.graph.vertex_of(name.vertex),
                 handle=handle,
             ),

@@ -16,9 +16,9 @@ from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
-from flinkplus.protocol.subtask import SubtaskSteps, Taken
+from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
-from flinkplus.runtime.names import parse_channel
 from tests.simulation.graph import Row
 from upstream_cache.log import OutputLog
 
@@ -114,9 +114,8 @@ class SimSubtask(SubtaskSteps):
         seen = None
         if slot.retention is not None and not vertex.is_source and plan.guarantee.repeats:
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
-            if plan.promotion is not None:
-                seen.load(saved.get("seen", {}), parse_channel)
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None, seen)
+        self.snapshot_of: CheckpointId | None = None
         self.poisoned = False
         self.has_whims = world.parameters.whims
         self._told_ms = 0
@@ -202,9 +201,11 @@ class SimSubtask(SubtaskSteps):
             raise UserFunctionError("count", str(self.id), "", "boom")
 
     def _push(self, message: Message, payload: Any) -> Iterator[None]:
+        self._world.checks.works(self)
         return self._count(self._on_time(message))
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+        self._world.checks.works(self)
         for message, _ in messages if self._world.checks.exact else ():
             self._world.checks.causes.takes(self, message)
         return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
@@ -279,6 +280,7 @@ class SimSubtask(SubtaskSteps):
         return max(now, self._next_read_s)
 
     def _read_rows(self, rows: int) -> Generator[None, None, bool]:
+        self._world.checks.works(self)
         end = self.slot.graph.records
         if self._read_to >= end:
             return False
@@ -314,6 +316,7 @@ class SimSubtask(SubtaskSteps):
         self._staged = [file for file in self._staged if file[1] > checkpoint]
 
     def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+        self.snapshot_of = checkpoint
         if self._open:
             name = f"{self.id}-{self.generation}-{checkpoint}"
             self._staged.append((name, checkpoint, tuple(self._open)))

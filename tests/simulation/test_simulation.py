@@ -20,7 +20,7 @@ from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 500
-SMALL_BUDGET = 60
+SMALL_BUDGET = 120
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
     "no_blocking",

@@ -481,6 +481,7 @@ def options_of(parameters: Parameters) -> Options:
         checkpoint_interval=parameters.interval_ms / 1000,
         checkpoint_timeout=2.0,
         max_concurrent_checkpoints=parameters.max_concurrent,
+        checkpoint_mode="synchronous" if parameters.synchronous else "aligned",
         guarantee=parameters.guarantee,
         recovery=parameters.recovery,
         replicas=parameters.replicas,

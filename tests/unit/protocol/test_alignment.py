@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from flinkplus.errors import InvariantViolation, PeerProtocolError
-from flinkplus.protocol.alignment import MAX_REMEMBERED_ABORTS, BarrierAlignment
+from flinkplus.protocol.alignment import BarrierAlignment
+from flinkplus.protocol.barriers import MAX_REMEMBERED_ABORTS
 from flinkplus.protocol.effects import (
     AcknowledgeCheckpoint,
-    AlignmentEffect,
+    BarrierEffect,
     BlockChannel,
     DeclineCheckpoint,
     DiscardSnapshot,
@@ -20,8 +21,8 @@ from flinkplus.protocol.effects import (
     UnblockChannel,
 )
 from flinkplus.protocol.events import (
-    AlignmentEvent,
     BarrierArrived,
+    BarrierEvent,
     CheckpointAborted,
     CheckpointTriggered,
     SnapshotFailed,
@@ -34,7 +35,7 @@ A, B, C = (ChannelId(0, producer, 1) for producer in range(3))
 ONE, TWO, THREE, FOUR = (CheckpointId(n) for n in range(1, 5))
 
 
-def feed(machine: BarrierAlignment, *events: AlignmentEvent) -> list[AlignmentEffect]:
+def feed(machine: BarrierAlignment, *events: BarrierEvent) -> list[BarrierEffect]:
     return [effect for event in events for effect in machine.step(0, event)]
 
 
@@ -46,7 +47,7 @@ def two_inputs() -> BarrierAlignment:
     return BarrierAlignment(SUBTASK, (A, B))
 
 
-def aligned(checkpoint: CheckpointId, channels: Sequence[ChannelId]) -> list[AlignmentEffect]:
+def aligned(checkpoint: CheckpointId, channels: Sequence[ChannelId]) -> list[BarrierEffect]:
     return [
         TakeSnapshot(checkpoint),
         ForwardBarrier(checkpoint),

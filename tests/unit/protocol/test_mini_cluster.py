@@ -205,7 +205,7 @@ class Subtask:
         self.outputs[channel].trim(consumed)
         self.limits[channel] = limit
 
-    def align(self, happened: event.AlignmentEvent) -> None:
+    def align(self, happened: event.BarrierEvent) -> None:
         for effect in self.alignment.step(0, happened):
             match effect:
                 case order.TakeSnapshot(checkpoint):

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkplus.errors import NondeterministicOperator
-from flinkplus.protocol.determinants import KnownSteps, decode_runs, merge
+from flinkplus.protocol.determinants import Choice, KnownSteps, decode_runs, merge, pack
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.incarnation import Incarnation, Promotion
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import Entry, OutputChannels
-from flinkplus.protocol.subtask import SubtaskSteps, Taken
+from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.work import Taken
 from upstream_cache.log import OutputLog
 
 WORK, CONSUMERS = SubtaskId("work", 0), [SubtaskId("end", i) for i in range(3)]
@@ -42,7 +43,9 @@ class Folding(SubtaskSteps):
     ``whim``: a function's dependence on something else.
     """
 
-    def __init__(self, generation: int, wall_ms: Iterator[int], promotion: Promotion | None = None) -> None:
+    def __init__(
+        self, generation: int, wall_ms: Iterator[int], promotion: Promotion | None = None, stands_still: bool = False
+    ) -> None:
         everyone = [WORK, *CONSUMERS, *(producer for _, producer in INPUTS)]
         incarnation = Incarnation(
             subtask=WORK,
@@ -53,6 +56,7 @@ class Folding(SubtaskSteps):
             lineage=LINEAGE,
             checkpoint=START,
             promotion=promotion,
+            stands_still=stands_still,
         )
         super().__init__(incarnation, {}, False, True, True)
         self._wall = wall_ms
@@ -206,6 +210,65 @@ def test_a_successor_that_makes_less_is_found_out() -> None:
     second._push = lambda message, payload: iter(())  # type: ignore[method-assign]
     with pytest.raises(NondeterministicOperator):
         feed(second, inputs)
+
+
+class Forgetful(Folding):
+    """All that it makes has one digest; it takes part in checkpoints."""
+
+    def _digest_of(self, message: Message, payload: Any) -> int:
+        return 0
+
+    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+        return None
+
+    _persist = _take_snapshot
+
+
+class Silent(Forgetful):
+    """It does not tell anybody anything."""
+
+    def _push(self, message: Message, payload: Any) -> Iterator[None]:
+        return iter(())
+
+
+TAKEN = pack(Choice.INPUT, 0)
+BARRIERS = tuple(pack(Choice.INPUT, at) for at in range(3))
+
+
+@pytest.mark.parametrize(
+    ("begun", "last"),
+    [((TAKEN,), "records"), ((TAKEN, *BARRIERS), "barrier"), ((TAKEN, pack(Choice.ABORT, 1)), "given up")],
+    ids=["records", "barrier", "abort"],
+)
+def test_one_that_makes_less_does_nothing_new_before_it_is_found_out(begun: tuple[int, ...], last: str) -> None:
+    """Whatever the last step was that is repeated, and though no digest tells."""
+    names = [str(ChannelId(1, 0, consumer)) for consumer in range(3)]
+    received = dict.fromkeys(names, 2)
+    told = Promotion(received, begun, {}, {}, frozenset(), None, {name: {0: 0, 1: 0} for name in names})
+    second = Silent(2, iter(range(100)), told)
+    for channel, _ in INPUTS:
+        second.receive(message(channel, 0, 5) if channel == INPUTS[0][0] else barrier(channel, 0), None)
+    second.receive(barrier(INPUTS[0][0], 1), None)
+    for seq in range(2, 6):
+        second.receive(message(INPUTS[0][0], seq, 5), None)
+    for _ in begun[1:]:
+        second.run()
+        assert second.repeating
+    with pytest.raises(NondeterministicOperator, match="its consumer has had 2"):
+        second.run()
+    assert not second.repeating
+    assert ends(second)[0].cursor.consumed == (2 if last == "barrier" else 1)
+
+
+def test_one_who_has_nothing_to_repeat_must_not_have_been_heard_of() -> None:
+    had = {str(ChannelId(1, 0, 1)): {0: 0}}
+    with pytest.raises(NondeterministicOperator, match="0 messages are made again, its consumer has had 1"):
+        Forgetful(2, iter(()), Promotion({str(ChannelId(1, 0, 1)): 1}, (), {}, {}, frozenset(), None, had))
+    Forgetful(2, iter(()), Promotion({}, (), {}, {}, frozenset(), None, {}))
+
+
+def barrier(channel: ChannelId, seq: int) -> Message:
+    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), CheckpointId(1))
 
 
 def feed(subtask: Folding, inputs: list[list[int]]) -> None:

@@ -225,7 +225,7 @@ class Cluster:
                 lines.append(
                     f"slot {index}: {subtask.id} generation {subtask.generation} ended {subtask.ended} replay "
                     f"{len(subtask._replay)} triggers {list(subtask._triggers)} step {subtask._step} "
-                    f"aligning {subtask._alignment.aligning}"
+                    f"aligning {subtask._barriers.waiting_for}"
                 )
                 for channel, end in subtask.inputs.channels.items():
                     cursor = end.cursor
@@ -323,7 +323,7 @@ class Cluster:
                 for s in failed
                 if self.assignment[s] == target
             }
-            self.slots[target]._obey(control.Promote(self.attempt, self.generation, 0, 0.0, False, told))
+            self.slots[target]._obey(control.Promote(self.attempt, self.generation, 0, 0.0, False, self.complete, told))
         self.form_chains()
         targets = {self.assignment[s] for s in failed}
         self.until(lambda: {slot for slot, m in self.answers if isinstance(m, control.Promoted)} == targets)

@@ -7,13 +7,16 @@ import pickle
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from flinkplus.config import options_from
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import slot as slot_module
+from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.scratch import make_scratch, mark_over, mark_running, wait_for_slots
 from flinkplus.runtime.slot import CoordinatorLost, run_slot
 from flinkplus.runtime.slot_config import SlotConfig
@@ -107,3 +110,22 @@ def test_the_driver_waits_for_slots_that_live(job: Path) -> None:
     began = time.monotonic()
     wait_for_slots("id", job, 0.05)
     assert 0.05 <= time.monotonic() - began < 30.0
+
+
+def test_a_snapshot_that_waits_for_its_turn_when_the_slot_closes_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    slot = object.__new__(slot_module.Slot)
+    slot.index, slot.parallelism = 0, 1
+    slot._options = options_from({}, {"parallelism": 1})
+    slot._inbox = Inbox()
+    slot._pool = ThreadPoolExecutor(1)
+    name = SubtaskId("count", 0)
+    slot.generations = {name: Generation(1)}
+    begun, end = threading.Event(), threading.Event()
+    slot._persist(name, CheckpointId(1), lambda: (begun.set(), end.wait(), {})[-1])  # type: ignore[func-returns-value]
+    slot._persist(name, CheckpointId(2), lambda: {})
+    assert begun.wait(30)
+    threading.Timer(0.05, end.set).start()
+    slot._pool.shutdown(wait=True, cancel_futures=True)
+    assert isinstance(event := slot._inbox.get_nowait(), slot_module.SnapshotWritten) and event.checkpoint == 1
+    assert slot._inbox.empty()
+    assert not caplog.records

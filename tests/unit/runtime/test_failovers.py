@@ -52,6 +52,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
     assert order.subtasks["lines[1]"] == {
         "version": 0,
         "handle": {},
+        "given_up": [],
         "received": {"0:1->0": 3, "0:1->2": 4},
         "marks": {},
         "digests": {"0:1->0": [[0, "of three"]]},

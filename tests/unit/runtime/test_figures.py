@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Literal
 
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.tokenize import Tokenize
@@ -17,10 +18,37 @@ def heartbeat(rows: int) -> dict[str, Any]:
     return {"words[0]": {"rows_out": rows, "keys": 0, "bytes": 0, "busy_s": 0.0, "operators": operators}}
 
 
-def test_a_late_heartbeat_does_not_take_back_the_final_counters() -> None:
+def of_words(kind: Literal["source", "operator"] = "operator") -> Figures:
     graph = JobGraph()
-    graph.add(Node("words", "operator", Tokenize("words", "value", "word"), SCHEMA), None, None)
-    figures = Figures(graph)
+    graph.add(Node("words", kind, Tokenize("words", "value", "word"), SCHEMA), None, None)
+    graph.vertices = graph.fuse_draft()
+    return Figures(graph)
+
+
+def test_the_phases_of_a_checkpoint() -> None:
+    figures = of_words("source")
+    before_s = time.time()
+    figures.triggered(1)
+    waited_s = time.time() + 0.002
+    while time.time() < waited_s:
+        pass
+    begun_s = time.time()
+    for subtask, alignment_ms in (("words[0]", 2.0), ("words[1]", 0.5)):
+        times = {"begun_s": begun_s, "alignment_ms": alignment_ms, "sync_ms": 1.0, "async_ms": 7.0}
+        figures.snapshot(1, subtask, {"operator_state": {}, **times})
+    (phases,) = figures.checkpoints()
+    assert phases["chain_ms"] is None, "no standby has it"
+    figures.replicated(1)
+    figures.replicated(1)
+    figures.replicated(2)
+    (phases,) = figures.checkpoints()
+    ended_ms = (time.time() - before_s) * 1e3
+    assert 2.0 <= phases["trigger_ms"] <= phases["durable_ms"] <= phases["chain_ms"] <= ended_ms
+    assert (phases["alignment_ms"], phases["sync_ms"], phases["async_ms"]) == (2.0, 1.0, 7.0)
+
+
+def test_a_late_heartbeat_does_not_take_back_the_final_counters() -> None:
+    figures = of_words()
     figures.heard(heartbeat(5))
     figures.triggered(CheckpointId(1))
     counters = {"words": {"rows_in": 7, "rows_out": 9, "own": {"invalid_lines": 2}}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flinkplus.errors import NondeterministicOperator
+from flinkplus.errors import InvariantViolation, NondeterministicOperator
 from flinkplus.protocol.ids import ChannelId, Generation
 from flinkplus.runtime.gates import OutputChannel, OutputGate, Peer
 from flinkplus.runtime.wire import Message
@@ -99,3 +99,14 @@ def test_a_watermark_that_is_made_again_is_compared() -> None:
         promoted(had_ms=700).append_watermark(0, 600)
     with pytest.raises(NondeterministicOperator, match=r"0 messages are made again, its consumer has had 1"):
         promoted(had_ms=700).check_remade()
+
+
+def test_what_nobody_can_tell_the_content_of_is_not_made_again() -> None:
+    """A digest is missing: a difference would not be found, so the producer cannot be promoted."""
+    end = channel(sent=8)
+    end.expect(3, 5, {2: 7, 3: 8, 4: 9, 5: 10})
+    assert (end.had, end.had_to) == ({3: 8, 4: 9}, 5)
+    end.expect(5, 5, {})
+    assert end.had == {}
+    with pytest.raises(InvariantViolation, match="not known of all messages"):
+        end.expect(3, 6, {3: 8, 5: 10})

@@ -46,3 +46,12 @@ def test_a_deployment_begins_anew() -> None:
     found.broken(1, 1, True)
     found.forget()
     assert not found.connected(1, 1)
+
+
+def test_a_stream_to_a_slot_without_work_is_opened_again_and_its_tries_do_not_count() -> None:
+    found = peers()
+    for _ in range(5):
+        assert found.broken(1, 1, False) == 1
+    assert found.next_reconnect is not None
+    assert found.broken(1, 1, True) == 2, "it was missing before there was work"
+    assert found.connected(1, 1)

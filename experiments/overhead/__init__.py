@@ -1,0 +1,1 @@
+"""Throughput against the interval between checkpoints, for each way of taking them."""

@@ -1,0 +1,119 @@
+"""Checkpoints of one subtask: what its barrier machine orders is done here, and what it needs to know is told.
+
+Which algorithm is at work is the machine's affair (``barriers``); here is what they all have in common: where the
+channels stood at each snapshot, what was sent and may be let go, how a snapshot becomes a handle.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from typing_extensions import assert_never
+
+from flinkplus.protocol import effects, events
+from flinkplus.protocol.barriers import BarrierMachine
+from flinkplus.protocol.ids import CheckpointId
+from flinkplus.protocol.incarnation import Incarnation
+from flinkplus.protocol.inputs import InputGate
+from flinkplus.protocol.messages import Kind
+from flinkplus.protocol.outputs import OutputChannels
+from flinkplus.protocol.work import SubtaskWork
+
+NO_TIME_MS = 0
+"""The machine has no deadlines: the coordinator times every checkpoint."""
+
+
+class SubtaskSnapshots(SubtaskWork):
+    """The part of a subtask's steps that concerns checkpoints. ``standbys``: whether there are any."""
+
+    inputs: InputGate
+    outputs: OutputChannels
+
+    def __init__(self, incarnation: Incarnation, standbys: bool) -> None:
+        self._incarnation = incarnation
+        self._standbys = standbys
+        self._halted: CheckpointId | None = None
+        """The checkpoint whose end is waited for (a synchronous one)."""
+        self._complete = incarnation.checkpoint
+        self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
+        self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
+
+    def _handle_barriers(self, machine: BarrierMachine, version: CheckpointId, saved: Mapping[str, Any]) -> None:
+        """All channels are there, as they were at ``version``; ``machine`` decides from now on."""
+        self.outputs.epoch = version
+        self._cursors_at[version] = dict(saved.get("outputs", {}))
+        self._barriers = machine
+
+    def _saved_checkpoints(self, checkpoint: CheckpointId) -> dict[str, Any]:
+        """Of the snapshot of ``checkpoint``: where every channel stands, which later checkpoints are given up."""
+        return {
+            "inputs": {**self.inputs.cursors(), **self._inputs_at.get(checkpoint, {})},
+            "outputs": self._cursors_behind_barrier(),
+            "aborted": list(self._barriers.aborted),
+        }
+
+    def _cursors_behind_barrier(self) -> dict[str, int]:
+        """Where the outputs stand when the barrier, which is sent next, is out."""
+        return {channel: seq + 1 for channel, seq in self.outputs.cursors().items()}
+
+    def trim(self, version: CheckpointId) -> None:
+        """Nobody goes back before ``version``: what was sent before it is let go."""
+        cursors = self._cursors_at.get(version)
+        if cursors is not None:
+            self.outputs.trim(cursors)
+        self._cursors_at = {number: found for number, found in self._cursors_at.items() if number >= version}
+
+    @property
+    @abstractmethod
+    def repeating(self) -> bool:
+        """Whether it does again what the one before it did."""
+
+    def go_on_after(self, checkpoint: CheckpointId) -> None:
+        """Nobody waits for the end of ``checkpoint`` any more, nor of an older one."""
+        self._complete = max(self._complete, checkpoint)
+        if self._halted is not None and self._halted <= checkpoint:
+            self._halted = None
+
+    def persisted(self, checkpoint: CheckpointId, handle: dict[str, Any] | None, reason: str) -> None:
+        """The asynchronous part of a snapshot ended, with a handle or a reason why not."""
+        if handle is not None:
+            self._obey(events.SnapshotPersisted(checkpoint, handle))
+        else:
+            self._obey(events.SnapshotFailed(checkpoint, reason))
+
+    def _obey(self, event: events.BarrierEvent) -> None:
+        self._apply_all(self._barriers.step(NO_TIME_MS, event))
+
+    def _apply_all(self, found: list[effects.BarrierEffect]) -> None:
+        for effect in found:
+            self._apply(effect)
+
+    def _apply(self, effect: effects.BarrierEffect) -> None:
+        match effect:
+            case effects.BlockChannel(channel):
+                self.inputs.channels[channel].blocked = True
+                self._on_point("alignment")
+            case effects.UnblockChannel(channel):
+                self.inputs.channels[channel].blocked = False
+            case effects.TakeSnapshot(checkpoint):
+                if self._standbys:
+                    self._cursors_at[checkpoint] = self._cursors_behind_barrier()
+                self._take_snapshot(checkpoint)
+                if self._incarnation.stands_still and checkpoint > self._complete and not self.repeating:
+                    self._halted = checkpoint
+                self._inputs_at = {number: at for number, at in self._inputs_at.items() if number > checkpoint}
+            case effects.ForwardBarrier(checkpoint):
+                self.outputs.broadcast(Kind.BARRIER, checkpoint)
+            case effects.PersistSnapshot(checkpoint):
+                self._persist(checkpoint)
+            case effects.AcknowledgeCheckpoint(checkpoint, handle):
+                assert isinstance(handle, dict)
+                self._acknowledge(checkpoint, handle)
+            case effects.DeclineCheckpoint(checkpoint, reason):
+                self._decline(checkpoint, reason)
+            case effects.DiscardSnapshot(checkpoint):
+                self._discard(checkpoint)
+            case _:
+                assert_never(effect)

@@ -1,0 +1,71 @@
+"""What checkpoints cost: variants, summary, table and picture, from runs that never ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import console
+from experiments.overhead import pictures
+from experiments.overhead.runs import PHASES, OverheadSettings, Variant, overhead_document, table_of
+from flinkplus.errors import ConfigurationError
+
+SETTINGS = OverheadSettings(intervals=(0.5, 10.0), rounds=3)
+
+
+def made_up_run(variant: Variant, round_number: int, records_per_s: float, beside_s: float = 0.5) -> dict[str, Any]:
+    taken = 0 if variant.mode is None else 4
+    return {
+        "variant": variant.name,
+        "mode": variant.mode,
+        "interval_s": variant.interval_s,
+        "round": round_number,
+        "beside_s": beside_s,
+        "records_per_s": records_per_s,
+        "checkpoints": taken,
+        **dict.fromkeys((*PHASES, "bytes_new", "bytes_total"), 2.0 if taken else None),
+    }
+
+
+def test_variants_and_their_options() -> None:
+    names = {interval: [variant.name for variant in group] for interval, group in SETTINGS.groups.items()}
+    assert names == {
+        0.5: ["none", "aligned, 0.5 s", "synchronous, 0.5 s"],
+        10.0: ["none", "aligned, 10 s", "synchronous, 10 s"],
+    }
+    assert SETTINGS.runs == 18
+    none, short, _ = SETTINGS.groups[0.5]
+    long = SETTINGS.groups[10.0][-1]
+    assert SETTINGS.options(none) == {"parallelism": 2, "checkpoint_interval": None, "recovery": "rollback"}
+    assert SETTINGS.options(long)["checkpoint_mode"] == "synchronous"
+    assert SETTINGS.seconds_of(none) == SETTINGS.seconds_of(short) == 8.0
+    assert SETTINGS.seconds_of(long) == 20.0, "two checkpoints at least"
+    SETTINGS.check()
+    with pytest.raises(ConfigurationError, match="checkpoint_interval must be"):
+        OverheadSettings(intervals=(0.001,)).check()
+
+
+def test_losses_are_medians_of_the_rounds(tmp_path: Path) -> None:
+    """The machine is slower in the second round; that is not taken for a loss."""
+    document = overhead_document(SETTINGS, tmp_path / "overhead.json")
+    speed = {"none": 1.0, "aligned, 0.5 s": 0.96, "synchronous, 0.5 s": 0.5}
+    for round_number, rate in enumerate((1000.0, 400.0, 1100.0)):
+        for variant in SETTINGS.groups[0.5]:
+            document.add(made_up_run(variant, round_number, rate * speed[variant.name]))
+        document.add(made_up_run(Variant(), round_number, 7 * rate, beside_s=10.0))
+    rows = {row["variant"]: row for row in document.content["summary"]}
+    assert [round(row["loss_percent"], 6) for row in rows.values()] == [0.0, 4.0, 50.0]
+    assert rows["none"]["records_per_s"] == 1950.0 and rows["none"]["duration_ms"] is None
+    assert rows["aligned, 0.5 s"]["checkpoints"] == 4
+    console.show(table_of(document.content))
+    assert pictures.throughput_by_interval(document.content, tmp_path / "out" / "overhead.png")
+    assert (tmp_path / "out" / "overhead.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_checkpoints_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    document = overhead_document(SETTINGS, tmp_path / "overhead.json")
+    document.add(made_up_run(Variant(), 0, 1000.0))
+    assert not pictures.throughput_by_interval(document.content, tmp_path / "overhead.png")
+    assert not (tmp_path / "overhead.png").exists()
