@@ -54,7 +54,7 @@ from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.allocator import use_one_arena
-from flinkplus.runtime.cleanup import remove_tree
+from flinkplus.runtime.cleanup import clear_away, remove_tree
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline
@@ -427,7 +427,7 @@ class Slot(SlotOrders):
 
     def _beside(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the slot is closing: its scratch directory goes as a whole
-            self._tending.submit(work)
+            self._tending.submit(clear_away, work)
 
     def _make_filter(self) -> MessageFilter | None:
         if self._ids is None:

@@ -11,9 +11,9 @@ Rules:
   files are ingested. ``rocksdict``'s ``Snapshot`` is not used: its point reads honour the snapshot, its iterators
   were seen not to.
 
-rocksdict keeps the interpreter lock while a store is opened, takes in files, or is read; only ``close`` gives it up. So
-nothing that RocksDB is told to do here may wait for the disk: everybody in the process would. It syncs what it takes
-in, which is nothing to do for a file in shared memory, and little for one that was synced before.
+rocksdict keeps the interpreter lock while a store is opened, takes in files, or is read. So nothing that RocksDB is
+told to do here may wait for the disk: everybody in the process would. It syncs what it takes in, which is nothing to do
+for a file in shared memory, and little for one that was synced before.
 
 Any thread may read while another ingests. ``close`` waits for nobody: its caller makes sure that no other call is
 running.
@@ -216,30 +216,18 @@ class SubtaskStore:
             link.unlink(missing_ok=True)
         if self._taken % TIDY_AFTER_FILES >= len(sources):
             return
-        live, in_memory = self._keep_compacted(), 0
+        live, in_memory = set(), 0
         for name in names.glob("*.sst"):
             with contextlib.suppress(OSError):  # RocksDB removes names at any time
                 if name.is_symlink():
                     live.add(os.readlink(name))
                 else:
                     in_memory += name.stat().st_size
-        for path in self.directory.absolute().glob("*-*.sst"):
+        for path in self.directory.absolute().glob("taken-*.sst"):
             if str(path) not in live:
                 remove_file(path)
         volatile.release(self._in_memory - in_memory)
         self._in_memory = in_memory
-
-    def _keep_compacted(self) -> set[str]:
-        """Second names of what compaction has written: RocksDB removes files at once, however large they are."""
-        kept = set()
-        for path in self.directory.absolute().glob("*[0-9].sst"):
-            if "-" not in path.name:
-                second = path.with_name(f"made-{path.name}")
-                with contextlib.suppress(OSError):  # gone, or there are no second names here
-                    if not second.exists():
-                        os.link(path, second)
-                    kept.add(str(second))
-        return kept
 
     def be_active(self) -> None:
         """A quiet store begins to compact what it has taken in."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from flinkplus.errors import StateError
-from flinkplus.state.delta import Chunk, Kind, StateFile, describe, write_sst
+from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, Kind, StateFile, describe, write_sst
 from flinkplus.state.files import link_or_copy
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
@@ -40,8 +40,9 @@ from flinkplus.state.store import SubtaskStore
 
 FIRST_LEAD = 16
 """Checkpoints that may pass while a base is made; twice as many after each time that it was too few."""
-BASE_CHUNK_ENTRIES = 256
-"""The interpreter lock is kept while so many are read and written: 0.4 ms with values of 1 KB."""
+BASE_CHUNK_BYTES = 256 << 10
+"""Of values: the interpreter lock is kept while so much, or ``WRITE_CHUNK_ENTRIES``, is read from RocksDB."""
+FIRST_CHUNK_ENTRIES = 256
 LOCAL_HANDLES = 2
 """Of how many handles that are not yet complete local copies are kept (storage has them all)."""
 
@@ -333,10 +334,14 @@ class StateVersions:
         return False
 
     def _base_chunks(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[Chunk]:
+        count = FIRST_CHUNK_ENTRIES
         try:
-            while batch := list(islice(entries, BASE_CHUNK_ENTRIES)):
+            while batch := list(islice(entries, count)):
                 self._check_open()
-                yield [key for key, _ in batch], [value for _, value in batch]
+                keys, values = [key for key, _ in batch], [value for _, value in batch]
+                yield keys, values
+                fitting = len(values) * BASE_CHUNK_BYTES // max(1, sum(map(len, values)))
+                count = max(1, min(fitting, WRITE_CHUNK_ENTRIES))
         finally:
             del entries  # also when an error keeps this frame
 

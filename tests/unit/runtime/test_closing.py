@@ -10,6 +10,7 @@ import pytest
 
 from flinkplus.operators.base import OperatorContext
 from flinkplus.protocol.ids import CheckpointId, Generation
+from flinkplus.runtime.cleanup import clear_away
 from flinkplus.runtime.fused import FusedOperators, Member
 from flinkplus.runtime.gates import OutputGate
 from flinkplus.runtime.subtask import Subtask
@@ -69,3 +70,12 @@ def test_files_of_older_checkpoints_are_removed_beside_the_loop() -> None:
     [work] = later
     work()
     assert told == [3]
+
+
+def test_what_cannot_be_removed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def refused() -> None:
+        raise PermissionError("1-2-3.sst")
+
+    clear_away(refused)
+    assert "something could not be removed" in caplog.text
+    assert "PermissionError: 1-2-3.sst" in caplog.text

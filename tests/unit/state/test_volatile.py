@@ -91,28 +91,6 @@ def test_files_that_compaction_has_replaced_are_removed(root: Path, tmp_path: Pa
     store.destroy()
 
 
-def test_what_compaction_wrote_is_removed_here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RocksDB would do so all at once."""
-    removed: list[str] = []
-
-    def remove(path: Path) -> None:
-        removed.append(path.name)
-        path.unlink()
-
-    monkeypatch.setattr("flinkplus.state.store.remove_file", remove)
-    store = SubtaskStore(tmp_path / "db")
-    deadline = time.monotonic() + 20
-    number = 0
-    while not any(name.startswith("made-") for name in removed):
-        assert time.monotonic() < deadline
-        number += 1
-        store.ingest([sst(tmp_path, "x.sst", {b"%03d" % key: b"%d" % number for key in range(100)})])
-    assert store.get_many([b"001"]) == [b"%d" % number]
-    for name in removed:
-        assert not (tmp_path / "db" / name.removeprefix("made-")).exists()
-    store.destroy()
-
-
 def test_a_quiet_store_compacts_nothing_until_it_is_active(root: Path, tmp_path: Path) -> None:
     store = SubtaskStore(tmp_path / "db", quiet=True)
 
