@@ -342,18 +342,17 @@ def test_a_base_is_read_in_pieces_of_limited_size(
 
         return write_sst(passed(), path)
 
-    state = open_state(policy=BasePolicy(ratio=0.0, min_bytes=0))
-    count = max(3 * most, FIRST_CHUNK_ENTRIES + 3)
-    values = [os.urandom(size) for _ in range(min(count, 300))]
-    for checkpoint in (1, 2):
-        objects = state.object_state("seen")
-        keys = many(count)
-        objects.put_many(keys, [values[at % len(values)] for at in range(count)])
-        state.persist(state.freeze(checkpoint, {}))
+    state = open_state(policy=BasePolicy(max_deltas=0))
+    count = FIRST_CHUNK_ENTRIES + 3 * most
+    values = [os.urandom(size) for _ in range(count)]
+    state.object_state("seen").put_many(many(count), values)
+    state.persist(state.freeze(1, {}))
+    state.object_state("seen").put_many(many(1), values[-1:])
+    state.persist(state.freeze(2, {}))
     monkeypatch.setattr(versions, "write_sst", noted)
     assert state.rebase()
     assert sum(found) == count
-    assert found[0] == min(FIRST_CHUNK_ENTRIES, count)
+    assert found[0] == FIRST_CHUNK_ENTRIES
     assert max(found[1:]) == pytest.approx(most, rel=0.1)
 
 
