@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-from flinkplus.state.removal import remove_folder
 
 RETRY_S = 0.05
 log = logging.getLogger("flinkplus")
@@ -25,7 +24,7 @@ def remove_tree(path: str | Path, patience_s: float) -> None:
     """Remove a directory, again and again for up to ``patience_s`` seconds while something puts new files into it."""
     deadline = time.monotonic() + patience_s
     while True:
-        remove_folder(path)
+        shutil.rmtree(path, ignore_errors=True)
         if not Path(path).exists():
             return
         if time.monotonic() > deadline:

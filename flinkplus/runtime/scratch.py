@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
-
-from flinkplus.state.removal import remove_folder
 
 RUNNING, OVER = "RUNNING", "OVER"
 LOOK_S = 0.01
@@ -33,7 +32,7 @@ def make_scratch(job_id: str, index: int, base: str | None) -> Path:
 
 def remove_scratch(path: Path, job_id: str) -> None:
     """Remove a slot's directory, and what dead ones of its job have left beside it."""
-    remove_folder(path)
+    shutil.rmtree(path, ignore_errors=True)
     sweep(job_id, str(path.parent))
 
 
@@ -41,7 +40,7 @@ def sweep(job_id: str, base: str | None) -> None:
     """Remove directories of slots of this job whose process does not live any more."""
     for path, pid in _directories(job_id, base or tempfile.gettempdir()):
         if not psutil.pid_exists(pid):
-            remove_folder(path)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def wait_for_slots(job_id: str, base: str | Path, patience_s: float) -> None:

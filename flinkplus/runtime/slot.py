@@ -78,6 +78,7 @@ from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.wire import Message, decode_frame, encode
+from flinkplus.state import removal
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 from upstream_cache.retention import Retention
@@ -150,6 +151,7 @@ def run_slot(index: int, config: SlotConfig) -> None:
     finally:
         slot.close()
         remove_scratch(scratch, config.job_id)
+        removal.hurry()
         _remove_job(config, slot.orphaned)
         sys.setswitchinterval(previous)
         signal.signal(signal.SIGHUP, hang_up)

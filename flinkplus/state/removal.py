@@ -8,8 +8,8 @@ Rules:
 - a name is gone when the call returns; the room is given back by a thread of its own, in pieces, with pauses that are
   longer than the work: the disk has time for others, also when several processes do so. When much waits there are none;
 - only what nobody else has, by another name or open, is taken to pieces: a file that is being read stays whole;
-- the thread is there as long as it has something to do, and nobody waits for it. When the process ends, the system does
-  the rest.
+- the thread is there as long as it has something to do, and nobody waits for it. When the job is over, what is left
+  goes at once (``hurry``); when the process ends, the system sees to it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class _Remover:
         self._guard = threading.Lock()
         self._waiting: deque[int] = deque()
         self._thread: threading.Thread | None = None
+        self._hurried = False
 
     def add(self, handle: int) -> None:
         """An open file, which is closed in the end."""
@@ -47,11 +48,17 @@ class _Remover:
                 self._thread = threading.Thread(target=self._run, name="flinkplus-removal", daemon=True)
                 self._thread.start()
 
+    def hurry(self) -> None:
+        """What waits now, and until nothing waits any more, goes at once."""
+        with self._guard:
+            self._hurried = self._thread is not None and self._thread.is_alive()
+
     def _run(self) -> None:
         while True:
             with self._guard:
                 if not self._waiting:
                     self._thread = None
+                    self._hurried = False
                     return
                 handle = self._waiting.popleft()
             try:
@@ -67,6 +74,8 @@ class _Remover:
             return
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted when nobody else has it open
         for size in range(found.st_size - PIECE_BYTES, 0, -PIECE_BYTES):
+            if self._hurried:
+                return
             begun = time.monotonic()
             os.ftruncate(handle, size)
             if len(self._waiting) < HURRY_FILES:
@@ -97,6 +106,11 @@ def remove_folder(path: str | Path) -> None:
             with contextlib.suppress(OSError):
                 remove_file(os.path.join(folder, name))
     shutil.rmtree(path, ignore_errors=True)
+
+
+def hurry() -> None:
+    """The job is over: what was removed gives back its room now, before there is another job to be kept waiting."""
+    _remover.hurry()
 
 
 def _open_large(path: str | Path) -> int | None:

@@ -338,9 +338,8 @@ class StateVersions:
         try:
             while batch := list(islice(entries, count)):
                 self._check_open()
-                keys, values = [key for key, _ in batch], [value for _, value in batch]
-                yield keys, values
-                fitting = len(values) * BASE_CHUNK_BYTES // max(1, sum(map(len, values)))
+                yield [key for key, _ in batch], [value for _, value in batch]
+                fitting = len(batch) * BASE_CHUNK_BYTES // max(1, sum(len(value) for _, value in batch))
                 count = max(1, min(fitting, WRITE_CHUNK_ENTRIES))
         finally:
             del entries  # also when an error keeps this frame

@@ -146,3 +146,20 @@ def test_there_is_no_pause_when_much_waits(tmp_path: Path, cuts: list[int], monk
     remove_file(large(tmp_path / "x"))
     idle()
     assert cuts == [2500, 1500, 500]
+
+
+def test_when_the_job_is_over_the_rest_goes_at_once(
+    tmp_path: Path, cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removal.hurry()  # nothing waits: that is for no other job
+    before = open_files()
+    over = iter([removal.hurry])
+    clock = type("Clock", (), {"monotonic": time.monotonic, "sleep": lambda _: next(over, lambda: None)()})
+    monkeypatch.setattr(removal, "time", clock)
+    remove_file(large(tmp_path / "x"))
+    idle()
+    assert cuts == [2500]
+    assert open_files() == before
+    remove_file(large(tmp_path / "x"))
+    idle()
+    assert cuts == [2500, 2500, 1500, 500]
