@@ -54,7 +54,7 @@ from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.allocator import use_one_arena
-from flinkplus.runtime.cleanup import remove_tree
+from flinkplus.runtime.cleanup import clear_away, remove_tree
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline
@@ -78,6 +78,7 @@ from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.wire import Message, decode_frame, encode
+from flinkplus.state import removal
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 from upstream_cache.retention import Retention
@@ -150,6 +151,7 @@ def run_slot(index: int, config: SlotConfig) -> None:
     finally:
         slot.close()
         remove_scratch(scratch, config.job_id)
+        removal.hurry()
         _remove_job(config, slot.orphaned)
         sys.setswitchinterval(previous)
         signal.signal(signal.SIGHUP, hang_up)
@@ -428,7 +430,7 @@ class Slot(SlotOrders):
 
     def _beside(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the slot is closing: its scratch directory goes as a whole
-            self._tending.submit(work)
+            self._tending.submit(clear_away, work)
 
     def _make_filter(self) -> MessageFilter | None:
         if self._ids is None:
