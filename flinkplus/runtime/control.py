@@ -19,6 +19,8 @@ from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.determinants import Run
 
 FORMAT_VERSION = 1
+MAX_BYTES = 256 << 20
+"""The longest message that is taken: a promotion tells of all determinants and digests since the last checkpoint."""
 
 
 def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
@@ -111,10 +113,15 @@ class Exhausted:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked)."""
+    """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked).
+
+    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped.
+    """
 
     generation: int
     subtasks: dict[str, dict[str, Any]]
+    refused: int = 0
+    malformed: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,30 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from flinkplus.errors import PeerRefused
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.grpc_door import SERVER_OPTIONS, WELCOME, Door, open_stream
+from flinkplus.runtime.handshake import Connecting, Refusals, slot_name
 from flinkplus.runtime.io_thread import IoThread, aio, grpc
-from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerBroken, PeerConnected, TransportEvent
+from flinkplus.runtime.planes import (
+    Attachments,
+    FrameArrived,
+    PeerAttached,
+    PeerBroken,
+    PeerConnected,
+    TransportEvent,
+)
 
+PROTOCOL = b"flinkplus-data-grpc/1"
 METHOD = "/flinkplus.Data/Stream"
 SERVICE, NAME = "flinkplus.Data", "Stream"
 MAX_FRAME_BYTES = 4 << 20
+CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
+MAX_MESSAGE_BYTES = 2**31 - 1
 GRPC_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -41,7 +55,7 @@ def identity(data: bytes) -> bytes:
 
 async def start_server(service: str, name: str, serve: Callable[..., Any], host: str) -> tuple[aio.Server, int]:
     """A started server of one bidirectional stream of bytes, on a port of ``host`` that the system picks."""
-    server = aio.server(options=GRPC_OPTIONS)
+    server = aio.server(options=[*GRPC_OPTIONS, *SERVER_OPTIONS])
     handler = grpc.stream_stream_rpc_method_handler(serve, identity, identity)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
     port: int = server.add_insecure_port(f"{host}:0")
@@ -96,9 +110,14 @@ class FrameWriter:
 class GrpcDataPlane:
     """See ``DataPlane``."""
 
-    def __init__(self, slot: int, token: str, host: str, deliver: Callable[[TransportEvent], None]) -> None:
+    def __init__(
+        self, slot: int, credentials: Credentials, host: str, deliver: Callable[[TransportEvent], None]
+    ) -> None:
         self._slot = slot
-        self._token = token
+        self._credentials = credentials
+        self._attachments = Attachments(slot)
+        self.refusals = Refusals()
+        self._door = Door(credentials, PROTOCOL, self.refusals)
         self._host = host
         self._deliver = deliver
         self._io = IoThread.get()
@@ -106,6 +125,15 @@ class GrpcDataPlane:
         self._out: dict[int, _Outgoing] = {}
         self._back: dict[int, FrameWriter] = {}
         self._readers: dict[int, asyncio.Future[None]] = {}
+
+    @property
+    def incarnation(self) -> int:
+        """See ``DataPlane``."""
+        return self._attachments.incarnation
+
+    @incarnation.setter
+    def incarnation(self, incarnation: int) -> None:
+        self._attachments.incarnation = incarnation
 
     def start(self) -> str:
         """Start the data server on a port the system picks; returns ``host:port``."""
@@ -117,13 +145,17 @@ class GrpcDataPlane:
         return port
 
     async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        metadata = dict(context.invocation_metadata())
-        if metadata.get("flinkplus-token") != self._token:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong job token")
-        peer = int(metadata["flinkplus-slot"])
+        found = await self._door.admit(context)
+        if found is None:
+            return
+        try:
+            peer = self._attachments.check(found)
+        except PeerRefused as error:
+            await self._door.refuse(context, error)
+            raise
         writer = FrameWriter(self._io)
         self._back[peer] = writer
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(WELCOME)
         self._deliver(PeerAttached(peer))
         pump = asyncio.ensure_future(writer.pump(context.write))
         reader = self._readers[peer] = asyncio.ensure_future(self._read(peer, requests))
@@ -170,7 +202,10 @@ class GrpcDataPlane:
                 if known.connected:
                     self._deliver(PeerConnected(peer, target[0]))
                 continue
-            self._out[peer] = _Outgoing(peer, target, self._slot, self._token, self._io, self._deliver)
+            connecting = Connecting(
+                self._credentials.secret, PROTOCOL, slot_name(self._slot, self.incarnation), slot_name(peer, target[0])
+            )
+            self._out[peer] = _Outgoing(peer, target, connecting, self._io, self._deliver)
 
     def send(self, peer: int, buffers: Sequence[Any]) -> None:
         """Queue buffers of whole messages for ``peer``. Dropped when there is no stream: the logs hold them."""
@@ -211,8 +246,7 @@ class _Outgoing:
         self,
         peer: int,
         target: tuple[int, str],
-        slot: int,
-        token: str,
+        connecting: Connecting,
         io: IoThread,
         deliver: Callable[[TransportEvent], None],
     ) -> None:
@@ -222,7 +256,7 @@ class _Outgoing:
         self.connected = False
         self.alive = True
         self._deliver = deliver
-        self._metadata = (("flinkplus-token", token), ("flinkplus-slot", str(slot)))
+        self._connecting = connecting
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
@@ -231,8 +265,8 @@ class _Outgoing:
         pump: asyncio.Future[None] | None = None
         channel = aio.insecure_channel(address, options=GRPC_OPTIONS)
         try:
-            call = channel.stream_stream(METHOD, identity, identity)(metadata=self._metadata)
-            await call.initial_metadata()
+            open_call = channel.stream_stream(METHOD, identity, identity)
+            call = await open_stream(open_call, self._connecting, CONNECT_TIMEOUT_S)
             self.connected = True
             self._deliver(PeerConnected(self.peer, incarnation))
             pump = asyncio.ensure_future(self.writer.pump(call.write))

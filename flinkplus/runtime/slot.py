@@ -177,8 +177,8 @@ class Slot(SlotOrders):
         self._inbox: Inbox[SlotEvent] = Inbox()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
         self._tending = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-bases")
-        self._data = data_plane(index, config.options, config.token, slot_host(config), self._inbox)
-        self._link = control_link(index, config.options, config.token, config.coordinator, self._inbox)
+        self._data = data_plane(index, config.options, config.credentials, slot_host(config), self._inbox)
+        self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
@@ -207,7 +207,7 @@ class Slot(SlotOrders):
         self._link.open()
         attempt = _spark_attempt()
         name = f"{self.index}-{secrets.token_hex(8)}"
-        lifeline = name if self._lifeline.open(self._config.lifelines, self._config.token, name) else ""
+        lifeline = name if self._lifeline.open(self._config.lifelines, self._config.credentials, name) else ""
         self._link.send(control.Register(self.index, attempt, os.getpid(), socket.gethostname(), address, lifeline))
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
@@ -297,7 +297,7 @@ class Slot(SlotOrders):
         self._data.expire(now)
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        self._link.heartbeat = control.Heartbeat(self._generation, progress)
+        self._link.heartbeat = control.Heartbeat(self._generation, progress, self._data.refusals.total, self._malformed)
 
     # --- events
 
@@ -354,6 +354,7 @@ class Slot(SlotOrders):
 
     def _welcome(self, incarnation: int) -> None:
         config = self._config
+        self._data.incarnation = incarnation
         if config.zookeeper is None or not self._options.standbys:
             return
         from chain_backup.zookeeper.session import SlotSession
