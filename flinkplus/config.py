@@ -52,7 +52,9 @@ class Options:
     working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell how a
     subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over hosts,
     ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
-    that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``session_timeout``:
+    that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``zookeeper_acl``:
+    who may see and change the job's nodes there: ``None``, everybody; ``job``, only this job (credentials are made for
+    it); else a file on the driver's host with ``user:password``. ``session_timeout``:
     seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a
     slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new messages, at most, about which the
     Bloom filter of message IDs may be wrong, so that RocksDB must be asked; above 0 and below 1.
@@ -77,6 +79,7 @@ class Options:
     placement: str = "spread"
     failback: str = "auto"
     zookeeper: str | None = None
+    zookeeper_acl: str | None = None
     session_timeout: float = 4.0
     cache_memory_mb: int = 64
     dedup_error_rate: float = 0.01
@@ -149,6 +152,7 @@ class Options:
             ("trace_output", "a path"),
             ("record_machines", "a path"),
             ("zookeeper", "HOST:PORT,..."),
+            ("zookeeper_acl", "'job', a path of a file with USER:PASSWORD"),
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):

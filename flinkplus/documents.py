@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-MAX_WHOLE = 1 << 63
-
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
@@ -24,9 +22,7 @@ def parse_document(data: bytes | bytearray | memoryview) -> Any:
 
 
 def whole(value: object) -> int:
-    """``value``, a whole number that fits into 64 bits. Raises ``TypeError``, ``ValueError``."""
+    """``value``, a whole number. Raises ``TypeError``."""
     if type(value) is not int:
         raise TypeError(f"{value!r:.100} is no whole number")
-    if not -MAX_WHOLE <= value < MAX_WHOLE:
-        raise ValueError(f"{value!r:.100} is out of range")
     return value

@@ -97,7 +97,8 @@ class Paths:
     def __init__(self, application: str, prefix: str = "") -> None:
         if not application:
             raise ConfigurationError("an application needs a name to have a place in ZooKeeper")
-        self.base = f"{prefix}{ROOT}/{quote(application)}"
+        self.root = f"{prefix}{ROOT}"
+        self.base = f"{self.root}/{quote(application)}"
         self.epoch = f"{self.base}/epoch"
         self.coordinator = f"{self.base}/coordinator"
         self.slots = f"{self.base}/slots"

@@ -90,6 +90,9 @@ def _add_wordcount(commands: Any) -> None:
     command.add_argument("--failback", choices=["auto", "never"], default="auto", help="give work back (default: auto)")
     command.add_argument("--zookeeper", metavar="HOSTS", help="an ensemble (default: a server of the job's own)")
     command.add_argument(
+        "--zookeeper-acl", metavar="job|FILE", help="close the job's nodes: to all but this job, or a USER:PASSWORD"
+    )
+    command.add_argument(
         "--max-restarts", type=int, default=3, metavar="N", help="restarts after exceptions (default: 3)"
     )
     command.add_argument("--kill", type=parse_kill, action="append", default=[], metavar="SUBTASK@SECONDS")
@@ -145,6 +148,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "placement": arguments.placement,
             "failback": arguments.failback,
             "zookeeper": arguments.zookeeper,
+            "zookeeper_acl": arguments.zookeeper_acl,
             "max_restarts": arguments.max_restarts,
             "encoding_errors": arguments.encoding_errors,
         },

@@ -7,17 +7,43 @@ and its ``repr`` does not show it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from flinkplus.runtime.handshake import make_secret
+from flinkplus.config import Options
+from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.handshake import derived, make_secret
+
+JOB = "job"
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Of one run of a job. ``secret``: what the handshake proves knowledge of."""
+    """Of one run of a job.
+
+    ``secret``: what the handshake proves knowledge of. ``zookeeper``: ``user:password`` of those who may see and change
+    the job's nodes in ZooKeeper; ``None``: everybody may.
+    """
 
     secret: bytes = field(repr=False)
+    zookeeper: str | None = field(default=None, repr=False)
 
     @classmethod
-    def made(cls) -> Credentials:
-        """New ones."""
-        return cls(make_secret())
+    def made(cls, options: Options, job_id: str) -> Credentials:
+        """New ones. Raises ``ConfigurationError`` for a file that cannot be used."""
+        secret = make_secret()
+        return cls(secret, _zookeeper(options.zookeeper_acl, job_id, secret))
+
+
+def _zookeeper(acl: str | None, job_id: str, secret: bytes) -> str | None:
+    if acl is None:
+        return None
+    if acl == JOB:
+        return f"flinkplus-{job_id}:{derived(secret, 'zookeeper').hex()}"
+    try:
+        text = Path(acl).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"zookeeper_acl: {acl!r} cannot be read: {error}") from error
+    user, colon, password = text.partition(":")
+    if not (user and colon and password) or "\n" in text:
+        raise ConfigurationError(f"zookeeper_acl: the file {acl!r} must hold one line, USER:PASSWORD")
+    return text

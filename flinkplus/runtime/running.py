@@ -289,7 +289,7 @@ class RunningJob:
         self._commits = commits
         self._started_s = time.monotonic()
         self._elapsed_s: float | None = None
-        credentials = Credentials.made()
+        credentials = Credentials.made(plan.options, self.job_id)
         bind, reach = coordinator_hosts(spark)
         self.coordinator = Coordinator(
             plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials)
@@ -304,6 +304,7 @@ class RunningJob:
                 reach,
                 self.coordinator.registry_told,
                 self.coordinator.give_up,
+                credentials.zookeeper,
             )
             self.coordinator.write_records_to(self._registry)
         address, lifelines = (f"{reach}:{bound.rpartition(':')[2]}" for bound in self.coordinator.start())

@@ -361,7 +361,13 @@ class Slot(SlotOrders):
 
         record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
         self._session = SlotSession(
-            config.zookeeper, config.application, self.index, record, self._options.session_timeout, self._inbox.put
+            config.zookeeper,
+            config.application,
+            self.index,
+            record,
+            self._options.session_timeout,
+            self._inbox.put,
+            config.credentials.zookeeper,
         )
 
     def _lose_session(self) -> None:

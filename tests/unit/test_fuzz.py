@@ -97,7 +97,7 @@ def test_what_is_no_document(data: bytes) -> None:
 
 
 def test_records_of_zookeeper_hold_whole_numbers() -> None:
-    for generation in ("1e999", "1.5", '"3"', "true", "9" * 30):
+    for generation in ("1e999", "1.5", '"3"', "true"):
         with pytest.raises(BadRecord):
             ChainRecord.decode("s", b'{"format":1,"generation":%s,"members":[],"stable":0}' % generation.encode())
 

@@ -147,7 +147,7 @@ class Cluster:
         scratch = self.directory / f"scratch-{index}-{incarnation}"
         scratch.mkdir(parents=True)
         config = SlotConfig(
-            "job", "test", self.parallelism, 1, "127.0.0.1:1", "", Credentials.made(), pickle.dumps(self.graph),
+            "job", "test", self.parallelism, 1, "127.0.0.1:1", "", Credentials(b"secret"), pickle.dumps(self.graph),
             self.options, str(self.directory / "checkpoints"), None, None, (1, 0.0), True,
         )  # fmt: skip
         slot = Slot(index, config, scratch)

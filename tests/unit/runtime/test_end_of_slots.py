@@ -44,7 +44,7 @@ def config_of(job: Path) -> SlotConfig:
         first_generation=1,
         coordinator=NOBODY,
         lifelines="",
-        credentials=Credentials.made(),
+        credentials=Credentials(b"secret"),
         plan=pickle.dumps(graph_of(1, 1)),
         options=options_from({}, {"parallelism": 1}),
         checkpoint_dir=str(job / "checkpoints"),
