@@ -58,7 +58,9 @@ class Options:
     seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a
     slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new messages, at most, about which the
     Bloom filter of message IDs may be wrong, so that RocksDB must be asked; above 0 and below 1.
-    ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a directory that slots and driver
+    ``encoding_errors``: what to do with text that is not UTF-8.
+    ``tls``: mutual TLS between slots and driver: True (certificates are made for the job), or a directory that every
+    host has them in (``flinkplus.runtime.tls``). ``trace_output``: a directory that slots and driver
     share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
     ``record_machines``: a file for a record of what the coordinator's machines do (``flinkplus.runtime.recorder``).
     ``faults``: see ``flinkplus.runtime.faults``.
@@ -93,6 +95,7 @@ class Options:
     flush_interval: float = 0.02
     window: int = 16
     transport: str = "tcp"
+    tls: bool | str = False
     memtable_entries: int = 2_000_000
     encoding_errors: str = "replace"
     work_dir: str | None = None
@@ -157,6 +160,9 @@ class Options:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise ConfigurationError(f"{name} must be {what} or None, not {value!r}")
+        tls: Any = self.tls
+        if not isinstance(tls, bool) and (not isinstance(tls, str) or not tls.strip()):
+            raise ConfigurationError(f"tls must be True, False or a directory with certificates, not {tls!r}")
         faults: Any = self.faults
         if isinstance(faults, str) or not all(isinstance(fault, str) for fault in faults):
             raise ConfigurationError(f"faults must be a sequence of texts, not {faults!r}")
@@ -252,6 +258,8 @@ def _parse(key: str, text: str, name: str) -> Any:
         return None
     if name == "sharing_depth" and text.strip().lower() == FULL_DEPTH:
         return None
+    if name == "tls" and text.strip().lower() in ("true", "false"):
+        return text.strip().lower() == "true"
     if name == "faults":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:

@@ -95,6 +95,15 @@ def _add_wordcount(commands: Any) -> None:
     command.add_argument(
         "--max-restarts", type=int, default=3, metavar="N", help="restarts after exceptions (default: 3)"
     )
+    command.add_argument("--transport", choices=["tcp", "grpc"], default="tcp", help="between slots (default: tcp)")
+    command.add_argument(
+        "--tls",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="DIR",
+        help="mutual TLS, with DIR's certificates or new ones",
+    )
     command.add_argument("--kill", type=parse_kill, action="append", default=[], metavar="SUBTASK@SECONDS")
     command.add_argument("--duration", type=positive_number, metavar="S", help="end the input after S seconds")
     command.add_argument("--encoding-errors", choices=["replace", "strict"], default="replace")
@@ -149,6 +158,8 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "failback": arguments.failback,
             "zookeeper": arguments.zookeeper,
             "zookeeper_acl": arguments.zookeeper_acl,
+            "transport": arguments.transport,
+            "tls": arguments.tls,
             "max_restarts": arguments.max_restarts,
             "encoding_errors": arguments.encoding_errors,
         },

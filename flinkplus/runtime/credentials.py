@@ -12,6 +12,7 @@ from pathlib import Path
 from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.handshake import derived, make_secret
+from flinkplus.runtime.tls import Certificates, context, made_for, read_from
 
 JOB = "job"
 
@@ -21,17 +22,32 @@ class Credentials:
     """Of one run of a job.
 
     ``secret``: what the handshake proves knowledge of. ``zookeeper``: ``user:password`` of those who may see and change
-    the job's nodes in ZooKeeper; ``None``: everybody may.
+    the job's nodes in ZooKeeper; ``None``: everybody may. ``tls``: certificates, or a directory that each host has them
+    in; ``None``: connections are not encrypted.
     """
 
     secret: bytes = field(repr=False)
     zookeeper: str | None = field(default=None, repr=False)
+    tls: Certificates | str | None = field(default=None, repr=False)
 
     @classmethod
     def made(cls, options: Options, job_id: str) -> Credentials:
-        """New ones. Raises ``ConfigurationError`` for a file that cannot be used."""
+        """New ones. Raises ``ConfigurationError`` for files that cannot be used."""
         secret = make_secret()
-        return cls(secret, _zookeeper(options.zookeeper_acl, job_id, secret))
+        made = cls(
+            secret,
+            _zookeeper(options.zookeeper_acl, job_id, secret),
+            made_for(job_id) if options.tls is True else options.tls or None,
+        )
+        certificates = made.certificates
+        if certificates is not None:
+            context(certificates, True)  # raises here, and not in every slot
+        return made
+
+    @property
+    def certificates(self) -> Certificates | None:
+        """Those of this host. Raises ``ConfigurationError``."""
+        return read_from(self.tls) if isinstance(self.tls, str) else self.tls
 
 
 def _zookeeper(acl: str | None, job_id: str, secret: bytes) -> str | None:

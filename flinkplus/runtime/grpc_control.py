@@ -14,7 +14,7 @@ from typing import Any
 from flinkplus.errors import PeerProtocolError, PeerRefused
 from flinkplus.runtime import control
 from flinkplus.runtime.credentials import Credentials
-from flinkplus.runtime.grpc_data import GRPC_OPTIONS, FrameWriter, identity, start_server
+from flinkplus.runtime.grpc_data import FrameWriter, identity, open_channel, start_server
 from flinkplus.runtime.grpc_door import WELCOME, Door, open_stream
 from flinkplus.runtime.handshake import Connecting, Refusals, slot_name
 from flinkplus.runtime.io_thread import IoThread, aio
@@ -29,7 +29,7 @@ from flinkplus.runtime.planes import (
 
 PROTOCOL = b"flinkplus-control-grpc/1"
 METHOD = "/flinkplus.Control/Stream"
-SERVICE, NAME = "flinkplus.Control", "Stream"
+SERVICE, METHOD_NAME = "flinkplus.Control", "Stream"
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 
@@ -55,6 +55,7 @@ class GrpcControlLink:
     ) -> None:
         self._heartbeat_s = heartbeat_s
         self._address = address
+        self._certificates = credentials.certificates
         self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
         self._deliver = deliver
         self._io = IoThread.get()
@@ -71,7 +72,7 @@ class GrpcControlLink:
 
     async def _run(self) -> None:
         reason = "closed by the coordinator"
-        channel = aio.insecure_channel(self._address, options=GRPC_OPTIONS)
+        channel = open_channel(self._address, self._certificates)
         pump: asyncio.Future[None] | None = None
         beat: asyncio.Future[None] | None = None
         try:
@@ -124,6 +125,7 @@ class GrpcRendezvous:
         self._host = host
         self.refusals = Refusals()
         self.malformed = 0
+        self._certificates = credentials.certificates
         self._door = Door(credentials, PROTOCOL, self.refusals)
         self._deliver = deliver
         self._io = IoThread.get()
@@ -136,7 +138,7 @@ class GrpcRendezvous:
         return f"{self._host}:{self._io.submit(self._start()).result()}"
 
     async def _start(self) -> int:
-        self._server, port = await start_server(SERVICE, NAME, self._serve, self._host)
+        self._server, port = await start_server(SERVICE, METHOD_NAME, self._serve, self._host, self._certificates)
         return port
 
     async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:

@@ -24,10 +24,11 @@ from flinkplus.runtime.planes import (
     PeerConnected,
     TransportEvent,
 )
+from flinkplus.runtime.tls import NAME, Certificates
 
 PROTOCOL = b"flinkplus-data-grpc/1"
 METHOD = "/flinkplus.Data/Stream"
-SERVICE, NAME = "flinkplus.Data", "Stream"
+SERVICE, METHOD_NAME = "flinkplus.Data", "Stream"
 MAX_FRAME_BYTES = 4 << 20
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
@@ -53,12 +54,27 @@ def identity(data: bytes) -> bytes:
     return data
 
 
-async def start_server(service: str, name: str, serve: Callable[..., Any], host: str) -> tuple[aio.Server, int]:
+def open_channel(address: str, certificates: Certificates | None) -> aio.Channel:
+    """A channel to a server; with certificates, by mutual TLS."""
+    if certificates is None:
+        return aio.insecure_channel(address, options=GRPC_OPTIONS)
+    found = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
+    return aio.secure_channel(address, found, options=[*GRPC_OPTIONS, ("grpc.ssl_target_name_override", NAME)])
+
+
+async def start_server(
+    service: str, name: str, serve: Callable[..., Any], host: str, certificates: Certificates | None
+) -> tuple[aio.Server, int]:
     """A started server of one bidirectional stream of bytes, on a port of ``host`` that the system picks."""
     server = aio.server(options=[*GRPC_OPTIONS, *SERVER_OPTIONS])
     handler = grpc.stream_stream_rpc_method_handler(serve, identity, identity)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
-    port: int = server.add_insecure_port(f"{host}:0")
+    if certificates is None:
+        port = server.add_insecure_port(f"{host}:0")
+    else:
+        pair = [(certificates.key, certificates.certificate)]
+        found = grpc.ssl_server_credentials(pair, certificates.authority, require_client_auth=True)
+        port = server.add_secure_port(f"{host}:0", found)
     await server.start()
     return server, port
 
@@ -115,6 +131,7 @@ class GrpcDataPlane:
     ) -> None:
         self._slot = slot
         self._credentials = credentials
+        self._certificates = credentials.certificates
         self._attachments = Attachments(slot)
         self.refusals = Refusals()
         self._door = Door(credentials, PROTOCOL, self.refusals)
@@ -141,7 +158,7 @@ class GrpcDataPlane:
         return f"{self._host}:{port}"
 
     async def _start(self) -> int:
-        self._server, port = await start_server(SERVICE, NAME, self._serve, self._host)
+        self._server, port = await start_server(SERVICE, METHOD_NAME, self._serve, self._host, self._certificates)
         return port
 
     async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
@@ -205,7 +222,7 @@ class GrpcDataPlane:
             connecting = Connecting(
                 self._credentials.secret, PROTOCOL, slot_name(self._slot, self.incarnation), slot_name(peer, target[0])
             )
-            self._out[peer] = _Outgoing(peer, target, connecting, self._io, self._deliver)
+            self._out[peer] = _Outgoing(peer, target, connecting, self._certificates, self._io, self._deliver)
 
     def send(self, peer: int, buffers: Sequence[Any]) -> None:
         """Queue buffers of whole messages for ``peer``. Dropped when there is no stream: the logs hold them."""
@@ -247,6 +264,7 @@ class _Outgoing:
         peer: int,
         target: tuple[int, str],
         connecting: Connecting,
+        certificates: Certificates | None,
         io: IoThread,
         deliver: Callable[[TransportEvent], None],
     ) -> None:
@@ -257,13 +275,14 @@ class _Outgoing:
         self.alive = True
         self._deliver = deliver
         self._connecting = connecting
+        self._certificates = certificates
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
         incarnation, address = self.target
         reason = "closed by the peer"
         pump: asyncio.Future[None] | None = None
-        channel = aio.insecure_channel(address, options=GRPC_OPTIONS)
+        channel = open_channel(address, self._certificates)
         try:
             open_call = channel.stream_stream(METHOD, identity, identity)
             call = await open_stream(open_call, self._connecting, CONNECT_TIMEOUT_S)

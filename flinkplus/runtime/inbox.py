@@ -17,12 +17,20 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 E = TypeVar("E")
 
 RECEIVE_BYTES = 256 << 10
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class HasFileno(Protocol):
+    """A socket, or what stands for one."""
+
+    def fileno(self) -> int: ...
+
+
 Ready = Callable[[int], None]
 """Called with the events (``READ``, ``WRITE``) that a socket is ready for."""
 
@@ -91,14 +99,14 @@ class Inbox(Generic[E]):
 
     # --- sockets
 
-    def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
+    def watch(self, sock: HasFileno, events: int, ready: Ready) -> None:
         """Call ``ready`` whenever ``sock`` can be read, or written, as ``events`` say: from now on only these."""
         try:
             self._selector.modify(sock, events, ready)
         except KeyError:
             self._selector.register(sock, events, ready)
 
-    def forget(self, sock: socket.socket) -> None:
+    def forget(self, sock: HasFileno) -> None:
         """Watch a socket no longer; to be called before it is closed."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(sock)

@@ -19,6 +19,7 @@ import logging
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import COORDINATOR
 from flinkplus.runtime.tcp import LENGTH, Broken, Connection, Frame, Listener, framed, parse_address
+from flinkplus.runtime.tls import context
 
 log = logging.getLogger("flinkplus.lifeline")
 
@@ -103,12 +105,13 @@ class Lifeline:
             return False
         done = threading.Event()
         found: list[BaseException] = []
+        tls = None if credentials.certificates is None else context(credentials.certificates, False)
         end, self._keep = os.pipe()
 
         def hold() -> None:
             try:
                 _have_no_files_but(end)
-                connection = _connect(address, credentials, name)
+                connection = _connect(address, credentials, name, tls)
             except BaseException as error:  # whatever it is, there is no lifeline
                 found.append(error)
                 done.set()
@@ -156,10 +159,12 @@ def _have_no_files_but(kept: int) -> None:
     os.closerange(kept + 1, highest + 1)
 
 
-def _connect(address: str, credentials: Credentials, name: str) -> socket.socket:
+def _connect(address: str, credentials: Credentials, name: str, tls: ssl.SSLContext | None) -> socket.socket:
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     connection = socket.create_connection(parse_address(address), CONNECT_TIMEOUT_S)
     try:
+        if tls is not None:
+            connection = tls.wrap_socket(connection)
         connecting = Connecting(credentials.secret, PROTOCOL, name, COORDINATOR)
         connection.sendall(framed(connecting.hello))
         connection.sendall(framed(connecting.answer(_frame(connection, deadline))))

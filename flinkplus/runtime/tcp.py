@@ -26,6 +26,7 @@ from flinkplus.runtime import handshake
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import READ, WRITE, Inbox
+from flinkplus.runtime.tls import Certificates, TlsSocket
 
 log = logging.getLogger("flinkplus.tcp")
 
@@ -73,7 +74,7 @@ class Connection:
         joined: bool = True,
     ) -> None:
         self._inbox = inbox
-        self._sock = sock
+        self._sock: socket.socket | TlsSocket = sock
         self._frame = frame
         self._broken = broken
         self._limit = limit
@@ -121,18 +122,37 @@ class Connection:
             self._watched = events
             self._inbox.watch(self._sock, events, self._on_ready)
 
+    def secure(self, certificates: Certificates, server: bool) -> None:
+        """TLS from now on; before anything was sent or received. Raises ``OSError``."""
+        sock = self._sock
+        assert isinstance(sock, socket.socket)
+        self._inbox.forget(sock)
+        self._watched = 0
+        self._sock = TlsSocket(sock, certificates, server)
+        self._receive = self._receive_decrypted  # type: ignore[method-assign]
+
+    def _receive_decrypted(self) -> None:
+        sock = self._sock
+        assert isinstance(sock, TlsSocket)
+        Connection._receive(self)
+        while self.open and sock.pending():
+            Connection._receive(self)
+
     def _on_ready(self, events: int) -> None:
         try:
-            if events & READ:
-                self._receive()
-            if events & WRITE and self.open:
-                self._on_writable()
+            self._serve(events)
         except BlockingIOError:
             pass  # it was ready, and is not any more
         except Broken as error:
             self.fail(str(error))
         except OSError as error:
             self.fail(_told(error))
+
+    def _serve(self, events: int) -> None:
+        if events & READ:
+            self._receive()
+        if events & WRITE and self.open:
+            self._on_writable()
 
     def _on_writable(self) -> None:
         self.write()
@@ -270,8 +290,10 @@ class Outgoing(Connection):
         broken: Callable[[str], None],
         joined: bool = True,
         limit: int = MAX_RECEIVED_BYTES,
+        certificates: Certificates | None = None,
     ) -> None:
         self.address = address
+        self._certificates = certificates
         self._connected = connected
         self._deliver_frame = frame
         self._connecting = connecting
@@ -281,9 +303,10 @@ class Outgoing(Connection):
         host, port = parse_address(address)
         # A host name is looked up, which may take its time; slots and drivers give numbers.
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        super().__init__(inbox, socket.socket(family, kind), self._shake, broken, handshake.MAX_BYTES, joined)
+        sock = socket.socket(family, kind)
+        super().__init__(inbox, sock, self._shake, broken, handshake.MAX_BYTES, joined)
         try:
-            self._sock.connect(place)
+            sock.connect(place)
         except BlockingIOError:
             pass  # it is on its way
         except OSError:
@@ -291,13 +314,23 @@ class Outgoing(Connection):
             raise
         self.watch(WRITE)
 
-    def _on_writable(self) -> None:
+    def _serve(self, events: int) -> None:
         if self._begun:
-            super()._on_writable()
-            return
-        error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise OSError(error, f"cannot connect to {self.address}")
+            super()._serve(events)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """The connection is there, or has failed; or TLS goes on."""
+        if isinstance(self._sock, socket.socket):
+            error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, f"cannot connect to {self.address}")
+            if self._certificates is not None:
+                self.secure(self._certificates, server=False)
+                self.watch(READ)
+        if isinstance(self._sock, TlsSocket):
+            self._sock.do_handshake()
         self._begun = True
         self.say(self._connecting.hello)
         self.watch(READ)
@@ -343,6 +376,7 @@ class Listener:
         self._inbox = inbox
         self._protocol = protocol
         self._credentials = credentials
+        self._certificates = credentials.certificates
         self._refusals = refusals
         self._welcome = welcome
         self._strangers: dict[Connection, tuple[str, float]] = {}  # where from, since when: the oldest is the first
@@ -384,6 +418,12 @@ class Listener:
 
         connection = Connection(self._inbox, sock, take, gone, handshake.MAX_BYTES)
         self._strangers[connection] = (str(place[0]), time.monotonic())
+        if self._certificates is not None:
+            try:
+                connection.secure(self._certificates, server=True)
+            except OSError as error:
+                connection.fail(_told(error))
+                return
         connection.watch(READ)
         self._sweep_later()
         if len(self._strangers) > handshake.MAX_STRANGERS:

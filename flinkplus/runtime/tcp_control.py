@@ -37,6 +37,7 @@ class TcpControlLink:
         deliver: Callable[[LinkEvent], None],
     ) -> None:
         self._address = address
+        self._certificates = credentials.certificates
         self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
         self._heartbeat_s = heartbeat_s
         self._inbox = inbox
@@ -58,6 +59,7 @@ class TcpControlLink:
                 self._lost,
                 joined=False,
                 limit=control.MAX_BYTES,
+                certificates=self._certificates,
             )
         except (OSError, ValueError) as error:
             self._lost(f"cannot connect to the coordinator at {self._address}: {error}")

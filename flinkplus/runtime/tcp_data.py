@@ -40,6 +40,7 @@ class TcpDataPlane:
     ) -> None:
         self._slot = slot
         self._credentials = credentials
+        self._certificates = credentials.certificates
         self._host = host
         self._inbox = inbox
         self._deliver = deliver
@@ -112,6 +113,7 @@ class TcpDataPlane:
                 lambda: self._deliver(PeerConnected(peer, incarnation)),
                 lambda frame: self._deliver(FrameArrived(peer, frame)),
                 lambda reason: self._deliver(PeerBroken(peer, incarnation, reason)),
+                certificates=self._certificates,
             )
         except (OSError, ValueError) as error:
             self._out.pop(peer, None)

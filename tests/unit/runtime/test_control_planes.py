@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from flinkplus.runtime.planes import (
     rendezvous,
 )
 from flinkplus.runtime.tcp import parse_address
+from flinkplus.runtime.tls import Certificates, made_for
 
 HOST = "127.0.0.1"
 OURS, THEIRS = Credentials(b"secret"), Credentials(b"another")
@@ -36,13 +38,14 @@ HEARTBEAT = control.Heartbeat(1, {})
 class Cluster:
     """A coordinator, and ends of planes that are all in one loop."""
 
-    def __init__(self, transport: str) -> None:
+    def __init__(self, transport: str, credentials: Credentials = OURS) -> None:
         self.options: Options = options_from({}, {"transport": transport})
+        self.ours = credentials
         self.inboxes: list[Inbox[Any]] = []
         self.heard: list[list[Any]] = []
         self.closing: list[Callable[[], None]] = []
         inbox = self.inbox()
-        self.coordinator = rendezvous(self.options, OURS, HOST, inbox)
+        self.coordinator = rendezvous(self.options, credentials, HOST, inbox)
         self.address = self.coordinator.start()
 
     def inbox(self) -> Inbox[Any]:
@@ -82,9 +85,16 @@ class Cluster:
             inbox.close()
 
 
-@pytest.fixture(params=["tcp", "grpc"])
+@functools.cache
+def certificates() -> Certificates:
+    pytest.importorskip("cryptography")
+    return made_for("test")
+
+
+@pytest.fixture(params=["tcp", "grpc", "tcp+tls", "grpc+tls"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    made = Cluster(request.param)
+    transport, _, tls = request.param.partition("+")
+    made = Cluster(transport, Credentials(b"secret", tls=certificates()) if tls else OURS)
     yield made
     made.close()
 
@@ -94,7 +104,7 @@ def messages(heard: list[Any]) -> list[control.ControlMessage]:
 
 
 def test_a_slot_is_heard_and_told(cluster: Cluster) -> None:
-    link = cluster.link(1, OURS)
+    link = cluster.link(1, cluster.ours)
     link.send(REGISTER)
     cluster.until(lambda: messages(cluster.heard[0]) == [REGISTER])
     cluster.coordinator.send(cluster.heard[0][0].connection, control.Welcome(4))
@@ -111,14 +121,14 @@ def test_the_coordinator_hears_nothing_of_a_stranger(cluster: Cluster) -> None:
 
 
 def test_a_slot_cannot_register_as_another(cluster: Cluster) -> None:
-    link = cluster.link(2, OURS)
+    link = cluster.link(2, cluster.ours)
     link.send(REGISTER)
     cluster.until(lambda: any(isinstance(event, ControlLost) for event in cluster.heard[0]))
     assert messages(cluster.heard[0]) == [] and cluster.coordinator.malformed == 1
 
 
 def test_a_malformed_message_ends_its_connection_and_is_counted(cluster: Cluster, monkeypatch: Any) -> None:
-    link = cluster.link(1, OURS)
+    link = cluster.link(1, cluster.ours)
     link.send(REGISTER)
     cluster.until(lambda: messages(cluster.heard[0]) == [REGISTER])
     monkeypatch.setattr(control, "encode", lambda _message: b'{"v": 1, "type": "Nothing", "body": {}}')
@@ -128,8 +138,8 @@ def test_a_malformed_message_ends_its_connection_and_is_counted(cluster: Cluster
 
 
 def test_slots_exchange_frames(cluster: Cluster) -> None:
-    one, _, heard = cluster.plane(0, OURS)
-    other, address, heard_there = cluster.plane(1, OURS)
+    one, _, heard = cluster.plane(0, cluster.ours)
+    other, address, heard_there = cluster.plane(1, cluster.ours)
     one.incarnation, other.incarnation = 3, 5
     one.connect({1: (5, address)})
     cluster.until(lambda: PeerConnected(1, 5) in heard and PeerAttached(0) in heard_there)
@@ -148,8 +158,11 @@ def test_slots_exchange_frames(cluster: Cluster) -> None:
 def test_a_slot_hears_nothing_of_whom_it_refuses(
     cluster: Cluster, slot: int, incarnation: int, credentials: Credentials, reason: str
 ) -> None:
+    ours = credentials is OURS
+    if cluster.ours is not OURS:
+        credentials = Credentials(credentials.secret, tls=cluster.ours.tls)
     one, _, heard = cluster.plane(0, credentials)
-    other, address, heard_there = cluster.plane(1, OURS)
+    other, address, heard_there = cluster.plane(1, cluster.ours)
     one.incarnation, other.incarnation = 3, 5
     one.connect({slot: (incarnation, address)})
     one.send(slot, [b"injected"])
@@ -157,18 +170,18 @@ def test_a_slot_hears_nothing_of_whom_it_refuses(
     cluster.until(lambda: any(isinstance(event, PeerBroken) for event in heard))
     cluster.wait(0.1)
     assert not any(isinstance(event, PeerConnected) for event in heard) and heard_there == []
-    if credentials is OURS:
+    if ours:
         assert other.refusals.by_reason() == {reason: 1}
 
 
 @pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000, b"\xff" * 5000])
 def test_bytes_of_a_stranger_have_no_effect(cluster: Cluster, garbage: bytes) -> None:
-    _, address, heard = cluster.plane(1, OURS)
+    _, address, heard = cluster.plane(1, cluster.ours)
     for place in (address, cluster.address):
         with socket.create_connection(parse_address(place)) as sock:
             sock.sendall(garbage)
             cluster.wait(0.02)
-    link = cluster.link(1, OURS)
+    link = cluster.link(1, cluster.ours)
     link.send(REGISTER)
     cluster.until(lambda: messages(cluster.heard[0]) == [REGISTER])
     assert heard == [] and len(cluster.heard[0]) == 1
