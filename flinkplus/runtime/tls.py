@@ -44,6 +44,7 @@ def made_for(job_id: str) -> Certificates:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
     except ImportError as error:
         raise ConfigurationError(
             "to make certificates takes the package cryptography: pip install 'flinkplus[tls]', or give tls a "
@@ -53,7 +54,7 @@ def made_for(job_id: str) -> Certificates:
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 
     def named(name: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
     def begun(subject: str, public: ec.EllipticCurvePublicKey, of_authority: bool) -> x509.CertificateBuilder:
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
@@ -84,7 +85,7 @@ def made_for(job_id: str) -> Certificates:
             )
         )
 
-    usages = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     authority = begun(f"flinkplus authority {job_id}", authority_key.public_key(), True).sign(
         authority_key, hashes.SHA256()
     )

@@ -66,14 +66,18 @@ def start(spark: SparkSession, corpus: Path, out: Path, **options: object) -> Jo
     return env.execute("among-strangers")
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["secret", "tls"])
 def test_strangers_on_every_port_of_a_job(
-    spark: SparkSession, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
 ) -> None:
+    if tls:
+        pytest.importorskip("cryptography")
     monkeypatch.setattr(credentials_module, "make_secret", lambda: SECRET)
     mine = set(ports_of([os.getpid()]))
     held: list[socket.socket] = []
     tried = 0
-    with start(spark, corpus, tmp_path / "out", work_dir=str(tmp_path), checkpoint_dir=str(tmp_path / "kept")) as job:
+    kept = str(tmp_path / "kept")
+    with start(spark, corpus, tmp_path / "out", work_dir=str(tmp_path), checkpoint_dir=kept, tls=tls) as job:
         wait_for_checkpoint(job)
         slots = list(job.slot_pids().values())
         ports = [*ports_of(slots), *(set(ports_of([os.getpid()])) - mine)]
