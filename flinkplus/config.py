@@ -53,9 +53,9 @@ class Options:
     subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over hosts,
     ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
     that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``zookeeper_acl``:
-    who may see and change the job's nodes there: ``None``, everybody; ``job``, only this job (credentials are made for
-    it); else a file on the driver's host with ``user:password``. ``session_timeout``:
-    seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a
+    who may see and change the job's nodes there: ``open``, everybody; ``job``, only this job (credentials are made for
+    it); else a file on the driver's host with ``user:password``; ``None``: ``open`` in an ensemble, ``job`` else.
+    ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a
     slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new messages, at most, about which the
     Bloom filter of message IDs may be wrong, so that RocksDB must be asked; above 0 and below 1.
     ``encoding_errors``: what to do with text that is not UTF-8.
@@ -155,7 +155,7 @@ class Options:
             ("trace_output", "a path"),
             ("record_machines", "a path"),
             ("zookeeper", "HOST:PORT,..."),
-            ("zookeeper_acl", "'job', a path of a file with USER:PASSWORD"),
+            ("zookeeper_acl", "'job', 'open', a path of a file with USER:PASSWORD"),
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):

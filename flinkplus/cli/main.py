@@ -90,7 +90,9 @@ def _add_wordcount(commands: Any) -> None:
     command.add_argument("--failback", choices=["auto", "never"], default="auto", help="give work back (default: auto)")
     command.add_argument("--zookeeper", metavar="HOSTS", help="an ensemble (default: a server of the job's own)")
     command.add_argument(
-        "--zookeeper-acl", metavar="job|FILE", help="close the job's nodes: to all but this job, or a USER:PASSWORD"
+        "--zookeeper-acl",
+        metavar="job|open|FILE",
+        help="who may change the job's nodes (docs/security.md)",
     )
     command.add_argument(
         "--max-restarts", type=int, default=3, metavar="N", help="restarts after exceptions (default: 3)"

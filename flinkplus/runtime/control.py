@@ -34,7 +34,10 @@ def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
 def runs_from_json(found: Iterable[Sequence[Any]]) -> list[Run]:
     """The inverse of ``runs_to_json``. Raises ``PeerProtocolError``."""
     try:
-        return [(whole(first), tuple(map(whole, determinants))) for first, determinants in found]
+        runs = [(whole(first), tuple(determinants)) for first, determinants in found]
+        if not all(set(map(type, determinants)) <= {int} for _, determinants in runs):
+            raise TypeError("determinants are whole numbers")
+        return runs
     except (TypeError, ValueError) as error:
         raise PeerProtocolError(f"malformed runs of determinants: {error}") from error
 

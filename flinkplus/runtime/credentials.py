@@ -14,7 +14,8 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.handshake import derived, make_secret
 from flinkplus.runtime.tls import Certificates, context, made_for, read_from
 
-JOB = "job"
+JOB, OPEN = "job", "open"
+"""Values of ``zookeeper_acl``."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Credentials:
         secret = make_secret()
         made = cls(
             secret,
-            _zookeeper(options.zookeeper_acl, job_id, secret),
+            _zookeeper(options.zookeeper_acl or (OPEN if options.zookeeper else JOB), job_id, secret),
             made_for(job_id) if options.tls is True else options.tls or None,
         )
         certificates = made.certificates
@@ -50,8 +51,8 @@ class Credentials:
         return read_from(self.tls) if isinstance(self.tls, str) else self.tls
 
 
-def _zookeeper(acl: str | None, job_id: str, secret: bytes) -> str | None:
-    if acl is None:
+def _zookeeper(acl: str, job_id: str, secret: bytes) -> str | None:
+    if acl == OPEN:
         return None
     if acl == JOB:
         return f"flinkplus-{job_id}:{derived(secret, 'zookeeper').hex()}"

@@ -18,7 +18,14 @@ def test_each_job_has_a_secret_of_its_own_that_does_not_show() -> None:
     assert one.zookeeper is not None and one.zookeeper.startswith("flinkplus-a:")
     assert one.secret.hex() not in one.zookeeper, "what is told to ZooKeeper says nothing of the secret"
     assert repr(one) == "Credentials()"
-    assert Credentials.made(options_from({}, {}), "a").zookeeper is None
+    for given, closed in (
+        ({}, True),
+        ({"zookeeper": "host:2181"}, False),
+        ({"zookeeper": "host:2181", "zookeeper_acl": "job"}, True),
+        ({"zookeeper_acl": "open"}, False),
+    ):
+        made = Credentials.made(options_from({}, given), "a")
+        assert (made.zookeeper is not None) == closed
 
 
 def test_credentials_for_zookeeper_from_a_file(tmp_path: Path) -> None:
