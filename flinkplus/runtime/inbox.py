@@ -107,8 +107,8 @@ class Inbox(Generic[E]):
             self._selector.register(sock, events, ready)
 
     def forget(self, sock: HasFileno) -> None:
-        """Watch a socket no longer; to be called before it is closed."""
-        with contextlib.suppress(KeyError):
+        """Watch a socket no longer; to be called before it is closed. Nothing happens when it is not watched."""
+        with contextlib.suppress(KeyError, ValueError):  # the latter of one that has been closed already
             self._selector.unregister(sock)
 
     def poll(self) -> None:

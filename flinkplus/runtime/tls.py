@@ -8,6 +8,7 @@ a name, ``NAME``. What a loop calls on a ``TlsSocket`` never waits; any thread m
 from __future__ import annotations
 
 import datetime
+import errno
 import functools
 import os
 import socket
@@ -142,6 +143,9 @@ class TlsSocket:
         )
         self._sock.setblocking(False)
         self._lock = threading.Lock()
+        if getattr(self._sock, "_sslobj", None) is None:  # it broke meanwhile: nothing is to be taken without TLS
+            self._sock.close()
+            raise OSError(errno.ENOTCONN, "the connection has broken")
 
     def fileno(self) -> int:
         return self._sock.fileno()

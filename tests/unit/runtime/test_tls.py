@@ -182,6 +182,30 @@ def test_a_client_without_a_certificate_is_refused(ends: Ends) -> None:
     assert ends.accepted == []
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_connection_that_breaks_while_tls_begins_is_refused(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    """What ``wrap_socket`` does with one that was reset: it takes the file away from the socket and raises."""
+
+    def wrap(_self: ssl.SSLContext, sock: socket.socket, **_settings: Any) -> Any:
+        if closed:
+            socket.socket(fileno=sock.detach()).close()
+        raise ConnectionResetError(104, "reset")
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrap)
+    with socket.create_connection(parse_address(ends.listener.address)):
+        ends.until(lambda: ends.refusals.total == 1)
+    assert ends.listener.strangers == 0
+    monkeypatch.undo()
+    assert ends.connect(OURS).ready, "the listener goes on"
+
+
+def test_a_socket_without_a_peer_is_never_read_in_clear() -> None:
+    with socket.socket() as sock, pytest.raises(OSError, match="broken"):
+        tls.TlsSocket(sock, OURS, True)
+
+
 def test_finish_writes_everything(ends: Ends) -> None:
     connection = ends.connect(OURS)
     connection.queue([b"last words" * 100_000])
