@@ -18,6 +18,7 @@ import struct
 import sys
 import time
 import traceback
+import warnings
 from multiprocessing.connection import Connection
 
 from tests.fuzz.targets import Target, targets
@@ -44,6 +45,8 @@ def run_case(target: Target, seed: int, number: int) -> None:
 
 
 def _limit_memory() -> None:
+    if not sys.platform.startswith("linux"):
+        return
     with open("/proc/self/statm", encoding="ascii") as found:
         now = int(found.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
@@ -73,7 +76,9 @@ def fuzz(name: str, seed: int, seconds: float) -> list[str]:
     at = mmap.mmap(-1, 8)
     mine, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_work, args=(name, seed, seconds, at, theirs))
-    process.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent's are none of the child's business
+        process.start()
     theirs.close()
     cases, grown, found = 0, 0, []
     known, since = -1, time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
 import zlib
 from typing import Any
@@ -70,6 +71,7 @@ def _planted(data: bytes) -> object:
 @pytest.mark.parametrize(
     ("seed", "told"), [(b"c", "IndexError"), (b"d", "ended its process"), (b"e", "takes longer"), (b"f", "MemoryError")]
 )
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
 def test_faults_of_every_kind_are_found(seed: bytes, told: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     planted = Target("planted", (seed * 30,), _planted, (ValueError,))
     monkeypatch.setattr(fuzzer, "targets", lambda: [planted])
