@@ -98,14 +98,8 @@ def _add_wordcount(commands: Any) -> None:
         "--max-restarts", type=int, default=3, metavar="N", help="restarts after exceptions (default: 3)"
     )
     command.add_argument("--transport", choices=["tcp", "grpc"], default="tcp", help="between slots (default: tcp)")
-    command.add_argument(
-        "--tls",
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="DIR",
-        help="mutual TLS, with DIR's certificates or new ones",
-    )
+    command.add_argument("--tls", action="store_true", help="mutual TLS, with certificates made for the job")
+    command.add_argument("--tls-certificates", metavar="DIR", help="mutual TLS, with those of DIR on every host")
     command.add_argument("--kill", type=parse_kill, action="append", default=[], metavar="SUBTASK@SECONDS")
     command.add_argument("--duration", type=positive_number, metavar="S", help="end the input after S seconds")
     command.add_argument("--encoding-errors", choices=["replace", "strict"], default="replace")
@@ -161,7 +155,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "zookeeper": arguments.zookeeper,
             "zookeeper_acl": arguments.zookeeper_acl,
             "transport": arguments.transport,
-            "tls": arguments.tls,
+            "tls": arguments.tls_certificates or arguments.tls,
             "max_restarts": arguments.max_restarts,
             "encoding_errors": arguments.encoding_errors,
         },
