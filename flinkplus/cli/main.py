@@ -155,7 +155,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "zookeeper": arguments.zookeeper,
             "zookeeper_acl": arguments.zookeeper_acl,
             "transport": arguments.transport,
-            "tls": arguments.tls_certificates or arguments.tls,
+            "tls": arguments.tls if arguments.tls_certificates is None else arguments.tls_certificates,
             "max_restarts": arguments.max_restarts,
             "encoding_errors": arguments.encoding_errors,
         },
