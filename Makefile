@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup test check soak model-check mutation-check fuzz demo bench format clean
+.PHONY: help setup test check soak model-check mutation-check fuzz demo diagrams bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -35,6 +35,9 @@ mutation-check: setup ## Every deliberate fault in the protocol, found out by th
 
 fuzz: setup ## Ten minutes of mutated input for every decoder; see docs/security.md
 	$(BIN)/python -m tests.fuzz --seconds 600
+
+diagrams: setup ## docs/state-diagrams.md, written anew from what the machines of the protocol do
+	$(BIN)/python -m tests.diagrams --write
 
 bench: setup ## Throughput, checkpoint cost and memory; printed and written to results/bench.json
 	@mkdir -p results
