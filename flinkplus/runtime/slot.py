@@ -179,8 +179,8 @@ class Slot(SlotOrders):
         self._inbox: Inbox[SlotEvent] = Inbox()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
         self._tending = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-bases")
-        self._data = data_plane(index, config.options, config.token, slot_host(config), self._inbox)
-        self._link = control_link(index, config.options, config.token, config.coordinator, self._inbox)
+        self._data = data_plane(index, config.options, config.credentials, slot_host(config), self._inbox)
+        self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
@@ -210,7 +210,7 @@ class Slot(SlotOrders):
         self._link.open()
         attempt = _spark_attempt()
         name = f"{self.index}-{secrets.token_hex(8)}"
-        lifeline = name if self._lifeline.open(self._config.lifelines, self._config.token, name) else ""
+        lifeline = name if self._lifeline.open(self._config.lifelines, self._config.credentials, name) else ""
         self._link.send(control.Register(self.index, attempt, os.getpid(), socket.gethostname(), address, lifeline))
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
@@ -300,7 +300,7 @@ class Slot(SlotOrders):
         self._data.expire(now)
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        self._link.heartbeat = control.Heartbeat(self._generation, progress)
+        self._link.heartbeat = control.Heartbeat(self._generation, progress, self._data.refusals.total, self._malformed)
 
     # --- events
 
@@ -357,13 +357,20 @@ class Slot(SlotOrders):
 
     def _welcome(self, incarnation: int) -> None:
         config = self._config
+        self._data.incarnation = incarnation
         if config.zookeeper is None or not self._options.local:
             return
         from chain_backup.zookeeper.session import SlotSession
 
         record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
         self._session = SlotSession(
-            config.zookeeper, config.application, self.index, record, self._options.session_timeout, self._inbox.put
+            config.zookeeper,
+            config.application,
+            self.index,
+            record,
+            self._options.session_timeout,
+            self._inbox.put,
+            config.credentials.zookeeper,
         )
 
     def _lose_session(self) -> None:

@@ -55,8 +55,11 @@ def folder_name(subtask: str) -> str:
 def parse_files(handle: dict[str, Any]) -> tuple[StateFile, ...]:
     """The files that a handle names, in the order they are ingested; ``CorruptState`` when they cannot be told."""
     if handle.get("format") != HANDLE_FORMAT:
-        raise CorruptState(f"a state handle has format {handle.get('format')!r}, known is {HANDLE_FORMAT}")
-    return tuple(StateFile.from_json(entry) for entry in handle["files"])
+        raise CorruptState(f"a state handle has format {handle.get('format')!r:.100}, known is {HANDLE_FORMAT}")
+    files = handle.get("files")
+    if not isinstance(files, list | tuple):
+        raise CorruptState(f"a state handle names the files {files!r:.100}")
+    return tuple(StateFile.from_json(entry) for entry in files)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

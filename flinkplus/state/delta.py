@@ -69,7 +69,10 @@ class StateFile:
                 tuple(document.get("replaces", ())),
             )
         except (KeyError, TypeError) as error:
-            raise CorruptState(f"a state file is described by {document!r}, which describes none") from error
+            raise CorruptState(f"a state file is described by {document!r:.200}, which describes none") from error
+        texts = (file.name, file.checksum, *file.replaces)
+        if not all(type(text) is str for text in texts) or type(file.bytes) is not int or type(file.entries) is not int:
+            raise CorruptState(f"a state file is described by {document!r:.200}, which describes none")
         if file.kind not in ("base", "delta"):
             raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r}")
         return file
