@@ -17,8 +17,10 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import Operator
+from flinkplus.operators.loop import LoopHead
 from flinkplus.operators.routes import Route
 from flinkplus.operators.schema import united
+from flinkplus.protocol.cycles import Cycles
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -189,6 +191,12 @@ class JobGraph:
             for edge in self.vertex_of(subtask.vertex).inputs
             for index in range(parallelism)
         ]
+
+    def cycles(self) -> Cycles:
+        """The loops, by the vertices as they are fused."""
+        edges = [(x.edge, self.producer_vertex(x.edge).name, self.consumer_vertex(x.edge).name) for x in self.exchanges]
+        heads = [v.name for v in reversed(self.vertices) if isinstance(self.nodes[v.nodes[0]].body, LoopHead)]
+        return Cycles(edges, (*heads, *(vertex.name for vertex in self.vertices)))
 
     def fingerprint(self, parallelism: int) -> str:
         """A digest of the shape: names, kinds, schemas, exchanges, parallelism. State only fits the same shape."""

@@ -13,7 +13,8 @@ Rules:
   past it: no other manifest, and (``DrainRequested``) no rollback. An interruption aborts what is collecting or ready;
   what is being stored may still become complete. When it is never answered, all is given up (``CommitAbandoned``).
 - A checkpoint that becomes complete supersedes the older pending ones.
-- When every source of the running generation is exhausted, a last checkpoint (``final``) is triggered at once, beside
+- When every source of the running generation is exhausted, and with them every loop (its head says so), a last
+  checkpoint (``final``) is triggered at once, beside
   any pending one, and after failures again, a bounded number of times. No other kind is triggered after it.
 - A subtask that local failover replaced goes on from an older version: what it had said of newer pending checkpoints
   is void, unless they are ready or being stored, and if it is a source it is told again to begin them. But for a
@@ -100,6 +101,7 @@ class CheckpointCoordinator:
         self._generation = Generation(0)
         self._subtasks: tuple[SubtaskId, ...] = ()
         self._sources: tuple[SubtaskId, ...] = ()
+        self._ending: tuple[SubtaskId, ...] = ()  # with the heads of loops
         self._exhausted: set[SubtaskId] = set()  # never iterated
         self._pending: dict[CheckpointId, _Pending] = {}  # ascending
         self._storing: CheckpointId | None = None
@@ -194,8 +196,8 @@ class CheckpointCoordinator:
         )
         invariant(
             bool(event.sources)
-            and set(event.sources) <= set(event.subtasks)
-            and len(set(event.sources)) == len(event.sources)
+            and {*event.sources, *event.heads} <= set(event.subtasks)
+            and len({*event.sources, *event.heads}) == len(event.sources) + len(event.heads)
             and len(set(event.subtasks)) == len(event.subtasks),
             "a job has sources, they are subtasks of it, and each is named once",
             sources=event.sources,
@@ -204,6 +206,7 @@ class CheckpointCoordinator:
         self._draining = False
         self._generation = event.generation
         self._subtasks, self._sources = tuple(sorted(event.subtasks)), event.sources
+        self._ending = (*event.sources, *event.heads)
         self._exhausted.clear()
         self._final_at_ms = None
         self._final_failures = 0
@@ -235,7 +238,7 @@ class CheckpointCoordinator:
     def _on_exhausted(self, now_ms: int, subtask: SubtaskId, generation: Generation) -> list[CheckpointingEffect]:
         if self._is_outdated(generation):
             return []
-        if subtask not in self._sources:
+        if subtask not in self._ending:
             raise PeerProtocolError(f"{subtask} says that it is exhausted, but it is no source")
         before = self._all_exhausted()
         self._exhausted.add(subtask)
@@ -270,8 +273,9 @@ class CheckpointCoordinator:
                     self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
                 continue
             sources = tuple(subtask for subtask in self._sources if subtask in again)
-            if sources and pending.final:
-                why = f"{', '.join(str(source) for source in sources)} moved before the end of its input"
+            ended = [str(subtask) for subtask in self._ending if subtask in again]
+            if ended and pending.final:
+                why = f"{', '.join(ended)} moved before the end of its input"
                 effects += self._abort(now_ms, pending, why, blame=False)
                 continue
             for subtask in again:
@@ -286,7 +290,7 @@ class CheckpointCoordinator:
         return not self._running or generation < self._generation
 
     def _all_exhausted(self) -> bool:
-        return bool(self._sources) and len(self._exhausted) == len(self._sources)
+        return bool(self._ending) and len(self._exhausted) == len(self._ending)
 
     # ------------------------------------------------------------------------------------------------- answers
 

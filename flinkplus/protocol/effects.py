@@ -70,6 +70,22 @@ class DiscardSnapshot:
     checkpoint: CheckpointId
 
 
+@dataclass(frozen=True, slots=True)
+class LogChannel:
+    """From here on, what is taken off ``channel`` belongs to the snapshot of ``checkpoint``, until ``CloseLog``."""
+
+    checkpoint: CheckpointId
+    channel: ChannelId
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLog:
+    """What was taken off ``channel`` last is the last that belongs to the snapshot of ``checkpoint``."""
+
+    checkpoint: CheckpointId
+    channel: ChannelId
+
+
 BarrierEffect: TypeAlias = (
     BlockChannel
     | UnblockChannel
@@ -79,6 +95,8 @@ BarrierEffect: TypeAlias = (
     | AcknowledgeCheckpoint
     | DeclineCheckpoint
     | DiscardSnapshot
+    | LogChannel
+    | CloseLog
 )
 
 # ------------------------------------------------------------------------------------------------ checkpointing

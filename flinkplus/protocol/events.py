@@ -66,11 +66,12 @@ BarrierEvent: TypeAlias = BarrierArrived | CheckpointTriggered | CheckpointAbort
 
 @dataclass(frozen=True, slots=True)
 class JobRunning:
-    """All subtasks of ``generation`` were told to start."""
+    """All subtasks of ``generation`` were told to start. ``heads``: the subtasks at the heads of loops."""
 
     subtasks: tuple[SubtaskId, ...]
     sources: tuple[SubtaskId, ...]
     generation: Generation
+    heads: tuple[SubtaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class CheckpointsAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class SourceExhausted:
-    """A source subtask of ``generation`` has emitted its last record and its end-of-input."""
+    """A source subtask of ``generation``, or one of the head of a loop, has emitted its last record and its
+    end-of-input."""
 
     subtask: SubtaskId
     generation: Generation

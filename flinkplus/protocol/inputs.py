@@ -9,7 +9,7 @@ Rules: what is taken off a queue counts as consumed only when its step is done; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,8 @@ MERGED_MESSAGE_BYTES = 16 << 10
 
 @dataclass(slots=True)
 class InputChannel:
-    """The consumer's end of one channel. ``peer`` is the producer's slot, ``None`` when it is this one."""
+    """The consumer's end of one channel. ``peer`` is the producer's slot, ``None`` when it is this one. ``put_back``:
+    messages at the head of the queue that were received by a predecessor, and are no part of the cursors."""
 
     channel: ChannelId
     producer: SubtaskId
@@ -31,6 +32,7 @@ class InputChannel:
     queue: deque[tuple[Message, Any]] = field(default_factory=deque)
     blocked: bool = False
     ended: bool = False
+    put_back: int = 0
 
     def fence(self, generation: Generation, peer: int | None) -> int:
         """The producer has failed, and its successor will have ``generation``, at ``peer``: nothing older is taken any
@@ -64,13 +66,17 @@ class InputGate:
         first: int,
         ended: bool,
         replayed: bool = False,
+        in_flight: Sequence[tuple[Message, Any]] = (),
     ) -> None:
         """Add a channel whose ``producer`` has ``generation``; ``first`` is the next ``seq`` on it. ``replayed``: it is
-        the channel of a promoted subtask.
+        the channel of a promoted subtask. ``in_flight``: messages before ``first`` that a snapshot holds: they are
+        taken before all others.
         """
         cursor = self._make_cursor(channel, generation, self._window, Seq(first), replayed=replayed)
         end = InputChannel(channel, producer, peer, cursor)
         end.ended = ended
+        end.queue.extend(in_flight)
+        end.put_back = len(in_flight)
         self.channels[channel] = end
         self._order.append(end)
 
@@ -108,6 +114,12 @@ class InputGate:
         """``count`` messages taken from ``end`` are done: advance the cursor, and grant credit when enough has come
         together.
         """
+        if end.put_back:
+            again = min(count, end.put_back)
+            end.put_back -= again
+            count -= again
+            if not count:
+                return
         end.cursor.consume(count)
         if end.cursor.announce() is not None:
             self._grant(end, end.cursor.consumed)

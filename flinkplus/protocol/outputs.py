@@ -27,6 +27,8 @@ from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, inv
 from flinkplus.protocol.messages import Kind, Message
 
 MAX_UNSENT_MESSAGES = 4
+ENDLESS = 1 << 62
+"""Room of a back edge, in messages and bytes: see decision 19."""
 MAX_UNSENT_TO_NOBODY = 256
 """Messages for a consumer that has failed: its producer goes on for the others meanwhile."""
 
@@ -38,6 +40,7 @@ class ChannelLog(Protocol):
     """What is needed of an output log (see ``upstream_cache.log``): ``trimmed <= acknowledged <= sent <= appended``."""
 
     max_unsent_messages: int
+    max_unsent_bytes: int
 
     @property
     def trimmed(self) -> int: ...
@@ -89,6 +92,7 @@ class OutputChannel:
     ``trim``.
     ``had``: digests of messages that the consumer has had of a predecessor and that are yet to be made again (``None``:
     they are not compared); ``had_to``: the number behind them.
+    ``is_back``: it is of a back edge, and takes whatever is appended, so that a loop never waits for itself.
     ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
     the position in its ``AncestorLog``.
     """
@@ -100,6 +104,7 @@ class OutputChannel:
     limit: int
     consumer_generation: Generation
     retain: bool = False
+    is_back: bool = False
     resuming: bool = False
     told: int = 0
     told_of_ancestors: int = 0
@@ -113,7 +118,7 @@ class OutputChannel:
             return
         if self.resuming:
             self.resuming = False
-            self.log.max_unsent_messages = MAX_UNSENT_MESSAGES
+            self._limit_unsent(MAX_UNSENT_MESSAGES)
             self.peer = peer
             self.log.rewind(consumed)
             self.limit = consumed + REPLAY_WINDOWS * self.window
@@ -127,7 +132,11 @@ class OutputChannel:
         """The consumer has failed; the channel stays closed until one of ``generation`` opens it."""
         self.consumer_generation = generation
         self.resuming = True
-        self.log.max_unsent_messages = MAX_UNSENT_TO_NOBODY
+        self._limit_unsent(MAX_UNSENT_TO_NOBODY)
+
+    def _limit_unsent(self, messages: int) -> None:
+        if not self.is_back:
+            self.log.max_unsent_messages = messages
         self.limit = 0
 
     def trim(self, seq: int) -> None:
@@ -222,10 +231,12 @@ class OutputChannels(ABC):
     def _transmit(self, slot: int, message: Message, payload: Any) -> None:
         """Send to another slot."""
 
-    def add_channels(self, edge: int, producer: int, peers: Sequence[Peer], first: Mapping[str, int]) -> None:
+    def add_channels(
+        self, edge: int, producer: int, peers: Sequence[Peer], first: Mapping[str, int], is_back: bool = False
+    ) -> None:
         """Add the channels of one exchange, one per consumer index.
 
-        ``first``: channel -> first ``seq``, from a snapshot's cursors (0 where absent).
+        ``first``: channel -> first ``seq``, from a snapshot's cursors (0 where absent). ``is_back``: it is a back edge.
         """
         ends = []
         for consumer, peer in enumerate(peers):
@@ -239,6 +250,9 @@ class OutputChannels(ABC):
             limit = start + self._window if peer.received is None else received
             end = OutputChannel(channel, peer.slot, self._window, log, limit, peer.generation)
             end.retain = self._volume is not None
+            if is_back:
+                end.is_back = True
+                log.max_unsent_messages = log.max_unsent_bytes = ENDLESS
             end.told = self._steps.next_step if self._steps is not None else 0
             end.trim_to = start
             if peer.had is not None:
@@ -356,6 +370,12 @@ class OutputChannels(ABC):
             return
         for end in self._edges[edge]:
             self._append(end, Kind.WATERMARK, watermark_ms)
+        self.pump()
+
+    def append_round(self, edge: int, value: int) -> None:
+        """Append a round of a loop to every channel of an exchange; there must be room."""
+        for end in self._edges[edge]:
+            self._append(end, Kind.ROUND, value)
         self.pump()
 
     def pump(self, only: OutputChannel | None = None) -> None:

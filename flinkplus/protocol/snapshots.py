@@ -8,21 +8,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import assert_never
 
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.barriers import BarrierMachine
-from flinkplus.protocol.ids import CheckpointId
+from flinkplus.protocol.ids import ChannelId, CheckpointId
 from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputGate
-from flinkplus.protocol.messages import Kind
+from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import OutputChannels
 from flinkplus.protocol.work import SubtaskWork
 
 NO_TIME_MS = 0
 """The machine has no deadlines: the coordinator times every checkpoint."""
+
+
+@dataclass(slots=True)
+class ChannelLogged:
+    """What was in flight on a channel at a snapshot. ``next``: the ``seq`` behind it, when it is all there."""
+
+    messages: list[tuple[Message, Any]] = field(default_factory=list)
+    next: int = 0
 
 
 class SubtaskSnapshots(SubtaskWork):
@@ -39,6 +48,8 @@ class SubtaskSnapshots(SubtaskWork):
         self._complete = incarnation.checkpoint
         self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
         self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
+        self._logs: dict[CheckpointId, dict[ChannelId, ChannelLogged]] = {}
+        self._open_logs: dict[ChannelId, dict[CheckpointId, ChannelLogged]] = {}
 
     def _handle_barriers(self, machine: BarrierMachine, version: CheckpointId, saved: Mapping[str, Any]) -> None:
         """All channels are there, as they were at ``version``; ``machine`` decides from now on."""
@@ -53,6 +64,21 @@ class SubtaskSnapshots(SubtaskWork):
             "outputs": self._cursors_behind_barrier(),
             "aborted": list(self._barriers.aborted),
         }
+
+    def _note_in_flight(self, channel: ChannelId, message: Message, payload: Any) -> None:
+        """A message was taken off ``channel``; some snapshots may hold it."""
+        for log in self._open_logs.get(channel, {}).values():
+            log.messages.append((message, payload))
+
+    def add_logs(self, checkpoint: CheckpointId, saved: dict[str, Any]) -> None:
+        """Add to ``saved`` (what ``saved_cursors`` gave when the state was copied) what was in flight then. To be
+        called once, in ``_persist``."""
+        logs = self._logs.pop(checkpoint, {})
+        if logs:
+            saved["inputs"] |= {str(channel): log.next for channel, log in logs.items()}
+            saved["in_flight"] = {
+                str(channel): [self._pack(*message) for message in log.messages] for channel, log in logs.items()
+            }
 
     def _cursors_behind_barrier(self) -> dict[str, int]:
         """Where the outputs stand when the barrier, which is sent next, is out."""
@@ -115,5 +141,11 @@ class SubtaskSnapshots(SubtaskWork):
                 self._decline(checkpoint, reason)
             case effects.DiscardSnapshot(checkpoint):
                 self._discard(checkpoint)
+            case effects.LogChannel(checkpoint, channel):
+                self._logs.setdefault(checkpoint, {})[channel] = log = ChannelLogged()
+                self._open_logs.setdefault(channel, {})[checkpoint] = log
+            case effects.CloseLog(checkpoint, channel):
+                self._open_logs[channel].pop(checkpoint).next = self.inputs.channels[channel].cursor.consumed
+                self._open_logs = {c: found for c, found in self._open_logs.items() if found}
             case _:
                 assert_never(effect)

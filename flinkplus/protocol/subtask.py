@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from typing_extensions import assert_never
@@ -29,6 +30,7 @@ from flinkplus.errors import NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol import events
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import Accept, Duplicate
+from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import (
     CLOCK_CHOICES,
     AncestorLog,
@@ -40,12 +42,13 @@ from flinkplus.protocol.determinants import (
     unpack,
 )
 from flinkplus.protocol.guarantee import Guarantee
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId, invariant
 from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import Peer
 from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
+from flinkplus.protocol.rounds import LoopRounds, Round, encoded
 from flinkplus.protocol.snapshots import NO_TIME_MS, SubtaskSnapshots
 from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.protocol.work import SeenMessages, Taken
@@ -99,15 +102,21 @@ class SubtaskSteps(SubtaskSnapshots):
         self._passes_on = frozenset(incarnation.lineage.passed_on(self.id.vertex))
         self._ancestors: AncestorLog | None = None
         if passes_on and self._passes_on:
-            self._ancestors = AncestorLog() if guarantee.repeats else AncestorProgress()
+            self._ancestors = AncestorLog(self._reached_at(saved)) if guarantee.repeats else AncestorProgress()
         self._replay = deque(promotion.determinants if promotion is not None and logs else ())
         self._repeats = promotion is not None and logs
         self.seen = seen
         self._put_off: list[Callable[[], None]] = []
         self.known: KnownSteps | None = None
         if tells:
-            told = promotion.ancestors if promotion is not None else None
-            self.known = KnownSteps(told) if guarantee.repeats else KnownProgress()
+            told = dict(promotion.ancestors) if promotion is not None else {}
+            told.pop(self.id, None)  # in a loop it is its own ancestor, and needs nobody to tell
+            self.known = KnownSteps(told, bool(incarnation.cycles)) if guarantee.repeats else KnownProgress()
+
+    def _reached_at(self, saved: Mapping[str, Any]) -> dict[int, int]:
+        """How far ancestors were known at the version that it begins from. It matters in loops only: there, what is
+        told of one of them need not begin at the same step on all channels."""
+        return {int(number): step for number, step in saved.get("reached", {}).items()}
 
     def add_inputs(self, saved: Mapping[str, Any], inputs: Sequence[tuple[ChannelId, SubtaskId]]) -> None:
         """Add every input channel, each with its producer; ``inputs`` is made by then."""
@@ -115,11 +124,13 @@ class SubtaskSteps(SubtaskSnapshots):
         ended, first = frozenset(saved.get("ended_channels", ())), dict(saved.get("inputs", {}))
         if incarnation.promotion is not None:
             first.update(incarnation.promotion.inputs)
+        in_flight = saved.get("in_flight", {})
         for channel, producer in inputs:
             name = str(channel)
+            again = [self._unpack(message) for message in in_flight.get(name, ())]
             slot, generation = incarnation.slot_of(producer), incarnation.generations[producer]
             replayed = incarnation.promotion is not None
-            self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, replayed)
+            self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, replayed, again)
 
     def peers(self, edge: int, consumers: Sequence[SubtaskId]) -> list[Peer]:
         """The consumers of one exchange, as the output channels want them."""
@@ -134,10 +145,25 @@ class SubtaskSteps(SubtaskSnapshots):
         self._by_position = [self.inputs.channels[channel] for channel in channels]
         self._position = {channel: at for at, channel in enumerate(channels)}
         aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
+        cycles = self._incarnation.cycles
+        back = tuple(channel for channel in channels if channel.edge in cycles.back_edges)
         machine = BarrierAlignment(self.id, channels, aborted=aborted, blocking=self._guarantee.aligns)
+        if back:
+            invariant(self._guarantee.aligns, "a loop needs alignment", subtask=self.id)
+            machine = CyclicAlignment(self.id, channels, back, aborted=aborted)
         self._handle_barriers(machine, self._incarnation.checkpoint, saved)
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
+        self._back = frozenset(back)
+        self._rounds: LoopRounds | None = None
+        if cycles.head_of(self.id.vertex) is not None:
+            self._rounds = LoopRounds(back or channels, bool(back), ended, saved.get("rounds"))
+            self._loop_edges = sorted({c.edge for c in self.outputs.channels if c.edge in cycles.inner_edges})
+
+    @property
+    def _tells_of_its_end(self) -> bool:
+        """Whether the job goes on for as long as this subtask does not say that it has ended."""
+        return self._is_source or bool(self._back)
 
     def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the
@@ -149,7 +175,16 @@ class SubtaskSteps(SubtaskSnapshots):
             "clock_ms": self._clock.ms,
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
             "watermarks": self._watermarks.saved(),
+            **self._saved_of_loops(),
         }
+
+    def _saved_of_loops(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self._incarnation.cycles and isinstance(self._ancestors, AncestorLog):
+            found["reached"] = {str(number): step for number, step in self._ancestors.reached.items()}
+        if self._rounds is not None:
+            found["rounds"] = self._rounds.saved()
+        return found
 
     # --- orders
 
@@ -160,7 +195,7 @@ class SubtaskSteps(SubtaskSnapshots):
         self._on_point("start")
         if self.ended:
             self._on_end()
-        if self.ended and self._is_source:
+        if self.ended and self._tells_of_its_end:
             self._report_exhausted()
 
     def trigger(self, checkpoint: CheckpointId) -> None:
@@ -233,7 +268,7 @@ class SubtaskSteps(SubtaskSnapshots):
     def _digest_of(self, message: Message, payload: Any) -> int:
         if message.kind is Kind.RECORDS:
             return self._digest(message, payload)
-        told = message.watermark_ms if message.kind is Kind.WATERMARK else message.epoch
+        told = message.watermark_ms if message.kind in (Kind.WATERMARK, Kind.ROUND) else message.epoch
         return (told << 8 | message.kind) & DIGEST_MASK
 
     def _compare(self, producer: SubtaskId, message: Message, payload: Any) -> None:
@@ -249,13 +284,13 @@ class SubtaskSteps(SubtaskSnapshots):
         if not message.determinants:
             return
         (first, determinants), others = decode_runs(message.determinants)
-        self.known.learn(producer, first, determinants)
-        for number, at, theirs in others:
-            self.known.learn(self._incarnation.lineage.subtask(number), at, theirs)
-        if message.kind is Kind.BARRIER:
-            self.known.barrier(message.epoch, producer, first + len(determinants))
-            for number, at, theirs in others:
-                self.known.barrier(message.epoch, self._incarnation.lineage.subtask(number), at + len(theirs))
+        runs = [(producer, first, determinants)]
+        runs += [(self._incarnation.lineage.subtask(number), at, theirs) for number, at, theirs in others]
+        for subtask, at, theirs in runs:
+            if subtask != self.id:  # it came round
+                self.known.learn(subtask, at, theirs)
+                if message.kind is Kind.BARRIER:
+                    self.known.barrier(message.epoch, subtask, at + len(theirs))
 
     def _pass_on(self, producer: SubtaskId, message: Message) -> None:
         """What depends on this message from now on depends on what came with it."""
@@ -263,9 +298,11 @@ class SubtaskSteps(SubtaskSnapshots):
             return
         lineage = self._incarnation.lineage
         own, others = decode_runs(message.determinants)
-        self._ancestors.take(lineage.number(producer), *own)
+        if producer != self.id:
+            self._ancestors.take(lineage.number(producer), *own)
         for number, first, determinants in others:
-            if lineage.subtask(number).vertex in self._passes_on:
+            subtask = lineage.subtask(number)
+            if subtask.vertex in self._passes_on and subtask != self.id:
                 self._ancestors.take(number, first, determinants)
 
     # --- what the work may ask for
@@ -431,25 +468,65 @@ class SubtaskSteps(SubtaskSnapshots):
         self._begin_with(Choice.INPUT, self._position[end.channel])
         self._pass_on(end.producer, message)
         self._taken = [(end, 1)]
+        if self._open_logs:
+            self._note_in_flight(end.channel, message, payload)
         if end.ended and message.kind is not Kind.BARRIER:
             return iter(())  # sent again, under other numbers: it was all here before
         match message.kind:
             case Kind.RECORDS:
+                if end.channel in self._back:
+                    self._record_came_round(end.channel)
                 return self._push(message, payload)
             case Kind.BARRIER:
                 self._take_barrier(end, message)
                 return None
             case Kind.END_OF_INPUT:
-                end.ended = True
-                if all(e.ended for e in self.inputs.channels.values()):
-                    return self._end()
-                return self._advanced(self._watermarks.end(end.channel))
+                return self._take_end(end)
             case Kind.WATERMARK:
                 return self._advanced(self._watermarks.advance(end.channel, message.watermark_ms))
+            case Kind.ROUND:
+                assert self._rounds is not None
+                return self._hand_on(self._rounds.take(end.channel, message.watermark_ms))
             case Kind.CREDIT | Kind.REPLICA:
                 raise PeerProtocolError(f"{message.kind.name} on input channel {end.channel}")
             case _:
                 assert_never(message.kind)
+
+    def _take_end(self, end: InputChannel) -> Iterator[None]:
+        end.ended = True
+        if self.ended:
+            return iter(())  # of a loop, which ended here
+        if all(e.ended for e in self.inputs.channels.values()):
+            return self._end()
+        advanced = self._advanced(self._watermarks.end(end.channel))
+        if self._rounds is None:
+            return advanced
+        if not self._back:
+            return chain(advanced, self._hand_on(self._rounds.end(end.channel)))
+        from_outside = [e for e in self._by_position if e.channel not in self._back]
+        if not self._rounds.started and all(e.ended for e in from_outside):
+            return chain(advanced, self._send_round(self._rounds.start()))
+        return advanced
+
+    # --- loops
+
+    def _record_came_round(self, channel: ChannelId) -> None:
+        assert self._rounds is not None
+        invariant(not self.ended, "a record came round a loop that had ended", subtask=self.id, channel=channel)
+        self._rounds.record_came_round()
+
+    def _hand_on(self, came: Round | None) -> Iterator[None]:
+        """A round of the loop is on all inputs, if it is."""
+        assert self._rounds is not None
+        if came is None or self.ended:
+            return iter(())
+        following = self._rounds.after(came)
+        return self._end() if following is None else self._send_round(following)
+
+    def _send_round(self, found: Round) -> Iterator[None]:
+        for edge in self._loop_edges:
+            self.outputs.append_round(edge, encoded(*found))
+            yield
 
     def _advanced(self, watermark_ms: int | None) -> Iterator[None]:
         return iter(()) if watermark_ms is None else self._advance(watermark_ms)
@@ -497,7 +574,7 @@ class SubtaskSteps(SubtaskSnapshots):
         self._on_point("end")
         self.ended = True
         self._on_end()
-        if self._is_source:
+        if self._tells_of_its_end:
             self._report_exhausted()
 
     # --- a failure of others

@@ -55,11 +55,17 @@ class OutputGate(OutputChannels):
         self._partitioners: dict[int, Partitioner] = {}
 
     def add_edge(
-        self, edge: int, partitioner: Partitioner, producer: int, peers: Sequence[Peer], first: Mapping[str, int]
+        self,
+        edge: int,
+        partitioner: Partitioner,
+        producer: int,
+        peers: Sequence[Peer],
+        first: Mapping[str, int],
+        is_back: bool = False,
     ) -> None:
         """Add the channels of one exchange, whose rows go as ``partitioner`` says; see ``add_channels``."""
         self._partitioners[edge] = partitioner
-        self.add_channels(edge, producer, peers, first)
+        self.add_channels(edge, producer, peers, first, is_back)
 
     def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
         """Split a batch among consumers and append a message to each channel concerned; yields between pieces of a

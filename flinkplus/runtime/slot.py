@@ -390,6 +390,7 @@ class Slot(SlotOrders):
             slots=self.slots,
             generations=self.generations,
             lineage=self.lineage,
+            cycles=self.cycles,
             slot=self.index,
             handle=handle,
             checkpoint=checkpoint,

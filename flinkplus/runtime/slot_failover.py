@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from flinkplus.protocol.cycles import Cycles
 from flinkplus.protocol.determinants import KnownSteps, Run, merge, unite
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.incarnation import Promotion
@@ -44,6 +45,7 @@ class Host(Protocol):
     parallelism: int
     graph: JobGraph
     lineage: Lineage
+    cycles: Cycles
     active: ActiveSubtasks
     slots: dict[SubtaskId, int]
     generations: dict[SubtaskId, Generation]
@@ -125,7 +127,7 @@ class SlotFailover:
         ancestors = self._host.lineage.asked_of(failed)
         known = [subtask.known for subtask in self._host.active if subtask.known is not None]
         for promotion in self._promotions.values():
-            known += [KnownSteps(_ancestors_of(told)) for told in promotion.subtasks.values()]
+            known += [KnownSteps(_ancestors_of(told, bool(self._host.cycles))) for told in promotion.subtasks.values()]
         runs: dict[SubtaskId, list[Run]] = {}
         for one in known:
             for subtask in [s for s in one.subtasks() if s in failed or s.vertex in ancestors]:
@@ -196,7 +198,7 @@ class SlotFailover:
         for name, told in promotion.subtasks.items():
             prepared = promotion.ready.pop(name)
             try:
-                plan = _promotion_of(told, resuming, prepared)
+                plan = _promotion_of(told, resuming, prepared, bool(host.cycles))
                 subtask = host.build(name, told["handle"], CheckpointId(told["version"]), None, plan)
             except Exception as error:
                 log.info("promoting %s failed", name, exc_info=True)
@@ -259,7 +261,9 @@ class SlotFailover:
         self.standbys.close()
 
 
-def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: Prepared | None) -> Promotion:
+def _promotion_of(
+    told: dict[str, Any], resuming: frozenset[SubtaskId], state: Prepared | None, cyclic: bool
+) -> Promotion:
     first = told["handle"].get("operator_state", {}).get("steps", 0)
     determinants = merge(first, control.runs_from_json(told["determinants"]))
     had = {channel: control.digests_from_json(runs) for channel, runs in told["digests"].items()}
@@ -267,7 +271,7 @@ def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: P
     return Promotion(
         told["received"],
         determinants,
-        _ancestors_of(told),
+        _ancestors_of(told, cyclic),
         told["marks"],
         resuming,
         state,
@@ -277,11 +281,12 @@ def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: P
     )
 
 
-def _ancestors_of(told: dict[str, Any]) -> dict[SubtaskId, Run]:
-    """What a promotion tells of ancestors."""
+def _ancestors_of(told: dict[str, Any], cyclic: bool) -> dict[SubtaskId, Run]:
+    """What a promotion tells of ancestors. In loops some survivors may have heard of none of an ancestor's steps since
+    a checkpoint, and others have let go of all before it: what is older than the gap is of no use to anybody."""
     found: dict[SubtaskId, Run] = {}
     for name, told_runs in told["ancestors"].items():
         runs = control.runs_from_json(told_runs)
-        first = min(start for start, _ in runs)
+        first = unite(runs)[-1][0] if cyclic else min(start for start, _ in runs)
         found[parse_subtask(name)] = first, merge(first, runs)
     return found

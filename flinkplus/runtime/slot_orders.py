@@ -51,6 +51,7 @@ class SlotOrders(ABC):
         self.clock = clock
         edges = [(graph.producer_vertex(x.edge).name, graph.consumer_vertex(x.edge).name) for x in graph.exchanges]
         self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
+        self.cycles = graph.cycles()
         self.active = ActiveSubtasks(graph)
         self.slots: dict[SubtaskId, int] = {}
         self.generations: dict[SubtaskId, Generation] = {}

@@ -9,6 +9,7 @@ comes back as an event. An exception anywhere in a step is the subtask's failure
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import random
 import time
@@ -37,7 +38,7 @@ from flinkplus.runtime.gates import InputChannel, InputGate, OutputGate
 from flinkplus.runtime.omissions import UnfilteredCursor, without
 from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
-from flinkplus.runtime.wire import Message, decode_records, digest_of
+from flinkplus.runtime.wire import Message, decode_frame, decode_records, digest_of, encode, encode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.store import Aside
 from flinkplus.state.versions import PendingSnapshot
@@ -89,6 +90,13 @@ class Pending:
 
 def _records(message: Message, payload: Any) -> pa.RecordBatch:
     return message.records if message.records is not None else decode_records(payload)
+
+
+def _add_logged(handle: dict[str, Any], logged: dict[str, Any]) -> None:
+    """What was in flight, known only now, becomes a part of the state that was copied before."""
+    saved = handle["operator_state"]
+    saved["inputs"] |= logged.pop("inputs")
+    saved |= logged
 
 
 class Subtask(SubtaskSteps):
@@ -163,7 +171,7 @@ class Subtask(SubtaskSteps):
             first = saved.get("outputs", {})
             exchange = plan.graph.exchanges[edge]
             split = partitioner(exchange.route, exchange.columns, self.id.index, len(peers))
-            self.outputs.add_edge(edge, split, self.id.index, peers, first)
+            self.outputs.add_edge(edge, split, self.id.index, peers, first, edge in plan.cycles.back_edges)
         self.operators = FusedOperators(
             plan.graph,
             plan.vertex,
@@ -328,6 +336,14 @@ class Subtask(SubtaskSteps):
     def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
         self._ports.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason))
 
+    def _pack(self, message: Message, payload: Any) -> str:
+        if message.records is not None:
+            payload = encode_records(message.records)
+        return base64.b64encode(b"".join(encode(message, payload if payload is not None else b""))).decode()
+
+    def _unpack(self, packed: str) -> tuple[Message, Any]:
+        return next(decode_frame(base64.b64decode(packed)))
+
     def _discard(self, checkpoint: CheckpointId) -> None:
         self._pending.pop(checkpoint, None)
 
@@ -362,7 +378,10 @@ class Subtask(SubtaskSteps):
     def _persist(self, checkpoint: CheckpointId) -> None:
         pending = self._pending.pop(checkpoint)
         state = self.state
+        logged: dict[str, Any] = {"inputs": {}}
+        self.add_logs(checkpoint, logged)
         if state is None or pending.frozen is None:
+            _add_logged(pending.rest, logged)
             self.persisted(checkpoint, pending.rest, "")
             return
         frozen, rest = pending.frozen, pending.rest
@@ -370,6 +389,7 @@ class Subtask(SubtaskSteps):
         def work() -> dict[str, Any]:
             self._ports.reach("upload", str(self.id))
             handle = {**state.persist(frozen), **rest}
+            _add_logged(handle, logged)
             self._ports.reach("uploaded", str(self.id))
             self._ports.tend(state)
             return handle

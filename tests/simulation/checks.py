@@ -77,6 +77,10 @@ class Checks:
                 "promotions",
                 "dependent",
                 "whims",
+                "in_flight",
+                "put_back",
+                "rounds",
+                "came_round",
                 "stable",
                 "bounded",
                 "copied",
@@ -212,6 +216,15 @@ class Checks:
         if checkpoint in coordinator._checkpoints.pending:
             self._wrong("synchronous", f"{subtask.id} works on while checkpoint {checkpoint} is pending")
 
+    def takes_in_loop(self, subtask: SimSubtask, end: InputChannel, message: Message) -> None:
+        """``subtask`` takes a message off ``end``, which is a back edge, or takes a round of a loop."""
+        if end.put_back:
+            self.counts["put_back"] += 1
+        if message.kind is Kind.ROUND:
+            self.counts["rounds"] += 1
+        elif message.kind is Kind.RECORDS:
+            self.counts["came_round"] += len(message.records)
+
     def takes_watermark(self, subtask: SimSubtask, message: Message, before_ms: int | None) -> None:
         """``before_ms``: of the channel, so far."""
         if not self.exact:
@@ -272,6 +285,8 @@ class Checks:
                 if name not in world.files:
                     self._wrong("checkpoints", f"checkpoint {checkpoint} names {name}, which is not")
             self._files_of[subtask, checkpoint] = tuple(handles[subtask]["files"])
+            for logged in handles[subtask]["operator_state"].get("in_flight", {}).values():
+                self.counts["in_flight"] += sum(message[0] == Kind.RECORDS for message in logged)
         for channel, producer, consumer in world.channels:
             sent = handles[producer]["operator_state"]["outputs"].get(str(channel), 0)
             received = handles[consumer]["operator_state"]["inputs"].get(str(channel), 0)

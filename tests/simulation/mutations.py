@@ -21,10 +21,14 @@ from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
+from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
+from flinkplus.protocol.rounds import LoopRounds
 from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.watermarks import InputWatermarks
@@ -575,6 +579,114 @@ def goes_on_during_a_synchronous_checkpoint(original: Any) -> Any:
         return bool(original(self))
 
     return may_go_on
+
+
+# --- loops
+
+
+@mutation(InputGate, "add")
+def what_was_in_flight_is_lost(original: Any) -> Any:
+    """A restore does not put back what was logged of back edges."""
+
+    def add(self: Any, *arguments: Any) -> None:
+        original(self, *arguments[:7])
+
+    return add
+
+
+@mutation(CyclicAlignment, "_on_barrier")
+def one_barrier_round_is_enough(original: Any) -> Any:
+    """A snapshot is persisted when the barrier has come round on the first of its back edges."""
+
+    def on_barrier(self: Any, channel: Any, checkpoint: Any) -> Any:
+        found = original(self, channel, checkpoint)
+        awaited = self._rounds.get(checkpoint)
+        if channel in self._back and awaited:
+            del self._rounds[checkpoint]
+            closed = [effects.CloseLog(checkpoint, other) for other in awaited]
+            return [*found, *closed, effects.PersistSnapshot(checkpoint)]
+        return found
+
+    return on_barrier
+
+
+@mutation(SubtaskSnapshots, "_note_in_flight")
+def only_the_first_is_logged(original: Any) -> Any:
+    """Of what is in flight on a back edge, one message is logged."""
+
+    def note(self: Any, channel: Any, message: Any, payload: Any) -> None:
+        if all(not log.messages for log in self._open_logs.get(channel, {}).values()):
+            original(self, channel, message, payload)
+
+    return note
+
+
+@mutation(SubtaskSnapshots, "add_logs")
+def logged_and_sent_again(original: Any) -> Any:
+    """What is in flight on a back edge is in the snapshot, and its cursor stands before it."""
+
+    def add_logs(self: Any, checkpoint: Any, saved: Any) -> None:
+        before = dict(saved["inputs"])
+        original(self, checkpoint, saved)
+        saved["inputs"] = before
+
+    return add_logs
+
+
+@mutation(LoopRounds, "start")
+def a_loop_ends_after_one_round(original: Any) -> Any:
+    """The first round of a loop counts as one in which nothing moved."""
+
+    def start(self: Any) -> Any:
+        return original(self)[0], False
+
+    return start
+
+
+@mutation(LoopRounds, "record_came_round")
+def records_that_come_round_are_not_told(original: Any) -> Any:
+    """A round does not say that records came round."""
+    return lambda self: None
+
+
+@mutation(LoopRounds, "saved")
+def rounds_are_not_saved(original: Any) -> Any:
+    """A snapshot says nothing of the rounds of a loop."""
+    return lambda self: {}
+
+
+@mutation(CheckpointCoordinator, "_all_exhausted")
+def loops_are_not_waited_for(original: Any) -> Any:
+    """The last checkpoint is taken when all sources are exhausted, whatever is in flight in a loop."""
+    return lambda self: bool(self._sources) and self._exhausted.issuperset(self._sources)
+
+
+@mutation(OutputChannels, "add_channels")
+def back_edges_have_little_room(original: Any) -> Any:
+    """An output log of a back edge takes no more messages than others."""
+
+    def add_channels(self: Any, edge: Any, producer: Any, peers: Any, first: Any, is_back: bool = False) -> None:
+        original(self, edge, producer, peers, first)
+
+    return add_channels
+
+
+@mutation(Lineage, "_ancestors_of")
+def nobody_is_an_ancestor_of_its_like(original: Any) -> Any:
+    """In a loop, determinants of the other subtasks of a vertex, and those behind it, are not passed on by it."""
+
+    def ancestors_of(self: Any, vertex: Any) -> Any:
+        found = original(self, vertex)
+        found.pop(vertex, None)
+        return found
+
+    return ancestors_of
+
+
+@mutation(SubtaskSteps, "_reached_at")
+def what_was_passed_on_is_forgotten(original: Any) -> Any:
+    """Whoever begins from a version does not know how far it had passed on what ancestors did."""
+    return lambda self, saved: {}
 
 
 # --- event time

@@ -71,7 +71,7 @@ class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
     ``synchronous``: the job stands still for each checkpoint. ``watermarks``: sources send them, and every other stage
-    holds rows back until they are old enough.
+    holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
 
@@ -103,6 +103,7 @@ class Parameters:
     clock_keys: int = 0
     error_rate: float = 0.01
     whims: bool = False
+    loops: tuple[tuple[int, int], ...] = ()
     faults: tuple[Fault, ...] = ()
 
     def story(self) -> str:
@@ -189,6 +190,8 @@ def draw(seed: int) -> Parameters:
         parameters = replace(parameters, max_concurrent=1, interval_ms=100, records=min(records, 12))
     if parameters.guarantee == "at-most-once":
         parameters = replace(parameters, watermarks=False)  # such a job, if it holds rows back, recovers by rollback
+    if child(seed, "loops").random() < 0.15 and parameters.guarantee == "exactly-once":
+        parameters = with_loop(parameters, child(seed, "loop"))
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
@@ -210,6 +213,21 @@ def draw_edges(rng: random.Random, stages: int) -> tuple[tuple[int, int], ...]:
             if other != start:
                 edges.append((other, end))
     return tuple(edges)
+
+
+def with_loop(parameters: Parameters, rng: random.Random) -> Parameters:
+    """A job of at least three stages with an edge that leads back, if there is a place for one."""
+    stages = max(3, parameters.stages)
+    edges = parameters.edges if stages == parameters.stages else draw_edges(rng, stages)
+    parameters = replace(parameters, stages=stages, edges=edges, parallelism=min(parameters.parallelism, 4))
+    reached = {at: {at} for at in range(stages)}
+    for start, end in sorted(edges, reverse=True):
+        reached[start] |= reached[end]
+    inner = [at for at in range(stages) if {at} <= {end for _, end in edges} and {at} <= {start for start, _ in edges}]
+    places = [(tail, head) for head in inner for tail in inner if tail in reached[head]]
+    if not places:
+        return parameters
+    return replace(parameters, loops=(rng.choice(places),), watermarks=False)
 
 
 def pair(target: int, parallelism: int) -> tuple[int, int]:

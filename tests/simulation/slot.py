@@ -210,6 +210,7 @@ class SimSlot(SlotOrders):
                 slots=self.slots,
                 generations=self.generations,
                 lineage=self.lineage,
+                cycles=self.cycles,
                 checkpoint=checkpoint,
                 promotion=promotion,
                 guarantee=self.world.options.promises,

@@ -149,7 +149,8 @@ class SimSubtask(SubtaskSteps):
         for edge in vertex.outputs:
             consumer = graph.consumer_vertex(edge).name
             peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(graph.parallelism)])
-            self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}))
+            is_back = edge in plan.cycles.back_edges
+            self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}), is_back)
         self.begin_from(saved)
         world.cyclic.append(self)
         world.checks.began(self)
@@ -188,6 +189,8 @@ class SimSubtask(SubtaskSteps):
         message = end.queue[0][0]
         if self._world.checks.exact:
             self._world.checks.causes.takes(self, message)
+        if end.channel in self._back or message.kind is Kind.ROUND:
+            self._world.checks.takes_in_loop(self, end, message)
         if message.kind is Kind.WATERMARK:
             self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
         return super()._take(end)
@@ -259,6 +262,8 @@ class SimSubtask(SubtaskSteps):
             consumer = graph.exchanges[edge].consumer
             parts: dict[int, list[Row]] = {}
             for row in rows:
+                if not graph.goes_on(row, edge):
+                    continue
                 parts.setdefault(graph.key(row[0], consumer) % graph.parallelism, []).append(row)
             ends = self.outputs._edges[edge]
             for target in sorted(parts):
@@ -338,6 +343,7 @@ class SimSubtask(SubtaskSteps):
 
     def _persist(self, checkpoint: CheckpointId) -> None:
         saved = next(saved for number, _, saved in self._frozen if number == checkpoint)
+        self.add_logs(checkpoint, saved)
         if self._is_source:
             self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
             self.persisted(checkpoint, self._handle(checkpoint, saved), "")
@@ -376,6 +382,13 @@ class SimSubtask(SubtaskSteps):
         self._files = (*self._files, name)
         self._world.reach("uploaded", self.slot, self.id)
         self.persisted(checkpoint, self._handle(checkpoint, saved), "")
+
+    def _pack(self, message: Message, payload: Any) -> Any:
+        return (int(message.kind), tuple(message.channel), *message[2:])
+
+    def _unpack(self, packed: Any) -> tuple[Message, Any]:
+        kind, channel, *rest = packed
+        return Message(Kind(kind), ChannelId(*channel), *rest), None
 
     def _discard(self, checkpoint: CheckpointId) -> None:
         return None

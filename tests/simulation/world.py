@@ -84,7 +84,12 @@ class World:
         self.rng_copies = child(seed, "copies")
         self.clock = SimClock(self)
         self.graph = SimGraph(
-            parameters.stages, parameters.edges, parameters.parallelism, parameters.records, parameters.keys
+            parameters.stages,
+            parameters.edges,
+            parameters.parallelism,
+            parameters.records,
+            parameters.keys,
+            parameters.loops,
         )
         self.channels = [
             (channel, producer, subtask)

@@ -112,6 +112,8 @@ class Folding(SubtaskSteps):
     _flush: Any = _never
     _take_snapshot: Any = _never
     _persist: Any = _never
+    _pack: Any = _never
+    _unpack: Any = _never
     _discard: Any = _never
     _acknowledge: Any = _never
     _decline: Any = _never
