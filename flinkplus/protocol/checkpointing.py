@@ -16,6 +16,7 @@ Rules:
 - When every source of the running generation is exhausted, and with them every loop (its head says so), a last
   checkpoint (``final``) is triggered at once, beside
   any pending one, and after failures again, a bounded number of times. No other kind is triggered after it.
+- Where checkpoints may be unaligned, all but the last one are, from ``aligned_timeout_ms`` behind the trigger on.
 - A subtask that local failover replaced goes on from an older version: what it had said of newer pending checkpoints
   is void, unless they are ready or being stored, and if it is a source it is told again to begin them. But for a
   pending last one: the source may have its end before it once more, so that one is aborted, and another follows.
@@ -44,6 +45,7 @@ from flinkplus.protocol.effects import (
     DropCheckpoint,
     FinalCheckpointAbandoned,
     NotifyComplete,
+    OvertakeCheckpoint,
     RecordCheckpoint,
     StoreManifest,
     TriggerCheckpoint,
@@ -80,6 +82,7 @@ class _Pending:
     triggered_ms: int
     handles: dict[SubtaskId, object] = field(default_factory=dict)
     acknowledged_ms: int | None = None  # when the last one came: it is ready
+    overtakes: bool = False  # it was said that its barriers wait for nothing
 
 
 class CheckpointCoordinator:
@@ -132,6 +135,7 @@ class CheckpointCoordinator:
             return None
         return earliest_ms(
             *map(self._deadline_of, self._pending.values()),
+            *map(self._overtaking_ms, self._pending.values()),
             self._commits.next_deadline_ms(),
             self._final_at_ms,
             self._next_periodic_ms() if self._may_trigger() else None,
@@ -386,6 +390,7 @@ class CheckpointCoordinator:
         effects: list[CheckpointingEffect] = []
         if not self._dead:
             effects += self._time_out(now_ms)
+            effects += self._let_overtake(now_ms)
             effects += self._commits.advance(now_ms)
             self._dead = self._dead or self._commits.abandoned
         if not self._dead:
@@ -413,6 +418,21 @@ class CheckpointCoordinator:
                 effects += [*self._abort(now_ms, pending, reason), CommitAbandoned(pending.checkpoint, reason)]
             else:
                 effects += self._abort(now_ms, pending, self._what_is_missing(pending))
+        return effects
+
+    def _overtaking_ms(self, pending: _Pending) -> int | None:
+        """When its barriers shall overtake; None: never, or they do."""
+        timeout_ms = self._config.aligned_timeout_ms
+        done = pending.final or pending.overtakes or pending.acknowledged_ms is not None
+        return None if timeout_ms is None or done else pending.triggered_ms + timeout_ms
+
+    def _let_overtake(self, now_ms: int) -> list[CheckpointingEffect]:
+        effects: list[CheckpointingEffect] = []
+        for pending in self._pending.values():
+            due_ms = self._overtaking_ms(pending)
+            if due_ms is not None and now_ms >= due_ms:
+                pending.overtakes = True
+                effects.append(OvertakeCheckpoint(pending.checkpoint, self._generation))
         return effects
 
     def _what_is_missing(self, pending: _Pending) -> str:
@@ -449,7 +469,7 @@ class CheckpointCoordinator:
     def _trigger_due(self, now_ms: int) -> list[CheckpointingEffect]:
         if self._final_at_ms is not None and self._final_at_ms <= now_ms:
             self._final_at_ms = None
-            return [self._trigger(now_ms, final=True)]
+            return self._trigger(now_ms, final=True)
         if not self._may_trigger():
             return []
         periodic_ms = self._next_periodic_ms()
@@ -458,10 +478,10 @@ class CheckpointCoordinator:
         self._requested = False
         if self._config.interval_ms is not None:
             self._periodic_at_ms = now_ms + self._config.interval_ms
-        return [self._trigger(now_ms, final=False)]
+        return self._trigger(now_ms, final=False)
 
-    def _trigger(self, now_ms: int, final: bool) -> TriggerCheckpoint:
+    def _trigger(self, now_ms: int, final: bool) -> list[CheckpointingEffect]:
         checkpoint = self._next_id
         self._next_id = CheckpointId(checkpoint + 1)
         self._pending[checkpoint] = _Pending(checkpoint, final, now_ms)
-        return TriggerCheckpoint(checkpoint, self._sources, final, self._generation)
+        return [*self._let_overtake(now_ms), TriggerCheckpoint(checkpoint, self._sources, final, self._generation)]

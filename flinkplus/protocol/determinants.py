@@ -17,7 +17,9 @@ Rules and invariants:
   a message carries depends on its sender's steps alone, and a message that is made again carries the same;
 - at barrier *n* an alignment has taken, on every path, exactly what was sent before barrier *n*. So a barrier carries
   everything up to the step of its sender, and of each ancestor, that sent theirs, and says which these are: all
-  channels are told alike at each snapshot, logs begin anew there, and whoever begins from that version lacks nothing;
+  channels are told alike at each snapshot, logs begin anew there, and whoever begins from that version lacks nothing.
+  Where barriers run ahead (in loops, and when they overtake) it carries what its sender knows by then. What is missing
+  to the steps that sent theirs lies before the snapshot, and comes with messages that are a part of it;
 - whoever is promoted is told what the survivors know of its ancestors, too: what it repeats depends on them, and when
   they fail before they have sent it again, nobody else may be left to tell.
 """
@@ -77,6 +79,8 @@ class Choice(IntEnum):
     """The clock was read, in the midst of a step, and had gone far (the upper bits of its milliseconds)."""
     CLOCK = 6
     """The clock was read, in the midst of a step (milliseconds since it was last, or since its era began)."""
+    OVERTAKE = 7
+    """A barrier overtook what waits on the inputs (the number of its checkpoint)."""
 
 
 CLOCK_CHOICES = (Choice.ERA, Choice.CLOCK)
@@ -264,11 +268,11 @@ class KnownSteps:
 
     ``told``: what it was told at its promotion, until they have sent it again.
 
-    ``cyclic``: the job has loops, and then two things are different. Whoever sends its barrier has not taken all that
-    others in the loop sent before theirs: what a barrier says of them is a lower bound of where they stood, and the
-    highest of all counts. And whoever begins from a snapshot is told the rest: of one that it has heard of on two
-    paths, which begin at different steps, the lower ones may come second or not at all. All steps that are left out
-    lie before the snapshot.
+    ``cyclic``: the job has loops, or takes unaligned checkpoints, and then two things are different. Whoever sends its
+    barrier has not taken all that others sent before theirs: what a barrier says of them is a lower bound of where they
+    stood, and the highest of all counts. And whoever begins from a snapshot is told the rest: of one that it has
+    heard of on two paths, which begin at different steps, the lower ones may come second or not at all. All steps that
+    are left out lie before the snapshot.
     """
 
     def __init__(self, told: Mapping[SubtaskId, Run] | None = None, cyclic: bool = False) -> None:

@@ -61,6 +61,31 @@ class SnapshotFailed:
 
 BarrierEvent: TypeAlias = BarrierArrived | CheckpointTriggered | CheckpointAborted | SnapshotPersisted | SnapshotFailed
 
+
+@dataclass(frozen=True, slots=True)
+class BarrierSighted:
+    """The barrier of ``checkpoint`` has come in on ``channel``, and waits there behind what came before it."""
+
+    channel: ChannelId
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class OvertakingOrdered:
+    """The coordinator said that barriers of ``checkpoint`` shall wait for nothing."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierOvertook:
+    """Between two steps, the subtask has turned to the barrier of ``checkpoint`` before all else."""
+
+    checkpoint: CheckpointId
+
+
+OvertakingEvent: TypeAlias = BarrierSighted | OvertakingOrdered | BarrierOvertook
+
 # ------------------------------------------------------------------------------------------------ checkpointing
 
 

@@ -45,7 +45,7 @@ class Promotion:
 class Incarnation:
     """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
     ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``, ``cycles``: of the job;
-    ``stands_still``: behind each barrier until the checkpoint has ended."""
+    ``stands_still``: behind each barrier until the checkpoint has ended; ``unaligned``: barriers may overtake."""
 
     subtask: SubtaskId
     generation: Generation
@@ -57,7 +57,13 @@ class Incarnation:
     promotion: Promotion | None = None
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     stands_still: bool = False
+    unaligned: bool = False
     cycles: Cycles = NO_CYCLES
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a subtask may send its barrier before it has taken all that comes before the barriers it had."""
+        return self.unaligned or bool(self.cycles)
 
     def slot_of(self, subtask: SubtaskId) -> int | None:
         """The slot of another subtask, ``None`` when it is this one's."""

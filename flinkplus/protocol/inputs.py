@@ -43,15 +43,20 @@ class InputChannel:
 
 
 class InputGate:
-    """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked."""
+    """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked.
+
+    ``overdrawn``: producers may send beyond their credit.
+    """
 
     def __init__(
         self,
         window: int,
         grant: Callable[[InputChannel, int], None],
         make_cursor: Callable[..., InputCursor] = InputCursor,
+        overdrawn: bool = False,
     ) -> None:
         self._window = window
+        self._overdrawn = overdrawn
         self._grant = grant
         self._make_cursor = make_cursor
         self.channels: dict[ChannelId, InputChannel] = {}
@@ -72,7 +77,9 @@ class InputGate:
         the channel of a promoted subtask. ``in_flight``: messages before ``first`` that a snapshot holds: they are
         taken before all others.
         """
-        cursor = self._make_cursor(channel, generation, self._window, Seq(first), replayed=replayed)
+        cursor = self._make_cursor(
+            channel, generation, self._window, Seq(first), replayed=replayed, overdrawn=self._overdrawn
+        )
         end = InputChannel(channel, producer, peer, cursor)
         end.ended = ended
         end.queue.extend(in_flight)

@@ -10,13 +10,16 @@ Rules:
 - a channel whose consumer has failed is closed until one of the new generation says where to go on; credit of another
   generation than the one expected changes nothing;
 - a message carries the determinants that its channel has not been told yet, its sender's and its sender's ancestors';
-- a promoted subtask makes messages again that its consumers have had. They are not sent again; they must be the same.
+- a promoted subtask makes messages again that its consumers have had. They are not sent again; they must be the same;
+- a barrier that overtakes is sent at once, with all that waits before it. What was sent beyond the consumer's credit
+  then counts as unsent: nothing more is made before credit has caught up with it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -28,7 +31,7 @@ from flinkplus.protocol.messages import Kind, Message
 
 MAX_UNSENT_MESSAGES = 4
 ENDLESS = 1 << 62
-"""Room of a back edge, in messages and bytes: see decision 19."""
+"""Room of a back edge, and of all channels while a barrier overtakes, in messages and bytes."""
 MAX_UNSENT_TO_NOBODY = 256
 """Messages for a consumer that has failed: its producer goes on for the others meanwhile."""
 
@@ -93,6 +96,7 @@ class OutputChannel:
     ``had``: digests of messages that the consumer has had of a predecessor and that are yet to be made again (``None``:
     they are not compared); ``had_to``: the number behind them.
     ``is_back``: it is of a back edge, and takes whatever is appended, so that a loop never waits for itself.
+    ``granted``: the first ``seq`` that credit does not reach; ``limit`` may be beyond it (``OutputChannels.overdraw``).
     ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
     the position in its ``AncestorLog``.
     """
@@ -111,6 +115,12 @@ class OutputChannel:
     trim_to: int = 0
     had: dict[int, int] | None = None
     had_to: int = 0
+    granted: int = 0
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether something was sent that the consumer has not granted credit for."""
+        return self.log.sent > self.granted and not self.resuming
 
     def credit(self, generation: int, consumed: int, peer: int | None) -> None:
         """The consumer has consumed all before ``consumed``; late, older and fenced figures change nothing."""
@@ -121,9 +131,11 @@ class OutputChannel:
             self._limit_unsent(MAX_UNSENT_MESSAGES)
             self.peer = peer
             self.log.rewind(consumed)
-            self.limit = consumed + REPLAY_WINDOWS * self.window
+            self.limit = self.granted = consumed + REPLAY_WINDOWS * self.window
             return
-        self.limit = max(self.limit, consumed + self.window)
+        if consumed + self.window > self.granted:
+            self.granted = consumed + self.window
+            self.limit = max(self.limit, self.granted)
         if consumed > self.log.acknowledged:
             self.log.acknowledge(min(consumed, self.log.sent))
             self._trim()
@@ -137,7 +149,7 @@ class OutputChannel:
     def _limit_unsent(self, messages: int) -> None:
         if not self.is_back:
             self.log.max_unsent_messages = messages
-        self.limit = 0
+        self.limit = self.granted = 0
 
     def trim(self, seq: int) -> None:
         """No consumer will ever ask for what is before ``seq``.
@@ -224,6 +236,7 @@ class OutputChannels(ABC):
         self.payload_bytes = self.determinant_bytes = 0
         self.silent = False
         self._edges: dict[int, list[OutputChannel]] = {}
+        self._overdrawn: list[OutputChannel] = []
         self.channels: dict[ChannelId, OutputChannel] = {}
         self.epoch = CheckpointId(0)
 
@@ -249,6 +262,7 @@ class OutputChannels(ABC):
             # A living consumer of a promoted producer grants credit anew; for what it has received it has had credit.
             limit = start + self._window if peer.received is None else received
             end = OutputChannel(channel, peer.slot, self._window, log, limit, peer.generation)
+            end.granted = limit
             end.retain = self._volume is not None
             if is_back:
                 end.is_back = True
@@ -266,6 +280,8 @@ class OutputChannels(ABC):
     @property
     def accepts(self) -> bool:
         """Whether one more message can be appended to every channel."""
+        if self._overdrawn and self._is_overdrawn():
+            return False
         for end in self.channels.values():  # noqa: SIM110  # asked before each step: a loop is quicker than ``all``
             if not end.log.accepts:
                 return False
@@ -279,6 +295,32 @@ class OutputChannels(ABC):
         """
         volume = self._volume
         return volume is not None and volume.blocked is not None and not volume.relieve()
+
+    def _is_overdrawn(self) -> bool:
+        self._overdrawn = [end for end in self.channels.values() if end.is_overdrawn]
+        return bool(self._overdrawn)
+
+    @contextmanager
+    def endless(self) -> Iterator[None]:
+        """Whatever is appended meanwhile, there is room for it: a step shall end, and a barrier overtake."""
+        before = [(end.log, end.log.max_unsent_messages, end.log.max_unsent_bytes) for end in self.channels.values()]
+        self._overdrawn = []
+        for log, _, _ in before:
+            log.max_unsent_messages = log.max_unsent_bytes = ENDLESS
+        try:
+            yield
+        finally:
+            for log, messages, size_bytes in before:
+                log.max_unsent_messages, log.max_unsent_bytes = messages, size_bytes
+            self._is_overdrawn()
+
+    def overdraw(self) -> None:
+        """Send all that was made so far, whatever the credit; nothing more is made until there is credit for it."""
+        for end in self.channels.values():
+            if not end.resuming:
+                end.limit = max(end.limit, end.log.appended)
+        self.pump()
+        self._is_overdrawn()
 
     def cursors(self) -> dict[str, int]:
         return {str(channel): end.log.appended for channel, end in self.channels.items()}
@@ -349,8 +391,9 @@ class OutputChannels(ABC):
             self._compare(end, message, None)
         end.log.append((message, None), 0)
 
-    def broadcast(self, kind: Kind, epoch: CheckpointId) -> None:
-        """Append a barrier or the end of input to every channel; there must be room."""
+    def broadcast(self, kind: Kind, epoch: CheckpointId, overtakes: bool = False) -> None:
+        """Append a barrier or the end of input to every channel; there must be room. ``overtakes``: it is sent at
+        once."""
         self.epoch = epoch
         for end in self.channels.values():
             self._append(end, kind)
@@ -358,7 +401,10 @@ class OutputChannels(ABC):
             self._steps.clear()
         if self._ancestors is not None:
             self._ancestors.clear()
-        self.pump()
+        if overtakes:
+            self.overdraw()
+        else:
+            self.pump()
 
     def tell_end(self, end: OutputChannel) -> None:
         """Append a further end of input to one channel."""

@@ -17,7 +17,7 @@ from flinkplus.protocol import effects, events
 from flinkplus.protocol.barriers import BarrierMachine
 from flinkplus.protocol.ids import ChannelId, CheckpointId
 from flinkplus.protocol.incarnation import Incarnation
-from flinkplus.protocol.inputs import InputGate
+from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import OutputChannels
 from flinkplus.protocol.work import SubtaskWork
@@ -50,6 +50,7 @@ class SubtaskSnapshots(SubtaskWork):
         self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
         self._logs: dict[CheckpointId, dict[ChannelId, ChannelLogged]] = {}
         self._open_logs: dict[ChannelId, dict[CheckpointId, ChannelLogged]] = {}
+        self._open_records: dict[ChannelId, dict[CheckpointId, ChannelLogged]] = {}
 
     def _handle_barriers(self, machine: BarrierMachine, version: CheckpointId, saved: Mapping[str, Any]) -> None:
         """All channels are there, as they were at ``version``; ``machine`` decides from now on."""
@@ -69,6 +70,21 @@ class SubtaskSnapshots(SubtaskWork):
         """A message was taken off ``channel``; some snapshots may hold it."""
         for log in self._open_logs.get(channel, {}).values():
             log.messages.append((message, payload))
+
+    def _note_arrival(self, channel: ChannelId, message: Message, payload: Any) -> None:
+        """A message came in on ``channel``; some snapshots may hold it."""
+        for record in self._open_records.get(channel, {}).values():
+            record.messages.append((message, payload))
+
+    def _record(self, checkpoint: CheckpointId, end: InputChannel) -> None:
+        """All that is before the barrier of ``checkpoint`` on a channel, and the barrier, belong to the snapshot."""
+        record = self._logs.setdefault(checkpoint, {})[end.channel] = ChannelLogged()
+        for message, payload in end.queue:
+            record.messages.append((message, payload))
+            if message.kind is Kind.BARRIER and message.epoch == checkpoint:
+                record.next = message.seq + 1
+                return
+        self._open_records.setdefault(end.channel, {})[checkpoint] = record
 
     def add_logs(self, checkpoint: CheckpointId, saved: dict[str, Any]) -> None:
         """Add to ``saved`` (what ``saved_cursors`` gave when the state was copied) what was in flight then. To be
@@ -130,8 +146,8 @@ class SubtaskSnapshots(SubtaskWork):
                 if self._incarnation.stands_still and checkpoint > self._complete and not self.repeating:
                     self._halted = checkpoint
                 self._inputs_at = {number: at for number, at in self._inputs_at.items() if number > checkpoint}
-            case effects.ForwardBarrier(checkpoint):
-                self.outputs.broadcast(Kind.BARRIER, checkpoint)
+            case effects.ForwardBarrier(checkpoint, overtakes):
+                self.outputs.broadcast(Kind.BARRIER, checkpoint, overtakes)
             case effects.PersistSnapshot(checkpoint):
                 self._persist(checkpoint)
             case effects.AcknowledgeCheckpoint(checkpoint, handle):
@@ -147,5 +163,10 @@ class SubtaskSnapshots(SubtaskWork):
             case effects.CloseLog(checkpoint, channel):
                 self._open_logs[channel].pop(checkpoint).next = self.inputs.channels[channel].cursor.consumed
                 self._open_logs = {c: found for c, found in self._open_logs.items() if found}
+            case effects.RecordChannel(checkpoint, channel):
+                self._record(checkpoint, self.inputs.channels[channel])
+            case effects.CloseRecord(checkpoint, channel):
+                self._open_records[channel].pop(checkpoint).next = self.inputs.channels[channel].cursor.expected
+                self._open_records = {c: found for c, found in self._open_records.items() if found}
             case _:
                 assert_never(effect)

@@ -50,6 +50,7 @@ from flinkplus.protocol.outputs import Peer
 from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
 from flinkplus.protocol.rounds import LoopRounds, Round, encoded
 from flinkplus.protocol.snapshots import NO_TIME_MS, SubtaskSnapshots
+from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.protocol.work import SeenMessages, Taken
 
@@ -111,11 +112,12 @@ class SubtaskSteps(SubtaskSnapshots):
         if tells:
             told = dict(promotion.ancestors) if promotion is not None else {}
             told.pop(self.id, None)  # in a loop it is its own ancestor, and needs nobody to tell
-            self.known = KnownSteps(told, bool(incarnation.cycles)) if guarantee.repeats else KnownProgress()
+            self.known = KnownSteps(told, incarnation.runs_ahead) if guarantee.repeats else KnownProgress()
+        self._unaligned: UnalignedBarriers | None = None
 
     def _reached_at(self, saved: Mapping[str, Any]) -> dict[int, int]:
-        """How far ancestors were known at the version that it begins from. It matters in loops only: there, what is
-        told of one of them need not begin at the same step on all channels."""
+        """How far ancestors were known at the version that it begins from. It matters only where barriers run ahead:
+        there, what is told of one of them need not begin at the same step on all channels."""
         return {int(number): step for number, step in saved.get("reached", {}).items()}
 
     def add_inputs(self, saved: Mapping[str, Any], inputs: Sequence[tuple[ChannelId, SubtaskId]]) -> None:
@@ -151,6 +153,10 @@ class SubtaskSteps(SubtaskSnapshots):
         if back:
             invariant(self._guarantee.aligns, "a loop needs alignment", subtask=self.id)
             machine = CyclicAlignment(self.id, channels, back, aborted=aborted)
+        elif self._incarnation.unaligned:
+            invariant(self._guarantee.repeats and not cycles, "this job cannot take unaligned ones", subtask=self.id)
+            version = self._incarnation.checkpoint
+            machine = self._unaligned = UnalignedBarriers(self.id, channels, version, aborted=aborted)
         self._handle_barriers(machine, self._incarnation.checkpoint, saved)
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
@@ -175,12 +181,12 @@ class SubtaskSteps(SubtaskSnapshots):
             "clock_ms": self._clock.ms,
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
             "watermarks": self._watermarks.saved(),
-            **self._saved_of_loops(),
+            **self._saved_where_barriers_run_ahead(),
         }
 
-    def _saved_of_loops(self) -> dict[str, Any]:
+    def _saved_where_barriers_run_ahead(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if self._incarnation.cycles and isinstance(self._ancestors, AncestorLog):
+        if self._incarnation.runs_ahead and isinstance(self._ancestors, AncestorLog):
             found["reached"] = {str(number): step for number, step in self._ancestors.reached.items()}
         if self._rounds is not None:
             found["rounds"] = self._rounds.saved()
@@ -204,6 +210,13 @@ class SubtaskSteps(SubtaskSnapshots):
             self._put_off.append(lambda: self.trigger(checkpoint))
         else:
             self._triggers.append(checkpoint)
+
+    def overtake(self, checkpoint: CheckpointId) -> None:
+        """The barriers of ``checkpoint`` shall wait for nothing: neither those that are sent already, nor others."""
+        if self._unaligned is not None:
+            self._apply_all(self._unaligned.step(NO_TIME_MS, events.OvertakingOrdered(checkpoint)))
+            if self.outputs.epoch >= checkpoint:
+                self.outputs.overdraw()
 
     def drain(self) -> None:
         """A source is to read no more and end as if exhausted."""
@@ -259,11 +272,19 @@ class SubtaskSteps(SubtaskSnapshots):
                 if self.known is not None:
                     self._learn(end.producer, message)
                 end.queue.append((message, payload))
+                if self._unaligned is not None:
+                    self._arrived(self._unaligned, message, payload)
             case Duplicate():
                 if self.seen is not None:
                     self._compare(end.producer, message, payload)
                 # Sent again over a new stream: the credit that would have told so was lost with the old one.
                 self.inputs.grant_anew(end)
+
+    def _arrived(self, machine: UnalignedBarriers, message: Message, payload: Any) -> None:
+        if self._open_records:
+            self._note_arrival(message.channel, message, payload)
+        if message.kind is Kind.BARRIER:
+            self._apply_all(machine.step(NO_TIME_MS, events.BarrierSighted(message.channel, message.epoch)))
 
     def _digest_of(self, message: Message, payload: Any) -> int:
         if message.kind is Kind.RECORDS:
@@ -356,7 +377,17 @@ class SubtaskSteps(SubtaskSnapshots):
         """Whether it could go on with that at once, at the beginning of a step."""
         return self.repeating and self._step is None and self._may_go_on()
 
+    @property
+    def overdue(self) -> bool:
+        """Whether a barrier is to overtake all that it would do next."""
+        machine = self._unaligned
+        if machine is None or self.repeating:
+            return False
+        return machine.due is not None or (bool(self._triggers) and machine.may_overtake(self._triggers[0]))
+
     def _may_go_on(self) -> bool:
+        if self._unaligned is not None and self.overdue:
+            return True
         return (self._halted is None or bool(self._put_off)) and self._has_work() and self.outputs.accepts
 
     def _has_work(self) -> bool:
@@ -383,10 +414,16 @@ class SubtaskSteps(SubtaskSnapshots):
 
     def run(self) -> None:
         """Go on with the current step, or begin the next one; returns at its end or when an output has no more room."""
+        if self._unaligned is not None and self.overdue:
+            self._let_overtake(self._unaligned)
+            return
         if self._step is None:
             self._step = self._begin()
             if self._step is None:
                 self._check_repetition()
+        self._go_on()
+
+    def _go_on(self) -> None:
         while self._step is not None and self.outputs.accepts:
             try:
                 next(self._step)
@@ -397,6 +434,21 @@ class SubtaskSteps(SubtaskSnapshots):
                     self.inputs.consumed(end, count)
                 self._check_repetition()
                 self._on_step_done(taken)
+
+    def _let_overtake(self, machine: UnalignedBarriers) -> None:
+        """A barrier is not to wait for room: a step that rests is done to its end, and the state is copied."""
+        with self.outputs.endless():
+            self._go_on()
+            self._catch_up_with_orders()
+            if self._triggers and machine.may_overtake(self._triggers[0]):
+                self._begin_checkpoint(self._triggers.popleft())
+            elif machine.due is not None:
+                self._begin_overtaking(machine, machine.due)
+
+    def _begin_overtaking(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> None:
+        found = machine.step(NO_TIME_MS, events.BarrierOvertook(checkpoint))
+        self._begin_with(Choice.OVERTAKE, checkpoint)
+        self._apply_all(found)
 
     def _check_repetition(self) -> None:
         """Between two steps: once there is nothing left to repeat, whatever the last step was that was repeated, all
@@ -438,6 +490,9 @@ class SubtaskSteps(SubtaskSnapshots):
             case Choice.ABORT:
                 self._begin_with(choice, value)
                 self._obey(events.CheckpointAborted(CheckpointId(value)))
+            case Choice.OVERTAKE:
+                assert self._unaligned is not None
+                self._begin_overtaking(self._unaligned, CheckpointId(value))
             case Choice.ERA | Choice.CLOCK:
                 raise NondeterministicOperator(f"{self.id} does not read the clock where the one before it did")
             case _:

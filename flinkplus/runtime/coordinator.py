@@ -97,7 +97,7 @@ class Coordinator:
         self.commits = commits
         self.result = JobResult()
         self.recoveries = RecoveryLog(self._has_results)
-        self.figures = Figures(graph)
+        self.figures = Figures(graph, options.checkpoint_mode)
         self._dispatch = dispatch
         self._inbox = dispatch.inbox
         self._members = dispatch.members
@@ -175,6 +175,7 @@ class Coordinator:
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
+        self._checkpoint_driver.overtaking = failovers.overtaking
         failovers.replicated = self.figures.replicated
         return failovers
 

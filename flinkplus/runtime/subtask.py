@@ -137,6 +137,7 @@ class Subtask(SubtaskSteps):
             options.window,
             lambda end, consumed: ports.grant(self.generation, end, consumed),
             UnfilteredCursor if FILTER in omitted else InputCursor,
+            plan.unaligned,
         )
         self.state: SubtaskState | None = ports.state(plan) if graph.has_keyed_state(vertex) else None
         self.operators: FusedOperators | None = None

@@ -19,6 +19,7 @@ from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
+from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
 from tests.simulation.causes import Causes
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 Content = tuple[Kind, Any, int, int, bytes, int]
 NOTHING: dict[int, Content] = {}
+MOST_OF_A_STEP = 3
+"""Messages that a step puts into one channel."""
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
 
@@ -79,6 +82,8 @@ class Checks:
                 "whims",
                 "in_flight",
                 "put_back",
+                "recorded",
+                "overtaken",
                 "rounds",
                 "came_round",
                 "stable",
@@ -174,6 +179,10 @@ class Checks:
             )
         held = end.cursor._received - end.cursor._consumed
         window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.promoted else 1)
+        if held > window and subtask.plan.unaligned:  # a barrier overtook; barriers themselves do not count
+            waiting = len(end.queue) - end.put_back
+            held -= sum(end.queue[-1 - at][0].kind is Kind.BARRIER for at in range(waiting))
+            window += MAX_UNSENT_MESSAGES + MOST_OF_A_STEP
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
         if self._at_work.get(subtask.id) is subtask and self.exact:
@@ -215,6 +224,26 @@ class Checks:
             return
         if checkpoint in coordinator._checkpoints.pending:
             self._wrong("synchronous", f"{subtask.id} works on while checkpoint {checkpoint} is pending")
+
+    def begins_step(self, subtask: SimSubtask) -> None:
+        """``subtask`` is about to do something: no barrier may be waiting that overtakes."""
+        if subtask.overdue:
+            self._wrong("unaligned", f"{subtask.id} goes on while a barrier is to overtake")
+
+    def _check_in_flight(self, checkpoint: int, subtask: SubtaskId, saved: dict[str, Any]) -> None:
+        """What a snapshot holds of each channel is all from what its state was to take next up to the barrier."""
+        for channel, first in saved["work"]["next"].items():
+            held = [message[3] for message in saved.get("in_flight", {}).get(channel, ())]
+            end = saved["inputs"][channel]
+            if held != list(range(first, end)):
+                self._wrong(
+                    "unaligned",
+                    f"checkpoint {checkpoint} of {subtask} holds {held} of {channel}, in flight were "
+                    f"those from {first} to {end}",
+                )
+            if held:
+                self.counts["recorded"] += len(held) - 1
+                self.counts["overtaken"] += 1
 
     def takes_in_loop(self, subtask: SimSubtask, end: InputChannel, message: Message) -> None:
         """``subtask`` takes a message off ``end``, which is a back edge, or takes a round of a loop."""
@@ -285,6 +314,8 @@ class Checks:
                 if name not in world.files:
                     self._wrong("checkpoints", f"checkpoint {checkpoint} names {name}, which is not")
             self._files_of[subtask, checkpoint] = tuple(handles[subtask]["files"])
+            if world.parameters.aligned_timeout_ms is not None:
+                self._check_in_flight(checkpoint, subtask, handles[subtask]["operator_state"])
             for logged in handles[subtask]["operator_state"].get("in_flight", {}).values():
                 self.counts["in_flight"] += sum(message[0] == Kind.RECORDS for message in logged)
         for channel, producer, consumer in world.channels:

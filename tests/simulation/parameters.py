@@ -70,7 +70,8 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
-    ``synchronous``: the job stands still for each checkpoint. ``watermarks``: sources send them, and every other stage
+    ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are
+    unaligned (``None``: never). ``watermarks``: sources send them, and every other stage
     holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
@@ -96,6 +97,7 @@ class Parameters:
     pending_versions: bool = False
     watermarks: bool = False
     synchronous: bool = False
+    aligned_timeout_ms: int | None = None
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
@@ -192,6 +194,7 @@ def draw(seed: int) -> Parameters:
         parameters = replace(parameters, watermarks=False)  # such a job, if it holds rows back, recovers by rollback
     if child(seed, "loops").random() < 0.15 and parameters.guarantee == "exactly-once":
         parameters = with_loop(parameters, child(seed, "loop"))
+    parameters = with_overtaking(parameters, child(seed, "unaligned"))
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
@@ -228,6 +231,21 @@ def with_loop(parameters: Parameters, rng: random.Random) -> Parameters:
     if not places:
         return parameters
     return replace(parameters, loops=(rng.choice(places),), watermarks=False)
+
+
+def with_overtaking(parameters: Parameters, rng: random.Random) -> Parameters:
+    """A job whose checkpoints are unaligned, one in ten of those that can have them; often of slow consumers."""
+    if rng.random() >= 0.1 or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
+        return parameters
+    work_ms = rng.choice((1, 2, 8, 20))
+    return replace(
+        parameters,
+        aligned_timeout_ms=rng.choice((0, 0, 10, 30)),
+        max_concurrent=rng.choice((1, 1, 2, 3)),
+        read_ms=rng.choice((0, 2, parameters.read_ms)),
+        work_ms=work_ms,
+        interval_ms=max(parameters.interval_ms, 8 * work_ms),  # checkpoints come before all else
+    )
 
 
 def pair(target: int, parallelism: int) -> tuple[int, int]:

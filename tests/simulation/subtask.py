@@ -122,7 +122,7 @@ class SimSubtask(SubtaskSteps):
         self.closed = False
         self._next_read_s = 0.0
         self._rng = world.rng_work
-        self.inputs = InputGate(world.parameters.window, self._grant)
+        self.inputs = InputGate(world.parameters.window, self._grant, overdrawn=plan.unaligned)
         self.outputs = SimOutputs(
             plan.generation,
             world.parameters.window,
@@ -185,8 +185,15 @@ class SimSubtask(SubtaskSteps):
 
     # --- the work
 
+    def _begin(self) -> Iterator[None] | None:
+        if self._unaligned is not None:
+            self._world.checks.begins_step(self)
+        return super()._begin()
+
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message = end.queue[0][0]
+        if self._unaligned is not None and end.put_back:
+            self._world.checks.counts["put_back"] += 1
         if self._world.checks.exact:
             self._world.checks.causes.takes(self, message)
         if end.channel in self._back or message.kind is Kind.ROUND:
@@ -333,6 +340,7 @@ class SimSubtask(SubtaskSteps):
                 "depends": dict(self.depends),
                 "held": tuple(self._held),
                 "advanced_ms": self.advanced_ms,
+                **self._next_of_inputs(),
             },
             **self.saved_cursors(checkpoint),
             "drained": self._draining,
@@ -340,6 +348,13 @@ class SimSubtask(SubtaskSteps):
         self._frozen.append((checkpoint, self._dirty, saved))
         self._dirty = {}
         self._world.reach("snapshot", self.slot, self.id)
+
+    def _next_of_inputs(self) -> dict[str, Any]:
+        """What is to be taken next, where more may be in flight."""
+        if self._unaligned is None:
+            return {}
+        ends = self.inputs.channels.items()
+        return {"next": {str(c): end.queue[0][0].seq if end.queue else end.cursor.expected for c, end in ends}}
 
     def _persist(self, checkpoint: CheckpointId) -> None:
         saved = next(saved for number, _, saved in self._frozen if number == checkpoint)
