@@ -192,7 +192,8 @@ def draw(seed: int) -> Parameters:
         parameters = replace(parameters, max_concurrent=1, interval_ms=100, records=min(records, 12))
     if parameters.guarantee == "at-most-once":
         parameters = replace(parameters, watermarks=False)  # such a job, if it holds rows back, recovers by rollback
-    if child(seed, "loops").random() < 0.15 and parameters.guarantee == "exactly-once":
+    may_loop = parameters.guarantee == "exactly-once" and not parameters.synchronous
+    if child(seed, "loops").random() < 0.15 and may_loop:
         parameters = with_loop(parameters, child(seed, "loop"))
     parameters = with_overtaking(parameters, child(seed, "unaligned"))
     faults = draw_faults(seed, parameters)
