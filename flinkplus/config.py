@@ -45,22 +45,22 @@ class Options:
     to compare with. ``aligned_timeout``: seconds for which barriers of an unaligned checkpoint do not overtake, so that
     it is an aligned one if these are enough; ``None`` is 0. ``window``: messages in flight per channel. ``transport``:
     of messages between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message aimed at. ``flush_interval``:
-    seconds between two reads of a paced source. ``max_restarts``: recoveries after exceptions before the job fails. ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it
-    fails. ``memtable_entries``: keys of each keyed state held in memory. ``guarantee``: how often the effect of an
-    input row is in the committed output: ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see
-    ``flinkplus.protocol.guarantee``). ``recovery``: ``standby`` moves only what failed, to a standby; ``rollback``
-    takes the whole job back. ``replicas``: copies of each subtask's state, the
-    working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell how a
-    subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over hosts,
-    ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
-    that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``session_timeout``:
-    seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a
-    slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new messages, at most, about which the
-    Bloom filter of message IDs may be wrong, so that RocksDB must be asked; above 0 and below 1.
-    ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a directory that slots and driver
-    share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
-    ``record_machines``: a file for a record of what the coordinator's machines do (``flinkplus.runtime.recorder``).
-    ``faults``: see ``flinkplus.runtime.faults``.
+    seconds between two reads of a paced source. ``max_restarts``: recoveries after exceptions before the job fails.
+    ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it fails. ``memtable_entries``: keys
+    of each keyed state held in memory. ``guarantee``: how often the effect of an input row is in the committed output:
+    ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see ``flinkplus.protocol.guarantee``). ``recovery``:
+    ``standby`` moves only what failed, to a standby; ``rollback`` takes the whole job back. ``replicas``: copies of
+    each subtask's state, the working one included, at most one per slot. ``sharing_depth``: how many channels
+    downstream messages tell how a subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the
+    copies are, ``spread`` over hosts, ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``:
+    whether work goes back to a slot that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server
+    for the job. ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead.
+    ``cache_memory_mb``: MiB of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``:
+    share of new messages, at most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be
+    asked; above 0 and below 1. ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a
+    directory that slots and driver share, where time and rows of every output are noted
+    (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the coordinator's machines do
+    (``flinkplus.runtime.recorder``). ``faults``: see ``flinkplus.runtime.faults``.
     """
 
     parallelism: int = 2

@@ -81,7 +81,13 @@ def _add_wordcount(commands: Any) -> None:
         "--checkpoint-mode",
         choices=CHECKPOINT_MODES,
         default="aligned",
-        help="synchronous: the job stands still",
+        help="unaligned: barriers overtake what waits; synchronous: the job stands still",
+    )
+    command.add_argument(
+        "--aligned-timeout",
+        type=positive_number,
+        metavar="S",
+        help="an unaligned checkpoint is an aligned one for so long",
     )
     command.add_argument("--checkpoint-dir", metavar="DIR", help="keep checkpoints here, for flinkplus resume")
     command.add_argument("--recovery", choices=["standby", "rollback"], default="standby")
@@ -140,6 +146,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "checkpoint_interval": None if arguments.no_checkpoints else arguments.checkpoint_interval,
             "checkpoint_dir": arguments.checkpoint_dir,
             "checkpoint_mode": arguments.checkpoint_mode,
+            "aligned_timeout": arguments.aligned_timeout,
             "recovery": arguments.recovery,
             "replicas": arguments.replicas,
             "placement": arguments.placement,

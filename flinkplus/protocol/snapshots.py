@@ -33,6 +33,14 @@ class ChannelLogged:
     messages: list[tuple[Message, Any]] = field(default_factory=list)
     next: int = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """Of its messages, as they travel or are held."""
+        return sum(message.size + len(message.determinants) for message, _ in self.messages)
+
+
+Logs = Mapping[ChannelId, ChannelLogged]
+
 
 class SubtaskSnapshots(SubtaskWork):
     """The part of a subtask's steps that concerns checkpoints. ``standbys``: whether there are any."""
@@ -86,10 +94,13 @@ class SubtaskSnapshots(SubtaskWork):
                 return
         self._open_records.setdefault(end.channel, {})[checkpoint] = record
 
-    def add_logs(self, checkpoint: CheckpointId, saved: dict[str, Any]) -> None:
-        """Add to ``saved`` (what ``saved_cursors`` gave when the state was copied) what was in flight then. To be
-        called once, in ``_persist``."""
-        logs = self._logs.pop(checkpoint, {})
+    def logs_of(self, checkpoint: CheckpointId) -> Logs:
+        """What was in flight when the state was copied. To be called once, in ``_persist``."""
+        return self._logs.pop(checkpoint, {})
+
+    def add_logs(self, logs: Logs, saved: dict[str, Any]) -> None:
+        """Add to ``saved`` (what ``saved_cursors`` gave when the state was copied) what was in flight then. In any
+        thread."""
         if logs:
             saved["inputs"] |= {str(channel): log.next for channel, log in logs.items()}
             saved["in_flight"] = {

@@ -129,8 +129,7 @@ class UnalignedBarriers(BarrierAlignment):
         effects: list[BarrierEffect] = []
         for older in [number for number in self._rounds if number < checkpoint]:
             if channel in self._rounds.get(older, ()):  # one that was given up may be done with those before it
-                reason = f"{self._subtask}: barrier {checkpoint} came on {channel} before {older} did"
-                effects += [DeclineCheckpoint(older, reason), *self._give_up_round(older)]
+                effects += self._decline_round(older, channel, checkpoint)
         awaited = self._rounds.get(checkpoint, [])
         if channel in awaited:
             awaited.remove(channel)
@@ -173,7 +172,16 @@ class UnalignedBarriers(BarrierAlignment):
             ForwardBarrier(checkpoint, overtakes=True),
             *self._unblock(),
             *self._persist(),
+            *self._decline_if_passed(checkpoint),
         ]
+
+    def _decline_if_passed(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
+        """A newer barrier may have come in already where this one has not."""
+        for channel in self._rounds.get(checkpoint, ()):
+            for newer, channels in self._sighted.items():
+                if newer > checkpoint and channel in channels:
+                    return self._decline_round(checkpoint, channel, newer)
+        return []
 
     def _persist(self) -> list[BarrierEffect]:
         """Those whose barrier has come in on all inputs, up to the first that it has not."""
@@ -191,6 +199,10 @@ class UnalignedBarriers(BarrierAlignment):
         if checkpoint in self._rounds:
             return self._give_up_round(checkpoint)
         return super()._give_up(checkpoint)
+
+    def _decline_round(self, checkpoint: CheckpointId, channel: ChannelId, newer: CheckpointId) -> list[BarrierEffect]:
+        reason = f"{self._subtask}: barrier {newer} came on {channel} before {checkpoint} did"
+        return [DeclineCheckpoint(checkpoint, reason), *self._give_up_round(checkpoint)]
 
     def _give_up_round(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The copy is persisted all the same, since later snapshots build on it; it is discarded then."""

@@ -76,7 +76,7 @@ class SubtaskWork(ABC):
 
     @abstractmethod
     def _persist(self, checkpoint: CheckpointId) -> None:
-        """Begin the asynchronous part, with ``add_logs``; it ends with a call of ``persisted``."""
+        """Begin the asynchronous part, with ``logs_of`` and ``add_logs``; it ends with a call of ``persisted``."""
 
     @abstractmethod
     def _pack(self, message: Message, payload: Any) -> Any:

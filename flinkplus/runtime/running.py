@@ -90,6 +90,7 @@ def start_job(
     resume: bool,
 ) -> RunningJob:
     """Check, prepare and start a job; returns once its slots are being started."""
+    _check_loops(graph, options)
     check_cluster(spark, options.parallelism)
     find_strategy(options.placement)
     directory = JobDirectory(spark, options)
@@ -102,6 +103,7 @@ def start_job(
         old = _load_plan(storage, directory.checkpoints) if resume else None
         if old is not None:
             output_id = old.output_id
+            _check_mode(old.options, options)
             _adopt_plan(graph, old)
         else:
             for source_name, frame in frames.items():
@@ -127,6 +129,8 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
             f"the job runs at parallelism {plan.options.parallelism}; its state cannot be resumed at another"
         )
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
+    _check_mode(plan.options, given)
+    _check_loops(plan.graph, given)
     check_cluster(spark, given.parallelism)
     find_strategy(given.placement)
     directory = JobDirectory(spark, given)
@@ -137,6 +141,25 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     except BaseException:
         directory.remove()
         raise
+
+
+def _check_mode(before: Options, options: Options) -> None:
+    """Raises ``ConfigurationError`` where checkpoints that the job may go on from are none that it could take now."""
+    if before.checkpoint_mode == "unaligned" != options.checkpoint_mode:
+        raise ConfigurationError(
+            "the job's checkpoints are unaligned: the last one may hold messages that were in flight, so it cannot be "
+            f"resumed with checkpoint_mode {options.checkpoint_mode!r}; give an aligned_timeout instead"
+        )
+
+
+def _check_loops(graph: JobGraph, options: Options) -> None:
+    """Raises ``ConfigurationError`` for a job with loops and unaligned checkpoints: a record that goes round would be
+    overtaken by the barrier that it has to come before."""
+    if options.checkpoint_mode == "unaligned" and graph.cycles():
+        raise ConfigurationError(
+            "a job with loops takes no unaligned checkpoints: what is on its way round is a part of each checkpoint as "
+            "it is; use checkpoint_mode 'aligned'"
+        )
 
 
 def planned_options(checkpoint_dir: str) -> Options:

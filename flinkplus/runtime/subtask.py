@@ -29,6 +29,7 @@ from flinkplus.operators.routes import partitioner
 from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.incarnation import Incarnation, Promotion
+from flinkplus.protocol.snapshots import Logs
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
@@ -46,6 +47,8 @@ from upstream_cache.retention import Retention
 
 HANDLE_FORMAT = 1
 REPLAY_SLICE_S = 0.002
+PACKED_AT_ONCE_BYTES = 64 << 10
+"""Of messages that were in flight; more are packed beside the stream."""
 
 __all__ = ["HANDLE_FORMAT", "Promotion", "Subtask", "SubtaskPlan", "SubtaskPorts"]
 
@@ -86,17 +89,11 @@ class Pending:
 
     frozen: PendingSnapshot | None
     rest: dict[str, Any] = field(default_factory=dict)
+    copied: float = 0.0
 
 
 def _records(message: Message, payload: Any) -> pa.RecordBatch:
     return message.records if message.records is not None else decode_records(payload)
-
-
-def _add_logged(handle: dict[str, Any], logged: dict[str, Any]) -> None:
-    """What was in flight, known only now, becomes a part of the state that was copied before."""
-    saved = handle["operator_state"]
-    saved["inputs"] |= logged.pop("inputs")
-    saved |= logged
 
 
 class Subtask(SubtaskSteps):
@@ -373,29 +370,41 @@ class Subtask(SubtaskSteps):
             "alignment_ms": (begun - (self._alignment_began or begun)) * 1e3,
             "sync_ms": (time.perf_counter() - begun) * 1e3,
         }
+        self._pending[checkpoint].copied = begun
         self._alignment_began = None
         self._ports.reach("snapshot", str(self.id))
 
     def _persist(self, checkpoint: CheckpointId) -> None:
         pending = self._pending.pop(checkpoint)
-        state = self.state
-        logged: dict[str, Any] = {"inputs": {}}
-        self.add_logs(checkpoint, logged)
-        if state is None or pending.frozen is None:
-            _add_logged(pending.rest, logged)
-            self.persisted(checkpoint, pending.rest, "")
-            return
+        state, logs = self.state, self.logs_of(checkpoint)
         frozen, rest = pending.frozen, pending.rest
+        in_flight_bytes = sum(log.size_bytes for log in logs.values())
+        if logs:
+            rest |= {"in_flight_bytes": in_flight_bytes, "overtaken": self.plan.unaligned}
+        if self.plan.unaligned and logs:
+            rest["alignment_ms"] += (time.perf_counter() - pending.copied) * 1e3
+        if frozen is None and in_flight_bytes <= PACKED_AT_ONCE_BYTES:
+            self._add_logged(rest, logs)
+            self.persisted(checkpoint, rest, "")
+            return
 
         def work() -> dict[str, Any]:
+            if state is None or frozen is None:
+                self._add_logged(rest, logs)
+                return rest
             self._ports.reach("upload", str(self.id))
             handle = {**state.persist(frozen), **rest}
-            _add_logged(handle, logged)
+            self._add_logged(handle, logs)
             self._ports.reach("uploaded", str(self.id))
             self._ports.tend(state)
             return handle
 
         self._ports.persist(self.id, checkpoint, work)
+
+    def _add_logged(self, handle: dict[str, Any], logs: Logs) -> None:
+        """What was in flight, known only now, becomes a part of the state that was copied before."""
+        if logs:
+            self.add_logs(logs, handle["operator_state"])
 
     # --- the end
 

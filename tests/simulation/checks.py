@@ -19,7 +19,7 @@ from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
-from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES
+from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
 from tests.simulation.causes import Causes
@@ -182,7 +182,7 @@ class Checks:
         if held > window and subtask.plan.unaligned:  # a barrier overtook; barriers themselves do not count
             waiting = len(end.queue) - end.put_back
             held -= sum(end.queue[-1 - at][0].kind is Kind.BARRIER for at in range(waiting))
-            window += MAX_UNSENT_MESSAGES + MOST_OF_A_STEP
+            window += (MAX_UNSENT_TO_NOBODY if subtask.promoted else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
         if self._at_work.get(subtask.id) is subtask and self.exact:

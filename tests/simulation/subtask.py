@@ -358,7 +358,7 @@ class SimSubtask(SubtaskSteps):
 
     def _persist(self, checkpoint: CheckpointId) -> None:
         saved = next(saved for number, _, saved in self._frozen if number == checkpoint)
-        self.add_logs(checkpoint, saved)
+        self.add_logs(self.logs_of(checkpoint), saved)
         if self._is_source:
             self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
             self.persisted(checkpoint, self._handle(checkpoint, saved), "")
