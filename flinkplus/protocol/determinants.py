@@ -94,11 +94,8 @@ def pack(choice: Choice, value: int) -> int:
 
 
 def unpack(determinant: int) -> tuple[Choice, int]:
-    """The inverse of ``pack``. Raises ``PeerProtocolError`` for an unknown kind."""
-    try:
-        return Choice(determinant & _MASK), determinant >> _BITS
-    except ValueError:
-        raise PeerProtocolError(f"{determinant} is no determinant") from None
+    """The inverse of ``pack``."""
+    return Choice(determinant & _MASK), determinant >> _BITS
 
 
 def encode_run(first: int, determinants: Sequence[int]) -> bytes:

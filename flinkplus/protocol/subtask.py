@@ -55,6 +55,8 @@ from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.protocol.work import SeenMessages, Taken
 
 MERGED_MESSAGES = 256
+MERGED_WHERE_BARRIERS_OVERTAKE = 8
+"""A barrier waits for the end of a step."""
 PASSED_OVER_ROWS = 16_384
 """In one step, at most."""
 DIGEST_MASK = (1 << 64) - 1
@@ -114,6 +116,7 @@ class SubtaskSteps(SubtaskSnapshots):
             told.pop(self.id, None)  # in a loop it is its own ancestor, and needs nobody to tell
             self.known = KnownSteps(told, incarnation.runs_ahead) if guarantee.repeats else KnownProgress()
         self._unaligned: UnalignedBarriers | None = None
+        self._merged = MERGED_WHERE_BARRIERS_OVERTAKE if incarnation.unaligned else MERGED_MESSAGES
 
     def _reached_at(self, saved: Mapping[str, Any]) -> dict[int, int]:
         """How far ancestors were known at the version that it begins from. It matters only where barriers run ahead:
@@ -472,7 +475,7 @@ class SubtaskSteps(SubtaskSnapshots):
                 return None
             return None if self.ended or self.outputs.blocked else self._read_next()
         if not self._has_outputs:
-            many = self.inputs.take_records(MERGED_MESSAGES)
+            many = self.inputs.take_records(self._merged)
             if many:
                 return self._take_many(many)
         end = self.inputs.next()

@@ -31,6 +31,7 @@ from flinkplus.protocol.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.rounds import LoopRounds
 from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
@@ -707,6 +708,77 @@ def watermark_of_the_fastest(original: Any) -> Any:
         return original(self) if ahead is None else ahead
 
     return least
+
+
+# --- barriers that overtake
+
+
+@mutation(SubtaskSnapshots, "_note_arrival")
+def what_comes_behind_the_copy_is_not_recorded(original: Any) -> Any:
+    """An unaligned snapshot holds what was here when the state was copied, and not what came before the barrier."""
+    return lambda self, channel, message, payload: None
+
+
+@mutation(SubtaskSnapshots, "_record")
+def what_waits_is_not_recorded(original: Any) -> Any:
+    """An unaligned snapshot holds what came behind the copy of the state, and not what was here."""
+
+    def record(self: Any, checkpoint: Any, end: Any) -> None:
+        queue, end.queue = end.queue, type(end.queue)()
+        original(self, checkpoint, end)
+        end.queue = queue
+
+    return record
+
+
+@mutation(SubtaskSteps, "_begin_overtaking")
+def overtaking_is_no_determinant(original: Any) -> Any:
+    """Nobody is told where a barrier overtook."""
+
+    def begin(self: Any, machine: Any, checkpoint: Any) -> None:
+        begin_with, self._begin_with = self._begin_with, lambda choice, value: None
+        original(self, machine, checkpoint)
+        self._begin_with = begin_with
+
+    return begin
+
+
+@mutation(CheckpointCoordinator, "_overtaking_ms")
+def the_last_checkpoint_may_be_unaligned(original: Any) -> Any:
+    """What is in flight when the job ends is in its last checkpoint, and never worked on."""
+
+    def overtaking_ms(self: Any, pending: Any) -> int | None:
+        final, pending.final = pending.final, False
+        found: int | None = original(self, pending)
+        pending.final = final
+        return found
+
+    return overtaking_ms
+
+
+@mutation(UnalignedBarriers, "_on_overtook")
+def complete_with_the_first_barrier(original: Any) -> Any:
+    """An unaligned snapshot does not wait for the barriers of its other inputs."""
+
+    def overtook(self: Any, checkpoint: Any) -> Any:
+        found = original(self, checkpoint)
+        awaited = self._rounds.pop(checkpoint, ())
+        closed = [effects.CloseRecord(checkpoint, channel) for channel in awaited]
+        return [*found, *closed, *([effects.PersistSnapshot(checkpoint)] if awaited else ())]
+
+    return overtook
+
+
+@mutation(SubtaskSteps, "_saved_where_barriers_run_ahead", scenario="43")
+def ancestors_are_known_anew(original: Any) -> Any:
+    """A version does not say how far ancestors were known, though messages in flight tell of steps before it."""
+    return lambda self: {name: found for name, found in original(self).items() if name != "reached"}
+
+
+@mutation(UnalignedBarriers, "__init__")
+def barriers_of_the_version_count(original: Any) -> Any:
+    """A barrier that was in flight at a version is one like any other when its turn comes."""
+    return lambda self, subtask, inputs, version, *rest, **more: original(self, subtask, inputs, 0, *rest, **more)
 
 
 # --- rollback

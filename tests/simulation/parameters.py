@@ -236,7 +236,7 @@ def with_loop(parameters: Parameters, rng: random.Random) -> Parameters:
 
 def with_overtaking(parameters: Parameters, rng: random.Random) -> Parameters:
     """A job whose checkpoints are unaligned, one in ten of those that can have them; often of slow consumers."""
-    if rng.random() >= 0.1 or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
+    if rng.random() >= 0.13 or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
         return parameters
     work_ms = rng.choice((1, 2, 8, 20))
     return replace(

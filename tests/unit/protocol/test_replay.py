@@ -44,7 +44,12 @@ class Folding(SubtaskSteps):
     """
 
     def __init__(
-        self, generation: int, wall_ms: Iterator[int], promotion: Promotion | None = None, stands_still: bool = False
+        self,
+        generation: int,
+        wall_ms: Iterator[int],
+        promotion: Promotion | None = None,
+        stands_still: bool = False,
+        unaligned: bool = False,
     ) -> None:
         everyone = [WORK, *CONSUMERS, *(producer for _, producer in INPUTS)]
         incarnation = Incarnation(
@@ -57,6 +62,7 @@ class Folding(SubtaskSteps):
             checkpoint=START,
             promotion=promotion,
             stands_still=stands_still,
+            unaligned=unaligned,
         )
         super().__init__(incarnation, {}, False, True, True)
         self._wall = wall_ms
