@@ -183,6 +183,8 @@ class Checks:
     def appended(self, subtask: SimSubtask, message: Message) -> None:
         """``subtask`` made a message, perhaps again."""
         self.counts["appended"] += 1
+        if self._world.parameters.loops:
+            self._check_memory(subtask, message.channel)
         if not self.exact:
             return
         self.causes.made(subtask, message)
@@ -197,6 +199,16 @@ class Checks:
                 f"{subtask.id} made message {message.seq} of {message.channel} again, and it is another: {known} "
                 f"before, {content_of(message)} now",
             )
+
+    def _check_memory(self, subtask: SimSubtask, channel: ChannelId) -> None:
+        """What waits on a back edge is on disk when there is no memory for it."""
+        end, retention = subtask.outputs.channels[channel], subtask.slot.retention
+        if not end.is_back or retention is None or retention.blocked is not None:
+            return
+        log: Any = end.log
+        held = log.appended - log._kept
+        if held and retention.memory_bytes > retention.budget_bytes:
+            self._wrong("retention", f"{channel} holds {held} messages in memory, and there is no room")
 
     def on_time(self, subtask: SimSubtask, message: Message, watermark_ms: int | None) -> None:
         """``subtask`` works on a message of records; ``watermark_ms``: of its channel."""

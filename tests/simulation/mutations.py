@@ -391,7 +391,7 @@ def ranges_chosen_anew(original: Any) -> Any:
 @mutation(OutputChannels, "add_channels")
 def ids_forgotten_at_promotion(original: Any) -> Any:
     """Whoever begins from a version numbers its messages from 0 again."""
-    return lambda self, edge, producer, peers, first: original(self, edge, producer, peers, {})
+    return lambda self, edge, producer, peers, first, is_back=False: original(self, edge, producer, peers, {}, is_back)
 
 
 @mutation(SubtaskSteps, "abort")

@@ -112,9 +112,10 @@ class SimSubtask(SubtaskSteps):
         self._at = graph.vertices.index(vertex)
         saved = plan.handle.get("operator_state", {})
         seen = None
-        if slot.retention is not None and not vertex.is_source and plan.guarantee.repeats:
+        standbys = world.options.standbys
+        if standbys and not vertex.is_source and plan.guarantee.repeats:
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None, seen)
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), standbys, seen)
         self.snapshot_of: CheckpointId | None = None
         self.poisoned = False
         self.has_whims = world.parameters.whims
@@ -128,7 +129,8 @@ class SimSubtask(SubtaskSteps):
             world.parameters.window,
             slot._hand_over,
             self._make_log,
-            slot.retention if plan.guarantee.replays else None,
+            slot.retention,
+            standbys and plan.guarantee.replays,
             self._steps,
             self._ancestors,
             self._digest_of,
@@ -163,10 +165,9 @@ class SimSubtask(SubtaskSteps):
         self._dirty: dict[int, int] = {}
         self._frozen: list[tuple[CheckpointId, dict[int, int], dict[str, Any]]] = []
 
-    def _make_log(self, channel: ChannelId, first: int, received: int) -> WatchedLog:
-        log = WatchedLog(
-            channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=self.slot.retention, received=received
-        )
+    def _make_log(self, channel: ChannelId, first: int, received: int, may_spill: bool) -> WatchedLog:
+        spills_to = self.slot.retention if may_spill else None
+        log = WatchedLog(channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=spills_to, received=received)
         log.owner = self
         return log
 
