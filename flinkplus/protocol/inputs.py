@@ -89,6 +89,16 @@ class InputGate:
                 return end
         return None
 
+    def records_ahead(self, end: InputChannel) -> int:
+        """How many small messages of records are next on ``end``; a window of them at most, so that a producer that
+        sends them again may always send them all."""
+        count = 0
+        for message, _ in end.queue:
+            if count == self._window or message.kind is not Kind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
+                break
+            count += 1
+        return count
+
     def take_records(self, most: int) -> list[tuple[InputChannel, Message, Any]]:
         """Up to ``most`` small messages of records that may be taken now, of all channels in turn, in channel order.
 

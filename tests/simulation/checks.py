@@ -231,7 +231,7 @@ class Checks:
     def takes_in_loop(self, subtask: SimSubtask, end: InputChannel, message: Message) -> None:
         """``subtask`` takes a message off ``end``, which is a back edge, or takes a round of a loop."""
         if end.put_back:
-            self.counts["put_back"] += 1
+            self.counts["put_back"] += message.kind is Kind.RECORDS
         if message.kind is Kind.ROUND:
             self.counts["rounds"] += 1
         elif message.kind is Kind.RECORDS:

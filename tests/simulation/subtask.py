@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -186,6 +187,19 @@ class SimSubtask(SubtaskSteps):
 
     # --- the work
 
+    def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
+        for _, message, _ in many if self._world.checks.exact else ():
+            self._world.checks.causes.takes(self, message)
+        return super()._take_many(many)
+
+    def _take_in_loop(self, end: InputChannel, count: int) -> Iterator[None] | None:
+        if count > 1:
+            for message, _ in islice(end.queue, count):
+                self._world.checks.causes.takes(self, message)
+                if end.channel in self._back:
+                    self._world.checks.takes_in_loop(self, end, message)
+        return super()._take_in_loop(end, count)
+
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message = end.queue[0][0]
         if self._world.checks.exact:
@@ -210,8 +224,6 @@ class SimSubtask(SubtaskSteps):
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         self._world.checks.works(self)
-        for message, _ in messages if self._world.checks.exact else ():
-            self._world.checks.causes.takes(self, message)
         return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
 
     def _on_time(self, message: Message) -> tuple[Row, ...]:
