@@ -144,8 +144,10 @@ class SubtaskSnapshots(SubtaskWork):
             case effects.LogChannel(checkpoint, channel):
                 self._logs.setdefault(checkpoint, {})[channel] = log = ChannelLogged()
                 self._open_logs.setdefault(channel, {})[checkpoint] = log
+                self._on_point("logging")
             case effects.CloseLog(checkpoint, channel):
                 self._open_logs[channel].pop(checkpoint).next = self.inputs.channels[channel].cursor.consumed
                 self._open_logs = {c: found for c, found in self._open_logs.items() if found}
+                self._on_point("returned")
             case _:
                 assert_never(effect)

@@ -548,6 +548,7 @@ class SubtaskSteps(SubtaskSnapshots):
         return self._end() if following is None else self._send_round(following)
 
     def _send_round(self, found: Round) -> Iterator[None]:
+        self._on_point("round")
         for edge in self._loop_edges:
             self.outputs.append_round(edge, encoded(*found))
             yield

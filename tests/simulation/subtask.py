@@ -36,6 +36,7 @@ CLOCK_BYTES = 50
 MAX_UNSENT_BYTES = 16 << 20
 Count = tuple[int, int]
 """(key, records so far)."""
+LOOP_POINTS = ("logging", "returned", "round")
 WITHOUT_REFERENCES = 2
 """Version of marshal in which equal values are equal bytes."""
 
@@ -155,6 +156,10 @@ class SimSubtask(SubtaskSteps):
             is_back = edge in plan.cycles.back_edges
             self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}), is_back)
         self.begin_from(saved)
+        waiting = [message for end in self.inputs.channels.values() for message, _ in end.queue]
+        again = sum(len(message.records) for message in waiting if message.kind is Kind.RECORDS)
+        if again:
+            world.note("%s takes up %s rows that were in flight", self.id, again)
         world.cyclic.append(self)
         world.checks.began(self)
 
@@ -323,6 +328,8 @@ class SimSubtask(SubtaskSteps):
         return None
 
     def _on_point(self, point: str) -> None:
+        if point in LOOP_POINTS:
+            self._world.note("%s: %s", self.id, point)
         self._world.reach(point, self.slot, self.id)
 
     def _report_exhausted(self) -> None:
