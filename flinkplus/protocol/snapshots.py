@@ -22,16 +22,31 @@ from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import OutputChannels
 from flinkplus.protocol.work import SubtaskWork
 
+MAX_LOGGED_BYTES = 16 << 20
+"""Of what is in flight on one channel. When it is more the checkpoint is declined: a snapshot is held in memory."""
 NO_TIME_MS = 0
 """The machine has no deadlines: the coordinator times every checkpoint."""
 
 
 @dataclass(slots=True)
 class ChannelLogged:
-    """What was in flight on a channel at a snapshot. ``next``: the ``seq`` behind it, when it is all there."""
+    """What was in flight on a channel at a snapshot. ``next``: the ``seq`` behind it, when it is all there. Of more than
+    ``MAX_LOGGED_BYTES`` nothing is kept."""
 
     messages: list[tuple[Message, Any]] = field(default_factory=list)
+    size_bytes: int = 0
     next: int = 0
+
+    def add(self, message: Message, payload: Any) -> None:
+        self.size_bytes += message.size
+        if self.is_too_large:
+            self.messages.clear()
+        else:
+            self.messages.append((message, payload))
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.size_bytes > MAX_LOGGED_BYTES
 
 
 class SubtaskSnapshots(SubtaskWork):
@@ -50,6 +65,8 @@ class SubtaskSnapshots(SubtaskWork):
         self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
         self._logs: dict[CheckpointId, dict[ChannelId, ChannelLogged]] = {}
         self._open_logs: dict[ChannelId, dict[CheckpointId, ChannelLogged]] = {}
+        self._not_whole: dict[CheckpointId, str] = {}
+        """Snapshots whose asynchronous part is under way, and that lack what was in flight; why."""
 
     def _handle_barriers(self, machine: BarrierMachine, version: CheckpointId, saved: Mapping[str, Any]) -> None:
         """All channels are there, as they were at ``version``; ``machine`` decides from now on."""
@@ -68,12 +85,15 @@ class SubtaskSnapshots(SubtaskWork):
     def _note_in_flight(self, channel: ChannelId, message: Message, payload: Any) -> None:
         """A message was taken off ``channel``; some snapshots may hold it."""
         for log in self._open_logs.get(channel, {}).values():
-            log.messages.append((message, payload))
+            log.add(message, payload)
 
     def add_logs(self, checkpoint: CheckpointId, saved: dict[str, Any]) -> None:
         """Add to ``saved`` (what ``saved_cursors`` gave when the state was copied) what was in flight then. To be
         called once, in ``_persist``."""
         logs = self._logs.pop(checkpoint, {})
+        for channel, log in logs.items():
+            if log.is_too_large:
+                self._not_whole[checkpoint] = f"{log.size_bytes:,} bytes were in flight on {channel}"
         if logs:
             saved["inputs"] |= {str(channel): log.next for channel, log in logs.items()}
             saved["in_flight"] = {
@@ -104,7 +124,8 @@ class SubtaskSnapshots(SubtaskWork):
 
     def persisted(self, checkpoint: CheckpointId, handle: dict[str, Any] | None, reason: str) -> None:
         """The asynchronous part of a snapshot ended, with a handle or a reason why not."""
-        if handle is not None:
+        reason = self._not_whole.pop(checkpoint, reason)
+        if handle is not None and not reason:
             self._obey(events.SnapshotPersisted(checkpoint, handle))
         else:
             self._obey(events.SnapshotFailed(checkpoint, reason))
