@@ -30,8 +30,8 @@ NO_TIME_MS = 0
 
 @dataclass(slots=True)
 class ChannelLogged:
-    """What was in flight on a channel at a snapshot. ``next``: the ``seq`` behind it, when it is all there. Of more than
-    ``MAX_LOGGED_BYTES`` nothing is kept."""
+    """What was in flight on a channel at a snapshot. ``next``: the ``seq`` behind it, when it is all there. Of more
+    than ``MAX_LOGGED_BYTES`` nothing is kept."""
 
     messages: list[tuple[Message, Any]] = field(default_factory=list)
     size_bytes: int = 0
