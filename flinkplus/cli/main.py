@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.config import CHECKPOINT_MODES
 from flinkplus.errors import (
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_resume(commands)
     _add_corpus(commands)
+    add_example(commands)
     importlib.import_module(EXPERIMENTS).add_commands(commands)
     return top
 

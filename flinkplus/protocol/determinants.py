@@ -72,7 +72,8 @@ class Choice(IntEnum):
     END = 2
     """A source was told to read no more (0)."""
     INPUT = 3
-    """A message was taken from an input channel (position among the subtask's sorted channels)."""
+    """A message was taken from an input channel (position among the subtask's sorted channels; to this is added, in a
+    loop, the number of channels for each further message that was taken with it)."""
     ABORT = 4
     """A checkpoint was given up while the subtask might have been aligning it (its number)."""
     ERA = 5

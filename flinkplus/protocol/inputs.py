@@ -34,6 +34,10 @@ class InputChannel:
     ended: bool = False
     put_back: int = 0
 
+    def has_less_waiting_than(self, size_bytes: int) -> bool:
+        """Whether what is here and not taken is smaller."""
+        return sum(message.size for message, _ in self.queue) < size_bytes
+
     def fence(self, generation: Generation, peer: int | None) -> int:
         """The producer has failed, and its successor will have ``generation``, at ``peer``: nothing older is taken any
         more. Returns the next ``seq`` expected."""
@@ -95,6 +99,16 @@ class InputGate:
             if end.queue and not end.blocked:
                 return end
         return None
+
+    def records_ahead(self, end: InputChannel) -> int:
+        """How many small messages of records are next on ``end``; a window of them at most, so that a producer that
+        sends them again may always send them all."""
+        count = 0
+        for message, _ in end.queue:
+            if count == self._window or message.kind is not Kind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
+                break
+            count += 1
+        return count
 
     def take_records(self, most: int) -> list[tuple[InputChannel, Message, Any]]:
         """Up to ``most`` small messages of records that may be taken now, of all channels in turn, in channel order.

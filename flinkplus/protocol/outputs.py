@@ -31,7 +31,7 @@ from flinkplus.protocol.messages import Kind, Message
 
 MAX_UNSENT_MESSAGES = 4
 ENDLESS = 1 << 62
-"""Room of a back edge, and of all channels while a barrier overtakes, in messages and bytes."""
+"""Room of all channels while a barrier overtakes, in messages and bytes."""
 MAX_UNSENT_TO_NOBODY = 256
 """Messages for a consumer that has failed: its producer goes on for the others meanwhile."""
 
@@ -70,6 +70,8 @@ class ChannelLog(Protocol):
 
     def rewind(self, seq: int, /) -> None: ...
 
+    def lift_limits(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -82,8 +84,8 @@ class SpillVolume(Protocol):
     def relieve(self) -> bool: ...
 
 
-MakeLog: TypeAlias = Callable[[ChannelId, int, int], ChannelLog]
-"""``(channel, first seq, next seq that its consumer expects) -> log``."""
+MakeLog: TypeAlias = Callable[[ChannelId, int, int, bool], ChannelLog]
+"""``(channel, first seq, next seq that its consumer expects, whether it may grow beyond memory) -> log``."""
 
 
 @dataclass(slots=True)
@@ -208,10 +210,9 @@ class Peer:
 class OutputChannels(ABC):
     """All output channels of a subtask.
 
-    ``volume``: what the logs share, with standbys; without it what is consumed is trimmed. ``steps``: the subtask's own
-    determinants; ``ancestors``: those it passes on (``None``: of nobody). ``digest``: of a message and its payload.
-    ``payload_bytes``, ``determinant_bytes``: of
-    all messages made so far.
+    ``volume``: what the logs share that may grow beyond memory. ``retains``: what is consumed is kept until ``trim``.
+    ``steps``: the subtask's own determinants; ``ancestors``: those it passes on (``None``: of nobody). ``digest``: of a
+    message and its payload. ``payload_bytes``, ``determinant_bytes``: of all messages made so far.
     """
 
     def __init__(
@@ -221,6 +222,7 @@ class OutputChannels(ABC):
         hand_over: Callable[[Message, Any], None],
         make_log: MakeLog,
         volume: SpillVolume | None = None,
+        retains: bool = False,
         steps: StepLog | None = None,
         ancestors: AncestorLog | None = None,
         digest: Callable[[Message, Any], int] | None = None,
@@ -231,6 +233,7 @@ class OutputChannels(ABC):
         self._hand_over = hand_over
         self._make_log = make_log
         self._volume = volume
+        self._retains = retains
         self._steps = steps
         self._ancestors = ancestors
         self.payload_bytes = self.determinant_bytes = 0
@@ -258,15 +261,15 @@ class OutputChannels(ABC):
             if peer.renumbered and peer.received is not None:
                 start = peer.received
             received = start if peer.received is None else max(start, peer.received)
-            log = self._make_log(channel, start, received)
+            log = self._make_log(channel, start, received, self._retains or is_back)
             # A living consumer of a promoted producer grants credit anew; for what it has received it has had credit.
             limit = start + self._window if peer.received is None else received
             end = OutputChannel(channel, peer.slot, self._window, log, limit, peer.generation)
             end.granted = limit
-            end.retain = self._volume is not None
+            end.retain = self._retains
             if is_back:
                 end.is_back = True
-                log.max_unsent_messages = log.max_unsent_bytes = ENDLESS
+                log.lift_limits()
             end.told = self._steps.next_step if self._steps is not None else 0
             end.trim_to = start
             if peer.had is not None:

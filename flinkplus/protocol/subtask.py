@@ -3,7 +3,8 @@
 A *step* takes one message (or one source range, or one checkpoint trigger) to its end; it is a generator, so that
 it can wait half-way for room in an output log without holding up the slot. Barriers and snapshots fall between steps.
 A watermark is a message like any other: what the work does when that of all inputs rises is part of the step.
-A subtask without outputs takes several small messages in one step: nobody can tell.
+A subtask without outputs takes several small messages in one step: nobody can tell. One in a loop does so, too, of one
+channel, and notes how many: rows that go round would come apart into ever smaller messages.
 
 With standbys, a subtask with outputs logs how each step began (``determinants``), and passes on how those of its
 ancestors did that its own depend on. One that was promoted repeats the steps that somebody knows of, in the same order,
@@ -49,12 +50,14 @@ from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import Peer
 from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
 from flinkplus.protocol.rounds import LoopRounds, Round, encoded
-from flinkplus.protocol.snapshots import NO_TIME_MS, SubtaskSnapshots
+from flinkplus.protocol.snapshots import MAX_LOGGED_BYTES, NO_TIME_MS, SubtaskSnapshots
 from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.protocol.work import SeenMessages, Taken
 
 MERGED_MESSAGES = 256
+MAX_OVERTAKEN_BYTES = MAX_LOGGED_BYTES // 2
+"""On one channel; what comes behind that may be as much again. A barrier waits until no more is left."""
 MERGED_WHERE_BARRIERS_OVERTAKE = 8
 """A barrier waits for the end of a step."""
 PASSED_OVER_ROWS = 16_384
@@ -386,7 +389,9 @@ class SubtaskSteps(SubtaskSnapshots):
         machine = self._unaligned
         if machine is None or self.repeating:
             return False
-        return machine.due is not None or (bool(self._triggers) and machine.may_overtake(self._triggers[0]))
+        if machine.due is not None:
+            return all(end.has_less_waiting_than(MAX_OVERTAKEN_BYTES) for end in self._by_position)
+        return bool(self._triggers) and machine.may_overtake(self._triggers[0])
 
     def _may_go_on(self) -> bool:
         if self._unaligned is not None and self.overdue:
@@ -398,7 +403,10 @@ class SubtaskSteps(SubtaskSnapshots):
             return True
         if self._replay:
             choice, value = unpack(self._replay[0])
-            return choice is not Choice.INPUT or bool(self._by_position[value].queue)
+            if choice is not Choice.INPUT:
+                return True
+            further, position = divmod(value, len(self._by_position))
+            return len(self._by_position[position].queue) > further
         if self._put_off or self._to_pass_over:
             return True
         if self._is_source:
@@ -479,7 +487,9 @@ class SubtaskSteps(SubtaskSnapshots):
             if many:
                 return self._take_many(many)
         end = self.inputs.next()
-        return None if end is None else self._take(end)
+        if end is None:
+            return None
+        return self._take(end) if self._rounds is None else self._take_in_loop(end, self.inputs.records_ahead(end))
 
     def _repeat(self, choice: Choice, value: int) -> Iterator[None] | None:
         """A step that the one before this began in the same way."""
@@ -489,7 +499,8 @@ class SubtaskSteps(SubtaskSnapshots):
             case Choice.TRIGGER:
                 self._begin_checkpoint(CheckpointId(value))
             case Choice.INPUT:
-                return self._take(self._by_position[value])
+                further, position = divmod(value, len(self._by_position))
+                return self._take_in_loop(self._by_position[position], further + 1)
             case Choice.ABORT:
                 self._begin_with(choice, value)
                 self._obey(events.CheckpointAborted(CheckpointId(value)))
@@ -520,6 +531,23 @@ class SubtaskSteps(SubtaskSnapshots):
             counts[end.channel] = counts.get(end.channel, 0) + 1
         self._taken = [(self.inputs.channels[channel], count) for channel, count in counts.items()]
         return self._push_many([(message, payload) for _, message, payload in many])
+
+    def _take_in_loop(self, end: InputChannel, count: int) -> Iterator[None] | None:
+        """``count``: of messages of records."""
+        if count <= 1:
+            return self._take(end)
+        self._begin_with(Choice.INPUT, self._position[end.channel] + (count - 1) * len(self._by_position))
+        self._taken = [(end, count)]
+        taken = [end.queue.popleft() for _ in range(count)]
+        for message, payload in taken:
+            self._pass_on(end.producer, message)
+            if self._open_logs:
+                self._note_in_flight(end.channel, message, payload)
+        if end.ended:
+            return iter(())
+        if end.channel in self._back:
+            self._record_came_round(end.channel)
+        return self._push_many(taken)
 
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message, payload = end.queue.popleft()
@@ -582,6 +610,7 @@ class SubtaskSteps(SubtaskSnapshots):
         return self._end() if following is None else self._send_round(following)
 
     def _send_round(self, found: Round) -> Iterator[None]:
+        self._on_point("round")
         for edge in self._loop_edges:
             self.outputs.append_round(edge, encoded(*found))
             yield

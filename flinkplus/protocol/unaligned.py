@@ -25,6 +25,9 @@ Why it does not wait for the backlog. What a barrier would wait for is skipped a
   bounded, since a producer keeps few messages unsent, and makes no more before credit has caught up;
 - in its producer, room: a step that rests half-way for lack of room is done to its end (``OutputChannels.endless``).
 
+No more is overtaken than a snapshot can hold (``MAX_OVERTAKEN_BYTES`` of a channel): until less is left, a barrier
+waits as an aligned one does.
+
 What is left is a step at each subtask on the way, and the time that the messages take which are in flight.
 
 Departures beside those of ``barriers``:

@@ -183,8 +183,9 @@ class Slot(SlotOrders):
         self._lifeline = Lifeline()
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
-        if self._options.standbys:
+        if self._options.standbys or self.cycles:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
+        if self._options.standbys:
             standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
             self._failover = SlotFailover(self, standbys, time)
             if self._options.promises.repeats:

@@ -115,7 +115,7 @@ class Subtask(SubtaskSteps):
         promotion = plan.promotion
         unfiltered = vertex.is_source or bool(omitted) or not plan.guarantee.repeats
         seen = None if unfiltered else ports.seen()
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None, seen)
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), options.standbys, seen)
         if DETERMINANTS in omitted:
             self._steps = self._ancestors = None
         self._marks = promotion.marks if promotion is not None else {}
@@ -125,7 +125,8 @@ class Subtask(SubtaskSteps):
             options.batch_rows,
             ports.send,
             ports.hand_over,
-            ports.retention if plan.guarantee.replays else None,
+            ports.retention,
+            options.standbys and plan.guarantee.replays,
             self._steps,
             self._ancestors,
             self._digest_of,

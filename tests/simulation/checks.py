@@ -192,6 +192,8 @@ class Checks:
     def appended(self, subtask: SimSubtask, message: Message) -> None:
         """``subtask`` made a message, perhaps again."""
         self.counts["appended"] += 1
+        if self._world.parameters.loops:
+            self._check_memory(subtask, message.channel)
         if not self.exact:
             return
         self.causes.made(subtask, message)
@@ -206,6 +208,16 @@ class Checks:
                 f"{subtask.id} made message {message.seq} of {message.channel} again, and it is another: {known} "
                 f"before, {content_of(message)} now",
             )
+
+    def _check_memory(self, subtask: SimSubtask, channel: ChannelId) -> None:
+        """What waits on a back edge is on disk when there is no memory for it."""
+        end, retention = subtask.outputs.channels[channel], subtask.slot.retention
+        if not end.is_back or retention is None or retention.blocked is not None:
+            return
+        log: Any = end.log
+        held = log.appended - log._kept
+        if held and retention.memory_bytes > retention.budget_bytes:
+            self._wrong("retention", f"{channel} holds {held} messages in memory, and there is no room")
 
     def on_time(self, subtask: SimSubtask, message: Message, watermark_ms: int | None) -> None:
         """``subtask`` works on a message of records; ``watermark_ms``: of its channel."""
@@ -248,7 +260,7 @@ class Checks:
     def takes_in_loop(self, subtask: SimSubtask, end: InputChannel, message: Message) -> None:
         """``subtask`` takes a message off ``end``, which is a back edge, or takes a round of a loop."""
         if end.put_back:
-            self.counts["put_back"] += 1
+            self.counts["put_back"] += message.kind is Kind.RECORDS
         if message.kind is Kind.ROUND:
             self.counts["rounds"] += 1
         elif message.kind is Kind.RECORDS:

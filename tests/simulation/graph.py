@@ -15,8 +15,8 @@ from flinkplus.graph import Vertex
 from flinkplus.protocol.cycles import Cycles
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 
-MOST_LAPS = 3
-"""A record goes round a loop 0, 1 or 2 times, by its number."""
+MOST_LAPS = 4
+"""A record goes round a loop fewer times than this, by its number."""
 RecordId = tuple[int, int, int]
 """Source vertex, source subtask, number."""
 Passage = tuple[int, int, int]

@@ -37,6 +37,7 @@ from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
+from upstream_cache.log import OutputLog
 
 BUDGET = 2_000
 """Seeds within which each must be found out."""
@@ -392,7 +393,7 @@ def ranges_chosen_anew(original: Any) -> Any:
 @mutation(OutputChannels, "add_channels")
 def ids_forgotten_at_promotion(original: Any) -> Any:
     """Whoever begins from a version numbers its messages from 0 again."""
-    return lambda self, edge, producer, peers, first: original(self, edge, producer, peers, {})
+    return lambda self, edge, producer, peers, first, is_back=False: original(self, edge, producer, peers, {}, is_back)
 
 
 @mutation(SubtaskSteps, "abort")
@@ -682,6 +683,43 @@ def nobody_is_an_ancestor_of_its_like(original: Any) -> Any:
         return found
 
     return ancestors_of
+
+
+@mutation(OutputLog, "lift_limits")
+def back_edges_stay_in_memory(original: Any) -> Any:
+    """What waits on a back edge does not go to disk."""
+
+    def lift_limits(self: Any) -> None:
+        original(self)
+        self._limited = True
+
+    return lift_limits
+
+
+@mutation(CyclicAlignment, "_give_up_round")
+def given_up_rounds_are_waited_for(original: Any) -> Any:
+    """A checkpoint that is given up while its barrier goes round holds up those behind it."""
+    return lambda self, checkpoint: []
+
+
+@mutation(KnownSteps, "__init__")
+def lower_bounds_are_taken_for_the_truth(original: Any) -> Any:
+    """What a barrier says of the steps of others is exact in loops as well."""
+    return lambda self, told=None, cyclic=False: original(self, told)
+
+
+@mutation(SubtaskSteps, "_take_in_loop")
+def how_many_were_taken_is_not_noted(original: Any) -> Any:
+    """A determinant says of the messages that were taken in one step that it was one."""
+
+    def take_in_loop(self: Any, end: Any, count: int) -> Any:
+        positions, self._by_position = self._by_position, ()
+        try:
+            return original(self, end, count)
+        finally:
+            self._by_position = positions
+
+    return take_in_loop
 
 
 @mutation(SubtaskSteps, "_reached_at")

@@ -10,6 +10,9 @@ import random
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from flinkplus.errors import InvariantViolation
+from flinkplus.protocol.cycles import Cycles
+
 SLOT_FAULTS = (
     "crash",
     "crash_at_point",
@@ -51,6 +54,8 @@ WEIGHTS = {
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
 SLOW_MS = 150
+LOOPS = 0.15
+"""Share of the jobs that have loops, of those that can have some."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +152,8 @@ def child(seed: int, name: str) -> Rng:
     return Rng(f"{seed}/{name}")
 
 
-def draw(seed: int) -> Parameters:
-    """The parameters of a seed."""
+def draw(seed: int, looped: bool = False) -> Parameters:
+    """The parameters of a seed. ``looped``: there is a loop wherever there can be one."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (1, 11, 8, 2))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (2, 16, 10, 2, 1, 1))[0]
@@ -192,10 +197,13 @@ def draw(seed: int) -> Parameters:
         parameters = replace(parameters, max_concurrent=1, interval_ms=100, records=min(records, 12))
     if parameters.guarantee == "at-most-once":
         parameters = replace(parameters, watermarks=False)  # such a job, if it holds rows back, recovers by rollback
+    if looped:
+        parameters = replace(parameters, guarantee="exactly-once", synchronous=False)
     may_loop = parameters.guarantee == "exactly-once" and not parameters.synchronous
-    if child(seed, "loops").random() < 0.15 and may_loop:
-        parameters = with_loop(parameters, child(seed, "loop"))
-    parameters = with_overtaking(parameters, child(seed, "unaligned"))
+    if may_loop and child(seed, "loops").random() < (1 if looped else LOOPS):
+        parameters = with_loops(parameters, child(seed, "loop"))
+    if not looped:
+        parameters = with_overtaking(parameters, child(seed, "unaligned"))
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
@@ -219,19 +227,45 @@ def draw_edges(rng: random.Random, stages: int) -> tuple[tuple[int, int], ...]:
     return tuple(edges)
 
 
-def with_loop(parameters: Parameters, rng: random.Random) -> Parameters:
-    """A job of at least three stages with an edge that leads back, if there is a place for one."""
+def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
+    """A job of at least three stages with an edge that leads back, or two, if there is a place for one."""
     stages = max(3, parameters.stages)
     edges = parameters.edges if stages == parameters.stages else draw_edges(rng, stages)
-    parameters = replace(parameters, stages=stages, edges=edges, parallelism=min(parameters.parallelism, 4))
+    parallelism = min(parameters.parallelism, 4)
     reached = {at: {at} for at in range(stages)}
     for start, end in sorted(edges, reverse=True):
         reached[start] |= reached[end]
-    inner = [at for at in range(stages) if {at} <= {end for _, end in edges} and {at} <= {start for start, _ in edges}]
+    inner = [at for at in range(stages) if at in {end for _, end in edges} and at in {start for start, _ in edges}]
     places = [(tail, head) for head in inner for tail in inner if tail in reached[head]]
-    if not places:
+    loops: tuple[tuple[int, int], ...] = ()
+    for _ in range(1 if rng.random() < 0.7 else 2):
+        free = [place for place in places if _fits((*edges, *loops, place), (*loops, place), stages)]
+        if free:
+            loops = (*loops, rng.choice(free))
+    if not loops:
         return parameters
-    return replace(parameters, loops=(rng.choice(places),), watermarks=False)
+    depth = None if rng.random() < 0.8 else parameters.sharing_depth  # with any other, all failures end in a rollback
+    return replace(
+        parameters,
+        stages=stages,
+        edges=edges,
+        parallelism=parallelism,
+        loops=loops,
+        watermarks=False,
+        sharing_depth=depth,
+    )
+
+
+def _fits(edges: tuple[tuple[int, int], ...], loops: tuple[tuple[int, int], ...], stages: int) -> bool:
+    """Whether these edges, ``loops`` among them, make a graph that can be run."""
+    if len(set(edges)) < len(edges):
+        return False
+    named = [(number, str(start), str(end)) for number, (start, end) in enumerate(edges)]
+    try:
+        Cycles(named, [*(str(head) for _, head in reversed(loops)), *map(str, range(stages))])
+    except InvariantViolation:
+        return False
+    return True
 
 
 def with_overtaking(parameters: Parameters, rng: random.Random) -> Parameters:

@@ -63,7 +63,7 @@ class SimSlot(SlotOrders):
         self.ids = MemoryStore()
         self._filters = 0
         self.standbys = SimStandbys(self)
-        if world.options.standbys:
+        if world.options.standbys or world.graph.loops:
             self.retention = Retention(
                 Path("spill"),
                 MarshalCodec(),
@@ -72,6 +72,7 @@ class SimSlot(SlotOrders):
                 world.clock.monotonic,
                 self.volume,
             )
+        if world.options.standbys:
             self._failover = SlotFailover(self, self.standbys, world.clock)  # type: ignore[arg-type]
         world.cyclic += [self, self.active, self.standbys.agent]
         self.report(control.Register(index, 0, process, world.host_of(index), str(process)))

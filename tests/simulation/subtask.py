@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -35,6 +36,7 @@ CLOCK_BYTES = 50
 MAX_UNSENT_BYTES = 16 << 20
 Count = tuple[int, int]
 """(key, records so far)."""
+LOOP_POINTS = ("logging", "returned", "round")
 WITHOUT_REFERENCES = 2
 """Version of marshal in which equal values are equal bytes."""
 
@@ -112,9 +114,10 @@ class SimSubtask(SubtaskSteps):
         self._at = graph.vertices.index(vertex)
         saved = plan.handle.get("operator_state", {})
         seen = None
-        if slot.retention is not None and not vertex.is_source and plan.guarantee.repeats:
+        standbys = world.options.standbys
+        if standbys and not vertex.is_source and plan.guarantee.repeats:
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None, seen)
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), standbys, seen)
         self.snapshot_of: CheckpointId | None = None
         self.poisoned = False
         self.has_whims = world.parameters.whims
@@ -128,7 +131,8 @@ class SimSubtask(SubtaskSteps):
             world.parameters.window,
             slot._hand_over,
             self._make_log,
-            slot.retention if plan.guarantee.replays else None,
+            slot.retention,
+            standbys and plan.guarantee.replays,
             self._steps,
             self._ancestors,
             self._digest_of,
@@ -152,6 +156,10 @@ class SimSubtask(SubtaskSteps):
             is_back = edge in plan.cycles.back_edges
             self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}), is_back)
         self.begin_from(saved)
+        waiting = [message for end in self.inputs.channels.values() for message, _ in end.queue]
+        again = sum(len(message.records) for message in waiting if message.kind is Kind.RECORDS)
+        if again:
+            world.note("%s takes up %s rows that were in flight", self.id, again)
         world.cyclic.append(self)
         world.checks.began(self)
 
@@ -163,10 +171,9 @@ class SimSubtask(SubtaskSteps):
         self._dirty: dict[int, int] = {}
         self._frozen: list[tuple[CheckpointId, dict[int, int], dict[str, Any]]] = []
 
-    def _make_log(self, channel: ChannelId, first: int, received: int) -> WatchedLog:
-        log = WatchedLog(
-            channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=self.slot.retention, received=received
-        )
+    def _make_log(self, channel: ChannelId, first: int, received: int, may_spill: bool) -> WatchedLog:
+        spills_to = self.slot.retention if may_spill else None
+        log = WatchedLog(channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=spills_to, received=received)
         log.owner = self
         return log
 
@@ -189,6 +196,19 @@ class SimSubtask(SubtaskSteps):
         if self._unaligned is not None:
             self._world.checks.begins_step(self)
         return super()._begin()
+
+    def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
+        for _, message, _ in many if self._world.checks.exact else ():
+            self._world.checks.causes.takes(self, message)
+        return super()._take_many(many)
+
+    def _take_in_loop(self, end: InputChannel, count: int) -> Iterator[None] | None:
+        if count > 1:
+            for message, _ in islice(end.queue, count):
+                self._world.checks.causes.takes(self, message)
+                if end.channel in self._back:
+                    self._world.checks.takes_in_loop(self, end, message)
+        return super()._take_in_loop(end, count)
 
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message = end.queue[0][0]
@@ -216,8 +236,6 @@ class SimSubtask(SubtaskSteps):
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         self._world.checks.works(self)
-        for message, _ in messages if self._world.checks.exact else ():
-            self._world.checks.causes.takes(self, message)
         return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
 
     def _on_time(self, message: Message) -> tuple[Row, ...]:
@@ -317,6 +335,8 @@ class SimSubtask(SubtaskSteps):
         return None
 
     def _on_point(self, point: str) -> None:
+        if point in LOOP_POINTS:
+            self._world.note("%s: %s", self.id, point)
         self._world.reach(point, self.slot, self.id)
 
     def _report_exhausted(self) -> None:

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from flinkplus.protocol import snapshots
 from tests.simulation.exhaustive import Search
 from tests.simulation.mutation_check import found_by_scenario
 from tests.simulation.mutations import MUTATIONS, mutated
@@ -116,6 +118,16 @@ def test_a_fault_that_the_product_had_is_found_out_by_its_scenario() -> None:
 @pytest.mark.parametrize("name", [name for name, fault in MUTATIONS.items() if fault.scenario])
 def test_a_fault_that_seeds_seldom_see_is_found_out_by_its_scenario(name: str) -> None:
     assert found_by_scenario(name)
+
+
+def test_a_snapshot_with_too_much_in_flight_is_declined_and_the_job_goes_on() -> None:
+    loop = Parameters(stages=3, edges=((0, 1), (1, 2)), loops=((1, 1),), records=60, interval_ms=15, rows=4)
+    trace: list[str] = []
+    with mock.patch.object(snapshots, "MAX_LOGGED_BYTES", 150):
+        world, failure = run_one(loop, trace)
+    assert failure is None and world is not None and world.ended == "finished"
+    assert any("bytes were in flight on 2:" in line and "SnapshotRefused" in line for line in trace)
+    assert world.counts["failovers"] == world.counts["fallbacks"] == 0
 
 
 def test_shrinking_leaves_what_matters() -> None:

@@ -12,6 +12,7 @@ from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import Entry
 from flinkplus.protocol.snapshots import Logs
+from flinkplus.protocol.subtask import MAX_OVERTAKEN_BYTES
 from tests.unit.protocol.test_replay import INPUTS, Folding, message
 from upstream_cache.log import OutputLog
 
@@ -31,7 +32,7 @@ class Overtaken(Folding):
         super().__init__(2 if promotion else 1, iter(count()), promotion, unaligned=True)
 
     @staticmethod
-    def _log(channel: ChannelId, first: int, received: int) -> OutputLog[Entry]:
+    def _log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
         return OutputLog(channel, ROOM, 1 << 20, first, received=received)
 
     def _take_snapshot(self, checkpoint: CheckpointId) -> None:
@@ -227,3 +228,18 @@ def test_what_was_in_flight_is_put_back_and_its_barrier_means_nothing() -> None:
     assert subtask.in_flight(2)[CHANNELS[0]] == [3, 4, 5], "what is put back is in flight still"
     subtask.work_off()
     assert end.cursor.consumed == 6 and list(subtask.copied) == [2]
+
+
+def test_a_barrier_overtakes_no_more_than_a_snapshot_can_hold() -> None:
+    """It waits until little enough is left; what is still to come has to fit in, too."""
+    subtask = Overtaken()
+    subtask.overtake(ONE)
+    for seq in range(3):
+        subtask.receive(message(CHANNELS[0], seq, 0)._replace(size=MAX_OVERTAKEN_BYTES // 2 + 1), None)
+    subtask.receive(barrier(CHANNELS[0], 3), None)
+    for _ in range(2):
+        assert (subtask.overdue,) == (False,)
+        subtask.run()
+    assert (subtask.overdue,) == (True,)
+    subtask.run()
+    assert subtask.copied == {1: {**dict.fromkeys(map(str, CHANNELS), 0), str(CHANNELS[0]): 2}}

@@ -71,14 +71,14 @@ class Folding(SubtaskSteps):
         self.inputs = InputGate(1000, lambda end, consumed: None)
         self.add_inputs({}, INPUTS)
         self.outputs = Wires(
-            Generation(generation), 1000, lambda m, p: None, self._log, None, self._steps, None, self._digest_of
+            Generation(generation), 1000, lambda m, p: None, self._log, steps=self._steps, digest=self._digest_of
         )
         self.outputs.add_channels(1, 0, self.peers(1, CONSUMERS), {})
         self.begin_from({})
         self.start()
 
     @staticmethod
-    def _log(channel: ChannelId, first: int, received: int) -> OutputLog[Entry]:
+    def _log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
         return OutputLog(channel, 1000, 1 << 20, first, received=received)
 
     def made(self, consumer: int) -> list[Message]:
