@@ -50,6 +50,10 @@ QUICK = (
     "staged_before_all_is_held",
     "all_held_with_the_first_file",
     "inputs_not_fenced",
+    "what_comes_behind_the_copy_is_not_recorded",
+    "what_waits_is_not_recorded",
+    "the_last_checkpoint_may_be_unaligned",
+    "complete_with_the_first_barrier",
 )
 """What is found out within the small budget."""
 
