@@ -149,7 +149,7 @@ class OutputChannel:
         self._limit_unsent(MAX_UNSENT_TO_NOBODY)
 
     def _limit_unsent(self, messages: int) -> None:
-        if not self.is_back:
+        if not self.is_back and self.log.max_unsent_messages != ENDLESS:
             self.log.max_unsent_messages = messages
         self.limit = self.granted = 0
 
@@ -306,15 +306,17 @@ class OutputChannels(ABC):
     @contextmanager
     def endless(self) -> Iterator[None]:
         """Whatever is appended meanwhile, there is room for it: a step shall end, and a barrier overtake."""
-        before = [(end.log, end.log.max_unsent_messages, end.log.max_unsent_bytes) for end in self.channels.values()]
+        ends = tuple(self.channels.values())
+        before = [(end.log.max_unsent_messages, end.log.max_unsent_bytes, end.resuming) for end in ends]
         self._overdrawn = []
-        for log, _, _ in before:
-            log.max_unsent_messages = log.max_unsent_bytes = ENDLESS
+        for end in ends:
+            end.log.max_unsent_messages = end.log.max_unsent_bytes = ENDLESS
         try:
             yield
         finally:
-            for log, messages, size_bytes in before:
-                log.max_unsent_messages, log.max_unsent_bytes = messages, size_bytes
+            for end, (messages, size_bytes, resuming) in zip(ends, before, strict=True):
+                end.log.max_unsent_messages = messages if end.resuming == resuming else MAX_UNSENT_MESSAGES
+                end.log.max_unsent_bytes = size_bytes
             self._is_overdrawn()
 
     def overdraw(self) -> None:

@@ -10,7 +10,7 @@ from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.messages import Kind, Message
-from flinkplus.protocol.outputs import Entry
+from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry
 from flinkplus.protocol.snapshots import Logs
 from flinkplus.protocol.subtask import MAX_OVERTAKEN_BYTES
 from tests.unit.protocol.test_replay import INPUTS, Folding, message
@@ -243,3 +243,17 @@ def test_a_barrier_overtakes_no_more_than_a_snapshot_can_hold() -> None:
     assert (subtask.overdue,) == (True,)
     subtask.run()
     assert subtask.copied == {1: {**dict.fromkeys(map(str, CHANNELS), 0), str(CHANNELS[0]): 2}}
+
+
+def test_a_channel_that_is_opened_meanwhile_has_room_as_well_and_the_usual_limits_afterwards() -> None:
+    subtask = Overtaken()
+    first, second, _ = subtask.outputs.channels.values()
+    first.fence(Generation(1))
+    second.fence(Generation(1))
+    with subtask.outputs.endless():
+        for number in range(2 * MAX_UNSENT_MESSAGES):
+            if number == MAX_UNSENT_MESSAGES:
+                first.credit(1, 0, None)
+            subtask.outputs.append_records(first, number, None, 10)
+    limits = [end.log.max_unsent_messages for end in subtask.outputs.channels.values()]
+    assert limits == [MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, ROOM]
