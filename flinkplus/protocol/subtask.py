@@ -498,7 +498,7 @@ class SubtaskSteps(SubtaskSnapshots):
             return iter(())  # sent again, under other numbers: it was all here before
         match message.kind:
             case Kind.RECORDS:
-                if end.channel in self._back:
+                if self._rounds is not None and end.channel in self._back:
                     self._record_came_round(end.channel)
                 return self._push(message, payload)
             case Kind.BARRIER:
