@@ -32,7 +32,7 @@ QUICK = (
     "acknowledgements_of_the_dead_count",
     "stale_generation_accepted",
     "gap_accepted",
-    "last_duplicate_accepted",
+    "digests_not_told",
     "trimmed_one_too_early",
     "trimmed_when_consumed",
     "determinants_dropped",
@@ -50,6 +50,8 @@ QUICK = (
     "staged_before_all_is_held",
     "all_held_with_the_first_file",
     "inputs_not_fenced",
+    "newest_version_promoted",
+    "any_version_makes_do_for_a_base",
 )
 """What is found out within the small budget."""
 
