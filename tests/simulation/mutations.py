@@ -672,7 +672,7 @@ def back_edges_have_little_room(original: Any) -> Any:
     return add_channels
 
 
-@mutation(Lineage, "_ancestors_of")
+@mutation(Lineage, "_ancestors_of", scenario="40")
 def nobody_is_an_ancestor_of_its_like(original: Any) -> Any:
     """In a loop, determinants of the other subtasks of a vertex, and those behind it, are not passed on by it."""
 

@@ -63,6 +63,8 @@ def test_seeds_are_clean() -> None:
     assert all(happened[kind] for kind in FAULTS), f"these never struck: {[k for k in FAULTS if not happened[k]]}"
     for what in ("failovers", "handovers", "fallbacks", "promotions", "driver_crashes", "trimmed", "stable", "rows"):
         assert happened[what], f"the seeds saw no {what}"
+    for what in ("came_round", "rounds", "in_flight", "put_back"):
+        assert happened[what], f"the seeds saw no {what} in loops"
 
 
 DIGESTS = """
