@@ -52,6 +52,13 @@ QUICK = (
     "inputs_not_fenced",
     "newest_version_promoted",
     "any_version_makes_do_for_a_base",
+    "one_barrier_round_is_enough",
+    "logged_and_sent_again",
+    "a_loop_ends_after_one_round",
+    "records_that_come_round_are_not_told",
+    "loops_are_not_waited_for",
+    "back_edges_stay_in_memory",
+    "how_many_were_taken_is_not_noted",
 )
 """What is found out within the small budget."""
 
