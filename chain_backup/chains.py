@@ -63,8 +63,11 @@ class Chain:
     @property
     def stable(self) -> int:
         """The newest version that the head and all standbys that count have; -1: none."""
-        counted = [slot for slot in self.members[1:] if slot not in self.catching_up]
-        return min([max(self.persisted), *(self.newest_staged(slot) for slot in counted)])
+        newest = max(self.persisted)
+        for slot in self.members[1:]:
+            if slot not in self.catching_up:
+                newest = min(newest, self.newest_staged(slot))
+        return newest
 
     def newest_staged(self, slot: int) -> int:
         """-1: none."""

@@ -183,6 +183,10 @@ class FailoverProtocol:
         """The newest version that all members of a chain (that count) have; -1: none yet."""
         return {chain.subtask: chain.stable for chain in self._table}
 
+    def all_have(self, version: int) -> bool:
+        """Whether ``version`` or a newer one is stable in every chain."""
+        return self._running and all(chain.stable >= version for chain in self._table)
+
     @property
     def newest_generation(self) -> Generation:
         """No number up to this one may be used again."""

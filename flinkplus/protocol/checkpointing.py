@@ -13,9 +13,9 @@ Rules:
   past it: no other manifest, and (``DrainRequested``) no rollback. An interruption aborts what is collecting or ready;
   what is being stored may still become complete. When it is never answered, all is given up (``CommitAbandoned``).
 - A checkpoint that becomes complete supersedes the older pending ones.
-- When every source of the running generation is exhausted, and with them every loop (its head says so), a last
-  checkpoint (``final``) is triggered at once, beside
-  any pending one, and after failures again, a bounded number of times. No other kind is triggered after it.
+- When every source of the running generation is exhausted, and every loop too (its head says so), a last checkpoint
+  (``final``) is triggered at once, beside any pending one, and after failures again, a bounded number of times. No
+  other kind is triggered after it.
 - Where checkpoints may be unaligned, all but the last one are, from ``aligned_timeout_ms`` behind the trigger on.
 - A subtask that local failover replaced goes on from an older version: what it had said of newer pending checkpoints
   is void, unless they are ready or being stored, and if it is a source it is told again to begin them. But for a

@@ -46,11 +46,11 @@ from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId, invariant
 from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel
+from flinkplus.protocol.loops import SubtaskLoop
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import Peer
 from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
-from flinkplus.protocol.rounds import LoopRounds, Round, encoded
-from flinkplus.protocol.snapshots import MAX_LOGGED_BYTES, NO_TIME_MS, SubtaskSnapshots
+from flinkplus.protocol.snapshots import MAX_LOGGED_BYTES, NO_TIME_MS
 from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.protocol.work import SeenMessages, Taken
@@ -65,7 +65,7 @@ PASSED_OVER_ROWS = 16_384
 DIGEST_MASK = (1 << 64) - 1
 
 
-class SubtaskSteps(SubtaskSnapshots):
+class SubtaskSteps(SubtaskLoop):
     """The protocol of one active subtask of one generation; a driver derives from it.
 
     ``saved``: what ``saved_cursors`` gave at the version that it begins from (empty: the start). ``standbys``: whether
@@ -166,16 +166,7 @@ class SubtaskSteps(SubtaskSnapshots):
         self._handle_barriers(machine, self._incarnation.checkpoint, saved)
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
-        self._back = frozenset(back)
-        self._rounds: LoopRounds | None = None
-        if cycles.head_of(self.id.vertex) is not None:
-            self._rounds = LoopRounds(back or channels, bool(back), ended, saved.get("rounds"))
-            self._loop_edges = sorted({c.edge for c in self.outputs.channels if c.edge in cycles.inner_edges})
-
-    @property
-    def _tells_of_its_end(self) -> bool:
-        """Whether the job goes on for as long as this subtask does not say that it has ended."""
-        return self._is_source or bool(self._back)
+        self._begin_loop(back, channels, ended, saved)
 
     def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the
@@ -187,16 +178,14 @@ class SubtaskSteps(SubtaskSnapshots):
             "clock_ms": self._clock.ms,
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
             "watermarks": self._watermarks.saved(),
-            **self._saved_where_barriers_run_ahead(),
+            **self._saved_of_ancestors(),
+            **self._saved_of_loop(),
         }
 
-    def _saved_where_barriers_run_ahead(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self._incarnation.runs_ahead and isinstance(self._ancestors, AncestorLog):
-            found["reached"] = {str(number): step for number, step in self._ancestors.reached.items()}
-        if self._rounds is not None:
-            found["rounds"] = self._rounds.saved()
-        return found
+    def _saved_of_ancestors(self) -> dict[str, Any]:
+        if not self._incarnation.runs_ahead or not isinstance(self._ancestors, AncestorLog):
+            return {}
+        return {"reached": {str(number): step for number, step in self._ancestors.reached.items()}}
 
     # --- orders
 
@@ -207,7 +196,7 @@ class SubtaskSteps(SubtaskSnapshots):
         self._on_point("start")
         if self.ended:
             self._on_end()
-        if self.ended and self._tells_of_its_end:
+        if self.ended and (self._is_source or self._is_head):
             self._report_exhausted()
 
     def trigger(self, checkpoint: CheckpointId) -> None:
@@ -560,7 +549,7 @@ class SubtaskSteps(SubtaskSnapshots):
             return iter(())  # sent again, under other numbers: it was all here before
         match message.kind:
             case Kind.RECORDS:
-                if end.channel in self._back:
+                if self._rounds is not None and end.channel in self._back:
                     self._record_came_round(end.channel)
                 return self._push(message, payload)
             case Kind.BARRIER:
@@ -585,35 +574,7 @@ class SubtaskSteps(SubtaskSnapshots):
         if all(e.ended for e in self.inputs.channels.values()):
             return self._end()
         advanced = self._advanced(self._watermarks.end(end.channel))
-        if self._rounds is None:
-            return advanced
-        if not self._back:
-            return chain(advanced, self._hand_on(self._rounds.end(end.channel)))
-        from_outside = [e for e in self._by_position if e.channel not in self._back]
-        if not self._rounds.started and all(e.ended for e in from_outside):
-            return chain(advanced, self._send_round(self._rounds.start()))
-        return advanced
-
-    # --- loops
-
-    def _record_came_round(self, channel: ChannelId) -> None:
-        assert self._rounds is not None
-        invariant(not self.ended, "a record came round a loop that had ended", subtask=self.id, channel=channel)
-        self._rounds.record_came_round()
-
-    def _hand_on(self, came: Round | None) -> Iterator[None]:
-        """A round of the loop is on all inputs, if it is."""
-        assert self._rounds is not None
-        if came is None or self.ended:
-            return iter(())
-        following = self._rounds.after(came)
-        return self._end() if following is None else self._send_round(following)
-
-    def _send_round(self, found: Round) -> Iterator[None]:
-        self._on_point("round")
-        for edge in self._loop_edges:
-            self.outputs.append_round(edge, encoded(*found))
-            yield
+        return advanced if self._rounds is None else chain(advanced, self._one_ended(end.channel))
 
     def _advanced(self, watermark_ms: int | None) -> Iterator[None]:
         return iter(()) if watermark_ms is None else self._advance(watermark_ms)
@@ -661,7 +622,7 @@ class SubtaskSteps(SubtaskSnapshots):
         self._on_point("end")
         self.ended = True
         self._on_end()
-        if self._tells_of_its_end:
+        if self._is_source or self._is_head:
             self._report_exhausted()
 
     # --- a failure of others

@@ -210,7 +210,7 @@ class Failovers:
         self._note_replicated(checkpoint)
 
     def _note_replicated(self, version: CheckpointId) -> None:
-        if self.replicated is not None and min(self._protocol.stable.values(), default=-1) >= version:
+        if self.replicated is not None and self._protocol.all_have(version):
             self.replicated(version)
 
     def completed(self, checkpoint: CheckpointId) -> None:

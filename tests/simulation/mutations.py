@@ -673,7 +673,7 @@ def back_edges_have_little_room(original: Any) -> Any:
     return add_channels
 
 
-@mutation(Lineage, "_ancestors_of")
+@mutation(Lineage, "_ancestors_of", scenario="40")
 def nobody_is_an_ancestor_of_its_like(original: Any) -> Any:
     """In a loop, determinants of the other subtasks of a vertex, and those behind it, are not passed on by it."""
 
@@ -807,7 +807,7 @@ def complete_with_the_first_barrier(original: Any) -> Any:
     return overtook
 
 
-@mutation(SubtaskSteps, "_saved_where_barriers_run_ahead", scenario="43")
+@mutation(SubtaskSteps, "_saved_of_ancestors", scenario="43")
 def ancestors_are_known_anew(original: Any) -> Any:
     """A version does not say how far ancestors were known, though messages in flight tell of steps before it."""
     return lambda self: {name: found for name, found in original(self).items() if name != "reached"}

@@ -156,11 +156,11 @@ def draw(seed: int, looped: bool = False) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (1, 11, 8, 2))[0]
-    parallelism = rng.choices((1, 2, 3, 4, 5, 8), (2, 16, 10, 2, 1, 1))[0]
+    parallelism = rng.choices((1, 2, 3, 4, 5, 8), (4, 32, 20, 3, 1, 1))[0]
     if stages * parallelism > 16:
         parallelism = 4
     recovery = "standby" if rng.random() < 0.8 else "rollback"
-    records = rng.choices((0, 4, 12, 25, 60), (2, 12, 16, 4, 1))[0]
+    records = rng.choices((0, 4, 9, 18, 45), (2, 15, 14, 3, 1))[0]
     parameters = Parameters(
         seed=seed,
         stages=stages,
@@ -177,9 +177,9 @@ def draw(seed: int, looped: bool = False) -> Parameters:
         hosts=rng.choice((1, 1, 2)),
         window=rng.choice((2, 2, 4, 16)),
         budget_bytes=rng.choice((0, 2_000, 1 << 20, 1 << 20)),
-        interval_ms=rng.choice((15, 40, 40, 100)),
+        interval_ms=rng.choice((20, 40, 40, 100)),
         max_concurrent=rng.choice((1, 1, 1, 2)),
-        rows=rng.choice((1, 2, 4)),
+        rows=rng.choice((1, 2, 2, 4)),
         pending_versions=rng.random() < 0.5,
         watermarks=child(seed, "watermarks").random() < 0.2,
         synchronous=child(seed, "synchronous").random() < 0.05,
@@ -208,7 +208,7 @@ def draw(seed: int, looped: bool = False) -> Parameters:
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
     if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
-        parameters = replace(parameters, records=max(records, 40), rows=1, read_bytes=20, read_ms=6)
+        parameters = replace(parameters, records=max(records, 20), rows=1, read_bytes=20, read_ms=6)
     return replace(parameters, faults=faults)
 
 

@@ -32,7 +32,7 @@ QUICK = (
     "acknowledgements_of_the_dead_count",
     "stale_generation_accepted",
     "gap_accepted",
-    "last_duplicate_accepted",
+    "digests_not_told",
     "trimmed_one_too_early",
     "trimmed_when_consumed",
     "determinants_dropped",
@@ -54,6 +54,15 @@ QUICK = (
     "what_waits_is_not_recorded",
     "the_last_checkpoint_may_be_unaligned",
     "complete_with_the_first_barrier",
+    "newest_version_promoted",
+    "any_version_makes_do_for_a_base",
+    "one_barrier_round_is_enough",
+    "logged_and_sent_again",
+    "a_loop_ends_after_one_round",
+    "records_that_come_round_are_not_told",
+    "loops_are_not_waited_for",
+    "back_edges_stay_in_memory",
+    "how_many_were_taken_is_not_noted",
 )
 """What is found out within the small budget."""
 
@@ -65,6 +74,8 @@ def test_seeds_are_clean() -> None:
     assert all(happened[kind] for kind in FAULTS), f"these never struck: {[k for k in FAULTS if not happened[k]]}"
     for what in ("failovers", "handovers", "fallbacks", "promotions", "driver_crashes", "trimmed", "stable", "rows"):
         assert happened[what], f"the seeds saw no {what}"
+    for what in ("came_round", "rounds", "in_flight", "put_back"):
+        assert happened[what], f"the seeds saw no {what} in loops"
 
 
 DIGESTS = """
