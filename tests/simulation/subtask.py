@@ -18,6 +18,7 @@ from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
 from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
 from tests.simulation.graph import Row
@@ -196,6 +197,11 @@ class SimSubtask(SubtaskSteps):
         if self._unaligned is not None:
             self._world.checks.begins_step(self)
         return super()._begin()
+
+    def _begin_overtaking(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> None:
+        waiting = sum(len(end.queue) for end in self.inputs.channels.values())
+        self._world.note("%s: the barrier of checkpoint %s overtakes %s messages", self.id, checkpoint, waiting)
+        super()._begin_overtaking(machine, checkpoint)
 
     def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
         for _, message, _ in many if self._world.checks.exact else ():
