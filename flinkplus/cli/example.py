@@ -84,7 +84,7 @@ def story(figures: dict[str, Any]) -> list[str]:
     ]
     if figures["killed"]:
         lines.append(
-            f"slots killed: {figures['killed']}; failovers by standbys: {figures['failovers']}; fallbacks to a rollback: "
-            f"{figures['fallbacks']}"
+            f"slots killed: {figures['killed']}; failovers by standbys: {figures['failovers']}; "
+            f"fallbacks to a rollback: {figures['fallbacks']}"
         )
     return lines + [f"fell back: {reason}" for reason in figures["fallback_reasons"]]
