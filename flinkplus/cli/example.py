@@ -84,7 +84,7 @@ def story(figures: dict[str, Any]) -> list[str]:
     ]
     if figures["killed"]:
         lines.append(
-            f"{figures['killed']} slots killed: {figures['failovers']} failovers by standbys, {figures['fallbacks']} "
-            "fallbacks to a rollback"
+            f"slots killed: {figures['killed']}; failovers by standbys: {figures['failovers']}; "
+            f"fallbacks to a rollback: {figures['fallbacks']}"
         )
     return lines + [f"fell back: {reason}" for reason in figures["fallback_reasons"]]

@@ -107,7 +107,8 @@ class Coordinator:
         self._faults = Faults(options.faults, restore.generation + 1)
         every = [SubtaskId(v.name, i) for v in graph.vertices for i in range(options.parallelism)]
         sources = tuple(sorted(s for s in every if graph.vertex_of(s.vertex).is_source))
-        heads = tuple(sorted(s for s in every if s.vertex in graph.cycles().heads))
+        loop_heads = graph.cycles().heads
+        heads = tuple(sorted(subtask for subtask in every if subtask.vertex in loop_heads))
         checkpoint_config, recovery_config = configs(options)
         self._recorder = None if options.record_machines is None else Recorder(Path(options.record_machines))
         self._checkpoints = self._machine(

@@ -59,11 +59,12 @@ class SimGraph:
         self._consumers: dict[ChannelId, SubtaskId] = {}
         self._inputs: dict[SubtaskId, list[tuple[ChannelId, SubtaskId]]] = {}
         self._by_name = {vertex.name: vertex for vertex in self.vertices}
-
-    def cycles(self) -> Cycles:
         heads = [f"v{head}" for _, head in self.loops]
         edges = [(x.edge, f"v{x.producer}", f"v{x.consumer}") for x in self.exchanges]
-        return Cycles(edges, (*reversed(heads), *(vertex.name for vertex in self.vertices)))
+        self._cycles = Cycles(edges, (*reversed(heads), *(vertex.name for vertex in self.vertices)))
+
+    def cycles(self) -> Cycles:
+        return self._cycles
 
     def goes_on(self, row: Row, edge: int) -> bool:
         """Whether a row goes along an edge: round a loop for as often as its record has laps."""

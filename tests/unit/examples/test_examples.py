@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 
+from flinkplus.cli import session
 from flinkplus.cli.main import main
 from flinkplus.errors import InputError
-from flinkplus.examples import components, pagerank
+from flinkplus.examples import components, pagerank, running
 from flinkplus.examples.graphs import Adjacency, GraphFile, RandomGraph, rows_of
 from flinkplus.examples.running import Run
 from tests.unit.api.drawing import environment
@@ -136,3 +138,51 @@ def test_bad_usage_is_said_before_spark_starts(tmp_path: Path, capsys: pytest.Ca
     assert "cannot be read" in capsys.readouterr().err
     assert main(["example", "pagerank", "--kills", "-1"]) == 2
     assert "--kills must not be negative" in capsys.readouterr().err
+
+
+class NoSession:
+    def stop(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_command_says_whether_the_result_is_right(
+    equal: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Run] = []
+
+    def run_example(_spark: object, run: Run) -> dict[str, object]:
+        runs.append(run)
+        counts = {
+            "vertices": 2_000,
+            "results": 1_999,
+            "went_round": 12_345,
+            "killed": 1,
+            "failovers": 0,
+            "fallbacks": 1,
+        }
+        return {"example": run.name, "equal": equal, "running_s": 2.5, "fallback_reasons": ["all died"], **counts}
+
+    monkeypatch.setattr(session, "open_session", lambda master: NoSession())
+    monkeypatch.setattr(running, "run_example", run_example)
+    json_path = tmp_path / "figures.json"
+    arguments = [
+        "example",
+        "pagerank",
+        "--kills",
+        "1",
+        "--seed",
+        "4",
+        "--recovery",
+        "rollback",
+        "--json",
+        str(json_path),
+    ]
+    assert main(arguments) == (0 if equal else 1)
+    assert runs[0].kills == 1 and runs[0].options["recovery"] == "rollback"
+    assert runs[0].graph == RandomGraph(2_000, 2, 4)
+    told = capsys.readouterr().out
+    assert "pagerank: 2,000 vertices in 2.50 s; 12,345 rows went into the loop, or round it" in told
+    assert f"the result is {'equal to' if equal else 'DIFFERENT from'} that of the sequential computation" in told
+    assert "slots killed: 1; failovers by standbys: 0; fallbacks to a rollback: 1\nfell back: all died" in told
+    assert json.loads(json_path.read_text())["equal"] is equal
