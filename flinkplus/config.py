@@ -21,7 +21,7 @@ from flinkplus.protocol.guarantee import Guarantee
 
 CONF_PREFIX = "spark.flinkplus."
 GUARANTEES = tuple(guarantee.value for guarantee in Guarantee)
-RECOVERY_MODES = ("rollback", "standby")
+RECOVERY_MODES = ("rollback", "partial", "standby")
 PLACEMENTS = ("spread", "near")
 FAILBACK_MODES = ("auto", "never")
 TRANSPORTS = ("tcp", "grpc")
@@ -49,18 +49,19 @@ class Options:
     ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it fails. ``memtable_entries``: keys
     of each keyed state held in memory. ``guarantee``: how often the effect of an input row is in the committed output:
     ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see ``flinkplus.protocol.guarantee``). ``recovery``:
-    ``standby`` moves only what failed, to a standby; ``rollback`` takes the whole job back. ``replicas``: copies of
-    each subtask's state, the working one included, at most one per slot. ``sharing_depth``: how many channels
-    downstream messages tell how a subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the
-    copies are, ``spread`` over hosts, ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``:
-    whether work goes back to a slot that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server
-    for the job. ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead.
-    ``cache_memory_mb``: MiB of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``:
-    share of new messages, at most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be
-    asked; above 0 and below 1. ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a
-    directory that slots and driver share, where time and rows of every output are noted
-    (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the coordinator's machines do
-    (``flinkplus.runtime.recorder``). ``faults``: see ``flinkplus.runtime.faults``.
+    ``standby`` moves only what failed, to a standby; ``partial`` has no standbys, and takes what failed and its
+    upstreams back to the last checkpoint; ``rollback`` takes the whole job back. ``replicas``: copies of each subtask's
+    state, the working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell
+    how a subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over
+    hosts, ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a
+    slot that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job.
+    ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB
+    of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new messages, at
+    most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be asked; above 0 and below 1.
+    ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a directory that slots and driver
+    share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``). ``record_machines``: a
+    file for a record of what the coordinator's machines do (``flinkplus.runtime.recorder``). ``faults``: see
+    ``flinkplus.runtime.faults``.
     """
 
     parallelism: int = 2
@@ -219,6 +220,16 @@ class Options:
     def standbys(self) -> bool:
         """Whether there are standbys, and local failover: not with one copy only, nor without checkpoints."""
         return self.recovery == "standby" and self.members > 1 and self.checkpoint_interval is not None
+
+    @property
+    def partial(self) -> bool:
+        """Whether what failed goes back together with its upstreams, and nobody else: not without checkpoints."""
+        return self.recovery == "partial" and self.checkpoint_interval is not None
+
+    @property
+    def local(self) -> bool:
+        """Whether a failure is recovered from beside the stream, by standbys or a part of the graph."""
+        return self.standbys or self.partial
 
     @property
     def members(self) -> int:

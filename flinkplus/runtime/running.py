@@ -205,7 +205,7 @@ def recovery_of(graph: JobGraph, options: Options) -> Options:
       from a version;
     - a job with loops and a ``sharing_depth``: in a loop everybody is an ancestor, near and far.
     """
-    if not options.standbys:
+    if not options.local:
         return options
     holding = [node.name for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_rows]
     if holding and options.promises is Guarantee.AT_MOST_ONCE:
@@ -336,7 +336,7 @@ class RunningJob:
             plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, token)
         )
         self._registry: JobRegistry | None = None
-        if plan.options.standbys:
+        if plan.options.local:
             self._registry = JobRegistry(
                 plan.options,
                 self.job_id,
