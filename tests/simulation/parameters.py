@@ -257,6 +257,11 @@ def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
         loops=loops,
         watermarks=False,
         sharing_depth=depth,
+        records=max(12, parameters.records),
+        work_ms=rng.choice((2, 8, 8)),  # who is slow has rows waiting when the barrier comes
+        interval_ms=rng.choice((15, 40)),
+        latency_ms=rng.choice((2, 6)),
+        keys=rng.choice((3, 8)),
     )
 
 
