@@ -142,10 +142,12 @@ def provable(
     Lost are the failed, and the unsettled: these live, but know of A no more than what somebody passed on to them at
     their promotion. They are seen, too, if they have outputs: what they have to repeat binds them.
 
-    To full depth everything is passed on, and every set is provable.
+    To full depth everything is passed on, and every set is provable. With loops, no other depth is looked into.
     """
     if depth is None:
         return None
+    if topology.has_loops:
+        return f"in a job with loops all determinants are needed, and sharing_depth is {depth}"
     lineage = topology.lineage(depth)
     gone, bound = frozenset(failed), frozenset(unsettled)
     lost = sorted(s for s in {*gone, *bound} if not topology.is_last(s))

@@ -30,8 +30,8 @@ class Topology:
         invariant(len(set(numbers)) == len(numbers), "an edge is there twice", edges=numbers)
         for edge, producer, consumer in self.edges:
             invariant(
-                producer in self.vertices and consumer in self.vertices and producer != consumer,
-                "an edge links two different vertices of the job",
+                producer in self.vertices and consumer in self.vertices,
+                "an edge links two vertices of the job",
                 edge=edge,
                 producer=producer,
                 consumer=consumer,
@@ -92,6 +92,12 @@ class Topology:
     def lineage(self, depth: int | None) -> Lineage:
         """Who is an ancestor of whom, when determinants are shared to ``depth`` (``None``: to full depth)."""
         return Lineage(self.vertices, [(producer, consumer) for _, producer, consumer in sorted(self.edges)], depth)
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether something in the job feeds, perhaps through others, itself."""
+        lineage = self.lineage(None)
+        return any(lineage.distance(vertex, vertex) is not None for vertex in self.vertices)
 
     def channels(self) -> Iterator[ChannelId]:
         """All channels, sorted."""

@@ -25,7 +25,7 @@ RECOVERY_MODES = ("rollback", "partial", "standby")
 PLACEMENTS = ("spread", "near")
 FAILBACK_MODES = ("auto", "never")
 TRANSPORTS = ("tcp", "grpc")
-CHECKPOINT_MODES = ("aligned", "synchronous")
+CHECKPOINT_MODES = ("aligned", "unaligned", "synchronous")
 FULL_DEPTH = "full"
 CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
@@ -40,32 +40,32 @@ class Options:
     ``parallelism``: subtasks of each operator, and slots. ``checkpoint_interval``: seconds between checkpoints,
     ``None`` for only the one that ends a bounded job. ``checkpoint_dir``: path or ``pyarrow.fs`` URI that every slot
     and the driver can reach; ``None`` keeps checkpoints in a directory that goes away with the job.
-    ``checkpoint_mode``: ``aligned`` (asynchronous barrier snapshots), or ``synchronous``: the whole job stands still
-    for each, as a baseline to compare with. ``window``: messages in flight per channel. ``transport``: of messages
-    between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message aimed at. ``flush_interval``: seconds between
-    two reads of a paced source. ``max_restarts``: recoveries after
-    exceptions before the job fails. ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it
-    fails. ``memtable_entries``: keys of each keyed state held in memory. ``guarantee``: how often the effect of an
-    input row is in the committed output: ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see
-    ``flinkplus.protocol.guarantee``). ``recovery``: ``standby`` moves only what failed, to a standby; ``partial``
-    has no standbys, and takes what failed and its upstreams back to the last checkpoint; ``rollback`` takes the whole
-    job back. ``replicas``: copies of each subtask's state, the
-    working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell how a
-    subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over hosts,
-    ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
-    that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``zookeeper_acl``:
-    who may see and change the job's nodes there: ``open``, everybody; ``job``, only this job (credentials are made for
-    it); else a file on the driver's host with ``user:password``; ``None``: ``open`` in an ensemble, ``job`` else.
-    ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``:
-    MiB of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new
-    messages, at most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be asked;
-    above 0 and below 1.
-    ``encoding_errors``: what to do with text that is not UTF-8.
-    ``tls``: mutual TLS between slots and driver: True (certificates are made for the job), or a directory that every
-    host has them in (``flinkplus.runtime.tls``). ``trace_output``: a directory that slots and driver
-    share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
-    ``record_machines``: a file for a record of what the coordinator's machines do (``flinkplus.runtime.recorder``).
-    ``faults``: see ``flinkplus.runtime.faults``.
+    ``checkpoint_mode``: ``aligned`` (asynchronous barrier snapshots), ``unaligned``: barriers overtake what waits in
+    channels, and that belongs to the checkpoint, or ``synchronous``: the whole job stands still for each, as a baseline
+    to compare with. ``aligned_timeout``: seconds for which barriers of an unaligned checkpoint do not overtake, so that
+    it is an aligned one if these are enough; ``None`` is 0. ``window``: messages in flight per channel. ``transport``:
+    of messages between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message aimed at. ``flush_interval``:
+    seconds between two reads of a paced source. ``max_restarts``: recoveries after exceptions before the job fails.
+    ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it fails. ``memtable_entries``: keys
+    of each keyed state held in memory. ``guarantee``: how often the effect of an input row is in the committed output:
+    ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see ``flinkplus.protocol.guarantee``). ``recovery``:
+    ``standby`` moves only what failed, to a standby; ``partial`` has no standbys, and takes what failed and its
+    upstreams back to the last checkpoint; ``rollback`` takes the whole job back. ``replicas``: copies of each subtask's
+    state, the working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell
+    how a subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over
+    hosts, ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a
+    slot that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job.
+    ``zookeeper_acl``: who may see and change the job's nodes there: ``open``, everybody; ``job``, only this job
+    (credentials are made for it); else a file on the driver's host with ``user:password``; ``None``: ``open`` in an
+    ensemble, ``job`` else.
+    ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB
+    of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new messages, at
+    most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be asked; above 0 and below 1.
+    ``encoding_errors``: what to do with text that is not UTF-8. ``tls``: mutual TLS between slots and driver: True
+    (certificates are made for the job), or a directory that every host has them in (``flinkplus.runtime.tls``).
+    ``trace_output``: a directory that slots and driver share, where time and rows of every output are noted
+    (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the coordinator's machines
+    do (``flinkplus.runtime.recorder``). ``faults``: see ``flinkplus.runtime.faults``.
     """
 
     parallelism: int = 2
@@ -76,6 +76,7 @@ class Options:
     retained_checkpoints: int = 3
     checkpoint_dir: str | None = None
     checkpoint_mode: str = "aligned"
+    aligned_timeout: float | None = None
     guarantee: str = "exactly-once"
     recovery: str = "standby"
     replicas: int = 3
@@ -150,6 +151,7 @@ class Options:
         _check_one_of("checkpoint_mode", self.checkpoint_mode, CHECKPOINT_MODES)
         if self.checkpoint_mode == "synchronous" and self.max_concurrent_checkpoints != 1:
             raise ConfigurationError("synchronous checkpoints come one at a time: max_concurrent_checkpoints must be 1")
+        self._check_unaligned()
         self._check_placement()
         for name, what in (
             ("checkpoint_dir", "a path, a URI"),
@@ -171,6 +173,20 @@ class Options:
         if self.encoding_errors not in ("replace", "strict"):
             raise ConfigurationError(f"encoding_errors must be 'replace' or 'strict', not {self.encoding_errors!r}")
         return self
+
+    def _check_unaligned(self) -> None:
+        if self.aligned_timeout is not None:
+            _check_seconds("aligned_timeout", self.aligned_timeout, 0.0)
+            if self.checkpoint_mode != "unaligned":
+                raise ConfigurationError(
+                    "aligned_timeout says when a checkpoint becomes an unaligned one: "
+                    f"it goes with checkpoint_mode 'unaligned', not {self.checkpoint_mode!r}"
+                )
+        if self.checkpoint_mode == "unaligned" and not self.promises.repeats:
+            raise ConfigurationError(
+                f"unaligned checkpoints are for exactly-once: with {self.guarantee}, rows that were in flight would "
+                "come again, or nothing would be gained; use checkpoint_mode 'aligned'"
+            )
 
     def _check_placement(self) -> None:
         placement: Any = self.placement
@@ -194,6 +210,11 @@ class Options:
     def snapshot_spread(self) -> float:
         """Seconds over which the slots begin to write their parts of a checkpoint."""
         return min(SPREAD * (self.checkpoint_interval or 0.0), MAX_SPREAD_S)
+
+    @property
+    def until_unaligned(self) -> float | None:
+        """Seconds from the trigger of a checkpoint until its barriers overtake; ``None``: they never do."""
+        return self.aligned_timeout or 0.0 if self.checkpoint_mode == "unaligned" else None
 
     @property
     def promises(self) -> Guarantee:

@@ -2,23 +2,27 @@
 
 Rules: only an exchange (``key_by``, ``union``) cuts; everything between two exchanges is one *vertex*, a tree of
 operators whose root is a source or the consumer of one or more exchanges. A vertex is named by its operators joined
-with ``+``; a subtask can be addressed by any of them. Operator names are unique in a job. The graph is acyclic by
-construction (a stream can only be used after it was made), and nodes, and so vertices, are in topological order. The
-graph is picklable: it is what slots run and what a checkpoint directory keeps for ``resume``.
+with ``+``; a subtask can be addressed by any of them. Operator names are unique in a job. But for what ``iterate``
+feeds back to the head of a loop the graph is acyclic by construction (a stream can only be used after it was made), and
+nodes, and so vertices, are in topological order. The graph is picklable: it is what slots run and what a checkpoint
+directory keeps for ``resume``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import Operator
+from flinkplus.operators.loop import LoopHead
 from flinkplus.operators.routes import Route
 from flinkplus.operators.schema import united
+from flinkplus.protocol.cycles import Cycles
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -99,6 +103,12 @@ class JobGraph:
         """Cut the graph into vertices; returns self. Raises ``ConfigurationError`` when there is nothing to run."""
         if not any(node.kind == "sink" for node in self.nodes):
             raise ConfigurationError("the job has no sink: end a stream with to_parquet, to_text, collect or discard")
+        for head in self.loop_heads():
+            if not any(self.nodes[index].kind == "sink" for index in self.reached([head])):
+                raise ConfigurationError(
+                    f"nothing that comes out of loop {self.nodes[head].name!r} is written anywhere: end the stream "
+                    "that iterate returns with a sink"
+                )
         self.vertices = self.fuse_draft()
         return self
 
@@ -165,15 +175,15 @@ class JobGraph:
         if isinstance(node.body, Operator):
             if node.body.hears_watermarks:
                 return True
-            if node.body.makes_watermarks:
+            if node.body.makes_watermarks or node.body.stops_watermarks:
                 return False
         return any(map(self._hears, node.children)) or any(map(self.hears_watermarks, node.exchanges))
 
     def has_watermarks(self, index: int) -> bool:
         """Whether watermarks come out of a node: some are made at it, or before it on every way from a source."""
         body = self.nodes[index].body
-        if isinstance(body, Operator) and body.makes_watermarks:
-            return True
+        if isinstance(body, Operator) and (body.makes_watermarks or body.stops_watermarks):
+            return body.makes_watermarks
         parents = [at for at, node in enumerate(self.nodes) if index in node.children]
         parents += [exchange.producer for exchange in self.exchanges if exchange.consumer == index]
         return bool(parents) and all(map(self.has_watermarks, parents))
@@ -189,6 +199,28 @@ class JobGraph:
             for edge in self.vertex_of(subtask.vertex).inputs
             for index in range(parallelism)
         ]
+
+    def loop_heads(self) -> list[int]:
+        """The nodes that are heads of loops."""
+        return [index for index, node in enumerate(self.nodes) if isinstance(node.body, LoopHead)]
+
+    def reached(self, first: Sequence[int], *, backwards: bool = False) -> frozenset[int]:
+        """The nodes that rows of the nodes ``first`` come to, or (``backwards``) whose rows come to them; with them."""
+        links = [(index, child) for index, node in enumerate(self.nodes) for child in node.children]
+        links += [(exchange.producer, exchange.consumer) for exchange in self.exchanges]
+        found = list(dict.fromkeys(first))
+        for near in found:  # grows while it is walked
+            for producer, consumer in links:
+                start, end = (consumer, producer) if backwards else (producer, consumer)
+                if start == near and end not in found:
+                    found.append(end)
+        return frozenset(found)
+
+    def cycles(self) -> Cycles:
+        """The loops, by the vertices as they are fused."""
+        edges = [(x.edge, self.producer_vertex(x.edge).name, self.consumer_vertex(x.edge).name) for x in self.exchanges]
+        heads = [vertex.name for vertex in reversed(self.vertices) if vertex.nodes[0] in self.loop_heads()]
+        return Cycles(edges, (*heads, *(vertex.name for vertex in self.vertices)))
 
     def fingerprint(self, parallelism: int) -> str:
         """A digest of the shape: names, kinds, schemas, exchanges, parallelism. State only fits the same shape."""

@@ -10,6 +10,7 @@ Rules:
   *again* after ``rewind`` does not count: a replay to one slow consumer does not stop the producer at once. What is
   sent but not yet acknowledged is bounded by the consumer's credit (``limit``), and what is acknowledged by whoever
   calls ``trim``.
+- A log whose limits were lifted (``lift_limits``) refuses nothing; what was never sent may be on disk then.
 - With a ``Retention`` the oldest messages may be on disk: ``[trimmed, kept)`` there, ``[kept, appended)`` in memory.
   Read back for a replay, a message is dropped from memory again once sent.
 - An illegal call raises and changes nothing.
@@ -29,6 +30,8 @@ from upstream_cache.spilled import SpilledMessages
 
 M = TypeVar("M")
 
+ENDLESS = 1 << 62
+
 
 class LogFull(Exception):
     """A message was appended although the log had no room; ask ``has_room`` first and wait."""
@@ -44,7 +47,15 @@ class OutputLog(Cursors, Generic[M]):
     below ``first``.
     """
 
-    __slots__ = ("_messages", "_retention", "_spilled", "channel", "max_unsent_bytes", "max_unsent_messages")
+    __slots__ = (
+        "_limited",
+        "_messages",
+        "_retention",
+        "_spilled",
+        "channel",
+        "max_unsent_bytes",
+        "max_unsent_messages",
+    )
 
     def __init__(
         self,
@@ -69,6 +80,7 @@ class OutputLog(Cursors, Generic[M]):
         self.channel = channel
         self.max_unsent_messages = max_unsent_messages
         self.max_unsent_bytes = max_unsent_bytes
+        self._limited = True
         # seq -> message, size, position
         self._messages: dict[int, tuple[M, int, int]] = {}
         self._retention = retention
@@ -76,6 +88,12 @@ class OutputLog(Cursors, Generic[M]):
         if retention is not None:
             self._spilled = SpilledMessages(channel, retention)
             retention.add(self)
+
+    def lift_limits(self) -> None:
+        """Never refuse a message from now on. With a ``Retention``, what was never sent goes to disk when nothing else
+        is left to go."""
+        self._limited = False
+        self.max_unsent_messages = self.max_unsent_bytes = ENDLESS
 
     @property
     def spilled_bytes(self) -> int:
@@ -267,6 +285,8 @@ class OutputLog(Cursors, Generic[M]):
 
     def spillable_bytes(self, again: bool) -> int:
         """For ``Retention``: memory that ``spill`` could free."""
+        if again and not self._limited:
+            return self._memory_bytes(self._kept, self._kept_at, self._appended, self._appended_at)
         if again and self._resend_end > self._sent:
             return self._memory_bytes(self._kept, self._kept_at, self._resend_end, self._resend_end_at)
         return self._memory_bytes(self._kept, self._kept_at, self._sent, self._sent_at)
@@ -278,7 +298,9 @@ class OutputLog(Cursors, Generic[M]):
         """
         if self._spilled is None or self._retention is None:
             return 0
-        seq, end = self._kept, self.sent_once if again else self._sent
+        seq, end = self._kept, self._sent
+        if again:
+            end = self.sent_once if self._limited else self._appended
         at = self._kept_at
         encode = self._retention.codec.encode
         records = []

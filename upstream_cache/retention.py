@@ -5,8 +5,8 @@ Rules:
 - Messages in memory, of all logs together, are kept within ``budget_bytes``; beyond it the log that has most to give
   writes its oldest sent messages to disk, one bounded piece per append. A message counts with its size and
   ``MESSAGE_OVERHEAD_BYTES``; what is read ahead for a replay (about 1 MB per log) counts too, but is not held back by
-  the budget. Messages that were never sent stay in memory (each log bounds them); ones that are to be sent again are
-  written only when nothing else is left to write.
+  the budget. Messages that were never sent stay in memory where the log bounds them; ones that are to be sent again,
+  and those that were never sent of a log without limits, are written only when nothing else is left to write.
 - When writing fails (the volume is full) nothing is lost: the messages stay in memory, ``blocked`` says why, and while
   the budget is exceeded no log has room. Writing is tried again after ``RETRY_S`` and after a trim.
 - The directory belongs to one ``Retention``: segments that an earlier process left in it are removed. It is made when
@@ -50,7 +50,7 @@ class Spillable(Protocol):
     """What a ``Retention`` needs of a log."""
 
     def spillable_bytes(self, again: bool) -> int:
-        """What ``spill`` could free: of what is sent, or, with ``again``, also of what is to be sent again."""
+        """What ``spill`` could free: of what is sent, or, with ``again``, also of what is still to be sent."""
 
     def spill(self, target_bytes: int, again: bool) -> int:
         """Write the oldest messages to disk, about ``target_bytes``; the bytes that were freed. Raises ``OSError``."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from flinkplus.api.loops import close_loop
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import Node
 from flinkplus.operators.aggregates import Aggregate
@@ -25,6 +26,7 @@ from flinkplus.operators.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.keyed import Count, Sum
 from flinkplus.operators.keyed_rows import Process, Reduce
 from flinkplus.operators.keys import check_key_columns
+from flinkplus.operators.loop import LoopHead
 from flinkplus.operators.routes import Route
 from flinkplus.operators.rows import Filter, FlatMap, Map, MapBatches
 from flinkplus.operators.schema import united
@@ -141,6 +143,28 @@ class Stream:
         schema = united([stream.schema for stream in streams])
         origins = tuple(origin for stream in streams for origin in stream._origins)
         return _UnitedStream(self._env, origins, schema, self._env.name_for("union", name))
+
+    def iterate(self, body: Callable[[Stream], tuple[Stream, Stream]], *, name: str | None = None) -> Stream:
+        """A loop: ``body(rows)`` draws what happens to the rows of this stream, and to those that come round.
+
+        It returns two streams that it has made of ``rows``: ``(feedback, output)``. What is in ``feedback``, with the
+        columns of this stream, is in ``rows`` again; ``output`` is what ``iterate`` returns::
+
+            def halve(rows):
+                halves = rows.map(lambda row: row.n // 2, schema="n long")
+                return halves.filter(lambda row: row.n > 1), halves.filter(lambda row: row.n <= 1)
+
+            ones = numbers.iterate(halve)
+
+        ``key_by`` and state work in a loop as elsewhere. Rows that come round are beside those from outside, in no
+        particular order. When the input ends, the loop goes on until no row is in it any more, and ends with the job;
+        one whose rows go round for ever has to be cancelled. Event time ends at a loop: ``with_watermark`` may come
+        behind it. A job with loops must be exactly-once, with aligned checkpoints; loops cannot be nested. Raises
+        ``ConfigurationError`` for a feedback with other columns, and for what does not come out of the loop.
+        """
+        head = LoopHead(self._env.name_for("iterate", name))
+        rows = self._exchanged(head, route="forward")
+        return close_loop(self._env.graph, rows, body(rows))
 
     def deduplicate(self, *columns: str, ttl: Duration | None = None, name: str | None = None) -> Stream:
         """The first row for each value of ``columns``, such as the ID of an event that its producer may send twice;

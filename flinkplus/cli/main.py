@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.config import CHECKPOINT_MODES
 from flinkplus.errors import (
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_resume(commands)
     _add_corpus(commands)
+    add_example(commands)
     importlib.import_module(EXPERIMENTS).add_commands(commands)
     return top
 
@@ -81,7 +83,13 @@ def _add_wordcount(commands: Any) -> None:
         "--checkpoint-mode",
         choices=CHECKPOINT_MODES,
         default="aligned",
-        help="synchronous: the job stands still",
+        help="unaligned: barriers overtake what waits; synchronous: the job stands still",
+    )
+    command.add_argument(
+        "--aligned-timeout",
+        type=positive_number,
+        metavar="S",
+        help="an unaligned checkpoint is an aligned one for so long",
     )
     command.add_argument("--checkpoint-dir", metavar="DIR", help="keep checkpoints here, for flinkplus resume")
     command.add_argument("--recovery", choices=["standby", "partial", "rollback"], default="standby")
@@ -148,6 +156,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "checkpoint_interval": None if arguments.no_checkpoints else arguments.checkpoint_interval,
             "checkpoint_dir": arguments.checkpoint_dir,
             "checkpoint_mode": arguments.checkpoint_mode,
+            "aligned_timeout": arguments.aligned_timeout,
             "recovery": arguments.recovery,
             "replicas": arguments.replicas,
             "placement": arguments.placement,

@@ -9,6 +9,7 @@ import argparse
 import re
 import statistics
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,9 +221,11 @@ def checkpoint_table(checkpoints: list[dict[str, Any]]) -> Table:
         times = [checkpoint[key] for checkpoint in checkpoints if checkpoint[key] is not None]
         if times:
             table.add_row(phase, milliseconds(statistics.median(times)), milliseconds(max(times)))
-    for size, key in (("new bytes", "bytes_new"), ("all bytes", "bytes_total")):
+    for size, key in (("new bytes", "bytes_new"), ("all bytes", "bytes_total"), ("bytes in flight", "in_flight_bytes")):
         sizes = [checkpoint[key] for checkpoint in checkpoints]
         table.add_row(size, f"{statistics.median(sizes):,.0f}", f"{max(sizes):,}")
+    modes = Counter(checkpoint["mode"] for checkpoint in checkpoints)
+    table.add_row("taken", ", ".join(f"{count} {mode}" for mode, count in modes.items()), "")
     return table
 
 

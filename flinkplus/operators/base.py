@@ -199,6 +199,8 @@ class Operator(ABC):
     """Whether its inputs have different schemas, which it then knows itself."""
     makes_watermarks = False
     """Whether its instances are ``WatermarkMaker``s."""
+    stops_watermarks = False
+    """Whether event time ends here."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:

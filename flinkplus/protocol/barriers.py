@@ -6,6 +6,8 @@ when the state is copied, when the barrier goes on, which messages belong to the
 | module | graph | copies the state | of channels, the snapshot holds |
 | --- | --- | --- | --- |
 | ``alignment`` | acyclic | when the barrier is there on all inputs | nothing |
+| ``cyclic`` | with loops | when it is there on all but the back edges | of back edges, what comes before it |
+| ``unaligned`` | acyclic | when it comes in on the first input | of all inputs, what comes before it |
 
 Departures of all of them from the papers, and why:
 

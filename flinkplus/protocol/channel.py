@@ -9,10 +9,11 @@ Rules:
 - All that travels back is cumulative: ``consumed`` and ``limit`` count from the start of the channel. So a report that
   comes late, twice or out of order does no harm, and a lost one is made good by the next.
 - ``limit`` is the first ``seq`` that may not be sent: what the consumer has consumed, plus its window. Only what a
-  producer sends again to a promoted consumer may go several windows beyond. A consumer that
+  producer sends again to a promoted consumer may go several windows beyond, and a barrier that overtakes goes beyond
+  it with what is before it: its producer bounds that (``OutputChannels.overdraw``). A consumer that
   stops consuming (slow, or blocked by alignment) thereby stops its producer, and only on this channel.
 
-Invariant: ``consumed <= received <= consumed + window`` (several windows, see above).
+Invariant: ``consumed <= received <= consumed + window`` (several windows, or more, see above).
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ Decision: TypeAlias = Accept | Duplicate | Stale | Gap
 
 ACCEPT, DUPLICATE, STALE = Accept(), Duplicate(), Stale()
 FIRST = Seq(0)
+NO_LIMIT = 1 << 62
 REPLAY_WINDOWS = 4
 """What a promoted consumer takes, in windows: a replay shall not wait for credit half-way."""
 
@@ -57,6 +59,7 @@ REPLAY_WINDOWS = 4
 class InputCursor:
     """``window``: messages that may be received and not consumed; ``start``: the first ``seq``. ``replayed``: the
     consumer is a promoted one, and takes ``REPLAY_WINDOWS`` windows of messages from a producer that sends again.
+    ``overdrawn``: the producer may send beyond its credit.
     """
 
     __slots__ = ("_channel", "_consumed", "_generation", "_most", "_received", "_reported", "_window")
@@ -69,13 +72,14 @@ class InputCursor:
         start: Seq = FIRST,
         *,
         replayed: bool = False,
+        overdrawn: bool = False,
     ) -> None:
         invariant(window >= 1, "a channel's window must hold a message", channel=channel, window=window)
         invariant(start >= 0, "a channel begins at 0 or later", channel=channel, start=start)
         self._channel = channel
         self._generation = generation
         self._window = window
-        self._most = window * (REPLAY_WINDOWS if replayed else 1)
+        self._most = NO_LIMIT if overdrawn else window * (REPLAY_WINDOWS if replayed else 1)
         self._received = self._consumed = start
         self._reported = start - window
 

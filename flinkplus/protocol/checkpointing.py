@@ -13,8 +13,10 @@ Rules:
   past it: no other manifest, and (``DrainRequested``) no rollback. An interruption aborts what is collecting or ready;
   what is being stored may still become complete. When it is never answered, all is given up (``CommitAbandoned``).
 - A checkpoint that becomes complete supersedes the older pending ones.
-- When every source of the running generation is exhausted, a last checkpoint (``final``) is triggered at once, beside
-  any pending one, and after failures again, a bounded number of times. No other kind is triggered after it.
+- When every source of the running generation is exhausted, and every loop too (its head says so), a last checkpoint
+  (``final``) is triggered at once, beside any pending one, and after failures again, a bounded number of times. No
+  other kind is triggered after it.
+- Where checkpoints may be unaligned, all but the last one are, from ``aligned_timeout_ms`` behind the trigger on.
 - A subtask that local failover replaced goes on from an older version: what it had said of newer pending checkpoints
   is void, unless they are ready or being stored, and if it is a source it is told again to begin them. But for a
   pending last one: the source may have its end before it once more, so that one is aborted, and another follows.
@@ -43,6 +45,7 @@ from flinkplus.protocol.effects import (
     DropCheckpoint,
     FinalCheckpointAbandoned,
     NotifyComplete,
+    OvertakeCheckpoint,
     RecordCheckpoint,
     StoreManifest,
     TriggerCheckpoint,
@@ -79,6 +82,7 @@ class _Pending:
     triggered_ms: int
     handles: dict[SubtaskId, object] = field(default_factory=dict)
     acknowledged_ms: int | None = None  # when the last one came: it is ready
+    overtakes: bool = False  # it was said that its barriers wait for nothing
 
 
 class CheckpointCoordinator:
@@ -100,6 +104,7 @@ class CheckpointCoordinator:
         self._generation = Generation(0)
         self._subtasks: tuple[SubtaskId, ...] = ()
         self._sources: tuple[SubtaskId, ...] = ()
+        self._ending: tuple[SubtaskId, ...] = ()  # with the heads of loops
         self._exhausted: set[SubtaskId] = set()  # never iterated
         self._pending: dict[CheckpointId, _Pending] = {}  # ascending
         self._storing: CheckpointId | None = None
@@ -130,6 +135,7 @@ class CheckpointCoordinator:
             return None
         return earliest_ms(
             *map(self._deadline_of, self._pending.values()),
+            *map(self._overtaking_ms, self._pending.values()),
             self._commits.next_deadline_ms(),
             self._final_at_ms,
             self._next_periodic_ms() if self._may_trigger() else None,
@@ -194,8 +200,8 @@ class CheckpointCoordinator:
         )
         invariant(
             bool(event.sources)
-            and set(event.sources) <= set(event.subtasks)
-            and len(set(event.sources)) == len(event.sources)
+            and {*event.sources, *event.heads} <= set(event.subtasks)
+            and len({*event.sources, *event.heads}) == len(event.sources) + len(event.heads)
             and len(set(event.subtasks)) == len(event.subtasks),
             "a job has sources, they are subtasks of it, and each is named once",
             sources=event.sources,
@@ -204,6 +210,7 @@ class CheckpointCoordinator:
         self._draining = False
         self._generation = event.generation
         self._subtasks, self._sources = tuple(sorted(event.subtasks)), event.sources
+        self._ending = (*event.sources, *event.heads)
         self._exhausted.clear()
         self._final_at_ms = None
         self._final_failures = 0
@@ -235,7 +242,7 @@ class CheckpointCoordinator:
     def _on_exhausted(self, now_ms: int, subtask: SubtaskId, generation: Generation) -> list[CheckpointingEffect]:
         if self._is_outdated(generation):
             return []
-        if subtask not in self._sources:
+        if subtask not in self._ending:
             raise PeerProtocolError(f"{subtask} says that it is exhausted, but it is no source")
         before = self._all_exhausted()
         self._exhausted.add(subtask)
@@ -270,8 +277,9 @@ class CheckpointCoordinator:
                     self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
                 continue
             sources = tuple(subtask for subtask in self._sources if subtask in again)
-            if sources and pending.final:
-                why = f"{', '.join(str(source) for source in sources)} moved before the end of its input"
+            ended = [str(subtask) for subtask in self._ending if subtask in again]
+            if ended and pending.final:
+                why = f"{', '.join(ended)} moved before the end of its input"
                 effects += self._abort(now_ms, pending, why, blame=False)
                 continue
             for subtask in again:
@@ -286,7 +294,7 @@ class CheckpointCoordinator:
         return not self._running or generation < self._generation
 
     def _all_exhausted(self) -> bool:
-        return bool(self._sources) and len(self._exhausted) == len(self._sources)
+        return bool(self._ending) and len(self._exhausted) == len(self._ending)
 
     # ------------------------------------------------------------------------------------------------- answers
 
@@ -382,6 +390,7 @@ class CheckpointCoordinator:
         effects: list[CheckpointingEffect] = []
         if not self._dead:
             effects += self._time_out(now_ms)
+            effects += self._let_overtake(now_ms)
             effects += self._commits.advance(now_ms)
             self._dead = self._dead or self._commits.abandoned
         if not self._dead:
@@ -409,6 +418,21 @@ class CheckpointCoordinator:
                 effects += [*self._abort(now_ms, pending, reason), CommitAbandoned(pending.checkpoint, reason)]
             else:
                 effects += self._abort(now_ms, pending, self._what_is_missing(pending))
+        return effects
+
+    def _overtaking_ms(self, pending: _Pending) -> int | None:
+        """When its barriers shall overtake; None: never, or they do."""
+        timeout_ms = self._config.aligned_timeout_ms
+        done = pending.final or pending.overtakes or pending.acknowledged_ms is not None
+        return None if timeout_ms is None or done else pending.triggered_ms + timeout_ms
+
+    def _let_overtake(self, now_ms: int) -> list[CheckpointingEffect]:
+        effects: list[CheckpointingEffect] = []
+        for pending in self._pending.values():
+            due_ms = self._overtaking_ms(pending)
+            if due_ms is not None and now_ms >= due_ms:
+                pending.overtakes = True
+                effects.append(OvertakeCheckpoint(pending.checkpoint, self._generation))
         return effects
 
     def _what_is_missing(self, pending: _Pending) -> str:
@@ -445,7 +469,7 @@ class CheckpointCoordinator:
     def _trigger_due(self, now_ms: int) -> list[CheckpointingEffect]:
         if self._final_at_ms is not None and self._final_at_ms <= now_ms:
             self._final_at_ms = None
-            return [self._trigger(now_ms, final=True)]
+            return self._trigger(now_ms, final=True)
         if not self._may_trigger():
             return []
         periodic_ms = self._next_periodic_ms()
@@ -454,10 +478,10 @@ class CheckpointCoordinator:
         self._requested = False
         if self._config.interval_ms is not None:
             self._periodic_at_ms = now_ms + self._config.interval_ms
-        return [self._trigger(now_ms, final=False)]
+        return self._trigger(now_ms, final=False)
 
-    def _trigger(self, now_ms: int, final: bool) -> TriggerCheckpoint:
+    def _trigger(self, now_ms: int, final: bool) -> list[CheckpointingEffect]:
         checkpoint = self._next_id
         self._next_id = CheckpointId(checkpoint + 1)
         self._pending[checkpoint] = _Pending(checkpoint, final, now_ms)
-        return TriggerCheckpoint(checkpoint, self._sources, final, self._generation)
+        return [*self._let_overtake(now_ms), TriggerCheckpoint(checkpoint, self._sources, final, self._generation)]

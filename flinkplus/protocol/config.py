@@ -34,6 +34,8 @@ class CheckpointConfig:
     """From one periodic trigger to the next; None: none but requested ones and the last one."""
     timeout_ms: int = 60_000
     """From the trigger until every subtask has acknowledged."""
+    aligned_timeout_ms: int | None = None
+    """From the trigger until barriers overtake what they wait for (0: at once); None: never."""
     min_pause_ms: int = 0
     """From the end of one checkpoint to the next periodic trigger, and to the next attempt at a last one."""
     max_concurrent: int = 1

@@ -17,7 +17,9 @@ Rules and invariants:
   a message carries depends on its sender's steps alone, and a message that is made again carries the same;
 - at barrier *n* an alignment has taken, on every path, exactly what was sent before barrier *n*. So a barrier carries
   everything up to the step of its sender, and of each ancestor, that sent theirs, and says which these are: all
-  channels are told alike at each snapshot, logs begin anew there, and whoever begins from that version lacks nothing;
+  channels are told alike at each snapshot, logs begin anew there, and whoever begins from that version lacks nothing.
+  Where barriers run ahead (in loops, and when they overtake) it carries what its sender knows by then. What is missing
+  to the steps that sent theirs lies before the snapshot, and comes with messages that are a part of it;
 - whoever is promoted is told what the survivors know of its ancestors, too: what it repeats depends on them, and when
   they fail before they have sent it again, nobody else may be left to tell.
 """
@@ -70,13 +72,16 @@ class Choice(IntEnum):
     END = 2
     """A source was told to read no more (0)."""
     INPUT = 3
-    """A message was taken from an input channel (position among the subtask's sorted channels)."""
+    """A message was taken from an input channel (position among the subtask's sorted channels; to this is added, in a
+    loop, the number of channels for each further message that was taken with it)."""
     ABORT = 4
     """A checkpoint was given up while the subtask might have been aligning it (its number)."""
     ERA = 5
     """The clock was read, in the midst of a step, and had gone far (the upper bits of its milliseconds)."""
     CLOCK = 6
     """The clock was read, in the midst of a step (milliseconds since it was last, or since its era began)."""
+    OVERTAKE = 7
+    """A barrier overtook what waits on the inputs (the number of its checkpoint)."""
 
 
 CLOCK_CHOICES = (Choice.ERA, Choice.CLOCK)
@@ -90,11 +95,8 @@ def pack(choice: Choice, value: int) -> int:
 
 
 def unpack(determinant: int) -> tuple[Choice, int]:
-    """The inverse of ``pack``. Raises ``PeerProtocolError`` for an unknown kind."""
-    try:
-        return Choice(determinant & _MASK), determinant >> _BITS
-    except ValueError:
-        raise PeerProtocolError(f"{determinant} is no determinant") from None
+    """The inverse of ``pack``."""
+    return Choice(determinant & _MASK), determinant >> _BITS
 
 
 def encode_run(first: int, determinants: Sequence[int]) -> bytes:
@@ -212,10 +214,16 @@ class AncestorLog:
 
     __slots__ = ("_entries", "_first", "_reached")
 
-    def __init__(self) -> None:
+    def __init__(self, reached: Mapping[int, int] | None = None) -> None:
+        """``reached``: what another one, of a snapshot, had (``reached``); where there are no loops, nobody asks."""
         self._first = 0
         self._entries: list[AncestorRun] = []
-        self._reached: dict[int, int] = {}
+        self._reached: dict[int, int] = dict(reached or {})
+
+    @property
+    def reached(self) -> Mapping[int, int]:
+        """By the number of an ancestor: the first of its steps that is not known."""
+        return self._reached
 
     @property
     def end(self) -> int:
@@ -259,9 +267,16 @@ class KnownSteps:
     """What one subtask knows of its producers' and ancestors' determinants: whatever came with what it has received.
 
     ``told``: what it was told at its promotion, until they have sent it again.
+
+    ``cyclic``: the job has loops, or takes unaligned checkpoints, and then two things are different. Whoever sends its
+    barrier has not taken all that others sent before theirs: what a barrier says of them is a lower bound of where they
+    stood, and the highest of all counts. And whoever begins from a snapshot is told the rest: of one that it has
+    heard of on two paths, which begin at different steps, the lower ones may come second or not at all. All steps that
+    are left out lie before the snapshot.
     """
 
-    def __init__(self, told: Mapping[SubtaskId, Run] | None = None) -> None:
+    def __init__(self, told: Mapping[SubtaskId, Run] | None = None, cyclic: bool = False) -> None:
+        self._cyclic = cyclic
         self._runs: dict[SubtaskId, tuple[int, list[int]]] = {}
         self._told = dict(told or {})
         self._at_barrier: dict[CheckpointId, dict[SubtaskId, int]] = {}
@@ -278,6 +293,9 @@ class KnownSteps:
         if first == known:  # as nearly always
             run[1].extend(determinants)
             return
+        if first > known and self._cyclic:
+            self._runs[subtask] = first, list(determinants)
+            return
         if first > known:
             raise PeerProtocolError(f"{subtask}: determinants begin at step {first}, known are those before {known}")
         behind = max(first, run[0])
@@ -290,22 +308,30 @@ class KnownSteps:
     def _begin(self, subtask: SubtaskId, first: int) -> tuple[int, list[int]]:
         """Nobody goes back before ``first``. What was told at the promotion may go further than what is sent now."""
         told = self._told.pop(subtask, None)
-        if told is None or not told[0] <= first <= told[0] + len(told[1]):
+        if told is None or first > told[0] + len(told[1]):
             return first, []
+        if first < told[0]:
+            return (told[0], list(told[1])) if self._cyclic else (first, [])
         return first, list(told[1][first - told[0] :])
 
     def barrier(self, checkpoint: CheckpointId, subtask: SubtaskId, step: int) -> None:
         """The barrier of ``checkpoint`` came, which ``subtask`` sent, or passed on, before its ``step``."""
-        at = self._at_barrier.setdefault(checkpoint, {}).setdefault(subtask, step)
-        if at != step:
+        steps = self._at_barrier.setdefault(checkpoint, {})
+        at = steps.setdefault(subtask, step)
+        if self._cyclic:
+            steps[subtask] = max(at, step)
+        elif at != step:
             raise PeerProtocolError(f"{subtask}: barrier {checkpoint} came before step {at} and before step {step}")
 
     def complete(self, checkpoint: CheckpointId) -> None:
         """``checkpoint`` is complete: nobody goes back before it."""
-        if checkpoint in self._at_barrier:
+        if checkpoint in self._at_barrier and not self._cyclic:
             self._told.clear()  # all of them have been heard of again
         for subtask, step in self._at_barrier.get(checkpoint, {}).items():
             first, determinants = self._runs[subtask]
+            told = self._told.get(subtask)
+            if told is not None and told[0] + len(told[1]) <= step:
+                del self._told[subtask]
             if step > first:
                 self._runs[subtask] = (step, determinants[step - first :])
         self._at_barrier = {number: steps for number, steps in self._at_barrier.items() if number > checkpoint}

@@ -38,9 +38,11 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBarrier:
-    """Append the barrier of ``checkpoint`` to every output channel."""
+    """Append the barrier of ``checkpoint`` to every output channel. ``overtakes``: room or not, and it is sent at once
+    with all that waits before it, credit or not."""
 
     checkpoint: CheckpointId
+    overtakes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,39 @@ class DiscardSnapshot:
     checkpoint: CheckpointId
 
 
+@dataclass(frozen=True, slots=True)
+class LogChannel:
+    """From here on, what is taken off ``channel`` belongs to the snapshot of ``checkpoint``, until ``CloseLog``."""
+
+    checkpoint: CheckpointId
+    channel: ChannelId
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLog:
+    """What was taken off ``channel`` last is the last that belongs to the snapshot of ``checkpoint``."""
+
+    checkpoint: CheckpointId
+    channel: ChannelId
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChannel:
+    """From the oldest message of ``channel`` that is not taken yet to the barrier of ``checkpoint``, here or still to
+    come, all belongs to the snapshot."""
+
+    checkpoint: CheckpointId
+    channel: ChannelId
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRecord:
+    """What came on ``channel`` last is the last that belongs to the snapshot of ``checkpoint``."""
+
+    checkpoint: CheckpointId
+    channel: ChannelId
+
+
 BarrierEffect: TypeAlias = (
     BlockChannel
     | UnblockChannel
@@ -79,6 +114,10 @@ BarrierEffect: TypeAlias = (
     | AcknowledgeCheckpoint
     | DeclineCheckpoint
     | DiscardSnapshot
+    | LogChannel
+    | CloseLog
+    | RecordChannel
+    | CloseRecord
 )
 
 # ------------------------------------------------------------------------------------------------ checkpointing
@@ -114,6 +153,14 @@ class TriggerCheckpoint:
     checkpoint: CheckpointId
     sources: tuple[SubtaskId, ...]
     final: bool
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class OvertakeCheckpoint:
+    """Tell all subtasks of ``generation``, those without barriers too: barriers of ``checkpoint`` wait for nothing."""
+
+    checkpoint: CheckpointId
     generation: Generation
 
 
@@ -199,6 +246,7 @@ class CommitsDrained:
 
 CheckpointingEffect: TypeAlias = (
     TriggerCheckpoint
+    | OvertakeCheckpoint
     | AbortCheckpoint
     | StoreManifest
     | NotifyComplete

@@ -61,16 +61,42 @@ class SnapshotFailed:
 
 BarrierEvent: TypeAlias = BarrierArrived | CheckpointTriggered | CheckpointAborted | SnapshotPersisted | SnapshotFailed
 
+
+@dataclass(frozen=True, slots=True)
+class BarrierSighted:
+    """The barrier of ``checkpoint`` has come in on ``channel``, and waits there behind what came before it."""
+
+    channel: ChannelId
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class OvertakingOrdered:
+    """The coordinator said that barriers of ``checkpoint`` shall wait for nothing."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierOvertook:
+    """Between two steps, the subtask has turned to the barrier of ``checkpoint`` before all else."""
+
+    checkpoint: CheckpointId
+
+
+OvertakingEvent: TypeAlias = BarrierSighted | OvertakingOrdered | BarrierOvertook
+
 # ------------------------------------------------------------------------------------------------ checkpointing
 
 
 @dataclass(frozen=True, slots=True)
 class JobRunning:
-    """All subtasks of ``generation`` were told to start."""
+    """All subtasks of ``generation`` were told to start. ``heads``: the subtasks at the heads of loops."""
 
     subtasks: tuple[SubtaskId, ...]
     sources: tuple[SubtaskId, ...]
     generation: Generation
+    heads: tuple[SubtaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +123,8 @@ class CheckpointsAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class SourceExhausted:
-    """A source subtask of ``generation`` has emitted its last record and its end-of-input."""
+    """A source subtask of ``generation``, or one of the head of a loop, has emitted its last record and its
+    end-of-input."""
 
     subtask: SubtaskId
     generation: Generation

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flinkplus.protocol.cycles import NO_CYCLES, Cycles
 from flinkplus.protocol.determinants import Run
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
@@ -43,8 +44,8 @@ class Promotion:
 @dataclass(kw_only=True)
 class Incarnation:
     """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
-    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``: of the job; ``stands_still``:
-    behind each barrier until the checkpoint has ended."""
+    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``, ``cycles``: of the job;
+    ``stands_still``: behind each barrier until the checkpoint has ended; ``unaligned``: barriers may overtake."""
 
     subtask: SubtaskId
     generation: Generation
@@ -56,6 +57,13 @@ class Incarnation:
     promotion: Promotion | None = None
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     stands_still: bool = False
+    unaligned: bool = False
+    cycles: Cycles = NO_CYCLES
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a subtask may send its barrier before it has taken all that comes before the barriers it had."""
+        return self.unaligned or bool(self.cycles)
 
     def slot_of(self, subtask: SubtaskId) -> int | None:
         """The slot of another subtask, ``None`` when it is this one's."""

@@ -9,7 +9,7 @@ Rules: what is taken off a queue counts as consumed only when its step is done; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,8 @@ MERGED_MESSAGE_BYTES = 16 << 10
 
 @dataclass(slots=True)
 class InputChannel:
-    """The consumer's end of one channel. ``peer`` is the producer's slot, ``None`` when it is this one."""
+    """The consumer's end of one channel. ``peer`` is the producer's slot, ``None`` when it is this one. ``put_back``:
+    messages at the head of the queue that were received by a predecessor, and are no part of the cursors."""
 
     channel: ChannelId
     producer: SubtaskId
@@ -31,6 +32,11 @@ class InputChannel:
     queue: deque[tuple[Message, Any]] = field(default_factory=deque)
     blocked: bool = False
     ended: bool = False
+    put_back: int = 0
+
+    def has_less_waiting_than(self, size_bytes: int) -> bool:
+        """Whether what is here and not taken is smaller."""
+        return sum(message.size for message, _ in self.queue) < size_bytes
 
     def fence(self, generation: Generation, peer: int | None) -> int:
         """The producer has failed, and its successor will have ``generation``, at ``peer``: nothing older is taken any
@@ -41,15 +47,20 @@ class InputChannel:
 
 
 class InputGate:
-    """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked."""
+    """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked.
+
+    ``overdrawn``: producers may send beyond their credit.
+    """
 
     def __init__(
         self,
         window: int,
         grant: Callable[[InputChannel, int], None],
         make_cursor: Callable[..., InputCursor] = InputCursor,
+        overdrawn: bool = False,
     ) -> None:
         self._window = window
+        self._overdrawn = overdrawn
         self._grant = grant
         self._make_cursor = make_cursor
         self.channels: dict[ChannelId, InputChannel] = {}
@@ -64,13 +75,19 @@ class InputGate:
         first: int,
         ended: bool,
         replayed: bool = False,
+        in_flight: Sequence[tuple[Message, Any]] = (),
     ) -> None:
         """Add a channel whose ``producer`` has ``generation``; ``first`` is the next ``seq`` on it. ``replayed``: it is
-        the channel of a promoted subtask.
+        the channel of a promoted subtask. ``in_flight``: messages before ``first`` that a snapshot holds: they are
+        taken before all others.
         """
-        cursor = self._make_cursor(channel, generation, self._window, Seq(first), replayed=replayed)
+        cursor = self._make_cursor(
+            channel, generation, self._window, Seq(first), replayed=replayed, overdrawn=self._overdrawn
+        )
         end = InputChannel(channel, producer, peer, cursor)
         end.ended = ended
+        end.queue.extend(in_flight)
+        end.put_back = len(in_flight)
         self.channels[channel] = end
         self._order.append(end)
 
@@ -82,6 +99,16 @@ class InputGate:
             if end.queue and not end.blocked:
                 return end
         return None
+
+    def records_ahead(self, end: InputChannel) -> int:
+        """How many small messages of records are next on ``end``; a window of them at most, so that a producer that
+        sends them again may always send them all."""
+        count = 0
+        for message, _ in end.queue:
+            if count == self._window or message.kind is not Kind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
+                break
+            count += 1
+        return count
 
     def take_records(self, most: int) -> list[tuple[InputChannel, Message, Any]]:
         """Up to ``most`` small messages of records that may be taken now, of all channels in turn, in channel order.
@@ -108,6 +135,12 @@ class InputGate:
         """``count`` messages taken from ``end`` are done: advance the cursor, and grant credit when enough has come
         together.
         """
+        if end.put_back:
+            again = min(count, end.put_back)
+            end.put_back -= again
+            count -= again
+            if not count:
+                return
         end.cursor.consume(count)
         if end.cursor.announce() is not None:
             self._grant(end, end.cursor.consumed)

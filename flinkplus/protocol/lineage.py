@@ -45,15 +45,15 @@ class Lineage:
         }
 
     def _ancestors_of(self, vertex: str) -> dict[str, int]:
-        """Ancestors by their distance. (Breadth first: what is found first is nearest.)"""
-        found = {vertex: 0}
-        reached = [vertex]
-        for near in reached:  # grows while it is walked
+        """Ancestors by their distance, the vertex itself among them when it is on a loop. (Breadth first: what is
+        found first is nearest.)"""
+        found: dict[str, int] = {}
+        reached = [(vertex, 0)]
+        for near, away in reached:  # grows while it is walked
             for producer in self._producers[near]:
                 if producer not in found:
-                    found[producer] = found[near] + 1
-                    reached.append(producer)
-        del found[vertex]
+                    found[producer] = away + 1
+                    reached.append((producer, away + 1))
         return found
 
     def distance(self, ancestor: str, vertex: str) -> int | None:

@@ -15,7 +15,7 @@ from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 class Kind(IntEnum):
     """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor. REPLICA
     is between members of a chain: its channel is empty and its payload belongs to ``chain_backup``. WATERMARK: no row
-    before its time comes behind it."""
+    before its time comes behind it. ROUND: see ``rounds``; what came together on several channels is one round."""
 
     RECORDS = 1
     BARRIER = 2
@@ -23,6 +23,7 @@ class Kind(IntEnum):
     CREDIT = 4
     REPLICA = 5
     WATERMARK = 6
+    ROUND = 7
 
 
 class Message(NamedTuple):
@@ -30,7 +31,7 @@ class Message(NamedTuple):
 
     ``size`` is the payload's size in bytes: as sent, or as held in memory when it never leaves the slot.
     ``determinants``: those of the sender's that this receiver has not been sent before. ``watermark_ms``: event time,
-    of a WATERMARK only.
+    of a WATERMARK only; of a ROUND, which one it is (``rounds.encoded``).
     """
 
     kind: Kind

@@ -10,13 +10,16 @@ Rules:
 - a channel whose consumer has failed is closed until one of the new generation says where to go on; credit of another
   generation than the one expected changes nothing;
 - a message carries the determinants that its channel has not been told yet, its sender's and its sender's ancestors';
-- a promoted subtask makes messages again that its consumers have had. They are not sent again; they must be the same.
+- a promoted subtask makes messages again that its consumers have had. They are not sent again; they must be the same;
+- a barrier that overtakes is sent at once, with all that waits before it. What was sent beyond the consumer's credit
+  then counts as unsent: nothing more is made before credit has caught up with it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -27,6 +30,8 @@ from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, inv
 from flinkplus.protocol.messages import Kind, Message
 
 MAX_UNSENT_MESSAGES = 4
+ENDLESS = 1 << 62
+"""Room of all channels while a barrier overtakes, in messages and bytes."""
 MAX_UNSENT_TO_NOBODY = 256
 """Messages for a consumer that has failed: its producer goes on for the others meanwhile."""
 
@@ -38,6 +43,7 @@ class ChannelLog(Protocol):
     """What is needed of an output log (see ``upstream_cache.log``): ``trimmed <= acknowledged <= sent <= appended``."""
 
     max_unsent_messages: int
+    max_unsent_bytes: int
 
     @property
     def trimmed(self) -> int: ...
@@ -64,6 +70,8 @@ class ChannelLog(Protocol):
 
     def rewind(self, seq: int, /) -> None: ...
 
+    def lift_limits(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -76,8 +84,8 @@ class SpillVolume(Protocol):
     def relieve(self) -> bool: ...
 
 
-MakeLog: TypeAlias = Callable[[ChannelId, int, int], ChannelLog]
-"""``(channel, first seq, next seq that its consumer expects) -> log``."""
+MakeLog: TypeAlias = Callable[[ChannelId, int, int, bool], ChannelLog]
+"""``(channel, first seq, next seq that its consumer expects, whether it may grow beyond memory) -> log``."""
 
 
 @dataclass(slots=True)
@@ -89,6 +97,8 @@ class OutputChannel:
     ``trim``.
     ``had``: digests of messages that the consumer has had of a predecessor and that are yet to be made again (``None``:
     they are not compared); ``had_to``: the number behind them.
+    ``is_back``: it is of a back edge, and takes whatever is appended, so that a loop never waits for itself.
+    ``granted``: the first ``seq`` that credit does not reach; ``limit`` may be beyond it (``OutputChannels.overdraw``).
     ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
     the position in its ``AncestorLog``.
     """
@@ -100,12 +110,19 @@ class OutputChannel:
     limit: int
     consumer_generation: Generation
     retain: bool = False
+    is_back: bool = False
     resuming: bool = False
     told: int = 0
     told_of_ancestors: int = 0
     trim_to: int = 0
     had: dict[int, int] | None = None
     had_to: int = 0
+    granted: int = 0
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether something was sent that the consumer has not granted credit for."""
+        return self.log.sent > self.granted and not self.resuming
 
     def credit(self, generation: int, consumed: int, peer: int | None) -> None:
         """The consumer has consumed all before ``consumed``; late, older and fenced figures change nothing."""
@@ -113,12 +130,14 @@ class OutputChannel:
             return
         if self.resuming:
             self.resuming = False
-            self.log.max_unsent_messages = MAX_UNSENT_MESSAGES
+            self._limit_unsent(MAX_UNSENT_MESSAGES)
             self.peer = peer
             self.log.rewind(consumed)
-            self.limit = consumed + REPLAY_WINDOWS * self.window
+            self.limit = self.granted = consumed + REPLAY_WINDOWS * self.window
             return
-        self.limit = max(self.limit, consumed + self.window)
+        if consumed + self.window > self.granted:
+            self.granted = consumed + self.window
+            self.limit = max(self.limit, self.granted)
         if consumed > self.log.acknowledged:
             self.log.acknowledge(min(consumed, self.log.sent))
             self._trim()
@@ -127,8 +146,12 @@ class OutputChannel:
         """The consumer has failed; the channel stays closed until one of ``generation`` opens it."""
         self.consumer_generation = generation
         self.resuming = True
-        self.log.max_unsent_messages = MAX_UNSENT_TO_NOBODY
-        self.limit = 0
+        self._limit_unsent(MAX_UNSENT_TO_NOBODY)
+
+    def _limit_unsent(self, messages: int) -> None:
+        if not self.is_back and self.log.max_unsent_messages != ENDLESS:
+            self.log.max_unsent_messages = messages
+        self.limit = self.granted = 0
 
     def trim(self, seq: int) -> None:
         """No consumer will ever ask for what is before ``seq``.
@@ -192,10 +215,9 @@ class Peer:
 class OutputChannels(ABC):
     """All output channels of a subtask.
 
-    ``volume``: what the logs share, with standbys; without it what is consumed is trimmed. ``steps``: the subtask's own
-    determinants; ``ancestors``: those it passes on (``None``: of nobody). ``digest``: of a message and its payload.
-    ``payload_bytes``, ``determinant_bytes``: of
-    all messages made so far.
+    ``volume``: what the logs share that may grow beyond memory. ``retains``: what is consumed is kept until ``trim``.
+    ``steps``: the subtask's own determinants; ``ancestors``: those it passes on (``None``: of nobody). ``digest``: of a
+    message and its payload. ``payload_bytes``, ``determinant_bytes``: of all messages made so far.
     """
 
     def __init__(
@@ -205,6 +227,7 @@ class OutputChannels(ABC):
         hand_over: Callable[[Message, Any], None],
         make_log: MakeLog,
         volume: SpillVolume | None = None,
+        retains: bool = False,
         steps: StepLog | None = None,
         ancestors: AncestorLog | None = None,
         digest: Callable[[Message, Any], int] | None = None,
@@ -215,11 +238,13 @@ class OutputChannels(ABC):
         self._hand_over = hand_over
         self._make_log = make_log
         self._volume = volume
+        self._retains = retains
         self._steps = steps
         self._ancestors = ancestors
         self.payload_bytes = self.determinant_bytes = 0
         self.silent = False
         self._edges: dict[int, list[OutputChannel]] = {}
+        self._overdrawn: list[OutputChannel] = []
         self.channels: dict[ChannelId, OutputChannel] = {}
         self.epoch = CheckpointId(0)
 
@@ -227,10 +252,12 @@ class OutputChannels(ABC):
     def _transmit(self, slot: int, message: Message, payload: Any) -> None:
         """Send to another slot."""
 
-    def add_channels(self, edge: int, producer: int, peers: Sequence[Peer], first: Mapping[str, int]) -> None:
+    def add_channels(
+        self, edge: int, producer: int, peers: Sequence[Peer], first: Mapping[str, int], is_back: bool = False
+    ) -> None:
         """Add the channels of one exchange, one per consumer index.
 
-        ``first``: channel -> first ``seq``, from a snapshot's cursors (0 where absent).
+        ``first``: channel -> first ``seq``, from a snapshot's cursors (0 where absent). ``is_back``: it is a back edge.
         """
         ends = []
         for consumer, peer in enumerate(peers):
@@ -239,11 +266,15 @@ class OutputChannels(ABC):
             if peer.renumbered and peer.received is not None:
                 start = peer.received
             received = start if peer.received is None else max(start, peer.received)
-            log = self._make_log(channel, start, received)
+            log = self._make_log(channel, start, received, self._retains or is_back)
             # A living consumer of a promoted producer grants credit anew; for what it has received it has had credit.
             limit = start + self._window if peer.received is None else received
             end = OutputChannel(channel, peer.slot, self._window, log, limit, peer.generation)
-            end.retain = self._volume is not None
+            end.granted = limit
+            end.retain = self._retains
+            if is_back:
+                end.is_back = True
+                log.lift_limits()
             end.told = self._steps.next_step if self._steps is not None else 0
             end.trim_to = start
             if peer.had is not None:
@@ -257,6 +288,8 @@ class OutputChannels(ABC):
     @property
     def accepts(self) -> bool:
         """Whether one more message can be appended to every channel."""
+        if self._overdrawn and self._is_overdrawn():
+            return False
         for end in self.channels.values():  # noqa: SIM110  # asked before each step: a loop is quicker than ``all``
             if not end.log.accepts:
                 return False
@@ -270,6 +303,34 @@ class OutputChannels(ABC):
         """
         volume = self._volume
         return volume is not None and volume.blocked is not None and not volume.relieve()
+
+    def _is_overdrawn(self) -> bool:
+        self._overdrawn = [end for end in self.channels.values() if end.is_overdrawn]
+        return bool(self._overdrawn)
+
+    @contextmanager
+    def endless(self) -> Iterator[None]:
+        """Whatever is appended meanwhile, there is room for it: a step shall end, and a barrier overtake."""
+        ends = tuple(self.channels.values())
+        before = [(end.log.max_unsent_messages, end.log.max_unsent_bytes, end.resuming) for end in ends]
+        self._overdrawn = []
+        for end in ends:
+            end.log.max_unsent_messages = end.log.max_unsent_bytes = ENDLESS
+        try:
+            yield
+        finally:
+            for end, (messages, size_bytes, resuming) in zip(ends, before, strict=True):
+                end.log.max_unsent_messages = messages if end.resuming == resuming else MAX_UNSENT_MESSAGES
+                end.log.max_unsent_bytes = size_bytes
+            self._is_overdrawn()
+
+    def overdraw(self) -> None:
+        """Send all that was made so far, whatever the credit; nothing more is made until there is credit for it."""
+        for end in self.channels.values():
+            if not end.resuming:
+                end.limit = max(end.limit, end.log.appended)
+        self.pump()
+        self._is_overdrawn()
 
     def cursors(self) -> dict[str, int]:
         return {str(channel): end.log.appended for channel, end in self.channels.items()}
@@ -344,8 +405,9 @@ class OutputChannels(ABC):
         if message.seq < end.had_to:
             end.let_go()
 
-    def broadcast(self, kind: Kind, epoch: CheckpointId) -> None:
-        """Append a barrier or the end of input to every channel; there must be room."""
+    def broadcast(self, kind: Kind, epoch: CheckpointId, overtakes: bool = False) -> None:
+        """Append a barrier or the end of input to every channel; there must be room. ``overtakes``: it is sent at
+        once."""
         self.epoch = epoch
         for end in self.channels.values():
             self._append(end, kind)
@@ -353,7 +415,10 @@ class OutputChannels(ABC):
             self._steps.clear()
         if self._ancestors is not None:
             self._ancestors.clear()
-        self.pump()
+        if overtakes:
+            self.overdraw()
+        else:
+            self.pump()
 
     def tell_end(self, end: OutputChannel) -> None:
         """Append a further end of input to one channel."""
@@ -365,6 +430,12 @@ class OutputChannels(ABC):
             return
         for end in self._edges[edge]:
             self._append(end, Kind.WATERMARK, watermark_ms)
+        self.pump()
+
+    def append_round(self, edge: int, value: int) -> None:
+        """Append a round of a loop to every channel of an exchange; there must be room."""
+        for end in self._edges[edge]:
+            self._append(end, Kind.ROUND, value)
         self.pump()
 
     def pump(self, only: OutputChannel | None = None) -> None:

@@ -8,21 +8,48 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import assert_never
 
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.barriers import BarrierMachine
-from flinkplus.protocol.ids import CheckpointId
+from flinkplus.protocol.ids import ChannelId, CheckpointId
 from flinkplus.protocol.incarnation import Incarnation
-from flinkplus.protocol.inputs import InputGate
-from flinkplus.protocol.messages import Kind
+from flinkplus.protocol.inputs import InputChannel, InputGate
+from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import OutputChannels
 from flinkplus.protocol.work import SubtaskWork
 
+MAX_LOGGED_BYTES = 16 << 20
+"""Of what is in flight on one channel. When it is more the checkpoint is declined: a snapshot is held in memory."""
 NO_TIME_MS = 0
 """The machine has no deadlines: the coordinator times every checkpoint."""
+
+
+@dataclass(slots=True)
+class ChannelLogged:
+    """What was in flight on a channel at a snapshot. ``next``: the ``seq`` behind it, when it is all there. Of more
+    than ``MAX_LOGGED_BYTES`` nothing is kept."""
+
+    messages: list[tuple[Message, Any]] = field(default_factory=list)
+    size_bytes: int = 0
+    next: int = 0
+
+    def add(self, message: Message, payload: Any) -> None:
+        self.size_bytes += message.size
+        if self.is_too_large:
+            self.messages.clear()
+        else:
+            self.messages.append((message, payload))
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.size_bytes > MAX_LOGGED_BYTES
+
+
+Logs = Mapping[ChannelId, ChannelLogged]
 
 
 class SubtaskSnapshots(SubtaskWork):
@@ -39,6 +66,11 @@ class SubtaskSnapshots(SubtaskWork):
         self._complete = incarnation.checkpoint
         self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
         self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
+        self._logs: dict[CheckpointId, dict[ChannelId, ChannelLogged]] = {}
+        self._open_logs: dict[ChannelId, dict[CheckpointId, ChannelLogged]] = {}
+        self._open_records: dict[ChannelId, dict[CheckpointId, ChannelLogged]] = {}
+        self._not_whole: dict[CheckpointId, str] = {}
+        """Snapshots whose asynchronous part is under way, and that lack what was in flight; why."""
 
     def _handle_barriers(self, machine: BarrierMachine, version: CheckpointId, saved: Mapping[str, Any]) -> None:
         """All channels are there, as they were at ``version``; ``machine`` decides from now on."""
@@ -53,6 +85,43 @@ class SubtaskSnapshots(SubtaskWork):
             "outputs": self._cursors_behind_barrier(),
             "aborted": list(self._barriers.aborted),
         }
+
+    def _note_in_flight(self, channel: ChannelId, message: Message, payload: Any) -> None:
+        """A message was taken off ``channel``; some snapshots may hold it."""
+        for log in self._open_logs.get(channel, {}).values():
+            log.add(message, payload)
+
+    def _note_arrival(self, channel: ChannelId, message: Message, payload: Any) -> None:
+        """A message came in on ``channel``; some snapshots may hold it."""
+        for record in self._open_records.get(channel, {}).values():
+            record.add(message, payload)
+
+    def _record(self, checkpoint: CheckpointId, end: InputChannel) -> None:
+        """All that is before the barrier of ``checkpoint`` on a channel, and the barrier, belong to the snapshot."""
+        record = self._logs.setdefault(checkpoint, {})[end.channel] = ChannelLogged()
+        for message, payload in end.queue:
+            record.add(message, payload)
+            if message.kind is Kind.BARRIER and message.epoch == checkpoint:
+                record.next = message.seq + 1
+                return
+        self._open_records.setdefault(end.channel, {})[checkpoint] = record
+
+    def logs_of(self, checkpoint: CheckpointId) -> Logs:
+        """What was in flight when the state was copied. To be called once, in ``_persist``."""
+        logs = self._logs.pop(checkpoint, {})
+        for channel, log in logs.items():
+            if log.is_too_large:
+                self._not_whole[checkpoint] = f"{log.size_bytes:,} bytes were in flight on {channel}"
+        return logs
+
+    def add_logs(self, logs: Logs, saved: dict[str, Any]) -> None:
+        """Add to ``saved`` (what ``saved_cursors`` gave when the state was copied) what was in flight then. In any
+        thread."""
+        if logs:
+            saved["inputs"] |= {str(channel): log.next for channel, log in logs.items()}
+            saved["in_flight"] = {
+                str(channel): [self._pack(*message) for message in log.messages] for channel, log in logs.items()
+            }
 
     def _cursors_behind_barrier(self) -> dict[str, int]:
         """Where the outputs stand when the barrier, which is sent next, is out."""
@@ -78,7 +147,8 @@ class SubtaskSnapshots(SubtaskWork):
 
     def persisted(self, checkpoint: CheckpointId, handle: dict[str, Any] | None, reason: str) -> None:
         """The asynchronous part of a snapshot ended, with a handle or a reason why not."""
-        if handle is not None:
+        reason = self._not_whole.pop(checkpoint, reason)
+        if handle is not None and not reason:
             self._obey(events.SnapshotPersisted(checkpoint, handle))
         else:
             self._obey(events.SnapshotFailed(checkpoint, reason))
@@ -104,8 +174,8 @@ class SubtaskSnapshots(SubtaskWork):
                 if self._incarnation.stands_still and checkpoint > self._complete and not self.repeating:
                     self._halted = checkpoint
                 self._inputs_at = {number: at for number, at in self._inputs_at.items() if number > checkpoint}
-            case effects.ForwardBarrier(checkpoint):
-                self.outputs.broadcast(Kind.BARRIER, checkpoint)
+            case effects.ForwardBarrier(checkpoint, overtakes):
+                self.outputs.broadcast(Kind.BARRIER, checkpoint, overtakes)
             case effects.PersistSnapshot(checkpoint):
                 self._persist(checkpoint)
             case effects.AcknowledgeCheckpoint(checkpoint, handle):
@@ -115,5 +185,18 @@ class SubtaskSnapshots(SubtaskWork):
                 self._decline(checkpoint, reason)
             case effects.DiscardSnapshot(checkpoint):
                 self._discard(checkpoint)
+            case effects.LogChannel(checkpoint, channel):
+                self._logs.setdefault(checkpoint, {})[channel] = log = ChannelLogged()
+                self._open_logs.setdefault(channel, {})[checkpoint] = log
+                self._on_point("logging")
+            case effects.CloseLog(checkpoint, channel):
+                self._open_logs[channel].pop(checkpoint).next = self.inputs.channels[channel].cursor.consumed
+                self._open_logs = {c: found for c, found in self._open_logs.items() if found}
+                self._on_point("returned")
+            case effects.RecordChannel(checkpoint, channel):
+                self._record(checkpoint, self.inputs.channels[channel])
+            case effects.CloseRecord(checkpoint, channel):
+                self._open_records[channel].pop(checkpoint).next = self.inputs.channels[channel].cursor.expected
+                self._open_records = {c: found for c, found in self._open_records.items() if found}
             case _:
                 assert_never(effect)

@@ -3,7 +3,8 @@
 A *step* takes one message (or one source range, or one checkpoint trigger) to its end; it is a generator, so that
 it can wait half-way for room in an output log without holding up the slot. Barriers and snapshots fall between steps.
 A watermark is a message like any other: what the work does when that of all inputs rises is part of the step.
-A subtask without outputs takes several small messages in one step: nobody can tell.
+A subtask without outputs takes several small messages in one step: nobody can tell. One in a loop does so, too, of one
+channel, and notes how many: rows that go round would come apart into ever smaller messages.
 
 Where recovery is local (by standbys, or of a part of the graph), a subtask with outputs logs how each step began
 (``determinants``), and passes on how those of its ancestors did that its own depend on. One that was promoted repeats
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from typing_extensions import assert_never
@@ -29,6 +31,7 @@ from flinkplus.errors import NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol import events
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import Accept, Duplicate
+from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import (
     CLOCK_CHOICES,
     AncestorLog,
@@ -40,23 +43,29 @@ from flinkplus.protocol.determinants import (
     unpack,
 )
 from flinkplus.protocol.guarantee import Guarantee
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId, invariant
 from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel
+from flinkplus.protocol.loops import SubtaskLoop
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import Peer
 from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
-from flinkplus.protocol.snapshots import NO_TIME_MS, SubtaskSnapshots
+from flinkplus.protocol.snapshots import MAX_LOGGED_BYTES, NO_TIME_MS
+from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.protocol.work import SeenMessages, Taken
 
 MERGED_MESSAGES = 256
+MAX_OVERTAKEN_BYTES = MAX_LOGGED_BYTES // 2
+"""On one channel; what comes behind that may be as much again. A barrier waits until no more is left."""
+MERGED_WHERE_BARRIERS_OVERTAKE = 8
+"""A barrier waits for the end of a step."""
 PASSED_OVER_ROWS = 16_384
 """In one step, at most."""
 DIGEST_MASK = (1 << 64) - 1
 
 
-class SubtaskSteps(SubtaskSnapshots):
+class SubtaskSteps(SubtaskLoop):
     """The protocol of one active subtask of one generation; a driver derives from it.
 
     ``saved``: what ``saved_cursors`` gave at the version that it begins from (empty: the start). ``local``: whether
@@ -99,15 +108,23 @@ class SubtaskSteps(SubtaskSnapshots):
         self._passes_on = frozenset(incarnation.lineage.passed_on(self.id.vertex))
         self._ancestors: AncestorLog | None = None
         if passes_on and self._passes_on:
-            self._ancestors = AncestorLog() if guarantee.repeats else AncestorProgress()
+            self._ancestors = AncestorLog(self._reached_at(saved)) if guarantee.repeats else AncestorProgress()
         self._replay = deque(promotion.determinants if promotion is not None and logs else ())
         self._repeats = promotion is not None and logs
         self.seen = seen
         self._put_off: list[Callable[[], None]] = []
         self.known: KnownSteps | None = None
         if tells:
-            told = promotion.ancestors if promotion is not None else None
-            self.known = KnownSteps(told) if guarantee.repeats else KnownProgress()
+            told = dict(promotion.ancestors) if promotion is not None else {}
+            told.pop(self.id, None)  # in a loop it is its own ancestor, and needs nobody to tell
+            self.known = KnownSteps(told, incarnation.runs_ahead) if guarantee.repeats else KnownProgress()
+        self._unaligned: UnalignedBarriers | None = None
+        self._merged = MERGED_WHERE_BARRIERS_OVERTAKE if incarnation.unaligned else MERGED_MESSAGES
+
+    def _reached_at(self, saved: Mapping[str, Any]) -> dict[int, int]:
+        """How far ancestors were known at the version that it begins from. It matters only where barriers run ahead:
+        there, what is told of one of them need not begin at the same step on all channels."""
+        return {int(number): step for number, step in saved.get("reached", {}).items()}
 
     def add_inputs(self, saved: Mapping[str, Any], inputs: Sequence[tuple[ChannelId, SubtaskId]]) -> None:
         """Add every input channel, each with its producer; ``inputs`` is made by then."""
@@ -115,11 +132,13 @@ class SubtaskSteps(SubtaskSnapshots):
         ended, first = frozenset(saved.get("ended_channels", ())), dict(saved.get("inputs", {}))
         if incarnation.promotion is not None:
             first.update(incarnation.promotion.inputs)
+        in_flight = saved.get("in_flight", {})
         for channel, producer in inputs:
             name = str(channel)
+            again = [self._unpack(message) for message in in_flight.get(name, ())]
             slot, generation = incarnation.slot_of(producer), incarnation.generations[producer]
             replayed = incarnation.promotion is not None
-            self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, replayed)
+            self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, replayed, again)
 
     def peers(self, edge: int, consumers: Sequence[SubtaskId]) -> list[Peer]:
         """The consumers of one exchange, as the output channels want them."""
@@ -134,10 +153,20 @@ class SubtaskSteps(SubtaskSnapshots):
         self._by_position = [self.inputs.channels[channel] for channel in channels]
         self._position = {channel: at for at, channel in enumerate(channels)}
         aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
+        cycles = self._incarnation.cycles
+        back = tuple(channel for channel in channels if channel.edge in cycles.back_edges)
         machine = BarrierAlignment(self.id, channels, aborted=aborted, blocking=self._guarantee.aligns)
+        if back:
+            invariant(self._guarantee.aligns, "a loop needs alignment", subtask=self.id)
+            machine = CyclicAlignment(self.id, channels, back, aborted=aborted)
+        elif self._incarnation.unaligned:
+            invariant(self._guarantee.repeats and not cycles, "this job cannot take unaligned ones", subtask=self.id)
+            version = self._incarnation.checkpoint
+            machine = self._unaligned = UnalignedBarriers(self.id, channels, version, aborted=aborted)
         self._handle_barriers(machine, self._incarnation.checkpoint, saved)
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
+        self._begin_loop(back, channels, ended, saved)
 
     def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the
@@ -149,7 +178,14 @@ class SubtaskSteps(SubtaskSnapshots):
             "clock_ms": self._clock.ms,
             "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
             "watermarks": self._watermarks.saved(),
+            **self._saved_of_ancestors(),
+            **self._saved_of_loop(),
         }
+
+    def _saved_of_ancestors(self) -> dict[str, Any]:
+        if not self._incarnation.runs_ahead or not isinstance(self._ancestors, AncestorLog):
+            return {}
+        return {"reached": {str(number): step for number, step in self._ancestors.reached.items()}}
 
     # --- orders
 
@@ -160,7 +196,7 @@ class SubtaskSteps(SubtaskSnapshots):
         self._on_point("start")
         if self.ended:
             self._on_end()
-        if self.ended and self._is_source:
+        if self.ended and (self._is_source or self._is_head):
             self._report_exhausted()
 
     def trigger(self, checkpoint: CheckpointId) -> None:
@@ -169,6 +205,13 @@ class SubtaskSteps(SubtaskSnapshots):
             self._put_off.append(lambda: self.trigger(checkpoint))
         else:
             self._triggers.append(checkpoint)
+
+    def overtake(self, checkpoint: CheckpointId) -> None:
+        """The barriers of ``checkpoint`` shall wait for nothing: neither those that are sent already, nor others."""
+        if self._unaligned is not None:
+            self._apply_all(self._unaligned.step(NO_TIME_MS, events.OvertakingOrdered(checkpoint)))
+            if self.outputs.epoch >= checkpoint:
+                self.outputs.overdraw()
 
     def drain(self) -> None:
         """A source is to read no more and end as if exhausted."""
@@ -224,16 +267,24 @@ class SubtaskSteps(SubtaskSnapshots):
                 if self.known is not None:
                     self._learn(end.producer, message)
                 end.queue.append((message, payload))
+                if self._unaligned is not None:
+                    self._arrived(self._unaligned, message, payload)
             case Duplicate():
                 if self.seen is not None:
                     self._compare(end.producer, message, payload)
                 # Sent again over a new stream: the credit that would have told so was lost with the old one.
                 self.inputs.grant_anew(end)
 
+    def _arrived(self, machine: UnalignedBarriers, message: Message, payload: Any) -> None:
+        if self._open_records:
+            self._note_arrival(message.channel, message, payload)
+        if message.kind is Kind.BARRIER:
+            self._apply_all(machine.step(NO_TIME_MS, events.BarrierSighted(message.channel, message.epoch)))
+
     def _digest_of(self, message: Message, payload: Any) -> int:
         if message.kind is Kind.RECORDS:
             return self._digest(message, payload)
-        told = message.watermark_ms if message.kind is Kind.WATERMARK else message.epoch
+        told = message.watermark_ms if message.kind in (Kind.WATERMARK, Kind.ROUND) else message.epoch
         return (told << 8 | message.kind) & DIGEST_MASK
 
     def _compare(self, producer: SubtaskId, message: Message, payload: Any) -> None:
@@ -249,13 +300,13 @@ class SubtaskSteps(SubtaskSnapshots):
         if not message.determinants:
             return
         (first, determinants), others = decode_runs(message.determinants)
-        self.known.learn(producer, first, determinants)
-        for number, at, theirs in others:
-            self.known.learn(self._incarnation.lineage.subtask(number), at, theirs)
-        if message.kind is Kind.BARRIER:
-            self.known.barrier(message.epoch, producer, first + len(determinants))
-            for number, at, theirs in others:
-                self.known.barrier(message.epoch, self._incarnation.lineage.subtask(number), at + len(theirs))
+        runs = [(producer, first, determinants)]
+        runs += [(self._incarnation.lineage.subtask(number), at, theirs) for number, at, theirs in others]
+        for subtask, at, theirs in runs:
+            if subtask != self.id:  # it came round
+                self.known.learn(subtask, at, theirs)
+                if message.kind is Kind.BARRIER:
+                    self.known.barrier(message.epoch, subtask, at + len(theirs))
 
     def _pass_on(self, producer: SubtaskId, message: Message) -> None:
         """What depends on this message from now on depends on what came with it."""
@@ -263,9 +314,11 @@ class SubtaskSteps(SubtaskSnapshots):
             return
         lineage = self._incarnation.lineage
         own, others = decode_runs(message.determinants)
-        self._ancestors.take(lineage.number(producer), *own)
+        if producer != self.id:
+            self._ancestors.take(lineage.number(producer), *own)
         for number, first, determinants in others:
-            if lineage.subtask(number).vertex in self._passes_on:
+            subtask = lineage.subtask(number)
+            if subtask.vertex in self._passes_on and subtask != self.id:
                 self._ancestors.take(number, first, determinants)
 
     # --- what the work may ask for
@@ -319,7 +372,19 @@ class SubtaskSteps(SubtaskSnapshots):
         """Whether it could go on with that at once, at the beginning of a step."""
         return self.repeating and self._step is None and self._may_go_on()
 
+    @property
+    def overdue(self) -> bool:
+        """Whether a barrier is to overtake all that it would do next."""
+        machine = self._unaligned
+        if machine is None or self.repeating:
+            return False
+        if machine.due is not None:
+            return all(end.has_less_waiting_than(MAX_OVERTAKEN_BYTES) for end in self._by_position)
+        return bool(self._triggers) and machine.may_overtake(self._triggers[0])
+
     def _may_go_on(self) -> bool:
+        if self._unaligned is not None and self.overdue:
+            return True
         return (self._halted is None or bool(self._put_off)) and self._has_work() and self.outputs.accepts
 
     def _has_work(self) -> bool:
@@ -327,7 +392,10 @@ class SubtaskSteps(SubtaskSnapshots):
             return True
         if self._replay:
             choice, value = unpack(self._replay[0])
-            return choice is not Choice.INPUT or bool(self._by_position[value].queue)
+            if choice is not Choice.INPUT:
+                return True
+            further, position = divmod(value, len(self._by_position))
+            return len(self._by_position[position].queue) > further
         if self._put_off or self._to_pass_over:
             return True
         if self._is_source:
@@ -346,10 +414,16 @@ class SubtaskSteps(SubtaskSnapshots):
 
     def run(self) -> None:
         """Go on with the current step, or begin the next one; returns at its end or when an output has no more room."""
+        if self._unaligned is not None and self.overdue:
+            self._let_overtake(self._unaligned)
+            return
         if self._step is None:
             self._step = self._begin()
             if self._step is None:
                 self._check_repetition()
+        self._go_on()
+
+    def _go_on(self) -> None:
         while self._step is not None and self.outputs.accepts:
             try:
                 next(self._step)
@@ -360,6 +434,21 @@ class SubtaskSteps(SubtaskSnapshots):
                     self.inputs.consumed(end, count)
                 self._check_repetition()
                 self._on_step_done(taken)
+
+    def _let_overtake(self, machine: UnalignedBarriers) -> None:
+        """A barrier is not to wait for room: a step that rests is done to its end, and the state is copied."""
+        with self.outputs.endless():
+            self._go_on()
+            self._catch_up_with_orders()
+            if self._triggers and machine.may_overtake(self._triggers[0]):
+                self._begin_checkpoint(self._triggers.popleft())
+            elif machine.due is not None:
+                self._begin_overtaking(machine, machine.due)
+
+    def _begin_overtaking(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> None:
+        found = machine.step(NO_TIME_MS, events.BarrierOvertook(checkpoint))
+        self._begin_with(Choice.OVERTAKE, checkpoint)
+        self._apply_all(found)
 
     def _check_repetition(self) -> None:
         """Between two steps: once there is nothing left to repeat, whatever the last step was that was repeated, all
@@ -383,11 +472,13 @@ class SubtaskSteps(SubtaskSnapshots):
                 return None
             return None if self.ended or self.outputs.blocked else self._read_next()
         if not self._has_outputs:
-            many = self.inputs.take_records(MERGED_MESSAGES)
+            many = self.inputs.take_records(self._merged)
             if many:
                 return self._take_many(many)
         end = self.inputs.next()
-        return None if end is None else self._take(end)
+        if end is None:
+            return None
+        return self._take(end) if self._rounds is None else self._take_in_loop(end, self.inputs.records_ahead(end))
 
     def _repeat(self, choice: Choice, value: int) -> Iterator[None] | None:
         """A step that the one before this began in the same way."""
@@ -397,10 +488,14 @@ class SubtaskSteps(SubtaskSnapshots):
             case Choice.TRIGGER:
                 self._begin_checkpoint(CheckpointId(value))
             case Choice.INPUT:
-                return self._take(self._by_position[value])
+                further, position = divmod(value, len(self._by_position))
+                return self._take_in_loop(self._by_position[position], further + 1)
             case Choice.ABORT:
                 self._begin_with(choice, value)
                 self._obey(events.CheckpointAborted(CheckpointId(value)))
+            case Choice.OVERTAKE:
+                assert self._unaligned is not None
+                self._begin_overtaking(self._unaligned, CheckpointId(value))
             case Choice.ERA | Choice.CLOCK:
                 raise NondeterministicOperator(f"{self.id} does not read the clock where the one before it did")
             case _:
@@ -426,30 +521,60 @@ class SubtaskSteps(SubtaskSnapshots):
         self._taken = [(self.inputs.channels[channel], count) for channel, count in counts.items()]
         return self._push_many([(message, payload) for _, message, payload in many])
 
+    def _take_in_loop(self, end: InputChannel, count: int) -> Iterator[None] | None:
+        """``count``: of messages of records."""
+        if count <= 1:
+            return self._take(end)
+        self._begin_with(Choice.INPUT, self._position[end.channel] + (count - 1) * len(self._by_position))
+        self._taken = [(end, count)]
+        taken = [end.queue.popleft() for _ in range(count)]
+        for message, payload in taken:
+            self._pass_on(end.producer, message)
+            if self._open_logs:
+                self._note_in_flight(end.channel, message, payload)
+        if end.ended:
+            return iter(())
+        if end.channel in self._back:
+            self._record_came_round(end.channel)
+        return self._push_many(taken)
+
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message, payload = end.queue.popleft()
         self._begin_with(Choice.INPUT, self._position[end.channel])
         self._pass_on(end.producer, message)
         self._taken = [(end, 1)]
+        if self._open_logs:
+            self._note_in_flight(end.channel, message, payload)
         if end.ended and message.kind is not Kind.BARRIER:
             return iter(())  # sent again, under other numbers: it was all here before
         match message.kind:
             case Kind.RECORDS:
+                if self._rounds is not None and end.channel in self._back:
+                    self._record_came_round(end.channel)
                 return self._push(message, payload)
             case Kind.BARRIER:
                 self._take_barrier(end, message)
                 return None
             case Kind.END_OF_INPUT:
-                end.ended = True
-                if all(e.ended for e in self.inputs.channels.values()):
-                    return self._end()
-                return self._advanced(self._watermarks.end(end.channel))
+                return self._take_end(end)
             case Kind.WATERMARK:
                 return self._advanced(self._watermarks.advance(end.channel, message.watermark_ms))
+            case Kind.ROUND:
+                assert self._rounds is not None
+                return self._hand_on(self._rounds.take(end.channel, message.watermark_ms))
             case Kind.CREDIT | Kind.REPLICA:
                 raise PeerProtocolError(f"{message.kind.name} on input channel {end.channel}")
             case _:
                 assert_never(message.kind)
+
+    def _take_end(self, end: InputChannel) -> Iterator[None]:
+        end.ended = True
+        if self.ended:
+            return iter(())  # of a loop, which ended here
+        if all(e.ended for e in self.inputs.channels.values()):
+            return self._end()
+        advanced = self._advanced(self._watermarks.end(end.channel))
+        return advanced if self._rounds is None else chain(advanced, self._one_ended(end.channel))
 
     def _advanced(self, watermark_ms: int | None) -> Iterator[None]:
         return iter(()) if watermark_ms is None else self._advance(watermark_ms)
@@ -497,7 +622,7 @@ class SubtaskSteps(SubtaskSnapshots):
         self._on_point("end")
         self.ended = True
         self._on_end()
-        if self._is_source:
+        if self._is_source or self._is_head:
             self._report_exhausted()
 
     # --- a failure of others

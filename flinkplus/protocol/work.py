@@ -76,7 +76,15 @@ class SubtaskWork(ABC):
 
     @abstractmethod
     def _persist(self, checkpoint: CheckpointId) -> None:
-        """Begin the asynchronous part; it ends with a call of ``persisted``."""
+        """Begin the asynchronous part, with ``logs_of`` and ``add_logs``; it ends with a call of ``persisted``."""
+
+    @abstractmethod
+    def _pack(self, message: Message, payload: Any) -> Any:
+        """A message as a part of a snapshot, JSON."""
+
+    @abstractmethod
+    def _unpack(self, packed: Any) -> tuple[Message, Any]:
+        """The message again."""
 
     @abstractmethod
     def _discard(self, checkpoint: CheckpointId) -> None:
@@ -92,7 +100,7 @@ class SubtaskWork(ABC):
 
     @abstractmethod
     def _report_exhausted(self) -> None:
-        """Tell the coordinator that this source has ended."""
+        """Tell the coordinator that this source, or head of a loop, has ended."""
 
     @abstractmethod
     def _on_complete(self, checkpoint: CheckpointId) -> None:

@@ -43,6 +43,7 @@ class CheckpointDriver:
         self.holds: Callable[[CheckpointId, SubtaskId], bool] = lambda _checkpoint, _source: False
         self.completed: Callable[[CheckpointId], None] = lambda _checkpoint: None
         self.aborted: Callable[[CheckpointId], None] = lambda _checkpoint: None
+        self.overtaking: Callable[[CheckpointId], None] = lambda _checkpoint: None
 
     def apply(self, effect: effects.CheckpointingEffect) -> None:
         """Carry out one effect."""
@@ -52,6 +53,9 @@ class CheckpointDriver:
                 self._figures.triggered(checkpoint)
                 held = [source for source in sources if self.holds(checkpoint, source)]
                 self.trigger(checkpoint, [source for source in sources if source not in held], generation)
+            case effects.OvertakeCheckpoint(checkpoint, generation):
+                tell_all(control.Overtake(generation, checkpoint))
+                self.overtaking(checkpoint)
             case effects.AbortCheckpoint(checkpoint, reason, generation):
                 tell_all(control.Abort(generation, checkpoint, reason))
                 self.aborted(checkpoint)

@@ -301,7 +301,8 @@ class Promote:
     runs), ``marks`` (channel -> next ``seq`` that a living producer had not sent before the failure), ``digests``
     (output channel -> runs, as in ``Fenced``), ``inputs`` (channel -> next ``seq`` to take, where it is not the
     handle's), ``pass_over`` (rows to be read and not sent; 0 where absent), ``mark`` (in partial recovery: as in
-    ``Deploy``), ``given_up`` (newer checkpoints that were given up: the one before it may have heard of that).
+    ``Deploy``), ``given_up`` (newer checkpoints that were given up: the one before it may have heard of that),
+    ``overtaking`` (newer checkpoints that may overtake).
     """
 
     attempt: int
@@ -332,6 +333,14 @@ class Trigger:
     generation: int
     checkpoint: int
     subtasks: list[str]
+
+
+@dataclass(frozen=True)
+class Overtake:
+    """Barriers of ``checkpoint`` wait for nothing from now on (see ``flinkplus.protocol.unaligned``)."""
+
+    generation: int
+    checkpoint: int
 
 
 @dataclass(frozen=True)
@@ -386,6 +395,7 @@ ControlMessage = (
     | Trim
     | Drain
     | Trigger
+    | Overtake
     | Abort
     | Complete
     | Stop

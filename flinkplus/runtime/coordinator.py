@@ -98,7 +98,7 @@ class Coordinator:
         self.commits = commits
         self.result = JobResult()
         self.recoveries = RecoveryLog(self._has_results)
-        self.figures = Figures(graph)
+        self.figures = Figures(graph, options.checkpoint_mode)
         self._dispatch = dispatch
         self._inbox = dispatch.inbox
         self._members = dispatch.members
@@ -108,6 +108,8 @@ class Coordinator:
         self._faults = Faults(options.faults, restore.generation + 1)
         every = [SubtaskId(v.name, i) for v in graph.vertices for i in range(options.parallelism)]
         sources = tuple(sorted(s for s in every if graph.vertex_of(s.vertex).is_source))
+        loop_heads = graph.cycles().heads
+        heads = tuple(sorted(subtask for subtask in every if subtask.vertex in loop_heads))
         checkpoint_config, recovery_config = configs(options)
         self._recorder = None if options.record_machines is None else Recorder(Path(options.record_machines))
         self._checkpoints = self._machine(
@@ -135,6 +137,7 @@ class Coordinator:
             commits,
             self.recoveries,
             sources,
+            heads,
             self._presence.evict,
             self._ended,
         )
@@ -175,6 +178,7 @@ class Coordinator:
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
+        self._checkpoint_driver.overtaking = failovers.overtaking
         if self.options.standbys:
             failovers.replicated = self.figures.replicated
         return failovers

@@ -25,9 +25,10 @@ log = logging.getLogger("flinkplus.coordinator")
 class JobDriver:
     """Carries out the effects of ``JobProtocol``.
 
-    ``sources``: the source subtasks. ``evict``: ends a slot's process. ``ended``: the job is over. ``started``: every
-    slot was told to start what was restored from these handles of that checkpoint; ``interrupted``: that is over.
-    ``match``: has consumers begin where their producers are (``None``: they do).
+    ``sources``, ``heads``: the subtasks of sources, and of the heads of loops. ``evict``: ends a slot's process.
+    ``ended``: the job is over. ``started``: every slot was told to start what was restored from these handles of that
+    checkpoint; ``interrupted``: that is over. ``match``: has consumers begin where their producers are (``None``: they
+    do).
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class JobDriver:
         commits: Commits,
         recoveries: RecoveryLog,
         sources: tuple[SubtaskId, ...],
+        heads: tuple[SubtaskId, ...],
         evict: Callable[[Member, str], None],
         ended: Callable[[effects.JobEnded], None],
     ) -> None:
@@ -47,6 +49,7 @@ class JobDriver:
         self._commits = commits
         self._recoveries = recoveries
         self._sources = sources
+        self._heads = heads
         self._evict = evict
         self._ended = ended
         self._restored: tuple[CheckpointId, Handles] = CheckpointId(0), {}
@@ -100,7 +103,8 @@ class JobDriver:
         if deployment.draining:
             self._dispatch.tell_all(control.Drain(generation))
         self._dispatch.storage.submit(self._collect_garbage, generation)
-        self._machines.step_checkpoints(events.JobRunning(tuple(deployment.assignment), self._sources, generation))
+        running = events.JobRunning(tuple(deployment.assignment), self._sources, generation, self._heads)
+        self._machines.step_checkpoints(running)
         self.started(*self._restored)
 
     def _collect_garbage(self, generation: Generation) -> None:

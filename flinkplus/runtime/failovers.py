@@ -71,6 +71,7 @@ class Failovers:
         self._began_from: dict[SubtaskId, CheckpointId] = {}
         self._complete = CheckpointId(0)
         self._given_up: list[CheckpointId] = []  # since then
+        self._overtaking: list[CheckpointId] = []  # since then
         self._protocol = protocol
         self._topology = topology
         self.registry: RecordWriter | None = None
@@ -102,7 +103,7 @@ class Failovers:
         """All slots were told to start what was restored from these handles of ``version`` (0: the very start)."""
         self._handles.reset(version, handles)
         self._began_from = dict.fromkeys(self._deployment.assignment, version)
-        self._complete, self._given_up = version, []
+        self._complete, self._given_up, self._overtaking = version, [], []
         self._joining.reset()
         hosts = tuple((member.slot, member.host) for member in self._dispatch.members.all())
         cursors = tuple(
@@ -218,12 +219,17 @@ class Failovers:
     def completed(self, checkpoint: CheckpointId) -> None:
         self._complete = checkpoint
         self._given_up = [other for other in self._given_up if other > checkpoint]
+        self._overtaking = [other for other in self._overtaking if other > checkpoint]
         self.step(events.CheckpointCompleted(checkpoint))
         self._dispatch.soon(lambda: self._handles.drop_before(checkpoint))
 
     def aborted(self, checkpoint: CheckpointId) -> None:
         self._given_up.append(checkpoint)
         self.step(events.CheckpointAborted(checkpoint))
+
+    def overtaking(self, checkpoint: CheckpointId) -> None:
+        """Everybody was told that the barriers of ``checkpoint`` may overtake."""
+        self._overtaking.append(checkpoint)
 
     # --- slots that come back
 
@@ -333,6 +339,7 @@ class Failovers:
                 "version": version,
                 "handle": self._handles.get(subtask, CheckpointId(version)),
                 "given_up": [checkpoint for checkpoint in self._given_up if checkpoint > version],
+                "overtaking": [checkpoint for checkpoint in self._overtaking if checkpoint > version],
                 **self._answers.about(subtask, self._topology),
                 **self._otherwise(subtask, CheckpointId(version)),
                 **self._mark_of(subtask),

@@ -17,6 +17,7 @@ from flinkplus.protocol.effects import CheckpointOutcome, CheckpointStats
 from flinkplus.runtime.names import parse_subtask
 
 KEPT_CHECKPOINTS = 1000
+UNALIGNED = "unaligned"
 PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms")
 
 
@@ -27,10 +28,13 @@ class CheckpointFigures:
     Since it was triggered: ``trigger_ms`` until the last source has begun its snapshot, ``durable_ms`` until the last
     snapshot is in the durable store, ``chain_ms`` until all standbys have it too (``None``: not, or there are none),
     ``duration_ms`` until it is complete. The longest of any subtask: ``alignment_ms``, ``sync_ms``, ``async_ms``.
+    ``mode``: how it was taken, ``unaligned`` if that is so of any subtask; ``in_flight_bytes``: of messages that are a
+    part of it.
     """
 
     checkpoint: int
     triggered_s: float
+    mode: str
     status: str = "pending"
     final: bool = False
     reason: str = ""
@@ -44,14 +48,16 @@ class CheckpointFigures:
     bytes_new: int = 0
     bytes_total: int = 0
     keys: int = 0
+    in_flight_bytes: int = 0
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "id": self.checkpoint,
             "status": self.status,
             "final": self.final,
+            "mode": self.mode,
             "reason": self.reason,
             "triggered_s": round(self.triggered_s, 3),
             "duration_ms": self.duration_ms,
@@ -59,13 +65,15 @@ class CheckpointFigures:
             "bytes_new": self.bytes_new,
             "bytes_total": self.bytes_total,
             "keys": self.keys,
+            "in_flight_bytes": self.in_flight_bytes,
         }
 
 
 class Figures:
     """What the job has done so far."""
 
-    def __init__(self, graph: JobGraph) -> None:
+    def __init__(self, graph: JobGraph, checkpoint_mode: str = "aligned") -> None:
+        self._mode = "aligned" if checkpoint_mode == UNALIGNED else checkpoint_mode  # unless somebody says otherwise
         self._order = [node.name for node in graph.nodes]
         self._sources = frozenset(vertex.name for vertex in graph.vertices if vertex.is_source)
         self._subtasks: dict[str, dict[str, Any]] = {}
@@ -101,7 +109,7 @@ class Figures:
         """A checkpoint was triggered; or some of its sources were told again."""
         if checkpoint in self._checkpoints:
             return
-        self._checkpoints = {**self._checkpoints, checkpoint: CheckpointFigures(checkpoint, time.time())}
+        self._checkpoints = {**self._checkpoints, checkpoint: CheckpointFigures(checkpoint, time.time(), self._mode)}
         self._kept.append(checkpoint)
         if len(self._kept) > KEPT_CHECKPOINTS:
             oldest = self._kept.popleft()
@@ -119,8 +127,17 @@ class Figures:
         figures.alignment_ms = max(figures.alignment_ms, handle.get("alignment_ms", 0.0))
         figures.sync_ms = max(figures.sync_ms, handle.get("sync_ms", 0.0))
         figures.async_ms = max(figures.async_ms, handle.get("async_ms", 0.0))
-        figures.sizes[subtask] = (handle.get("keys", 0), handle.get("bytes_total", 0), handle.get("bytes_new", 0))
-        figures.keys, figures.bytes_total, figures.bytes_new = map(sum, zip(*figures.sizes.values(), strict=True))
+        figures.sizes[subtask] = (
+            handle.get("keys", 0),
+            handle.get("bytes_total", 0),
+            handle.get("bytes_new", 0),
+            handle.get("in_flight_bytes", 0),
+        )
+        figures.keys, figures.bytes_total, figures.bytes_new, figures.in_flight_bytes = map(
+            sum, zip(*figures.sizes.values(), strict=True)
+        )
+        if handle.get("overtaken"):
+            figures.mode = UNALIGNED
         figures.parts[subtask] = handle["operator_state"].get("operators", {})
 
     def replicated(self, checkpoint: int) -> None:
@@ -160,7 +177,7 @@ class Figures:
                 }
                 for name, entry in operators.items()
             }
-            keys, size, _ = figures.sizes[subtask]
+            keys, size, *_ = figures.sizes[subtask]
             merged[subtask] = {**known, "operators": counters, "keys": keys, "bytes": size}
         self._subtasks = merged
 

@@ -40,26 +40,34 @@ class OutputGate(OutputChannels):
         send: Callable[[int, list[Any]], None],
         hand_over: Callable[[Message, Any], None],
         retention: Retention[Entry] | None = None,
+        retains: bool = False,
         steps: StepLog | None = None,
         ancestors: AncestorLog | None = None,
         digest: Callable[[Message, Any], int] | None = None,
     ) -> None:
-        def make_log(channel: ChannelId, first: int, received: int) -> OutputLog[Entry]:
+        def make_log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
+            spills_to = retention if may_spill else None
             return OutputLog(
-                channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=retention, received=received
+                channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=spills_to, received=received
             )
 
-        super().__init__(generation, window, hand_over, make_log, retention, steps, ancestors, digest)
+        super().__init__(generation, window, hand_over, make_log, retention, retains, steps, ancestors, digest)
         self._batch_rows = batch_rows
         self._send = send
         self._partitioners: dict[int, Partitioner] = {}
 
     def add_edge(
-        self, edge: int, partitioner: Partitioner, producer: int, peers: Sequence[Peer], first: Mapping[str, int]
+        self,
+        edge: int,
+        partitioner: Partitioner,
+        producer: int,
+        peers: Sequence[Peer],
+        first: Mapping[str, int],
+        is_back: bool = False,
     ) -> None:
         """Add the channels of one exchange, whose rows go as ``partitioner`` says; see ``add_channels``."""
         self._partitioners[edge] = partitioner
-        self.add_channels(edge, producer, peers, first)
+        self.add_channels(edge, producer, peers, first, is_back)
 
     def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
         """Split a batch among consumers and append a message to each channel concerned; yields between pieces of a

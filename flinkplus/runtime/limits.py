@@ -17,6 +17,7 @@ def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:
     checkpoints = CheckpointConfig(
         interval_ms=None if options.checkpoint_interval is None else max(1, ms(options.checkpoint_interval)),
         timeout_ms=ms(options.checkpoint_timeout),
+        aligned_timeout_ms=None if options.until_unaligned is None else ms(options.until_unaligned),
         min_pause_ms=ms(options.checkpoint_min_pause),
         max_concurrent=options.max_concurrent_checkpoints,
         retained=options.retained_checkpoints,

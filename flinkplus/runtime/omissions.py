@@ -24,9 +24,16 @@ class UnfilteredCursor(InputCursor):
     __slots__ = ("_counts",)
 
     def __init__(
-        self, channel: ChannelId, generation: Generation, window: int, start: Seq, *, replayed: bool = False
+        self,
+        channel: ChannelId,
+        generation: Generation,
+        window: int,
+        start: Seq,
+        *,
+        replayed: bool = False,
+        overdrawn: bool = False,
     ) -> None:
-        super().__init__(channel, generation, window, start, replayed=replayed)
+        super().__init__(channel, generation, window, start, replayed=replayed, overdrawn=overdrawn)
         self._counts: deque[bool] = deque()  # of what was taken and is not consumed: whether it was new
 
     @override

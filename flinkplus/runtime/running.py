@@ -90,6 +90,7 @@ def start_job(
     resume: bool,
 ) -> RunningJob:
     """Check, prepare and start a job; returns once its slots are being started."""
+    check_loops(graph, options)
     check_cluster(spark, options.parallelism)
     find_strategy(options.placement)
     directory = JobDirectory(spark, options)
@@ -102,6 +103,7 @@ def start_job(
         old = _load_plan(storage, directory.checkpoints) if resume else None
         if old is not None:
             output_id = old.output_id
+            _check_mode(old.options, options)
             _adopt_plan(graph, old)
         else:
             for source_name, frame in frames.items():
@@ -127,6 +129,8 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
             f"the job runs at parallelism {plan.options.parallelism}; its state cannot be resumed at another"
         )
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
+    _check_mode(plan.options, given)
+    check_loops(plan.graph, given)
     check_cluster(spark, given.parallelism)
     find_strategy(given.placement)
     directory = JobDirectory(spark, given)
@@ -137,6 +141,15 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     except BaseException:
         directory.remove()
         raise
+
+
+def _check_mode(before: Options, options: Options) -> None:
+    """Raises ``ConfigurationError`` where checkpoints that the job may go on from are none that it could take now."""
+    if before.checkpoint_mode == "unaligned" != options.checkpoint_mode:
+        raise ConfigurationError(
+            "the job's checkpoints are unaligned: the last one may hold messages that were in flight, so it cannot be "
+            f"resumed with checkpoint_mode {options.checkpoint_mode!r}; give an aligned_timeout instead"
+        )
 
 
 def planned_options(checkpoint_dir: str) -> Options:
@@ -165,15 +178,43 @@ def _adopt_plan(graph: JobGraph, old: Plan) -> None:
             node.body = node.body.bind(node.schema, old.output_id)
 
 
+def check_loops(graph: JobGraph, options: Options) -> None:
+    """Raises ``ConfigurationError`` for options that a job with loops cannot have."""
+    names = ", ".join(repr(graph.nodes[head].name) for head in graph.loop_heads())
+    if names and not options.promises.repeats:
+        raise ConfigurationError(
+            f"guarantee={options.guarantee!r} cannot be had with a loop ({names}): where what goes round may be lost "
+            "or doubled, nobody knows when the loop has ended; use 'exactly-once'"
+        )
+    if names and options.checkpoint_mode == "synchronous":
+        raise ConfigurationError(
+            f"checkpoint_mode='synchronous' cannot be had with a loop ({names}): who stands still behind a barrier "
+            "does not take what comes round, and so the barrier never comes round; use 'aligned'"
+        )
+    if names and options.checkpoint_mode == "unaligned":
+        raise ConfigurationError(
+            f"checkpoint_mode='unaligned' cannot be had with a loop ({names}): what is on its way round is a part of "
+            "each checkpoint as it is, and the barrier must come round behind it; use 'aligned'"
+        )
+
+
 def recovery_of(graph: JobGraph, options: Options) -> Options:
-    """The options that a job runs with: at most once, an operator that holds rows back in its state would put them out
-    twice if it went on from a version; such a job recovers by rollback.
+    """The options that a job runs with. By rollback recover
+
+    - at most once, a job with an operator that holds rows back in its state: it would put them out twice if it went on
+      from a version;
+    - a job with loops and a ``sharing_depth``: in a loop everybody is an ancestor, near and far.
     """
-    holding = [node.name for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_rows]
-    if not holding or options.promises is not Guarantee.AT_MOST_ONCE or not options.local:
+    if not options.local:
         return options
-    log.warning("at most once, %s may hold rows back: this job recovers by rollback", ", ".join(holding))
-    return replace(options, recovery="rollback")
+    holding = [node.name for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_rows]
+    if holding and options.promises is Guarantee.AT_MOST_ONCE:
+        log.warning("at most once, %s may hold rows back: this job recovers by rollback", ", ".join(holding))
+        return replace(options, recovery="rollback")
+    if graph.loop_heads() and options.depth is not None:
+        log.warning("sharing_depth is %s, and the job has loops: it recovers by rollback", options.depth)
+        return replace(options, recovery="rollback")
+    return options
 
 
 def _launch(

@@ -171,7 +171,8 @@ class Slot(SlotOrders):
 
     def __init__(self, index: int, config: SlotConfig, scratch: Path) -> None:
         graph: JobGraph = cloudpickle.loads(config.plan)
-        super().__init__(index, config.options.parallelism, graph, time, config.options.depth)
+        unaligned = self._unaligned = config.options.checkpoint_mode == "unaligned"
+        super().__init__(index, config.options.parallelism, graph, time, config.options.depth, unaligned)
         self._config = config
         self._options = config.options
         self._scratch = scratch
@@ -184,7 +185,7 @@ class Slot(SlotOrders):
         self._lifeline = Lifeline()
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
-        if self._options.standbys:
+        if self._options.standbys or self.cycles:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
         if self._options.local:
             standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
@@ -257,7 +258,16 @@ class Slot(SlotOrders):
                     self._passed_over = 0
                 self.guard(subtask, subtask.run)
                 self._data.flush()
+                if self._unaligned:
+                    self._let_overtake()
         return progress
+
+    def _let_overtake(self) -> None:
+        """Barriers that overtake do not wait until it is a subtask's turn."""
+        for subtask in self.active:
+            if subtask.overdue and subtask.runnable(time.monotonic()):
+                self.guard(subtask, subtask.run)
+                self._data.flush()
 
     def guard(self, subtask: Subtask, action: Callable[..., None], /, *arguments: Any) -> None:
         try:
@@ -400,6 +410,7 @@ class Slot(SlotOrders):
             slots=self.slots,
             generations=self.generations,
             lineage=self.lineage,
+            cycles=self.cycles,
             slot=self.index,
             handle=handle,
             checkpoint=checkpoint,
@@ -408,6 +419,7 @@ class Slot(SlotOrders):
             promotion=promotion,
             guarantee=self._options.promises,
             stands_still=self._options.checkpoint_mode == "synchronous",
+            unaligned=self._unaligned,
         )
         ports = SubtaskPorts(
             self._link.send,

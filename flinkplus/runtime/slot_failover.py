@@ -47,6 +47,7 @@ class Host(Protocol):
     parallelism: int
     graph: JobGraph
     lineage: Lineage
+    runs_ahead: bool
     active: ActiveSubtasks
     slots: dict[SubtaskId, int]
     generations: dict[SubtaskId, Generation]
@@ -68,13 +69,14 @@ class Host(Protocol):
 
 @dataclass
 class _Promotion:
-    """A promotion under way. ``given_up``, ``complete``: checkpoints, meanwhile."""
+    """A promotion under way. ``given_up``, ``overtaking``, ``complete``: checkpoints, meanwhile."""
 
     order: control.Promote
     begun: float
     subtasks: dict[SubtaskId, dict[str, Any]]
     ready: dict[SubtaskId, Prepared] = field(default_factory=dict)
     given_up: list[CheckpointId] = field(default_factory=list)
+    overtaking: list[CheckpointId] = field(default_factory=list)
     complete: int = 0
 
     def drop(self, name: SubtaskId) -> None:
@@ -130,7 +132,7 @@ class SlotFailover:
         ancestors = self._host.lineage.asked_of(failed)
         known = [subtask.known for subtask in self._host.active if subtask.known is not None]
         for promotion in self._promotions.values():
-            known += [KnownSteps(_ancestors_of(told)) for told in promotion.subtasks.values()]
+            known += [KnownSteps(_ancestors_of(told, self._host.runs_ahead)) for told in promotion.subtasks.values()]
         runs: dict[SubtaskId, list[Run]] = {}
         for one in known:
             for subtask in [s for s in one.subtasks() if s in failed or s.vertex in ancestors]:
@@ -201,7 +203,7 @@ class SlotFailover:
         for name, told in promotion.subtasks.items():
             prepared = promotion.ready.pop(name)
             try:
-                plan = _promotion_of(told, resuming, prepared)
+                plan = _promotion_of(told, resuming, prepared, host.runs_ahead)
                 subtask = host.build(name, told["handle"], CheckpointId(told["version"]), told.get("mark"), plan)
             except Exception as error:
                 log.info("promoting %s failed", name, exc_info=True)
@@ -217,16 +219,19 @@ class SlotFailover:
         for subtask in built:
             subtask.go_on_after(CheckpointId(max(order.complete, promotion.complete)))
             given_up = [*promotion.subtasks[subtask.id].get("given_up", ()), *promotion.given_up]
-            host.guard(subtask, self._begin, subtask, order, given_up)
+            overtaking = [*promotion.subtasks[subtask.id].get("overtaking", ()), *promotion.overtaking]
+            host.guard(subtask, self._begin, subtask, order, given_up, overtaking)
             host.reach("promoted", order.generation - 1, subtask.id)
         milliseconds = (self._clock.monotonic() - promotion.begun) * 1e3
         host.report(control.Promoted(order.attempt, round(milliseconds, 3), self._clock.time()))
 
-    def _begin(self, subtask: Subtask, order: control.Promote, given_up: list[int]) -> None:
+    def _begin(self, subtask: Subtask, order: control.Promote, given_up: list[int], overtaking: list[int]) -> None:
         subtask.inputs.announce()
         subtask.begin(order.run, order.run_age_s)
         for checkpoint in given_up:  # their barriers will come again, and perhaps not on all inputs
             subtask.abort(CheckpointId(checkpoint))
+        for checkpoint in overtaking:
+            subtask.overtake(CheckpointId(checkpoint))
         if order.draining:
             subtask.drain()
 
@@ -240,6 +245,11 @@ class SlotFailover:
         """A checkpoint is given up: who is about to become active has to know."""
         for promotion in self._promotions.values():
             promotion.given_up.append(checkpoint)
+
+    def overtake(self, checkpoint: CheckpointId) -> None:
+        """Barriers of a checkpoint may overtake: who is about to become active has to know."""
+        for promotion in self._promotions.values():
+            promotion.overtaking.append(checkpoint)
 
     def complete(self, checkpoint: CheckpointId) -> None:
         """A checkpoint is complete: who is about to become active has to know."""
@@ -264,7 +274,9 @@ class SlotFailover:
         self.standbys.close()
 
 
-def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: Prepared | None) -> Promotion:
+def _promotion_of(
+    told: dict[str, Any], resuming: frozenset[SubtaskId], state: Prepared | None, runs_ahead: bool
+) -> Promotion:
     first = told["handle"].get("operator_state", {}).get("steps", 0)
     determinants = merge(first, control.runs_from_json(told["determinants"]))
     had = {channel: control.digests_from_json(runs) for channel, runs in told["digests"].items()}
@@ -272,7 +284,7 @@ def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: P
     return Promotion(
         told["received"],
         determinants,
-        _ancestors_of(told),
+        _ancestors_of(told, runs_ahead),
         told["marks"],
         resuming,
         state,
@@ -282,11 +294,13 @@ def _promotion_of(told: dict[str, Any], resuming: frozenset[SubtaskId], state: P
     )
 
 
-def _ancestors_of(told: dict[str, Any]) -> dict[SubtaskId, Run]:
-    """What a promotion tells of ancestors."""
+def _ancestors_of(told: dict[str, Any], runs_ahead: bool) -> dict[SubtaskId, Run]:
+    """What a promotion tells of ancestors. Where barriers run ahead some survivors may have heard of none of an
+    ancestor's steps since a checkpoint, and others have let go of all before it: what is older than the gap is of no
+    use to anybody."""
     found: dict[SubtaskId, Run] = {}
     for name, told_runs in told["ancestors"].items():
         runs = control.runs_from_json(told_runs)
-        first = min(start for start, _ in runs)
+        first = unite(runs)[-1][0] if runs_ahead else min(start for start, _ in runs)
         found[parse_subtask(name)] = first, merge(first, runs)
     return found

@@ -43,7 +43,13 @@ class SlotOrders(ABC):
     _peers: Peers
 
     def __init__(
-        self, index: int, parallelism: int, graph: JobGraph, clock: Clock, sharing_depth: int | None = None
+        self,
+        index: int,
+        parallelism: int,
+        graph: JobGraph,
+        clock: Clock,
+        sharing_depth: int | None = None,
+        unaligned: bool = False,
     ) -> None:
         self.index = index
         self.parallelism = parallelism
@@ -51,6 +57,8 @@ class SlotOrders(ABC):
         self.clock = clock
         edges = [(graph.producer_vertex(x.edge).name, graph.consumer_vertex(x.edge).name) for x in graph.exchanges]
         self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
+        self.cycles = graph.cycles()
+        self.runs_ahead = unaligned or bool(self.cycles)
         self.active = ActiveSubtasks(graph)
         self.slots: dict[SubtaskId, int] = {}
         self.generations: dict[SubtaskId, Generation] = {}
@@ -194,6 +202,12 @@ class SlotOrders(ABC):
                 if generation == self._generation:
                     for subtask in [s for s in self.active if str(s.id) in subtasks]:
                         subtask.trigger(CheckpointId(checkpoint))
+            case control.Overtake(generation, checkpoint):
+                if generation == self._generation:
+                    for subtask in self.active:
+                        self.guard(subtask, subtask.overtake, CheckpointId(checkpoint))
+                    if self._failover is not None:
+                        self._failover.overtake(CheckpointId(checkpoint))
             case control.Abort(generation, checkpoint, _):
                 if generation == self._generation:
                     for subtask in self.active:

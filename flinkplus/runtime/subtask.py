@@ -9,6 +9,7 @@ comes back as an event. An exception anywhere in a step is the subtask's failure
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import random
 import time
@@ -28,6 +29,7 @@ from flinkplus.operators.routes import partitioner
 from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.incarnation import Incarnation, Promotion
+from flinkplus.protocol.snapshots import Logs
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
@@ -37,7 +39,7 @@ from flinkplus.runtime.gates import InputChannel, InputGate, OutputGate
 from flinkplus.runtime.omissions import UnfilteredCursor, without
 from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
-from flinkplus.runtime.wire import Message, decode_records, digest_of
+from flinkplus.runtime.wire import Message, decode_frame, decode_records, digest_of, encode, encode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.store import Aside
 from flinkplus.state.versions import PendingSnapshot
@@ -45,6 +47,8 @@ from upstream_cache.retention import Retention
 
 HANDLE_FORMAT = 1
 REPLAY_SLICE_S = 0.002
+PACKED_AT_ONCE_BYTES = 64 << 10
+"""Of messages that were in flight; more are packed beside the stream."""
 
 __all__ = ["HANDLE_FORMAT", "Promotion", "Subtask", "SubtaskPlan", "SubtaskPorts"]
 
@@ -85,6 +89,7 @@ class Pending:
 
     frozen: PendingSnapshot | None
     rest: dict[str, Any] = field(default_factory=dict)
+    copied: float = 0.0
 
 
 def _records(message: Message, payload: Any) -> pa.RecordBatch:
@@ -120,7 +125,8 @@ class Subtask(SubtaskSteps):
             options.batch_rows,
             ports.send,
             ports.hand_over,
-            ports.retention if plan.guarantee.replays else None,
+            ports.retention,
+            options.standbys and plan.guarantee.replays,
             self._steps,
             self._ancestors,
             self._digest_of,
@@ -129,6 +135,7 @@ class Subtask(SubtaskSteps):
             options.window,
             lambda end, consumed: ports.grant(self.generation, end, consumed),
             UnfilteredCursor if FILTER in omitted else InputCursor,
+            plan.unaligned,
         )
         self.state: SubtaskState | None = ports.state(plan) if graph.has_keyed_state(vertex) else None
         self.operators: FusedOperators | None = None
@@ -163,7 +170,7 @@ class Subtask(SubtaskSteps):
             first = saved.get("outputs", {})
             exchange = plan.graph.exchanges[edge]
             split = partitioner(exchange.route, exchange.columns, self.id.index, len(peers))
-            self.outputs.add_edge(edge, split, self.id.index, peers, first)
+            self.outputs.add_edge(edge, split, self.id.index, peers, first, edge in plan.cycles.back_edges)
         self.operators = FusedOperators(
             plan.graph,
             plan.vertex,
@@ -329,6 +336,14 @@ class Subtask(SubtaskSteps):
     def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
         self._ports.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason))
 
+    def _pack(self, message: Message, payload: Any) -> str:
+        if message.records is not None:
+            payload = encode_records(message.records)
+        return base64.b64encode(b"".join(encode(message, payload if payload is not None else b""))).decode()
+
+    def _unpack(self, packed: str) -> tuple[Message, Any]:
+        return next(decode_frame(base64.b64decode(packed)))
+
     def _discard(self, checkpoint: CheckpointId) -> None:
         self._pending.pop(checkpoint, None)
 
@@ -357,25 +372,41 @@ class Subtask(SubtaskSteps):
             "alignment_ms": (begun - (self._alignment_began or begun)) * 1e3,
             "sync_ms": (time.perf_counter() - begun) * 1e3,
         }
+        self._pending[checkpoint].copied = begun
         self._alignment_began = None
         self._ports.reach("snapshot", str(self.id))
 
     def _persist(self, checkpoint: CheckpointId) -> None:
         pending = self._pending.pop(checkpoint)
-        state = self.state
-        if state is None or pending.frozen is None:
-            self.persisted(checkpoint, pending.rest, "")
-            return
+        state, logs = self.state, self.logs_of(checkpoint)
         frozen, rest = pending.frozen, pending.rest
+        in_flight_bytes = sum(log.size_bytes for log in logs.values())
+        if logs:
+            rest |= {"in_flight_bytes": in_flight_bytes, "overtaken": self.plan.unaligned}
+        if self.plan.unaligned and logs:
+            rest["alignment_ms"] += (time.perf_counter() - pending.copied) * 1e3
+        if frozen is None and in_flight_bytes <= PACKED_AT_ONCE_BYTES:
+            self._add_logged(rest, logs)
+            self.persisted(checkpoint, rest, "")
+            return
 
         def work() -> dict[str, Any]:
+            if state is None or frozen is None:
+                self._add_logged(rest, logs)
+                return rest
             self._ports.reach("upload", str(self.id))
             handle = {**state.persist(frozen), **rest}
+            self._add_logged(handle, logs)
             self._ports.reach("uploaded", str(self.id))
             self._ports.tend(state)
             return handle
 
         self._ports.persist(self.id, checkpoint, work)
+
+    def _add_logged(self, handle: dict[str, Any], logs: Logs) -> None:
+        """What was in flight, known only now, becomes a part of the state that was copied before."""
+        if logs:
+            self.add_logs(logs, handle["operator_state"])
 
     # --- the end
 

@@ -10,7 +10,7 @@ size of the schema), and, by the encoding,
   read a schema costs more than all the rest of a small message: both ends keep those they know, by their bytes;
 - STREAM: an Arrow IPC stream (schema, dictionaries, one batch).
 
-That of a WATERMARK is its time, eight bytes.
+That of a WATERMARK is its time, eight bytes; of a ROUND, its number, too.
 
 Rules: nothing of a malformed frame is delivered (``PeerProtocolError``); decoding copies no payload.
 """
@@ -36,7 +36,8 @@ HEADER = struct.Struct("<BBHIIIIQQI")
 HEADER_BYTES = HEADER.size
 MAX_MESSAGE_BYTES = 2**31 - 1
 WATERMARK = struct.Struct("<q")
-WITH_PAYLOAD = (Kind.RECORDS, Kind.REPLICA, Kind.WATERMARK)
+WITH_NUMBER = (Kind.WATERMARK, Kind.ROUND)
+WITH_PAYLOAD = (Kind.RECORDS, Kind.REPLICA, *WITH_NUMBER)
 
 PAYLOAD_VERSION = 1
 PAYLOAD_PREFIX = struct.Struct("<BBHI")
@@ -90,7 +91,7 @@ def digest_of(message: Message, payload: Any) -> int:
 def encode(message: Message, payload: Any = b"") -> list[Any]:
     """The buffers of one message on the wire: header, then payload (when it has one)."""
     channel = message.channel
-    if message.kind is Kind.WATERMARK:
+    if message.kind in WITH_NUMBER:
         payload = WATERMARK.pack(message.watermark_ms)
     length = len(payload)
     header = HEADER.pack(
@@ -128,8 +129,8 @@ def decode_frame(frame: bytes | bytearray | memoryview) -> Iterator[tuple[Messag
             message_kind = Kind(kind)
         except ValueError:
             raise PeerProtocolError(f"unknown message kind {kind}") from None
-        is_watermark = message_kind is Kind.WATERMARK
-        if (message_kind in WITH_PAYLOAD) != (length > 0) or (is_watermark and length != WATERMARK.size):
+        has_number = message_kind in WITH_NUMBER
+        if (message_kind in WITH_PAYLOAD) != (length > 0) or (has_number and length != WATERMARK.size):
             raise PeerProtocolError(f"a {message_kind.name} message with {length} payload bytes")
         message = Message(
             message_kind,
@@ -139,7 +140,7 @@ def decode_frame(frame: bytes | bytearray | memoryview) -> Iterator[tuple[Messag
             CheckpointId(epoch),
             size=length,
             determinants=bytes(view[at : at + known]),
-            watermark_ms=WATERMARK.unpack_from(view, at + known)[0] if is_watermark else 0,
+            watermark_ms=WATERMARK.unpack_from(view, at + known)[0] if has_number else 0,
         )
         at += known
         found.append((message, view[at : at + length]))

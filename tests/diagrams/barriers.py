@@ -16,6 +16,7 @@ from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.barriers import BarrierMachine
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
+from flinkplus.protocol.unaligned import UnalignedBarriers
 from tests.diagrams.explore import Diagram, Move, Subject, content, names_of
 from tests.unit.protocol.test_replay import Folding
 
@@ -179,6 +180,39 @@ class OneCheckpoint(Subject):
         return True
 
 
+class OneUnalignedCheckpoint(OneCheckpoint):
+    """The same where barriers may overtake: a barrier comes in on an input before it is taken off it, and the
+    coordinator may say, once, that those of the watched checkpoint wait for nothing."""
+
+    def __init__(self, watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> None:
+        super().__init__(UnalignedBarriers(SUBTASK, inputs, CheckpointId(0)), watched, inputs)
+        self._sighted = dict.fromkeys(inputs, CheckpointId(0))
+        self._ordered = False
+
+    def moves(self) -> Iterable[Move]:
+        machine: Any = self.machine
+        for checkpoint in CHECKPOINTS:
+            for channel in [known for known in self._inputs if self._sighted[known] < checkpoint]:
+                name = f"barrier in a queue{self._other(checkpoint)}"
+                yield Move(name, events.BarrierSighted(channel, checkpoint))
+        if not self._ordered:
+            yield Move("barriers may overtake", events.OvertakingOrdered(self._watched))
+        if machine.due is not None:
+            yield Move("a barrier overtakes", events.BarrierOvertook(machine.due))
+        for move in super().moves():
+            taken = isinstance(move.event, events.BarrierArrived)
+            if not taken or (machine.due is None and self._sighted[move.event.channel] >= move.event.checkpoint):
+                yield move
+
+    def do(self, event: Any) -> list[str]:
+        match event:
+            case events.BarrierSighted(channel, checkpoint):
+                self._sighted[channel] = checkpoint
+            case events.OvertakingOrdered():
+                self._ordered = True
+        return super().do(event)
+
+
 class _Halting(Folding):
     """A real subtask in synchronous mode, with two inputs or as a source; it notes what its machine orders."""
 
@@ -303,6 +337,10 @@ def _at_least_once(watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> OneC
     return OneCheckpoint(BarrierAlignment(SUBTASK, inputs, blocking=False), watched, inputs)
 
 
+def _unaligned(watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> OneCheckpoint:
+    return OneUnalignedCheckpoint(watched, inputs)
+
+
 def _synchronous(watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> OneCheckpoint:
     return OneSynchronousCheckpoint(watched, inputs)
 
@@ -319,6 +357,13 @@ ALGORITHMS = (
         "flinkplus/protocol/alignment.py",
         "The same, but no input waits: the copy holds some of what comes behind its barrier.",
         _at_least_once,
+    ),
+    Algorithm(
+        "Unaligned",
+        "flinkplus/protocol/unaligned.py",
+        "Aligned until the coordinator says that barriers may overtake; then the state is copied when the first is in "
+        "a queue, and what comes before the others is recorded.",
+        _unaligned,
     ),
     Algorithm(
         "Synchronous",

@@ -62,7 +62,7 @@ def test_throughput_with_and_without_checkpoints(spark: SparkSession, monkeypatc
     settings = OverheadSettings(intervals=(0.2,), rounds=1, seconds=1.5)
     none, *others = overhead.run_all(spark, settings, threading.Event())
     assert none["variant"] == "none" and none["checkpoints"] == 0 and none["duration_ms"] is None
-    assert [run["mode"] for run in others] == ["aligned", "synchronous"]
+    assert [run["mode"] for run in others] == ["aligned", "unaligned", "synchronous"]
     for run in (none, *others):
         assert run["records_per_s"] > 0 and run["recoveries"] == 0 and run["usage"]["total"]["cpu_s"] > 0
     assert others[1]["checkpoints"] >= 1 and others[1]["duration_ms"] > 0
@@ -127,7 +127,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
             "'1,0' is not a list of positive numbers, such as 0.25,1,10",
         ),
         (["experiment", "scaling", "--parallelism", "2,0"], "'2,0' is not a list of whole numbers from 1 up"),
-        (["experiment", "overhead", "--modes", "magic"], "'magic' is not a list of aligned, synchronous"),
+        (["experiment", "overhead", "--modes", "magic"], "'magic' is not a list of aligned, unaligned, synchronous"),
     ],
 )
 def test_wrong_usage(

@@ -53,5 +53,7 @@ def test_a_rollback_during_a_synchronous_checkpoint(spark: SparkSession, tmp_pat
 def test_synchronous_checkpoints_come_one_at_a_time(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match="max_concurrent_checkpoints must be 1"):
         StreamEnvironment(spark, checkpoint_mode="synchronous", max_concurrent_checkpoints=2)
-    with pytest.raises(ConfigurationError, match="checkpoint_mode must be one of aligned, synchronous, not 'none'"):
+    with pytest.raises(
+        ConfigurationError, match="checkpoint_mode must be one of aligned, unaligned, synchronous, not 'none'"
+    ):
         StreamEnvironment(spark, checkpoint_mode="none")

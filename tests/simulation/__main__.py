@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import nullcontext
+from functools import partial
 
 from tests.simulation.mutations import MUTATIONS, mutated
-from tests.simulation.parameters import draw
+from tests.simulation.parameters import Parameters, draw
 from tests.simulation.runs import Failure, run_many, run_one, shrink
 
 
@@ -20,12 +21,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="print the whole story of --seed")
     parser.add_argument("--shrink", action="store_true", help="make the first failing seed smaller")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with a deliberate fault in the protocol")
+    parser.add_argument("--loops", action="store_true", help="only jobs with loops")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
     options = parser.parse_args(arguments)
     with mutated(options.mutation) if options.mutation else nullcontext():
         if options.seed is not None:
-            return _show(options.seed, options.trace, options.shrink)
-        summary = run_many(range(options.first, options.first + options.seeds), options.failures)
+            return _show(draw(options.seed, options.loops), options.trace, options.shrink)
+        seeds = range(options.first, options.first + options.seeds)
+        summary = run_many(seeds, options.failures, partial(draw, looped=options.loops))
         print(summary)
         for failure in summary.failures:
             _tell(failure)
@@ -34,14 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 1 if summary.failures else 0
 
 
-def _show(seed: int, traced: bool, shrunk: bool) -> int:
+def _show(parameters: Parameters, traced: bool, shrunk: bool) -> int:
     trace: list[str] = []
-    world, failure = run_one(draw(seed), trace)
+    world, failure = run_one(parameters, trace)
     if failure is not None and shrunk:
         failure = shrink(failure)
         trace = []
         world, failure = run_one(failure.parameters, trace)
-    print((world.parameters if world is not None else draw(seed)).story())
+    print((world.parameters if world is not None else parameters).story())
     if traced or failure is not None:
         print("\n".join(trace if traced else trace[-60:]))
     if failure is not None:

@@ -19,6 +19,7 @@ from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
+from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
 from tests.simulation.causes import Causes
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 Content = tuple[Kind, Any, int, int, bytes, int]
 NOTHING: dict[int, Content] = {}
+MOST_OF_A_STEP = 3
+"""Messages that a step puts into one channel."""
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
 
@@ -77,6 +80,12 @@ class Checks:
                 "promotions",
                 "dependent",
                 "whims",
+                "in_flight",
+                "put_back",
+                "recorded",
+                "overtaken",
+                "rounds",
+                "came_round",
                 "stable",
                 "bounded",
                 "copied",
@@ -170,6 +179,10 @@ class Checks:
             )
         held = end.cursor._received - end.cursor._consumed
         window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.promoted else 1)
+        if held > window and subtask.plan.unaligned:  # a barrier overtook; barriers themselves do not count
+            waiting = len(end.queue) - end.put_back
+            held -= sum(end.queue[-1 - at][0].kind is Kind.BARRIER for at in range(waiting))
+            window += (MAX_UNSENT_TO_NOBODY if subtask.promoted else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
         if self._at_work.get(subtask.id) is subtask and self.exact:
@@ -179,6 +192,8 @@ class Checks:
     def appended(self, subtask: SimSubtask, message: Message) -> None:
         """``subtask`` made a message, perhaps again."""
         self.counts["appended"] += 1
+        if self._world.parameters.loops:
+            self._check_memory(subtask, message.channel)
         if not self.exact:
             return
         self.causes.made(subtask, message)
@@ -193,6 +208,16 @@ class Checks:
                 f"{subtask.id} made message {message.seq} of {message.channel} again, and it is another: {known} "
                 f"before, {content_of(message)} now",
             )
+
+    def _check_memory(self, subtask: SimSubtask, channel: ChannelId) -> None:
+        """What waits on a back edge is on disk when there is no memory for it."""
+        end, retention = subtask.outputs.channels[channel], subtask.slot.retention
+        if not end.is_back or retention is None or retention.blocked is not None:
+            return
+        log: Any = end.log
+        held = log.appended - log._kept
+        if held and retention.memory_bytes > retention.budget_bytes:
+            self._wrong("retention", f"{channel} holds {held} messages in memory, and there is no room")
 
     def on_time(self, subtask: SimSubtask, message: Message, watermark_ms: int | None) -> None:
         """``subtask`` works on a message of records; ``watermark_ms``: of its channel."""
@@ -211,6 +236,35 @@ class Checks:
             return
         if checkpoint in coordinator._checkpoints.pending:
             self._wrong("synchronous", f"{subtask.id} works on while checkpoint {checkpoint} is pending")
+
+    def begins_step(self, subtask: SimSubtask) -> None:
+        """``subtask`` is about to do something: no barrier may be waiting that overtakes."""
+        if subtask.overdue:
+            self._wrong("unaligned", f"{subtask.id} goes on while a barrier is to overtake")
+
+    def _check_in_flight(self, checkpoint: int, subtask: SubtaskId, saved: dict[str, Any]) -> None:
+        """What a snapshot holds of each channel is all from what its state was to take next up to the barrier."""
+        for channel, first in saved["work"]["next"].items():
+            held = [message[3] for message in saved.get("in_flight", {}).get(channel, ())]
+            end = saved["inputs"][channel]
+            if held != list(range(first, end)):
+                self._wrong(
+                    "unaligned",
+                    f"checkpoint {checkpoint} of {subtask} holds {held} of {channel}, in flight were "
+                    f"those from {first} to {end}",
+                )
+            if held:
+                self.counts["recorded"] += len(held) - 1
+                self.counts["overtaken"] += 1
+
+    def takes_in_loop(self, subtask: SimSubtask, end: InputChannel, message: Message) -> None:
+        """``subtask`` takes a message off ``end``, which is a back edge, or takes a round of a loop."""
+        if end.put_back:
+            self.counts["put_back"] += message.kind is Kind.RECORDS
+        if message.kind is Kind.ROUND:
+            self.counts["rounds"] += 1
+        elif message.kind is Kind.RECORDS:
+            self.counts["came_round"] += len(message.records)
 
     def takes_watermark(self, subtask: SimSubtask, message: Message, before_ms: int | None) -> None:
         """``before_ms``: of the channel, so far."""
@@ -277,6 +331,10 @@ class Checks:
                 if name not in world.files:
                     self._wrong("checkpoints", f"checkpoint {checkpoint} names {name}, which is not")
             self._files_of[subtask, checkpoint] = tuple(handles[subtask]["files"])
+            if world.parameters.aligned_timeout_ms is not None:
+                self._check_in_flight(checkpoint, subtask, handles[subtask]["operator_state"])
+            for logged in handles[subtask]["operator_state"].get("in_flight", {}).values():
+                self.counts["in_flight"] += sum(message[0] == Kind.RECORDS for message in logged)
         for channel, producer, consumer in world.channels:
             sent = handles[producer]["operator_state"]["outputs"].get(str(channel), 0)
             received = handles[consumer]["operator_state"]["inputs"].get(str(channel), 0)

@@ -7,13 +7,16 @@ which every keyed subtask on its way worked, and a history in which two of them 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flinkplus.graph import Vertex
+from flinkplus.protocol.cycles import Cycles
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 
+MOST_LAPS = 4
+"""A record goes round a loop fewer times than this, by its number."""
 RecordId = tuple[int, int, int]
 """Source vertex, source subtask, number."""
 Passage = tuple[int, int, int]
@@ -34,19 +37,21 @@ class Exchange:
 @dataclass
 class SimGraph:
     """Stands for ``flinkplus.graph.JobGraph``. ``edges``: (producer, consumer) by position; a vertex without inputs is
-    a source, one without outputs has a sink."""
+    a source, one without outputs has a sink. ``loops``: edges that lead back, from the end of a loop to its head; the
+    end sends every row out as well as round, so that all that was counted shows."""
 
     stages: int
     edges: tuple[tuple[int, int], ...]
     parallelism: int
     records: int
     keys: int
+    loops: tuple[tuple[int, int], ...] = ()
     nodes: tuple[Any, ...] = ()
     vertices: list[Vertex] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.exchanges = [Exchange(edge, start, end) for edge, (start, end) in enumerate(self.edges)]
+        self.exchanges = [Exchange(edge, start, end) for edge, (start, end) in enumerate((*self.edges, *self.loops))]
         for at in range(self.stages):
             inputs = tuple(x.edge for x in self.exchanges if x.consumer == at)
             outputs = tuple(x.edge for x in self.exchanges if x.producer == at)
@@ -54,6 +59,20 @@ class SimGraph:
         self._consumers: dict[ChannelId, SubtaskId] = {}
         self._inputs: dict[SubtaskId, list[tuple[ChannelId, SubtaskId]]] = {}
         self._by_name = {vertex.name: vertex for vertex in self.vertices}
+        heads = [f"v{head}" for _, head in self.loops]
+        edges = [(x.edge, f"v{x.producer}", f"v{x.consumer}") for x in self.exchanges]
+        self._cycles = Cycles(edges, (*reversed(heads), *(vertex.name for vertex in self.vertices)))
+
+    def cycles(self) -> Cycles:
+        return self._cycles
+
+    def goes_on(self, row: Row, edge: int) -> bool:
+        """Whether a row goes along an edge: round a loop for as often as its record has laps."""
+        record, passages = row
+        return edge < len(self.edges) or self._goes_round(record, [at for at, _, _ in passages], edge)
+
+    def _goes_round(self, record: RecordId, route: Sequence[int], edge: int) -> bool:
+        return route.count(self.exchanges[edge].consumer) <= record[2] % MOST_LAPS
 
     def vertex_of(self, name: str) -> Vertex:
         return self._by_name[name]
@@ -98,21 +117,31 @@ class SimGraph:
 
     def expected(self) -> Expectation:
         """What a run without failures puts out."""
-        routes: Counter[tuple[int, ...]] = Counter()
+        lineages: set[tuple[RecordId, tuple[int, ...]]] = set()
+        for laps in range(min(MOST_LAPS, self.records)):
+            for route in self._routes(laps):
+                lineages |= {
+                    ((route[0], index, number), route[1:])
+                    for index in range(self.parallelism)
+                    for number in range(laps, self.records, MOST_LAPS)
+                }
+        return Expectation(self, lineages)
+
+    def _routes(self, laps: int) -> list[tuple[int, ...]]:
+        """All ways from a source to a sink for records with so many laps."""
+        routes: list[tuple[int, ...]] = []
         pending: list[tuple[int, ...]] = [(at,) for at, vertex in enumerate(self.vertices) if vertex.is_source]
         while pending:
             route = pending.pop()
-            following = [x.consumer for x in self.exchanges if x.producer == route[-1]]
+            following = [x for x in self.exchanges if x.producer == route[-1]]
             if not following:
-                routes[route] += 1
-            pending.extend((*route, end) for end in following)
-        lineages = {
-            ((route[0], index, number), route[1:])
-            for route in routes
-            for index in range(self.parallelism)
-            for number in range(self.records)
-        }
-        return Expectation(self, lineages)
+                routes.append(route)
+            pending.extend(
+                (*route, x.consumer)
+                for x in following
+                if x.edge < len(self.edges) or self._goes_round((0, 0, laps), route, x.edge)
+            )
+        return routes
 
 
 class Expectation:

@@ -22,18 +22,24 @@ from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
+from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
+from flinkplus.protocol.rounds import LoopRounds
 from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.runtime.active import ActiveSubtasks
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
+from upstream_cache.log import OutputLog
 
 BUDGET = 2_000
 """Seeds within which each must be found out."""
@@ -389,7 +395,7 @@ def ranges_chosen_anew(original: Any) -> Any:
 @mutation(OutputChannels, "add_channels")
 def ids_forgotten_at_promotion(original: Any) -> Any:
     """Whoever begins from a version numbers its messages from 0 again."""
-    return lambda self, edge, producer, peers, first: original(self, edge, producer, peers, {})
+    return lambda self, edge, producer, peers, first, is_back=False: original(self, edge, producer, peers, {}, is_back)
 
 
 @mutation(SubtaskSteps, "abort")
@@ -579,6 +585,151 @@ def goes_on_during_a_synchronous_checkpoint(original: Any) -> Any:
     return may_go_on
 
 
+# --- loops
+
+
+@mutation(InputGate, "add")
+def what_was_in_flight_is_lost(original: Any) -> Any:
+    """A restore does not put back what was logged of back edges."""
+
+    def add(self: Any, *arguments: Any) -> None:
+        original(self, *arguments[:7])
+
+    return add
+
+
+@mutation(CyclicAlignment, "_on_barrier")
+def one_barrier_round_is_enough(original: Any) -> Any:
+    """A snapshot is persisted when the barrier has come round on the first of its back edges."""
+
+    def on_barrier(self: Any, channel: Any, checkpoint: Any) -> Any:
+        found = original(self, channel, checkpoint)
+        awaited = self._rounds.get(checkpoint)
+        if channel in self._back and awaited:
+            del self._rounds[checkpoint]
+            closed = [effects.CloseLog(checkpoint, other) for other in awaited]
+            return [*found, *closed, effects.PersistSnapshot(checkpoint)]
+        return found
+
+    return on_barrier
+
+
+@mutation(SubtaskSnapshots, "_note_in_flight")
+def only_the_first_is_logged(original: Any) -> Any:
+    """Of what is in flight on a back edge, one message is logged."""
+
+    def note(self: Any, channel: Any, message: Any, payload: Any) -> None:
+        if all(not log.messages for log in self._open_logs.get(channel, {}).values()):
+            original(self, channel, message, payload)
+
+    return note
+
+
+@mutation(SubtaskSnapshots, "add_logs")
+def logged_and_sent_again(original: Any) -> Any:
+    """What is in flight on a back edge is in the snapshot, and its cursor stands before it."""
+
+    def add_logs(self: Any, checkpoint: Any, saved: Any) -> None:
+        before = dict(saved["inputs"])
+        original(self, checkpoint, saved)
+        saved["inputs"] = before
+
+    return add_logs
+
+
+@mutation(LoopRounds, "start")
+def a_loop_ends_after_one_round(original: Any) -> Any:
+    """The first round of a loop counts as one in which nothing moved."""
+
+    def start(self: Any) -> Any:
+        return original(self)[0], False
+
+    return start
+
+
+@mutation(LoopRounds, "record_came_round")
+def records_that_come_round_are_not_told(original: Any) -> Any:
+    """A round does not say that records came round."""
+    return lambda self: None
+
+
+@mutation(LoopRounds, "saved")
+def rounds_are_not_saved(original: Any) -> Any:
+    """A snapshot says nothing of the rounds of a loop."""
+    return lambda self: {}
+
+
+@mutation(CheckpointCoordinator, "_all_exhausted")
+def loops_are_not_waited_for(original: Any) -> Any:
+    """The last checkpoint is taken when all sources are exhausted, whatever is in flight in a loop."""
+    return lambda self: bool(self._sources) and self._exhausted.issuperset(self._sources)
+
+
+@mutation(OutputChannels, "add_channels")
+def back_edges_have_little_room(original: Any) -> Any:
+    """An output log of a back edge takes no more messages than others."""
+
+    def add_channels(self: Any, edge: Any, producer: Any, peers: Any, first: Any, is_back: bool = False) -> None:
+        original(self, edge, producer, peers, first)
+
+    return add_channels
+
+
+@mutation(Lineage, "_ancestors_of", scenario="40")
+def nobody_is_an_ancestor_of_its_like(original: Any) -> Any:
+    """In a loop, determinants of the other subtasks of a vertex, and those behind it, are not passed on by it."""
+
+    def ancestors_of(self: Any, vertex: Any) -> Any:
+        found = original(self, vertex)
+        found.pop(vertex, None)
+        return found
+
+    return ancestors_of
+
+
+@mutation(OutputLog, "lift_limits")
+def back_edges_stay_in_memory(original: Any) -> Any:
+    """What waits on a back edge does not go to disk."""
+
+    def lift_limits(self: Any) -> None:
+        original(self)
+        self._limited = True
+
+    return lift_limits
+
+
+@mutation(CyclicAlignment, "_give_up_round")
+def given_up_rounds_are_waited_for(original: Any) -> Any:
+    """A checkpoint that is given up while its barrier goes round holds up those behind it."""
+    return lambda self, checkpoint: []
+
+
+@mutation(KnownSteps, "__init__")
+def lower_bounds_are_taken_for_the_truth(original: Any) -> Any:
+    """What a barrier says of the steps of others is exact in loops as well."""
+    return lambda self, told=None, cyclic=False: original(self, told)
+
+
+@mutation(SubtaskSteps, "_take_in_loop")
+def how_many_were_taken_is_not_noted(original: Any) -> Any:
+    """A determinant says of the messages that were taken in one step that it was one."""
+
+    def take_in_loop(self: Any, end: Any, count: int) -> Any:
+        positions, self._by_position = self._by_position, ()
+        try:
+            return original(self, end, count)
+        finally:
+            self._by_position = positions
+
+    return take_in_loop
+
+
+@mutation(SubtaskSteps, "_reached_at")
+def what_was_passed_on_is_forgotten(original: Any) -> Any:
+    """Whoever begins from a version does not know how far it had passed on what ancestors did."""
+    return lambda self, saved: {}
+
+
 # --- partial recovery
 
 
@@ -633,6 +784,77 @@ def watermark_of_the_fastest(original: Any) -> Any:
         return original(self) if ahead is None else ahead
 
     return least
+
+
+# --- barriers that overtake
+
+
+@mutation(SubtaskSnapshots, "_note_arrival")
+def what_comes_behind_the_copy_is_not_recorded(original: Any) -> Any:
+    """An unaligned snapshot holds what was here when the state was copied, and not what came before the barrier."""
+    return lambda self, channel, message, payload: None
+
+
+@mutation(SubtaskSnapshots, "_record")
+def what_waits_is_not_recorded(original: Any) -> Any:
+    """An unaligned snapshot holds what came behind the copy of the state, and not what was here."""
+
+    def record(self: Any, checkpoint: Any, end: Any) -> None:
+        queue, end.queue = end.queue, type(end.queue)()
+        original(self, checkpoint, end)
+        end.queue = queue
+
+    return record
+
+
+@mutation(SubtaskSteps, "_begin_overtaking")
+def overtaking_is_no_determinant(original: Any) -> Any:
+    """Nobody is told where a barrier overtook."""
+
+    def begin(self: Any, machine: Any, checkpoint: Any) -> None:
+        begin_with, self._begin_with = self._begin_with, lambda choice, value: None
+        original(self, machine, checkpoint)
+        self._begin_with = begin_with
+
+    return begin
+
+
+@mutation(CheckpointCoordinator, "_overtaking_ms")
+def the_last_checkpoint_may_be_unaligned(original: Any) -> Any:
+    """What is in flight when the job ends is in its last checkpoint, and never worked on."""
+
+    def overtaking_ms(self: Any, pending: Any) -> int | None:
+        final, pending.final = pending.final, False
+        found: int | None = original(self, pending)
+        pending.final = final
+        return found
+
+    return overtaking_ms
+
+
+@mutation(UnalignedBarriers, "_on_overtook")
+def complete_with_the_first_barrier(original: Any) -> Any:
+    """An unaligned snapshot does not wait for the barriers of its other inputs."""
+
+    def overtook(self: Any, checkpoint: Any) -> Any:
+        found = original(self, checkpoint)
+        awaited = self._rounds.pop(checkpoint, ())
+        closed = [effects.CloseRecord(checkpoint, channel) for channel in awaited]
+        return [*found, *closed, *([effects.PersistSnapshot(checkpoint)] if awaited else ())]
+
+    return overtook
+
+
+@mutation(SubtaskSteps, "_saved_of_ancestors", scenario="43")
+def ancestors_are_known_anew(original: Any) -> Any:
+    """A version does not say how far ancestors were known, though messages in flight tell of steps before it."""
+    return lambda self: {name: found for name, found in original(self).items() if name != "reached"}
+
+
+@mutation(UnalignedBarriers, "__init__")
+def barriers_of_the_version_count(original: Any) -> Any:
+    """A barrier that was in flight at a version is one like any other when its turn comes."""
+    return lambda self, subtask, inputs, version, *rest, **more: original(self, subtask, inputs, 0, *rest, **more)
 
 
 # --- rollback

@@ -10,6 +10,9 @@ import random
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from flinkplus.errors import InvariantViolation
+from flinkplus.protocol.cycles import Cycles
+
 SLOT_FAULTS = (
     "crash",
     "crash_at_point",
@@ -53,6 +56,8 @@ WEIGHTS = {
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
 SLOW_MS = 150
+LOOPS = 0.15
+"""Share of the jobs that have loops, of those that can have some."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,9 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
-    ``synchronous``: the job stands still for each checkpoint. ``watermarks``: sources send them, and every other stage
-    holds rows back until they are old enough.
+    ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are
+    unaligned (``None``: never). ``watermarks``: sources send them, and every other stage
+    holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
 
@@ -98,6 +104,7 @@ class Parameters:
     pending_versions: bool = False
     watermarks: bool = False
     synchronous: bool = False
+    aligned_timeout_ms: int | None = None
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
@@ -105,6 +112,7 @@ class Parameters:
     clock_keys: int = 0
     error_rate: float = 0.01
     whims: bool = False
+    loops: tuple[tuple[int, int], ...] = ()
     faults: tuple[Fault, ...] = ()
 
     def story(self) -> str:
@@ -146,8 +154,8 @@ def child(seed: int, name: str) -> Rng:
     return Rng(f"{seed}/{name}")
 
 
-def draw(seed: int) -> Parameters:
-    """The parameters of a seed."""
+def draw(seed: int, looped: bool = False) -> Parameters:
+    """The parameters of a seed. ``looped``: there is a loop wherever there can be one."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (1, 11, 8, 2))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (4, 32, 20, 3, 1, 1))[0]
@@ -193,6 +201,13 @@ def draw(seed: int) -> Parameters:
         parameters = replace(parameters, max_concurrent=1, interval_ms=100, records=min(records, 12))
     if parameters.guarantee == "at-most-once":
         parameters = replace(parameters, watermarks=False)  # such a job, if it holds rows back, recovers by rollback
+    if looped:
+        parameters = replace(parameters, guarantee="exactly-once", synchronous=False)
+    may_loop = parameters.guarantee == "exactly-once" and not parameters.synchronous
+    if may_loop and child(seed, "loops").random() < (1 if looped else LOOPS):
+        parameters = with_loops(parameters, child(seed, "loop"))
+    if not looped:
+        parameters = with_overtaking(parameters, child(seed, "unaligned"))
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
@@ -214,6 +229,67 @@ def draw_edges(rng: random.Random, stages: int) -> tuple[tuple[int, int], ...]:
             if other != start:
                 edges.append((other, end))
     return tuple(edges)
+
+
+def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
+    """A job of at least three stages with an edge that leads back, or two, if there is a place for one."""
+    stages = max(3, parameters.stages)
+    edges = parameters.edges if stages == parameters.stages else draw_edges(rng, stages)
+    parallelism = min(parameters.parallelism, 4)
+    reached = {at: {at} for at in range(stages)}
+    for start, end in sorted(edges, reverse=True):
+        reached[start] |= reached[end]
+    inner = [at for at in range(stages) if at in {end for _, end in edges} and at in {start for start, _ in edges}]
+    places = [(tail, head) for head in inner for tail in inner if tail in reached[head]]
+    loops: tuple[tuple[int, int], ...] = ()
+    for _ in range(1 if rng.random() < 0.7 else 2):
+        free = [place for place in places if _fits((*edges, *loops, place), (*loops, place), stages)]
+        if free:
+            loops = (*loops, rng.choice(free))
+    if not loops:
+        return parameters
+    depth = None if rng.random() < 0.8 else parameters.sharing_depth  # with any other, all failures end in a rollback
+    return replace(
+        parameters,
+        stages=stages,
+        edges=edges,
+        parallelism=parallelism,
+        loops=loops,
+        watermarks=False,
+        sharing_depth=depth,
+        records=max(12, parameters.records),
+        work_ms=rng.choice((2, 8, 8)),  # who is slow has rows waiting when the barrier comes
+        interval_ms=rng.choice((15, 40)),
+        latency_ms=rng.choice((2, 6)),
+        keys=rng.choice((3, 8)),
+    )
+
+
+def _fits(edges: tuple[tuple[int, int], ...], loops: tuple[tuple[int, int], ...], stages: int) -> bool:
+    """Whether these edges, ``loops`` among them, make a graph that can be run."""
+    if len(set(edges)) < len(edges):
+        return False
+    named = [(number, str(start), str(end)) for number, (start, end) in enumerate(edges)]
+    try:
+        Cycles(named, [*(str(head) for _, head in reversed(loops)), *map(str, range(stages))])
+    except InvariantViolation:
+        return False
+    return True
+
+
+def with_overtaking(parameters: Parameters, rng: random.Random) -> Parameters:
+    """A job whose checkpoints are unaligned, one in ten of those that can have them; often of slow consumers."""
+    if rng.random() >= 0.13 or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
+        return parameters
+    work_ms = rng.choice((1, 2, 8, 20))
+    return replace(
+        parameters,
+        aligned_timeout_ms=rng.choice((0, 0, 10, 30)),
+        max_concurrent=rng.choice((1, 1, 2, 3)),
+        read_ms=rng.choice((0, 2, parameters.read_ms)),
+        work_ms=work_ms,
+        interval_ms=max(parameters.interval_ms, 8 * work_ms),  # checkpoints come before all else
+    )
 
 
 def pair(target: int, parallelism: int) -> tuple[int, int]:

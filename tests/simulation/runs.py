@@ -131,6 +131,8 @@ def smaller(parameters: Parameters) -> Iterator[Parameters]:
     faults = parameters.faults
     for at in range(len(faults)):
         yield parameters.with_changes(faults=faults[:at] + faults[at + 1 :])
+    if parameters.loops:
+        yield parameters.with_changes(loops=())
     if parameters.stages > 2:
         edges = tuple((start, end) for start, end in parameters.edges if end < parameters.stages - 1)
         yield parameters.with_changes(stages=parameters.stages - 1, edges=edges)

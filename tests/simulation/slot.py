@@ -38,7 +38,14 @@ class SimSlot(SlotOrders):
     graph: SimGraph  # type: ignore[assignment]
 
     def __init__(self, world: World, index: int, process: int) -> None:
-        super().__init__(index, world.parameters.parallelism, world.graph, world.clock, world.options.depth)  # type: ignore[arg-type]
+        super().__init__(
+            index,
+            world.parameters.parallelism,
+            world.graph,  # type: ignore[arg-type]
+            world.clock,
+            world.options.depth,
+            world.options.checkpoint_mode == "unaligned",
+        )
         self.world = world
         self.process = process
         self.connection = world.connect(self)
@@ -56,7 +63,7 @@ class SimSlot(SlotOrders):
         self.ids = MemoryStore()
         self._filters = 0
         self.standbys = SimStandbys(self)
-        if world.options.standbys:
+        if world.options.standbys or world.graph.loops:
             self.retention = Retention(
                 Path("spill"),
                 MarshalCodec(),
@@ -211,10 +218,12 @@ class SimSlot(SlotOrders):
                 slots=self.slots,
                 generations=self.generations,
                 lineage=self.lineage,
+                cycles=self.cycles,
                 checkpoint=checkpoint,
                 promotion=promotion,
                 guarantee=self.world.options.promises,
                 stands_still=self.world.options.checkpoint_mode == "synchronous",
+                unaligned=self.world.options.checkpoint_mode == "unaligned",
                 vertex=self.graph.vertex_of(name.vertex),
                 handle=handle,
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -17,6 +18,7 @@ from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
 from flinkplus.protocol.subtask import SubtaskSteps
+from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
 from tests.simulation.graph import Row
@@ -35,6 +37,7 @@ CLOCK_BYTES = 50
 MAX_UNSENT_BYTES = 16 << 20
 Count = tuple[int, int]
 """(key, records so far)."""
+LOOP_POINTS = ("logging", "returned", "round")
 WITHOUT_REFERENCES = 2
 """Version of marshal in which equal values are equal bytes."""
 
@@ -122,13 +125,14 @@ class SimSubtask(SubtaskSteps):
         self.closed = False
         self._next_read_s = 0.0
         self._rng = world.rng_work
-        self.inputs = InputGate(world.parameters.window, self._grant)
+        self.inputs = InputGate(world.parameters.window, self._grant, overdrawn=plan.unaligned)
         self.outputs = SimOutputs(
             plan.generation,
             world.parameters.window,
             slot._hand_over,
             self._make_log,
-            slot.retention if plan.guarantee.replays else None,
+            slot.retention,
+            world.options.standbys and plan.guarantee.replays,
             self._steps,
             self._ancestors,
             self._digest_of,
@@ -149,8 +153,13 @@ class SimSubtask(SubtaskSteps):
         for edge in vertex.outputs:
             consumer = graph.consumer_vertex(edge).name
             peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(graph.parallelism)])
-            self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}))
+            is_back = edge in plan.cycles.back_edges
+            self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}), is_back)
         self.begin_from(saved)
+        waiting = [message for end in self.inputs.channels.values() for message, _ in end.queue]
+        again = sum(len(message.records) for message in waiting if message.kind is Kind.RECORDS)
+        if again:
+            world.note("%s takes up %s rows that were in flight", self.id, again)
         world.cyclic.append(self)
         world.checks.began(self)
 
@@ -162,10 +171,9 @@ class SimSubtask(SubtaskSteps):
         self._dirty: dict[int, int] = {}
         self._frozen: list[tuple[CheckpointId, dict[int, int], dict[str, Any]]] = []
 
-    def _make_log(self, channel: ChannelId, first: int, received: int) -> WatchedLog:
-        log = WatchedLog(
-            channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=self.slot.retention, received=received
-        )
+    def _make_log(self, channel: ChannelId, first: int, received: int, may_spill: bool) -> WatchedLog:
+        spills_to = self.slot.retention if may_spill else None
+        log = WatchedLog(channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=spills_to, received=received)
         log.owner = self
         return log
 
@@ -184,10 +192,37 @@ class SimSubtask(SubtaskSteps):
 
     # --- the work
 
+    def _begin(self) -> Iterator[None] | None:
+        if self._unaligned is not None:
+            self._world.checks.begins_step(self)
+        return super()._begin()
+
+    def _begin_overtaking(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> None:
+        waiting = sum(len(end.queue) for end in self.inputs.channels.values())
+        self._world.note("%s: the barrier of checkpoint %s overtakes %s messages", self.id, checkpoint, waiting)
+        super()._begin_overtaking(machine, checkpoint)
+
+    def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
+        for _, message, _ in many if self._world.checks.exact else ():
+            self._world.checks.causes.takes(self, message)
+        return super()._take_many(many)
+
+    def _take_in_loop(self, end: InputChannel, count: int) -> Iterator[None] | None:
+        if count > 1:
+            for message, _ in islice(end.queue, count):
+                self._world.checks.causes.takes(self, message)
+                if end.channel in self._back:
+                    self._world.checks.takes_in_loop(self, end, message)
+        return super()._take_in_loop(end, count)
+
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message = end.queue[0][0]
+        if self._unaligned is not None and end.put_back:
+            self._world.checks.counts["put_back"] += 1
         if self._world.checks.exact:
             self._world.checks.causes.takes(self, message)
+        if end.channel in self._back or message.kind is Kind.ROUND:
+            self._world.checks.takes_in_loop(self, end, message)
         if message.kind is Kind.WATERMARK:
             self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
         return super()._take(end)
@@ -206,8 +241,6 @@ class SimSubtask(SubtaskSteps):
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         self._world.checks.works(self)
-        for message, _ in messages if self._world.checks.exact else ():
-            self._world.checks.causes.takes(self, message)
         return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
 
     def _on_time(self, message: Message) -> tuple[Row, ...]:
@@ -259,6 +292,8 @@ class SimSubtask(SubtaskSteps):
             consumer = graph.exchanges[edge].consumer
             parts: dict[int, list[Row]] = {}
             for row in rows:
+                if not graph.goes_on(row, edge):
+                    continue
                 parts.setdefault(graph.key(row[0], consumer) % graph.parallelism, []).append(row)
             ends = self.outputs._edges[edge]
             for target in sorted(parts):
@@ -305,6 +340,8 @@ class SimSubtask(SubtaskSteps):
         return None
 
     def _on_point(self, point: str) -> None:
+        if point in LOOP_POINTS:
+            self._world.note("%s: %s", self.id, point)
         self._world.reach(point, self.slot, self.id)
 
     def _report_exhausted(self) -> None:
@@ -328,6 +365,7 @@ class SimSubtask(SubtaskSteps):
                 "depends": dict(self.depends),
                 "held": tuple(self._held),
                 "advanced_ms": self.advanced_ms,
+                **self._next_of_inputs(),
             },
             **self.saved_cursors(checkpoint),
             "drained": self._draining,
@@ -336,8 +374,16 @@ class SimSubtask(SubtaskSteps):
         self._dirty = {}
         self._world.reach("snapshot", self.slot, self.id)
 
+    def _next_of_inputs(self) -> dict[str, Any]:
+        """What is to be taken next, where more may be in flight."""
+        if self._unaligned is None:
+            return {}
+        ends = self.inputs.channels.items()
+        return {"next": {str(c): end.queue[0][0].seq if end.queue else end.cursor.expected for c, end in ends}}
+
     def _persist(self, checkpoint: CheckpointId) -> None:
         saved = next(saved for number, _, saved in self._frozen if number == checkpoint)
+        self.add_logs(self.logs_of(checkpoint), saved)
         if self._is_source:
             self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
             self.persisted(checkpoint, self._handle(checkpoint, saved), "")
@@ -376,6 +422,13 @@ class SimSubtask(SubtaskSteps):
         self._files = (*self._files, name)
         self._world.reach("uploaded", self.slot, self.id)
         self.persisted(checkpoint, self._handle(checkpoint, saved), "")
+
+    def _pack(self, message: Message, payload: Any) -> Any:
+        return (int(message.kind), tuple(message.channel), *message[2:])
+
+    def _unpack(self, packed: Any) -> tuple[Message, Any]:
+        kind, channel, *rest = packed
+        return Message(Kind(kind), ChannelId(*channel), *rest), None
 
     def _discard(self, checkpoint: CheckpointId) -> None:
         return None

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from flinkplus.protocol import snapshots
 from tests.simulation.exhaustive import Search
 from tests.simulation.mutation_check import found_by_scenario
 from tests.simulation.mutations import MUTATIONS, mutated
@@ -48,8 +50,19 @@ QUICK = (
     "staged_before_all_is_held",
     "all_held_with_the_first_file",
     "inputs_not_fenced",
+    "what_comes_behind_the_copy_is_not_recorded",
+    "what_waits_is_not_recorded",
+    "the_last_checkpoint_may_be_unaligned",
+    "complete_with_the_first_barrier",
     "newest_version_promoted",
     "any_version_makes_do_for_a_base",
+    "one_barrier_round_is_enough",
+    "logged_and_sent_again",
+    "a_loop_ends_after_one_round",
+    "records_that_come_round_are_not_told",
+    "loops_are_not_waited_for",
+    "back_edges_stay_in_memory",
+    "how_many_were_taken_is_not_noted",
 )
 """What is found out within the small budget."""
 
@@ -61,6 +74,8 @@ def test_seeds_are_clean() -> None:
     assert all(happened[kind] for kind in FAULTS), f"these never struck: {[k for k in FAULTS if not happened[k]]}"
     for what in ("failovers", "handovers", "fallbacks", "promotions", "driver_crashes", "trimmed", "stable", "rows"):
         assert happened[what], f"the seeds saw no {what}"
+    for what in ("came_round", "rounds", "in_flight", "put_back"):
+        assert happened[what], f"the seeds saw no {what} in loops"
 
 
 DIGESTS = """
@@ -118,6 +133,16 @@ def test_a_fault_that_the_product_had_is_found_out_by_its_scenario() -> None:
 @pytest.mark.parametrize("name", [name for name, fault in MUTATIONS.items() if fault.scenario])
 def test_a_fault_that_seeds_seldom_see_is_found_out_by_its_scenario(name: str) -> None:
     assert found_by_scenario(name)
+
+
+def test_a_snapshot_with_too_much_in_flight_is_declined_and_the_job_goes_on() -> None:
+    loop = Parameters(stages=3, edges=((0, 1), (1, 2)), loops=((1, 1),), records=60, interval_ms=15, rows=4)
+    trace: list[str] = []
+    with mock.patch.object(snapshots, "MAX_LOGGED_BYTES", 150):
+        world, failure = run_one(loop, trace)
+    assert failure is None and world is not None and world.ended == "finished"
+    assert any("bytes were in flight on 2:" in line and "SnapshotRefused" in line for line in trace)
+    assert world.counts["failovers"] == world.counts["fallbacks"] == 0
 
 
 def test_shrinking_leaves_what_matters() -> None:

@@ -84,7 +84,12 @@ class World:
         self.rng_copies = child(seed, "copies")
         self.clock = SimClock(self)
         self.graph = SimGraph(
-            parameters.stages, parameters.edges, parameters.parallelism, parameters.records, parameters.keys
+            parameters.stages,
+            parameters.edges,
+            parameters.parallelism,
+            parameters.records,
+            parameters.keys,
+            parameters.loops,
         )
         self.channels = [
             (channel, producer, subtask)
@@ -474,6 +479,13 @@ class World:
         return self.registry.records.get(subtask)
 
 
+def mode_of(parameters: Parameters) -> str:
+    """How checkpoints are taken."""
+    if parameters.aligned_timeout_ms is not None:
+        return "unaligned"
+    return "synchronous" if parameters.synchronous else "aligned"
+
+
 def options_of(parameters: Parameters) -> Options:
     """The job's options, with limits that fit the simulated world's pace."""
     return Options(
@@ -481,7 +493,8 @@ def options_of(parameters: Parameters) -> Options:
         checkpoint_interval=parameters.interval_ms / 1000,
         checkpoint_timeout=2.0,
         max_concurrent_checkpoints=parameters.max_concurrent,
-        checkpoint_mode="synchronous" if parameters.synchronous else "aligned",
+        checkpoint_mode=mode_of(parameters),
+        aligned_timeout=None if parameters.aligned_timeout_ms is None else parameters.aligned_timeout_ms / 1000,
         guarantee=parameters.guarantee,
         recovery=parameters.recovery,
         replicas=parameters.replicas,

@@ -19,6 +19,7 @@ from flinkplus.protocol.effects import (
     FinalCheckpointAbandoned,
     FinalCheckpointCommitted,
     NotifyComplete,
+    OvertakeCheckpoint,
     RecordCheckpoint,
     StoreManifest,
     TriggerCheckpoint,
@@ -703,3 +704,44 @@ def test_subtasks_replaced_in_a_job_that_was_interrupted_matter_no_more() -> Non
 def test_replaced_subtasks_must_be_of_the_job() -> None:
     with pytest.raises(InvariantViolation, match="of the job"):
         started().at(10, replaced(START, SubtaskId("nobody", 0)))
+
+
+# --- unaligned ones
+
+
+def test_barriers_overtake_from_the_time_out_on() -> None:
+    history = History(CheckpointConfig(interval_ms=1_000, aligned_timeout_ms=200))
+    history.at(0, RUNNING)
+    assert history.at(1_000, TimeAdvanced()) == [TriggerCheckpoint(C1, SOURCES, False, G1)]
+    assert history.machine.next_deadline_ms() == 1_200
+    assert history.at(1_199, TimeAdvanced()) == []
+    assert history.at(1_200, TimeAdvanced()) == [OvertakeCheckpoint(C1, G1)]
+    assert history.at(1_201, TimeAdvanced()) == [], "once is enough"
+    assert history.machine.next_deadline_ms() == 61_000
+
+
+def test_barriers_overtake_at_once_without_a_time_out_and_whoever_triggers_has_heard_of_it() -> None:
+    history = History(CheckpointConfig(interval_ms=1_000, aligned_timeout_ms=0))
+    history.at(0, RUNNING)
+    assert history.at(1_000, TimeAdvanced()) == [
+        OvertakeCheckpoint(C1, G1),
+        TriggerCheckpoint(C1, SOURCES, False, G1),
+    ]
+
+
+def test_nothing_is_to_be_overtaken_when_all_have_acknowledged() -> None:
+    history = History(CheckpointConfig(interval_ms=1_000, aligned_timeout_ms=200))
+    history.at(0, RUNNING)
+    history.at(1_000, TimeAdvanced())
+    history.at(1_100, *(SnapshotAcknowledged(C1, subtask, G1, "handle") for subtask in SUBTASKS))
+    assert history.at(1_200, TimeAdvanced()) == []
+
+
+def test_the_last_checkpoint_is_never_unaligned() -> None:
+    """What is in flight at the end of a job would never be worked on."""
+    history = History(CheckpointConfig(interval_ms=None, aligned_timeout_ms=0))
+    history.at(0, RUNNING)
+    assert history.at(500, *(SourceExhausted(source, G1) for source in SOURCES)) == [
+        TriggerCheckpoint(C1, SOURCES, True, G1)
+    ]
+    assert history.at(5_000, TimeAdvanced()) == []

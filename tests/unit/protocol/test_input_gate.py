@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
-from flinkplus.protocol.inputs import InputGate
+from flinkplus.protocol.inputs import MERGED_MESSAGE_BYTES, InputGate
 from flinkplus.protocol.messages import Kind, Message
 
 ONE, TWO = ChannelId(0, 0, 0), ChannelId(0, 1, 0)
@@ -60,3 +60,37 @@ def test_a_blocked_channel_keeps_its_watermark() -> None:
     assert taken(gate) == []
     gate.channels[ONE].blocked = False
     assert taken(gate) == [(0, Kind.WATERMARK)]
+
+
+def test_of_one_channel_small_messages_of_records_are_taken_together_up_to_a_window() -> None:
+    gate = InputGate(3, lambda end, consumed: None)
+    gate.add(ONE, SubtaskId("source", 0), None, Generation(1), 0, ended=False)
+    end = gate.channels[ONE]
+
+    def ahead(*waiting: Message) -> int:
+        end.queue.clear()
+        end.queue.extend((message, None) for message in waiting)
+        return gate.records_ahead(end)
+
+    small = Message(Kind.RECORDS, ONE, Generation(1), Seq(0), CheckpointId(0), size=100)
+    barrier, large = small._replace(kind=Kind.BARRIER), small._replace(size=MERGED_MESSAGE_BYTES + 1)
+    assert ahead() == ahead(barrier, small) == ahead(large, small) == 0
+    assert ahead(small) == ahead(small, barrier, small) == ahead(small, large) == 1
+    assert ahead(small, small, small, small) == 3
+
+
+def test_what_is_put_back_comes_first_and_moves_no_cursor() -> None:
+    granted: list[int] = []
+    gate = InputGate(2, lambda end, consumed: granted.append(consumed))
+    logged = [Message(Kind.RECORDS, ONE, Generation(1), Seq(seq), CheckpointId(0)) for seq in (3, 4, 5)]
+    gate.add(ONE, SubtaskId("source", 0), None, Generation(2), 6, False, in_flight=[(one, None) for one in logged])
+    end = gate.channels[ONE]
+    end.cursor.accept(Generation(2), Seq(6))
+    end.queue.append((logged[0]._replace(seq=Seq(6), generation=Generation(2)), None))
+    assert [message.seq for message, _ in end.queue] == [3, 4, 5, 6]
+    gate.consumed(end, 2)
+    assert gate.cursors() == {str(ONE): 6}
+    gate.consumed(end, 2)
+    assert gate.cursors() == {str(ONE): 7}
+    assert end.put_back == 0
+    assert granted == [7]

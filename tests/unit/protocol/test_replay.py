@@ -49,6 +49,7 @@ class Folding(SubtaskSteps):
         wall_ms: Iterator[int],
         promotion: Promotion | None = None,
         stands_still: bool = False,
+        unaligned: bool = False,
         retain: bool = True,
     ) -> None:
         everyone = [WORK, *CONSUMERS, *(producer for _, producer in INPUTS)]
@@ -62,6 +63,7 @@ class Folding(SubtaskSteps):
             checkpoint=START,
             promotion=promotion,
             stands_still=stands_still,
+            unaligned=unaligned,
         )
         super().__init__(incarnation, {}, False, True, True)
         self._wall = wall_ms
@@ -70,7 +72,7 @@ class Folding(SubtaskSteps):
         self.inputs = InputGate(1000, lambda end, consumed: None)
         self.add_inputs({}, INPUTS)
         self.outputs = Wires(
-            Generation(generation), 1000, lambda m, p: None, self._log, None, self._steps, None, self._digest_of
+            Generation(generation), 1000, lambda m, p: None, self._log, steps=self._steps, digest=self._digest_of
         )
         self.outputs.add_channels(1, 0, self.peers(1, CONSUMERS), {})
         for end in self.outputs.channels.values():
@@ -79,7 +81,7 @@ class Folding(SubtaskSteps):
         self.start()
 
     @staticmethod
-    def _log(channel: ChannelId, first: int, received: int) -> OutputLog[Entry]:
+    def _log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
         return OutputLog(channel, 1000, 1 << 20, first, received=received)
 
     def made(self, consumer: int) -> list[Message]:
@@ -119,6 +121,8 @@ class Folding(SubtaskSteps):
     _flush: Any = _never
     _take_snapshot: Any = _never
     _persist: Any = _never
+    _pack: Any = _never
+    _unpack: Any = _never
     _discard: Any = _never
     _acknowledge: Any = _never
     _decline: Any = _never

@@ -6,7 +6,6 @@ sockets, the coordinator.
 
 from __future__ import annotations
 
-import pickle
 import random
 import shutil
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph, Node
@@ -148,7 +148,8 @@ class Cluster:
         scratch = self.directory / f"scratch-{index}-{incarnation}"
         scratch.mkdir(parents=True)
         config = SlotConfig(
-            "job", "test", self.parallelism, 1, "127.0.0.1:1", "", Credentials(b"secret"), pickle.dumps(self.graph),
+            "job", "test", self.parallelism, 1, "127.0.0.1:1", "", Credentials(b"secret"),
+            cloudpickle.dumps(self.graph),
             self.options, str(self.directory / "checkpoints"), None, None, (1, 0.0), True,
         )  # fmt: skip
         slot = Slot(index, config, scratch)
@@ -380,8 +381,9 @@ class Cluster:
 
     def finish(self) -> pa.Table:
         """Run to the end of the input, take a last checkpoint, and give what was put out."""
-        sources = {str(s) for s in self.subtasks if self.graph.vertex_of(s.vertex).is_source}
-        self.until(lambda: self.exhausted >= sources)
+        heads = self.graph.cycles().heads
+        ending = {str(s) for s in self.subtasks if self.graph.vertex_of(s.vertex).is_source or s.vertex in heads}
+        self.until(lambda: self.exhausted >= ending)
         last = self.trigger()
         self.until(lambda: self.acked(last))
         node = next(node for node in self.graph.nodes if node.kind == "sink")

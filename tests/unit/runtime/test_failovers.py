@@ -53,6 +53,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
         "version": 0,
         "handle": {},
         "given_up": [],
+        "overtaking": [],
         "received": {"0:1->0": 3, "0:1->2": 4},
         "marks": {},
         "digests": {"0:1->0": [[0, "of three"]]},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Literal
 
+import pytest
+
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.tokenize import Tokenize
 from flinkplus.protocol.effects import CheckpointOutcome, CheckpointStats
@@ -18,11 +20,11 @@ def heartbeat(rows: int) -> dict[str, Any]:
     return {"words[0]": {"rows_out": rows, "keys": 0, "bytes": 0, "busy_s": 0.0, "operators": operators}}
 
 
-def of_words(kind: Literal["source", "operator"] = "operator") -> Figures:
+def of_words(kind: Literal["source", "operator"] = "operator", mode: str = "aligned") -> Figures:
     graph = JobGraph()
     graph.add(Node("words", kind, Tokenize("words", "value", "word"), SCHEMA), None, None)
     graph.vertices = graph.fuse_draft()
-    return Figures(graph)
+    return Figures(graph, mode)
 
 
 def test_the_phases_of_a_checkpoint() -> None:
@@ -45,6 +47,21 @@ def test_the_phases_of_a_checkpoint() -> None:
     ended_ms = (time.time() - before_s) * 1e3
     assert 2.0 <= phases["trigger_ms"] <= phases["durable_ms"] <= phases["chain_ms"] <= ended_ms
     assert (phases["alignment_ms"], phases["sync_ms"], phases["async_ms"]) == (2.0, 1.0, 7.0)
+
+
+@pytest.mark.parametrize("mode", ["aligned", "unaligned", "synchronous"])
+def test_how_a_checkpoint_was_taken(mode: str) -> None:
+    """One that may be unaligned is so if a barrier overtook anywhere."""
+    figures = of_words(mode=mode)
+    figures.triggered(1)
+    figures.snapshot(1, "words[0]", {"operator_state": {}})
+    (found,) = figures.checkpoints()
+    assert (found["mode"], found["in_flight_bytes"]) == ("synchronous" if mode == "synchronous" else "aligned", 0)
+    if mode == "unaligned":
+        for subtask, size in (("words[1]", 300), ("words[2]", 40)):
+            figures.snapshot(1, subtask, {"operator_state": {}, "overtaken": True, "in_flight_bytes": size})
+        (found,) = figures.checkpoints()
+        assert (found["mode"], found["in_flight_bytes"]) == ("unaligned", 340)
 
 
 def test_a_late_heartbeat_does_not_take_back_the_final_counters() -> None:

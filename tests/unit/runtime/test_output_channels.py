@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from flinkplus.errors import InvariantViolation, NondeterministicOperator
 from flinkplus.protocol.ids import ChannelId, Generation
 from flinkplus.runtime.gates import OutputChannel, OutputGate, Peer
+from flinkplus.runtime.log_codec import MessageCodec
 from flinkplus.runtime.wire import Message
 from upstream_cache.log import OutputLog
+from upstream_cache.retention import Retention
 
 CHANNEL = ChannelId(0, 0, 1)
 
@@ -110,3 +113,21 @@ def test_what_nobody_can_tell_the_content_of_is_not_made_again() -> None:
     assert end.had == {}
     with pytest.raises(InvariantViolation, match="not known of all messages"):
         end.expect(3, 6, {3: 8, 5: 10})
+
+
+def test_without_standbys_only_what_waits_on_a_back_edge_goes_to_disk(tmp_path: Path) -> None:
+    retention: Retention[Any] = Retention(tmp_path / "spill", MessageCodec(), 0)
+    gate = OutputGate(Generation(1), 2, 100, lambda slot, frame: None, lambda message, payload: None, retention)
+    gate.add_channels(0, 0, [Peer(1, Generation(1))], {})
+    gate.add_channels(1, 0, [Peer(1, Generation(1))], {}, is_back=True)
+    for round_number in range(40):
+        gate.append_round(1, round_number)
+    end = gate.channels[ChannelId(1, 0, 0)]
+    assert gate.accepts
+    assert (end.log.sent, end.log.appended) == (2, 40)
+    gate.append_watermark(0, 5)
+    assert retention.memory_bytes == 0
+    end.credit(1, 2, 1)
+    assert end.log.trimmed == 2  # what is consumed is not kept
+    gate.release()
+    retention.close()

@@ -71,6 +71,24 @@ def test_what_was_never_sent_stays_in_memory(tmp_path: Path) -> None:
     retention.close()
 
 
+def test_without_limits_what_was_never_sent_is_written_when_nothing_else_is_left(tmp_path: Path) -> None:
+    retention, (log, other) = shared(tmp_path, 2, budget=20 * COUNTED)
+    put(other, 10)
+    log.lift_limits()
+    for seq in range(500):
+        assert log.accepts
+        log.append(body(seq, SIZE), SIZE)
+        assert retention.memory_bytes <= 21 * COUNTED
+    assert other.spilled_bytes > 0  # what is sent goes first
+    for seq in range(500):
+        assert log.next_to_send(500) == (seq, body(seq, SIZE))
+        assert retention.memory_bytes <= 21 * COUNTED + READ_AHEAD_BYTES
+    log.acknowledge(500)
+    log.trim(500)
+    assert log.spilled_bytes == 0
+    retention.close()
+
+
 def test_what_waits_to_be_sent_again_is_written_when_nothing_else_is_left(tmp_path: Path) -> None:
     retention, (replayed, other) = shared(tmp_path, 2)
     put(replayed, 80)

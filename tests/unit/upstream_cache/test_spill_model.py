@@ -18,6 +18,7 @@ from upstream_cache.retention import MESSAGE_OVERHEAD_BYTES
 
 LOGS = 3
 MAX_MESSAGES, MAX_BYTES = 3, 400
+WITHOUT_LIMITS = LOGS - 1
 LOG = st.integers(0, LOGS - 1)
 PLENTY = 1 << 40
 
@@ -67,13 +68,15 @@ class SpillAgainstLists(RuleBasedStateMachine):
             OutputLog(i, MAX_MESSAGES, MAX_BYTES, received=to, retention=self.retention)
             for i, to in enumerate(received)
         ]
+        self.logs[WITHOUT_LIMITS].lift_limits()
 
     @rule(at=LOG, size=st.integers(0, 300), send=st.sampled_from([True, True, False]), count=st.integers(1, 20))
     def append(self, at: int, size: int, send: bool, count: int) -> None:
         log, model = self.logs[at], self.models[at]
         for _ in range(count):
             never_sent = model.messages[model.sent_once :]
-            accepts = len(never_sent) < MAX_MESSAGES and sum(map(len, never_sent)) < MAX_BYTES
+            fits = len(never_sent) < MAX_MESSAGES and sum(map(len, never_sent)) < MAX_BYTES
+            accepts = fits or at == WITHOUT_LIMITS
             assert log.accepts == accepts
             if not log.has_room:
                 assert not accepts or self.over_budget()
@@ -151,6 +154,8 @@ class SpillAgainstLists(RuleBasedStateMachine):
         self.logs[at].close()
         self.models[at] = Model(0)
         self.logs[at] = OutputLog(at, MAX_MESSAGES, MAX_BYTES, retention=self.retention)
+        if at == WITHOUT_LIMITS:
+            self.logs[at].lift_limits()
 
     @rule(left=st.sampled_from([0, 50, 2000, PLENTY]), at_once=st.sampled_from([100, 500, PLENTY]))
     def fill_disk(self, left: int, at_once: int) -> None:
@@ -185,7 +190,8 @@ class SpillAgainstLists(RuleBasedStateMachine):
             held += block.size_bytes if block is not None else 0
             assert block is None or log.sent < block.end
             assert log._spilled is None or log._spilled._reading is None or log.sent < log._kept
-            assert set(log._messages) >= set(range(log.sent_once, log.appended))
+            if log is not self.logs[WITHOUT_LIMITS]:
+                assert set(log._messages) >= set(range(log.sent_once, log.appended))
         assert self.retention.memory_bytes == held
         assert self.retention.spilled_bytes == sum(log.spilled_bytes for log in self.logs)
         there = {path.name for path in self.retention.directory.glob("*")}

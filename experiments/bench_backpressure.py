@@ -1,0 +1,161 @@
+"""How long checkpoints take under back-pressure: aligned ones, unaligned ones, and aligned ones with a time-out.
+
+Run: ``python -m experiments.bench_backpressure [--windows 16,64] [--parallelism 2] [--cost-ms 5] [--timeout 0.2]
+[--checkpoints 8] [--json FILE]``. The job: numbers | count by key | slow count by key, which takes ``cost-ms`` for each
+500 rows on top. Unloaded, the source keeps to a fifth of what the slow count can do; loaded, it does not, and all
+channels fill up: ``window`` messages each, and what producers hold. Prints the median time from the trigger of a
+checkpoint to its completion, and what it holds of messages that were in flight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from rich.table import Table
+
+from experiments.console import show, whole_numbers
+from experiments.running import one_session, wait_until
+from flinkplus.cli.figures import write_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KEYS = 1_000
+BATCH_ROWS = 500
+UNLOADED = 0.2
+"""Of what the slow count can do."""
+SETTLE = 2
+"""Checkpoints at the start that do not count: channels fill up meanwhile."""
+INTERVAL_S = 0.5
+PATIENCE_S = 120.0
+ALIGNED, TIMED, UNALIGNED = "aligned", "aligned, time-out", "unaligned"
+MODES = (ALIGNED, TIMED, UNALIGNED)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run. ``window`` ``None``: unloaded."""
+
+    mode: str
+    window: int | None
+
+    def options(self, timeout_s: float) -> dict[str, Any]:
+        options: dict[str, Any] = {"checkpoint_mode": ALIGNED if self.mode == ALIGNED else UNALIGNED}
+        if self.mode == TIMED:
+            options["aligned_timeout"] = timeout_s
+        return options if self.window is None else {**options, "window": self.window}
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    """Rows from ``start`` on."""
+    return pa.record_batch({"k": pa.array([number % KEYS for number in range(start, start + count)], pa.int64())})
+
+
+def only_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Without the counts."""
+    return batch.select(["k"])
+
+
+def slowly(cost_s: float) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Takes ``cost_s`` for each ``BATCH_ROWS`` rows."""
+
+    def work(batch: pa.RecordBatch) -> pa.RecordBatch:
+        time.sleep(cost_s * batch.num_rows / BATCH_ROWS)
+        return batch
+
+    return work
+
+
+def measure(spark: SparkSession, setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+    """Figures of one run. JSON-able."""
+    from flinkplus.api.environment import StreamEnvironment
+
+    cost_s = options.cost_ms / 1e3
+    env = StreamEnvironment(
+        spark,
+        parallelism=options.parallelism,
+        checkpoint_interval=INTERVAL_S,
+        batch_rows=BATCH_ROWS,
+        **setting.options(options.timeout),
+    )
+    rate = None if setting.window is not None else UNLOADED * options.parallelism * BATCH_ROWS / cost_s
+    stream = env.generate(numbers, schema="k long", batches=True, rate=rate, name="numbers")
+    stream = stream.key_by("k").count(name="first").map_batches(only_keys, schema="k long", name="keys")
+    stream = stream.key_by("k").count(name="slow")
+    stream.map_batches(slowly(cost_s), schema="k long, count long", name="slowly").discard(name="out")
+    wanted = SETTLE + options.checkpoints
+    with env.execute("backpressure") as job:
+
+        def complete() -> list[dict[str, Any]]:
+            return [found for found in job.checkpoints() if found["status"] == "complete"]
+
+        wait_until(job, lambda: len(complete()) >= wanted, time.monotonic() + PATIENCE_S, threading.Event())
+        found = complete()[SETTLE:wanted]
+        job.cancel()
+
+    def median(what: str) -> float:
+        return round(statistics.median(checkpoint[what] for checkpoint in found), 1)
+
+    return {
+        **asdict(setting),
+        "duration_ms": median("duration_ms"),
+        "longest_ms": max(checkpoint["duration_ms"] for checkpoint in found),
+        "alignment_ms": median("alignment_ms"),
+        "in_flight_bytes": median("in_flight_bytes"),
+        "modes": sorted({checkpoint["mode"] for checkpoint in found}),
+        "checkpoints": [
+            {what: checkpoint[what] for what in ("mode", "duration_ms", "alignment_ms", "in_flight_bytes")}
+            for checkpoint in found
+        ],
+    }
+
+
+def table(runs: list[dict[str, Any]]) -> Table:
+    """One line for each run."""
+    found = Table(title="Checkpoints under back-pressure (median)", title_justify="left")
+    for heading in ("checkpoints", "load", "duration", "by unloaded", "longest", "in flight"):
+        found.add_column(heading, justify="left" if heading in ("checkpoints", "load") else "right")
+    unloaded = {run["mode"]: run["duration_ms"] for run in runs if run["window"] is None}
+    for run in runs:
+        load = "none" if run["window"] is None else f"window {run['window']}"
+        found.add_row(
+            run["mode"],
+            load,
+            f"{run['duration_ms']:,.0f} ms",
+            f"{run['duration_ms'] / unloaded[run['mode']]:.2f}" if unloaded.get(run["mode"]) else "-",
+            f"{run['longest_ms']:,.0f} ms",
+            f"{run['in_flight_bytes'] / 1e3:,.0f} KB",
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure checkpoints under back-pressure.")
+    parser.add_argument("--windows", type=whole_numbers(2), default=(16, 64), metavar="N,...", help="option window")
+    parser.add_argument("--parallelism", type=int, default=2)
+    parser.add_argument("--cost-ms", type=float, default=5.0, help="of 500 rows, at the slow count")
+    parser.add_argument("--timeout", type=float, default=0.2, help="option aligned_timeout, in seconds")
+    parser.add_argument("--checkpoints", type=int, default=8, help="measured in each run")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    runs = []
+    with one_session(None, options.parallelism) as spark:
+        for mode in MODES:
+            for window in (None, *options.windows):
+                runs.append(measure(spark, Setting(mode, window), options))
+                show(f"{mode}, window {window}: {runs[-1]['duration_ms']:,.1f} ms")
+    show(table(runs))
+    settings = {name: value for name, value in vars(options).items() if name != "json"}
+    write_json(options.json, {"interval_s": INTERVAL_S, "batch_rows": BATCH_ROWS, **settings, "runs": runs})
+
+
+if __name__ == "__main__":
+    main()

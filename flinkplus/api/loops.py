@@ -1,0 +1,79 @@
+"""What ``iterate`` draws: a head, what the user's function makes of it, and the edges that lead back.
+
+Rules: what cannot be run is said here, with the name of the loop. A loop is closed once, by the function that it was
+drawn with; so every loop has one head, and only its own rows lead back to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.graph import JobGraph
+from flinkplus.operators.base import Operator
+from flinkplus.operators.schema import united
+
+if TYPE_CHECKING:
+    from flinkplus.api.stream import Stream
+
+
+def close_loop(graph: JobGraph, rows: Stream, drawn: Any) -> Stream:
+    """Lead the first of the two streams ``drawn`` back to the head of ``rows``; returns the second.
+
+    Raises ``ConfigurationError`` for what is not two streams of that loop, for a feedback with other columns, for loops
+    in loops, and for event time in a loop.
+    """
+    name, head = rows.name, rows._node()
+    feedback, output = _two_streams(rows, drawn)
+    inside = graph.reached([head])
+    if not inside.issuperset(feedback._origins):
+        raise ConfigurationError(
+            f"loop {name!r}: not all of its feedback, {feedback.name!r}, comes out of the loop; rows from elsewhere go "
+            "into the stream that iterate is called on, by union"
+        )
+    if head in feedback._origins:
+        raise ConfigurationError(
+            f"loop {name!r}: its feedback is all that comes in, so no row would ever stop going round"
+        )
+    if not inside.intersection(output._origins):
+        raise ConfigurationError(
+            f"loop {name!r} has no exit: its output, {output.name!r}, does not come out of the loop"
+        )
+    try:
+        united([rows.schema, feedback.schema])
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"loop {name!r}: its feedback, {feedback.name!r}, must have the columns of its input: {error}"
+        ) from None
+    _check_inside(graph, head, inside & graph.reached(feedback._origins, backwards=True))
+    for origin in feedback._origins:
+        graph.link(origin, head, (), "forward")
+    return output
+
+
+def _two_streams(rows: Stream, drawn: Any) -> tuple[Stream, Stream]:
+    name, kind = rows.name, type(rows)
+    if not isinstance(drawn, tuple) or len(drawn) != 2:
+        raise ConfigurationError(
+            f"loop {name!r}: its function must return two streams, (feedback, output), not {type(drawn).__name__}"
+        )
+    for what, stream in zip(("feedback", "output"), drawn, strict=True):
+        if not isinstance(stream, kind):
+            raise ConfigurationError(f"loop {name!r} has no {what}: {type(stream).__name__} is returned, not a stream")
+        if stream._env is not rows._env:
+            raise ConfigurationError(f"loop {name!r}: its {what}, {stream.name!r}, is of another StreamEnvironment")
+    feedback, output = drawn
+    return feedback, output
+
+
+def _check_inside(graph: JobGraph, head: int, inside: frozenset[int]) -> None:
+    """``inside``: the nodes between the head of a loop and its feedback, with both."""
+    name = graph.nodes[head].name
+    for index in sorted(inside - {head}):
+        node = graph.nodes[index]
+        if index in graph.loop_heads():
+            raise ConfigurationError(f"loop {node.name!r} is inside of loop {name!r}: loops cannot be nested")
+        if isinstance(node.body, Operator) and node.body.makes_watermarks:
+            raise ConfigurationError(
+                f"loop {name!r}: there is no event time in a loop; {node.name!r} may stand before or behind it"
+            )

@@ -1,0 +1,4 @@
+"""Jobs to read, run and begin from: ``flinkplus example components|pagerank``.
+
+Each module is one job over the public API, with the plain sequential computation that its result must equal.
+"""

@@ -1,0 +1,80 @@
+"""Loops on real Spark: the examples and a job without end, killed in mid-loop, by standbys and by rollback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from flinkplus import StreamEnvironment
+from flinkplus.api.stream import Stream
+from flinkplus.examples.graphs import RandomGraph
+from flinkplus.examples.running import Run, run_example
+from tests.integration.conftest import wait_until
+
+pytestmark = pytest.mark.integration
+LIMIT_S = 60.0
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("components", "logging:spread[1]#4"),
+        ("components", "returned:spread[0]#7"),
+        ("pagerank", "round:rank[2]#1"),
+        ("pagerank", "returned:pushing[2]#2"),
+    ],
+)
+def test_slots_are_killed_in_mid_loop(spark: SparkSession, tmp_path: Path, name: str, fault: str) -> None:
+    """One at the point, one when the seed says; standbys take over."""
+    options = {"parallelism": 3, "checkpoint_interval": 0.15, "work_dir": str(tmp_path), "faults": (fault,)}
+    run = Run(name, RandomGraph(vertices=500, degree=3), rate=500.0, kills=1, seed=len(fault), options=options)
+    figures = run_example(spark, run)
+    assert figures["equal"]
+    assert (figures["killed"], figures["fallback_reasons"]) == (1, [])
+    assert 1 <= figures["failovers"] <= 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rollback_in_mid_loop(spark: SparkSession, tmp_path: Path) -> None:
+    options = {"parallelism": 2, "checkpoint_interval": 0.15, "recovery": "rollback"}
+    options |= {"work_dir": str(tmp_path), "faults": ("returned:pushing[1]#4",)}
+    figures = run_example(spark, Run("pagerank", RandomGraph(vertices=300, degree=3), rate=500.0, options=options))
+    assert figures["equal"]
+    assert [recovery["mode"] for recovery in figures["recoveries"]] == ["rollback"]
+
+
+def halving(rows: Stream) -> tuple[Stream, Stream]:
+    """Rows ``i``, ``n``, ``laps``: round as often as ``n`` has bits."""
+    halves = rows.key_by("n").process(
+        lambda n, row, ctx: [(row.i, n // 2, row.laps + 1)], schema="i long, n long, laps long", name="halve"
+    )
+    return halves.filter(lambda row: row.n > 0, name="again"), halves.filter(lambda row: row.n == 0, name="done")
+
+
+def test_a_job_without_end_is_resumed_and_drained(spark: SparkSession, tmp_path: Path) -> None:
+    """What is in the loop when it is cancelled goes on from its last checkpoint; the end of the input ends the loop."""
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+
+    def draw() -> StreamEnvironment:
+        options: dict[str, Any] = {"parallelism": 2, "checkpoint_interval": 0.15, "replicas": 1}
+        env = StreamEnvironment(spark, checkpoint_dir=checkpoints, **options)
+        rows = env.generate(lambda i: (i, i + 1, 0), schema="i long, n long, laps long", rate=400.0, name="numbers")
+        rows.iterate(halving, name="loop").to_parquet(out)
+        return env
+
+    with draw().execute("halving") as job:
+        wait_until(lambda: job.metrics()["checkpoints_completed"] >= 3, "three checkpoints", LIMIT_S)
+    with draw().execute("halving", resume=True) as job:
+        assert job.restored_from is not None
+        wait_until(lambda: job.metrics()["checkpoints_completed"] >= 2, "two checkpoints more", LIMIT_S)
+        job.drain()
+        job.await_finish(LIMIT_S)
+        read = sum(job.rows_out("numbers").values())
+    table = pq.read_table(out)
+    rows = {i: laps for i, laps in zip(table["i"].to_pylist(), table["laps"].to_pylist(), strict=True)}
+    assert len(rows) == table.num_rows == read > 0
+    assert all(laps == (i + 1).bit_length() for i, laps in rows.items())

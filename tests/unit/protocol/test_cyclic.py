@@ -1,0 +1,136 @@
+"""Algorithm 2: what the barrier machine of a subtask with back edges orders, as histories."""
+
+from __future__ import annotations
+
+from flinkplus.protocol.cyclic import CyclicAlignment
+from flinkplus.protocol.effects import (
+    AcknowledgeCheckpoint,
+    BarrierEffect,
+    BlockChannel,
+    CloseLog,
+    DeclineCheckpoint,
+    DiscardSnapshot,
+    ForwardBarrier,
+    LogChannel,
+    PersistSnapshot,
+    TakeSnapshot,
+    UnblockChannel,
+)
+from flinkplus.protocol.events import BarrierArrived, BarrierEvent, CheckpointAborted, SnapshotPersisted
+from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
+
+A, B = ChannelId(0, 0, 0), ChannelId(0, 1, 0)
+BACK, OTHER_BACK = ChannelId(7, 0, 0), ChannelId(7, 1, 0)
+ONE, TWO = CheckpointId(1), CheckpointId(2)
+
+
+def machine() -> CyclicAlignment:
+    return CyclicAlignment(SubtaskId("head", 0), (A, B, BACK, OTHER_BACK), (BACK, OTHER_BACK))
+
+
+def feed(one: CyclicAlignment, *events: BarrierEvent) -> list[BarrierEffect]:
+    return [effect for event in events for effect in one.step(0, event)]
+
+
+def copied(checkpoint: CheckpointId) -> list[BarrierEffect]:
+    return [
+        BlockChannel(A),
+        BlockChannel(B),
+        TakeSnapshot(checkpoint),
+        LogChannel(checkpoint, BACK),
+        LogChannel(checkpoint, OTHER_BACK),
+        ForwardBarrier(checkpoint),
+        UnblockChannel(A),
+        UnblockChannel(B),
+    ]
+
+
+def test_the_state_is_copied_when_the_regular_inputs_are_blocked_and_back_edges_are_logged() -> None:
+    one = machine()
+    assert feed(one, BarrierArrived(A, ONE), BarrierArrived(B, ONE)) == copied(ONE)
+    assert one.waiting_for == (ONE,)
+
+
+def test_the_snapshot_is_persisted_when_the_barrier_has_come_round_on_every_back_edge() -> None:
+    one = machine()
+    feed(one, BarrierArrived(A, ONE), BarrierArrived(B, ONE))
+    assert feed(one, BarrierArrived(OTHER_BACK, ONE)) == [CloseLog(ONE, OTHER_BACK)]
+    assert feed(one, BarrierArrived(BACK, ONE)) == [CloseLog(ONE, BACK), PersistSnapshot(ONE)]
+    assert feed(one, SnapshotPersisted(ONE, "handle")) == [AcknowledgeCheckpoint(ONE, "handle")]
+    assert one.waiting_for == ()
+
+
+def test_a_back_edge_is_never_blocked() -> None:
+    one = machine()
+    assert feed(one, BarrierArrived(BACK, ONE)) == []
+    assert feed(one, BarrierArrived(A, ONE)) == [BlockChannel(A)]
+    assert feed(one, BarrierArrived(BACK, ONE)) == []
+
+
+def test_checkpoints_overlap_and_each_has_its_own_logs() -> None:
+    one = machine()
+    feed(one, BarrierArrived(A, ONE), BarrierArrived(B, ONE), BarrierArrived(BACK, ONE))
+    assert feed(one, BarrierArrived(A, TWO), BarrierArrived(B, TWO)) == copied(TWO)
+    assert feed(one, BarrierArrived(BACK, TWO)) == [CloseLog(TWO, BACK)]
+    assert feed(one, BarrierArrived(OTHER_BACK, ONE)) == [CloseLog(ONE, OTHER_BACK), PersistSnapshot(ONE)]
+    assert feed(one, BarrierArrived(OTHER_BACK, TWO)) == [CloseLog(TWO, OTHER_BACK), PersistSnapshot(TWO)]
+
+
+def test_a_newer_barrier_round_declines_the_older_checkpoint() -> None:
+    one = machine()
+    feed(one, BarrierArrived(A, ONE), BarrierArrived(B, ONE), BarrierArrived(A, TWO), BarrierArrived(B, TWO))
+    why = "head[0]: barrier 2 came round on 7:0->0 before 1 did"
+    assert feed(one, BarrierArrived(BACK, TWO)) == [
+        DeclineCheckpoint(ONE, why),
+        CloseLog(ONE, BACK),
+        CloseLog(ONE, OTHER_BACK),
+        PersistSnapshot(ONE),
+        CloseLog(TWO, BACK),
+    ]
+    assert feed(one, SnapshotPersisted(ONE, "handle")) == [DiscardSnapshot(ONE)]
+
+
+def test_an_aborted_checkpoint_is_persisted_for_those_that_follow_and_discarded() -> None:
+    one = machine()
+    feed(one, BarrierArrived(A, ONE), BarrierArrived(B, ONE), BarrierArrived(BACK, ONE))
+    assert feed(one, CheckpointAborted(ONE)) == [CloseLog(ONE, OTHER_BACK), PersistSnapshot(ONE)]
+    assert feed(one, SnapshotPersisted(ONE, "handle")) == [DiscardSnapshot(ONE)]
+    assert feed(one, BarrierArrived(OTHER_BACK, ONE)) == []
+
+
+def test_copies_are_persisted_in_the_order_in_which_they_were_taken() -> None:
+    one = machine()
+    feed(one, BarrierArrived(A, ONE), BarrierArrived(B, ONE), BarrierArrived(A, TWO), BarrierArrived(B, TWO))
+    assert feed(one, CheckpointAborted(TWO)) == [CloseLog(TWO, BACK), CloseLog(TWO, OTHER_BACK)]
+    assert feed(one, BarrierArrived(BACK, ONE), BarrierArrived(OTHER_BACK, ONE)) == [
+        CloseLog(ONE, BACK),
+        CloseLog(ONE, OTHER_BACK),
+        PersistSnapshot(ONE),
+        PersistSnapshot(TWO),
+    ]
+
+
+def test_a_newer_barrier_may_give_up_several_older_checkpoints_at_once() -> None:
+    three = CheckpointId(3)
+    one = machine()
+    for number in (ONE, TWO, three):
+        feed(one, BarrierArrived(A, number), BarrierArrived(B, number))
+    feed(one, CheckpointAborted(TWO))
+    found = feed(one, BarrierArrived(BACK, three))
+    assert [effect for effect in found if isinstance(effect, PersistSnapshot)] == [
+        PersistSnapshot(ONE),
+        PersistSnapshot(TWO),
+    ]
+
+
+def test_without_back_edges_it_is_algorithm_1() -> None:
+    one = CyclicAlignment(SubtaskId("count", 0), (A, B), ())
+    assert feed(one, BarrierArrived(A, ONE), BarrierArrived(B, ONE)) == [
+        BlockChannel(A),
+        BlockChannel(B),
+        TakeSnapshot(ONE),
+        ForwardBarrier(ONE),
+        UnblockChannel(A),
+        UnblockChannel(B),
+        PersistSnapshot(ONE),
+    ]

@@ -1,0 +1,259 @@
+"""The steps of a subtask whose barriers overtake: what waits is recorded, and nothing is waited for."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from flinkplus.protocol.determinants import Choice, decode_runs, unpack
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.incarnation import Promotion
+from flinkplus.protocol.inputs import InputGate
+from flinkplus.protocol.messages import Kind, Message
+from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry
+from flinkplus.protocol.snapshots import Logs
+from flinkplus.protocol.subtask import MAX_OVERTAKEN_BYTES
+from tests.unit.protocol.test_replay import INPUTS, Folding, message
+from upstream_cache.log import OutputLog
+
+ONE, TWO = CheckpointId(1), CheckpointId(2)
+CHANNELS = [channel for channel, _ in INPUTS]
+WIDE = 5
+"""A record that makes two messages."""
+ROOM = 2
+
+
+class Overtaken(Folding):
+    """Little room in its outputs; notes when its state was copied, and what was in flight then."""
+
+    def __init__(self, promotion: Promotion | None = None) -> None:
+        self.copied: dict[int, dict[str, int]] = {}
+        self.persisted_of: dict[int, Logs] = {}
+        super().__init__(2 if promotion else 1, iter(count()), promotion, unaligned=True)
+
+    @staticmethod
+    def _log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
+        return OutputLog(channel, ROOM, 1 << 20, first, received=received)
+
+    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+        self.copied[checkpoint] = self.saved_cursors(checkpoint)["inputs"]
+
+    def _persist(self, checkpoint: CheckpointId) -> None:
+        self.persisted_of[checkpoint] = self.logs_of(checkpoint)
+
+    def _pack(self, message: Message, payload: Any) -> Any:
+        return message
+
+    def close_outputs(self) -> None:
+        """No consumer grants any credit."""
+        for end in self.outputs.channels.values():
+            end.limit = end.granted = 0
+
+    def work_off(self) -> None:
+        while self.runnable(0.0):
+            self.run()
+
+    def in_flight(self, checkpoint: int) -> dict[ChannelId, list[int]]:
+        logs = self.persisted_of[checkpoint]
+        return {channel: [message.seq for message, _ in log.messages] for channel, log in logs.items()}
+
+
+def barrier(channel: ChannelId, seq: int, checkpoint: CheckpointId = ONE) -> Message:
+    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), checkpoint)
+
+
+def choices(subtask: Overtaken) -> list[Choice]:
+    """How its steps since the last barrier began."""
+    steps = subtask._steps
+    assert steps is not None
+    return [unpack(found)[0] for found in steps._determinants]
+
+
+def test_the_state_is_copied_before_all_that_waits_and_that_is_recorded() -> None:
+    subtask = Overtaken()
+    subtask.overtake(ONE)
+    for channel in CHANNELS:
+        subtask.receive(message(channel, 0, 0), None)
+    subtask.receive(barrier(CHANNELS[1], 1), None)
+    assert (subtask.overdue,) == (True,)
+    subtask.run()
+    assert subtask.copied == {1: dict.fromkeys(map(str, CHANNELS), 0)}
+    assert (subtask.overdue,) == (False,)
+    subtask.receive(message(CHANNELS[0], 1, 0), None)
+    subtask.run()
+    subtask.receive(barrier(CHANNELS[0], 2), None)
+    subtask.receive(message(CHANNELS[0], 3, 0), None)
+    assert subtask.persisted_of == {}
+    subtask.receive(barrier(CHANNELS[2], 1), None)
+    assert subtask.in_flight(1) == {CHANNELS[0]: [0, 1, 2], CHANNELS[1]: [0, 1], CHANNELS[2]: [0, 1]}
+    saved: dict[str, Any] = {"inputs": subtask.copied[1]}
+    subtask.add_logs(subtask.persisted_of[1], saved)
+    assert saved["inputs"] == {str(CHANNELS[0]): 3, str(CHANNELS[1]): 2, str(CHANNELS[2]): 2}, "behind the barriers"
+    assert subtask.persisted_of[1][CHANNELS[0]].size_bytes == 20
+
+
+def test_without_an_order_it_aligns() -> None:
+    subtask = Overtaken()
+    for channel in CHANNELS:
+        subtask.receive(message(channel, 0, 0), None)
+        subtask.receive(barrier(channel, 1), None)
+    subtask.work_off()
+    assert subtask.in_flight(1) == {} and subtask.copied == {1: dict.fromkeys(map(str, CHANNELS), 2)}
+
+
+def test_the_order_may_come_when_some_barriers_are_taken() -> None:
+    subtask = Overtaken()
+    subtask.receive(barrier(CHANNELS[0], 0), None)
+    subtask.receive(message(CHANNELS[0], 1, 0), None)
+    subtask.receive(message(CHANNELS[1], 0, 0), None)
+    subtask.work_off()
+    subtask.receive(message(CHANNELS[1], 1, 0), None)
+    subtask.overtake(ONE)
+    subtask.run()
+    subtask.receive(barrier(CHANNELS[1], 2), None)
+    subtask.receive(barrier(CHANNELS[2], 0), None)
+    assert subtask.in_flight(1) == {CHANNELS[1]: [1, 2], CHANNELS[2]: [0]}
+
+
+def test_a_step_that_rests_is_done_and_the_barrier_sent_without_credit() -> None:
+    subtask = Overtaken()
+    subtask.close_outputs()
+    seq = 0
+    while subtask._step is None:
+        subtask.receive(message(CHANNELS[0], seq, WIDE), None)
+        subtask.run()
+        seq += 1
+    made = {channel: end.log.appended for channel, end in subtask.outputs.channels.items()}
+    assert not subtask.outputs.accepts and not subtask.runnable(0.0)
+    subtask.overtake(ONE)
+    subtask.receive(barrier(CHANNELS[1], 0), None)
+    assert subtask.runnable(0.0)
+    subtask.run()
+    assert list(subtask.copied) == [1]
+    for channel, end in subtask.outputs.channels.items():
+        assert end.log.sent == end.log.appended > made[channel]
+        assert subtask.made(channel.consumer)[-1].kind is Kind.BARRIER
+
+
+def test_what_was_sent_without_credit_is_waited_for() -> None:
+    subtask = Overtaken()
+    subtask.close_outputs()
+    subtask.overtake(ONE)
+    subtask.receive(barrier(CHANNELS[0], 0), None)
+    subtask.receive(message(CHANNELS[0], 1, 0), None)
+    subtask.run()
+    assert (subtask.outputs.accepts, subtask.runnable(0.0)) == (False, False)
+    for end in subtask.outputs.channels.values():
+        assert (end.log.max_unsent_messages, end.log.sent, end.granted) == (ROOM, 1, 0)
+        end.credit(1, 0, None)
+    assert (subtask.outputs.accepts, subtask.runnable(0.0)) == (True, True)
+
+
+def test_what_was_sent_already_is_sent_without_credit_when_the_order_comes() -> None:
+    subtask = Overtaken()
+    subtask.close_outputs()
+    for channel in CHANNELS:
+        subtask.receive(barrier(channel, 0), None)
+    subtask.work_off()
+    ends = list(subtask.outputs.channels.values())
+    assert [end.log.sent for end in ends] == [0, 0, 0]
+    subtask.overtake(TWO)
+    assert [end.log.sent for end in ends] == [0, 0, 0], "its barrier is not there yet"
+    subtask.overtake(ONE)
+    assert [end.log.sent for end in ends] == [1, 1, 1]
+
+
+def test_a_checkpoint_that_is_given_up_meanwhile_is_not_begun() -> None:
+    subtask = Overtaken()
+    subtask.close_outputs()
+    seq = 0
+    while subtask._step is None:
+        subtask.receive(message(CHANNELS[0], seq, WIDE), None)
+        subtask.run()
+        seq += 1
+    subtask.overtake(ONE)
+    subtask.abort(ONE)  # waits until the step is done
+    subtask.receive(barrier(CHANNELS[1], 0), None)
+    subtask.run()
+    assert subtask.copied == {} and not subtask.overdue
+    assert all(end.log.max_unsent_messages == ROOM for end in subtask.outputs.channels.values())
+
+
+def test_a_successor_overtakes_where_its_predecessor_did() -> None:
+    first = Overtaken()
+    first.overtake(ONE)
+    first.receive(message(CHANNELS[0], 0, WIDE), None)
+    first.receive(message(CHANNELS[1], 0, WIDE), None)
+    first.run()
+    first.receive(barrier(CHANNELS[2], 0), None)
+    first.run()
+    known = decode_runs(first.made(0)[-1].determinants)[0][1]
+    assert [unpack(found)[0] for found in known if unpack(found)[0] is not Choice.CLOCK] == [
+        Choice.INPUT,
+        Choice.OVERTAKE,
+    ]
+    second = Overtaken(Promotion({}, known, {}, {}, frozenset(), None))
+    second.overtake(ONE)
+    second.receive(barrier(CHANNELS[2], 0), None)
+    second.receive(message(CHANNELS[1], 0, WIDE), None)
+    second.receive(message(CHANNELS[1], 1, WIDE), None)
+    assert not second.runnable(0.0), "it repeats, and what it is to take first is not there yet"
+    second.receive(message(CHANNELS[0], 0, WIDE), None)
+    second.run()
+    second.run()
+    assert second.copied == first.copied and second.total == first.total
+    assert [m[:7] for m in second.made(0)] == [m._replace(generation=Generation(2))[:7] for m in first.made(0)]
+    first.work_off()
+    second.receive(barrier(CHANNELS[1], 2), None)
+    second.receive(barrier(CHANNELS[0], 1), None)
+    assert second.in_flight(1) == {CHANNELS[0]: [1], CHANNELS[1]: [0, 1, 2], CHANNELS[2]: [0]}
+
+
+def test_what_was_in_flight_is_put_back_and_its_barrier_means_nothing() -> None:
+    subtask = Overtaken()
+    subtask.inputs = InputGate(1000, lambda end, consumed: None)
+    messages = [message(CHANNELS[0], 3, 0), barrier(CHANNELS[0], 4)]
+    subtask._unpack = lambda packed: (packed, None)
+    subtask._incarnation.checkpoint = ONE
+    saved = {"inputs": {str(CHANNELS[0]): 5}, "in_flight": {str(CHANNELS[0]): messages}}
+    subtask.add_inputs(saved, INPUTS)
+    subtask.begin_from(saved)
+    end = subtask.inputs.channels[CHANNELS[0]]
+    assert (len(end.queue), end.put_back, end.cursor.consumed) == (2, 2, 5)
+    subtask.overtake(TWO)
+    subtask.receive(barrier(CHANNELS[1], 0, TWO), None)
+    subtask.run()
+    subtask.receive(barrier(CHANNELS[0], 5, TWO), None)
+    subtask.receive(barrier(CHANNELS[2], 0, TWO), None)
+    assert subtask.in_flight(2)[CHANNELS[0]] == [3, 4, 5], "what is put back is in flight still"
+    subtask.work_off()
+    assert end.cursor.consumed == 6 and list(subtask.copied) == [2]
+
+
+def test_a_barrier_overtakes_no_more_than_a_snapshot_can_hold() -> None:
+    """It waits until little enough is left; what is still to come has to fit in, too."""
+    subtask = Overtaken()
+    subtask.overtake(ONE)
+    for seq in range(3):
+        subtask.receive(message(CHANNELS[0], seq, 0)._replace(size=MAX_OVERTAKEN_BYTES // 2 + 1), None)
+    subtask.receive(barrier(CHANNELS[0], 3), None)
+    for _ in range(2):
+        assert (subtask.overdue,) == (False,)
+        subtask.run()
+    assert (subtask.overdue,) == (True,)
+    subtask.run()
+    assert subtask.copied == {1: {**dict.fromkeys(map(str, CHANNELS), 0), str(CHANNELS[0]): 2}}
+
+
+def test_a_channel_that_is_opened_meanwhile_has_room_as_well_and_the_usual_limits_afterwards() -> None:
+    subtask = Overtaken()
+    first, second, _ = subtask.outputs.channels.values()
+    first.fence(Generation(1))
+    second.fence(Generation(1))
+    with subtask.outputs.endless():
+        for number in range(2 * MAX_UNSENT_MESSAGES):
+            if number == MAX_UNSENT_MESSAGES:
+                first.credit(1, 0, None)
+            subtask.outputs.append_records(first, number, None, 10)
+    limits = [end.log.max_unsent_messages for end in subtask.outputs.channels.values()]
+    assert limits == [MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, ROOM]
