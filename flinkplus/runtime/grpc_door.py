@@ -1,7 +1,8 @@
 """The handshake over gRPC: two calls, all of it in metadata, which gRPC keeps short by itself.
 
-The first call brings the hello and is answered, and ended, with the challenge; the second brings the proof, and is the
-stream. No message of a call is read before it has proved to be of the job.
+The first call brings the hello and is ended with the challenge, in trailing metadata (a client that hears of the end of
+a call before its initial metadata takes these for empty); the second brings the proof, and is the stream. No message of
+a call is read before it has proved to be of the job.
 
 Rules: lives in the I/O thread. A challenge can be answered once, within ``TIMEOUT_S``; ``MAX_STRANGERS`` are open.
 """
@@ -53,7 +54,7 @@ class Door:
             raise
         self._forget_old()
         self._open[listening.nonce] = (time.monotonic(), listening)
-        await context.send_initial_metadata(((CHALLENGE, challenge),))
+        context.set_trailing_metadata(((CHALLENGE, challenge),))
         return None
 
     async def refuse(self, context: Any, error: PeerRefused) -> None:
@@ -92,7 +93,7 @@ async def open_stream(open_call: Any, connecting: Connecting, timeout_s: float) 
     """
     call = open_call(metadata=((HELLO, connecting.hello),))
     try:
-        metadata = await asyncio.wait_for(call.initial_metadata(), timeout_s)
+        metadata = await asyncio.wait_for(call.trailing_metadata(), timeout_s)
         challenge = next((value for name, value in metadata if name == CHALLENGE), b"")
         if not challenge:
             await asyncio.wait_for(call.read(), timeout_s)  # raises what the call was ended with, if it was
