@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments import console
 from experiments.beside import beside
-from experiments.recovery.settings import FAILURES, RECOVERIES, Case, Settings
+from experiments.recovery.settings import FAILURES, RECOVERIES, USUAL, Case, Settings
 from experiments.running import one_session, shown
 from flinkplus.cli.figures import check_json
 from flinkplus.config import GUARANTEES
@@ -30,7 +30,7 @@ def add_recovery(command: argparse.ArgumentParser) -> None:
 
     numbers, choices = console.whole_numbers, console.choices
     command.add_argument("--parallelism", type=numbers(1), default=(1, 2, 4, 8), metavar="N,...")
-    command.add_argument("--recovery", type=choices(RECOVERIES), default=RECOVERIES, metavar=",".join(RECOVERIES))
+    command.add_argument("--recovery", type=choices(RECOVERIES), default=USUAL, metavar=",".join(RECOVERIES))
     command.add_argument("--failure", type=choices(FAILURES), default=FAILURES, metavar=",".join(FAILURES))
     command.add_argument("--runs", type=positive, default=10, metavar="N", help="kills of each kind (default: 10)")
     command.add_argument("--rate", type=positive_number, default=30_000.0, metavar="WORDS_PER_S")

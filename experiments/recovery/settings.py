@@ -12,7 +12,8 @@ from typing import Any
 
 from flinkplus.config import options_from
 
-RECOVERIES = ("standby", "rollback")
+RECOVERIES = ("standby", "partial", "rollback")
+USUAL = ("standby", "rollback")
 FAILURES = ("sigkill", "exception")
 BALLAST_KEYS_PER_S = 40_000
 CHECKPOINTS_BEFORE = 2
@@ -30,7 +31,7 @@ class Settings:
     """What to run. ``state_keys``: objects of 1 KB in the keyed state of the job, beside the words."""
 
     parallelism: tuple[int, ...]
-    recovery: tuple[str, ...] = RECOVERIES
+    recovery: tuple[str, ...] = USUAL
     failure: tuple[str, ...] = ("exception", "sigkill")
     runs: int = 10
     rate: float = 30_000.0

@@ -114,10 +114,10 @@ class SimSubtask(SubtaskSteps):
         self._at = graph.vertices.index(vertex)
         saved = plan.handle.get("operator_state", {})
         seen = None
-        standbys = world.options.standbys
-        if standbys and not vertex.is_source and plan.guarantee.repeats:
+        local = world.options.local
+        if local and not vertex.is_source and plan.guarantee.repeats:
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), standbys, seen)
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), local, seen)
         self.snapshot_of: CheckpointId | None = None
         self.poisoned = False
         self.has_whims = world.parameters.whims
@@ -132,7 +132,7 @@ class SimSubtask(SubtaskSteps):
             slot._hand_over,
             self._make_log,
             slot.retention,
-            standbys and plan.guarantee.replays,
+            world.options.standbys and plan.guarantee.replays,
             self._steps,
             self._ancestors,
             self._digest_of,
