@@ -57,15 +57,14 @@ class Options:
     slot that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job.
     ``zookeeper_acl``: who may see and change the job's nodes there: ``open``, everybody; ``job``, only this job
     (credentials are made for it); else a file on the driver's host with ``user:password``; ``None``: ``open`` in an
-    ensemble, ``job`` else.
-    ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB
-    of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new messages, at
-    most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be asked; above 0 and below 1.
-    ``encoding_errors``: what to do with text that is not UTF-8. ``tls``: mutual TLS between slots and driver: True
-    (certificates are made for the job), or a directory that every host has them in (``flinkplus.runtime.tls``).
-    ``trace_output``: a directory that slots and driver share, where time and rows of every output are noted
-    (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the coordinator's machines
-    do (``flinkplus.runtime.recorder``). ``faults``: see ``flinkplus.runtime.faults``.
+    ensemble, ``job`` else. ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead.
+    ``cache_memory_mb``: MiB of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``:
+    share of new messages, at most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be
+    asked; above 0 and below 1. ``encoding_errors``: what to do with text that is not UTF-8. ``tls``: mutual TLS between
+    slots and driver: True (certificates are made for the job), or a directory that every host has them in
+    (``flinkplus.runtime.tls``). ``trace_output``: a directory that slots and driver share, where time and rows of every
+    output are noted (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the
+    coordinator's machines do (``flinkplus.runtime.recorder``). ``faults``: see ``flinkplus.runtime.faults``.
     """
 
     parallelism: int = 2

@@ -203,13 +203,17 @@ def recovery_of(graph: JobGraph, options: Options) -> Options:
 
     - at most once, a job with an operator that holds rows back in its state: it would put them out twice if it went on
       from a version;
-    - a job with loops and a ``sharing_depth``: in a loop everybody is an ancestor, near and far.
+    - a job with loops and a ``sharing_depth``: in a loop everybody is an ancestor, near and far;
+    - a job with loops, instead of partially: in a loop everybody is upstream of everybody.
     """
     if not options.local:
         return options
     holding = [node.name for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_rows]
     if holding and options.promises is Guarantee.AT_MOST_ONCE:
         log.warning("at most once, %s may hold rows back: this job recovers by rollback", ", ".join(holding))
+        return replace(options, recovery="rollback")
+    if graph.loop_heads() and options.partial:
+        log.warning("the job has loops: it recovers by rollback, not partially")
         return replace(options, recovery="rollback")
     if graph.loop_heads() and options.depth is not None:
         log.warning("sharing_depth is %s, and the job has loops: it recovers by rollback", options.depth)

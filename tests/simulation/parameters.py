@@ -257,6 +257,7 @@ def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
         loops=loops,
         watermarks=False,
         sharing_depth=depth,
+        recovery="rollback" if parameters.recovery == "partial" else parameters.recovery,
         records=max(12, parameters.records),
         work_ms=rng.choice((2, 8, 8)),  # who is slow has rows waiting when the barrier comes
         interval_ms=rng.choice((15, 40)),

@@ -193,9 +193,10 @@ def test_what_loops_cannot_have_is_said(options: dict[str, Any], problem: str) -
     check_loops(numbers(environment(), "b")._env.graph, env.options)
 
 
-def test_with_a_sharing_depth_a_job_with_loops_recovers_by_rollback() -> None:
+def test_with_a_sharing_depth_or_partially_a_job_with_loops_recovers_by_rollback() -> None:
     env = environment(sharing_depth=2)
     numbers(env, "a").iterate(loop, name="loop").discard(name="out")
     assert recovery_of(env.graph, env.options).recovery == "rollback"
     assert recovery_of(env.graph, Options()).recovery == "standby"
+    assert recovery_of(env.graph, Options(recovery="partial")).recovery == "rollback"
     assert recovery_of(numbers(environment(), "b")._env.graph, env.options).recovery == "standby"

@@ -149,8 +149,8 @@ class Cluster:
         scratch.mkdir(parents=True)
         config = SlotConfig(
             "job", "test", self.parallelism, 1, "127.0.0.1:1", "", Credentials(b"secret"),
-            cloudpickle.dumps(self.graph),
-            self.options, str(self.directory / "checkpoints"), None, None, (1, 0.0), True,
+            cloudpickle.dumps(self.graph), self.options, str(self.directory / "checkpoints"),
+            None, None, (1, 0.0), True,
         )  # fmt: skip
         slot = Slot(index, config, scratch)
         self.slots[index] = slot
