@@ -610,7 +610,7 @@ def test_a_function_that_cannot_be_shipped(env: StreamEnvironment) -> None:
         ({"checkpoint_interval": 0}, r"checkpoint_interval must be a number of seconds of at least 0\.01, not 0"),
         ({"checkpoint_interval": "1s"}, "checkpoint_interval must be a number of seconds"),
         ({"checkpoint_interval": float("nan")}, "checkpoint_interval must be a number of seconds"),
-        ({"recovery": "magic"}, "recovery must be one of rollback, standby, not 'magic'"),
+        ({"recovery": "magic"}, "recovery must be one of rollback, partial, standby, not 'magic'"),
         ({"max_restarts": -1}, "max_restarts must be a whole number from 0"),
         ({"encoding_errors": "ignore"}, "encoding_errors must be 'replace' or 'strict', not 'ignore'"),
         ({"faults": "start:count[0]"}, "faults must be a sequence"),

@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
     [
         (["experiment"], "the following arguments are required: EXPERIMENT"),
         (["experiment", "recovery", "--parallelism", "2,0"], "'2,0' is not a list of whole numbers from 1 up"),
-        (["experiment", "recovery", "--recovery", "magic"], "'magic' is not a list of standby, rollback"),
+        (["experiment", "recovery", "--recovery", "magic"], "'magic' is not a list of standby, partial, rollback"),
         (["experiment", "recovery", "--recovery", "rollback", "--interval", "0.0001"], "checkpoint_interval must be"),
         (["experiment", "recovery", "--recovery", "rollback", "--json", "/proc/no.json"], "cannot write --json /proc"),
         (["experiment", "cost", "--rounds", "0"], "0 is not a whole number of at least 1"),
