@@ -56,7 +56,7 @@ WEIGHTS = {
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
 SLOW_MS = 150
-LOOPS = 0.15
+LOOPS = 0.1
 """Share of the jobs that have loops, of those that can have some."""
 
 
@@ -235,7 +235,7 @@ def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
     """A job of at least three stages with an edge that leads back, or two, if there is a place for one."""
     stages = max(3, parameters.stages)
     edges = parameters.edges if stages == parameters.stages else draw_edges(rng, stages)
-    parallelism = min(parameters.parallelism, 4)
+    parallelism = min(parameters.parallelism, 3)
     reached = {at: {at} for at in range(stages)}
     for start, end in sorted(edges, reverse=True):
         reached[start] |= reached[end]
@@ -258,7 +258,7 @@ def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
         watermarks=False,
         sharing_depth=depth,
         recovery="rollback" if parameters.recovery == "partial" else parameters.recovery,
-        records=max(12, parameters.records),
+        records=max(10, min(parameters.records, 18)),
         work_ms=rng.choice((2, 8, 8)),  # who is slow has rows waiting when the barrier comes
         interval_ms=rng.choice((15, 40)),
         latency_ms=rng.choice((2, 6)),
