@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkplus.config import options_from
+from flinkplus.errors import ConfigurationError
 
 RECOVERIES = ("standby", "rollback")
 FAILURES = ("sigkill", "exception")
+HOST_FAILURES = ("host", "hang")
+"""On a cluster: a host is killed; a host stands still, and goes on ``PAUSE_S`` later."""
+PAUSE_S = 2.5
 BALLAST_KEYS_PER_S = 40_000
 CHECKPOINTS_BEFORE = 2
 CHECKPOINTS_AFTER_FILL = 8
@@ -27,7 +31,9 @@ HELD_ENTRIES = 60_000
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run. ``state_keys``: objects of 1 KB in the keyed state of the job, beside the words."""
+    """What to run. ``state_keys``: objects of 1 KB in the keyed state of the job, beside the words. ``hosts``: workers
+    of the cluster, ``None`` without one.
+    """
 
     parallelism: tuple[int, ...]
     recovery: tuple[str, ...] = RECOVERIES
@@ -39,9 +45,13 @@ class Settings:
     replicas: int = 3
     state_keys: tuple[int, ...] = (0,)
     warm_up: bool = True
+    hosts: int | None = None
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""
+        alone = sorted(set(self.failure) & set(HOST_FAILURES))
+        if self.hosts is None and alone:
+            raise ConfigurationError(f"the failure {alone[0]} takes a cluster of hosts: --cluster namespaces")
         for recovery in self.recovery:
             options_from({}, {"recovery": recovery})
         for case in self.cases():
@@ -59,7 +69,13 @@ class Settings:
         ]
 
     def _seed(self, parallelism: int, failure: str, run: int) -> int:
-        parts = (self.seed, parallelism, FAILURES.index(failure), 0, run)  # 0: was the size; published runs have it
+        parts = (
+            self.seed,
+            parallelism,
+            (*FAILURES, *HOST_FAILURES).index(failure),
+            0,
+            run,
+        )  # 0: was the size; published runs have it
         import numpy as np
 
         return int(np.random.SeedSequence(parts).generate_state(1)[0])

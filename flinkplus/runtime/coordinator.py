@@ -393,6 +393,11 @@ class Coordinator:
         """Process of each registered slot."""
         return {member.slot: member.pid for member in self._members.all()}
 
+    def placement(self) -> dict[str, str]:
+        """Host of each subtask whose slot is registered."""
+        hosts = {member.slot: member.host for member in self._members.all()}
+        return {str(subtask): hosts[slot] for subtask, slot in self.assignment.items() if slot in hosts}
+
     @property
     def slot_restarts(self) -> int:
         return self._members.restarts
