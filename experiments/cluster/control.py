@@ -8,11 +8,14 @@ Rules: orders are carried out one after the other. Whoever can open the socket m
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import socketserver
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +32,16 @@ TIMEOUT_S = 60.0
 MAX_REQUEST_BYTES = 10_000
 
 
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Another name of ``path``: those of sockets are at most 107 bytes long."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
 class ControlServer:
     """A context manager: takes orders for ``cluster`` at ``path`` inside the block."""
 
@@ -42,7 +55,8 @@ class ControlServer:
                 answer = carry_out(self.rfile.readline(MAX_REQUEST_BYTES))
                 self.wfile.write(json.dumps(answer).encode() + b"\n")
 
-        self._server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
+        with _short(path) as address:
+            self._server = socketserver.ThreadingUnixStreamServer(address, Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="cluster-control", daemon=True)
 
     def __enter__(self) -> Self:
@@ -88,7 +102,8 @@ class Control:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(TIMEOUT_S)
-                connection.connect(self._path)
+                with _short(Path(self._path)) as address:
+                    connection.connect(address)
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 with connection.makefile("rb") as answers:
                     answer = json.loads(answers.readline() or b"{}")

@@ -28,6 +28,7 @@ from experiments.cluster.network import ClusterError, Namespace
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.005
+WAKE_S = 0.05
 FIRST_PROCESS = "first-process"
 UNSHARE = ("unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 BOOT = """\
@@ -115,10 +116,7 @@ class Host:
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
-            keeper.wait(STOP_TIMEOUT_S)
-        for process in self._processes:
-            process.send_signal(signal.SIGCONT)  # nsenter stops itself when what it has started is stopped
-            process.wait(STOP_TIMEOUT_S)
+            _await_end([*self._processes, keeper])
         self._processes.clear()
 
     def wipe(self) -> None:
@@ -168,8 +166,9 @@ class Host:
     def resume(self) -> None:
         """Let everything go on after a ``pause``."""
         self._signal_all(signal.SIGCONT, lambda process: process.status() != psutil.STATUS_STOPPED)
-        for process in self._processes:
-            process.send_signal(signal.SIGCONT)  # nsenter stops itself when what it has started is stopped
+        for process in (*self._processes, self._keeper):
+            if process is not None:
+                process.send_signal(signal.SIGCONT)  # see _await_end
 
     def _signal_all(self, number: signal.Signals, obeyed: Callable[[psutil.Process], bool]) -> None:
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -200,6 +199,21 @@ class Host:
                     yield psutil.Process(pid)
 
 
+def _await_end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for the end of what a host was entered with, when its first process is dead.
+
+    ``nsenter`` stops itself when its child is stopped, and has to be woken up; until it has seen the end of that child,
+    the first process stays as well.
+    """
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for process in processes:
+        while process.poll() is None:
+            for other in processes:
+                other.send_signal(signal.SIGCONT if time.monotonic() < deadline else signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(WAKE_S)
+
+
 def end_abandoned(directory: Path) -> None:
     """End the host of this directory, whose harness is dead."""
     first = noted_process(directory)
@@ -209,8 +223,10 @@ def end_abandoned(directory: Path) -> None:
         if f"--target={first.pid}" in (process.info["cmdline"] or ()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        first.kill()
+    for process in (first.parent(), first):
+        if process is not None and (process == first or process.name() == UNSHARE[0]):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
     psutil.wait_procs([first], STOP_TIMEOUT_S)
 
 

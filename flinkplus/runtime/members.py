@@ -24,6 +24,7 @@ class Member:
     address: str
     heard_s: float
     lifeline: str = ""
+    pulse: str = ""
 
 
 class Members:
@@ -48,6 +49,7 @@ class Members:
             register.address,
             now_s,
             register.lifeline,
+            register.pulse,
         )
         self._members[register.slot] = member
         self._by_connection[connection] = register.slot
