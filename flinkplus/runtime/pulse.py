@@ -34,6 +34,7 @@ MAX_DATAGRAM_BYTES = 512
 MAX_NAMES = 10_000
 MAX_AT_ONCE = 10_000
 STOP_TIMEOUT_S = 2.0
+LOOK_S = 0.02
 
 
 class Pulses:
@@ -73,6 +74,11 @@ class Pulses:
             del self._last[next(iter(self._last))]
         if last is None or number > last[0]:
             self._last[text] = (number, self._clock.monotonic())
+
+    @property
+    def due(self) -> bool:
+        """Whether it is worth a look again: the loop turns a thousand times a second."""
+        return self._clock.monotonic() - self._looked_s >= LOOK_S
 
     def silent(self, names: Iterable[str]) -> list[str]:
         """Those of ``names`` that are to be given up: silent for ``timeout_s``, while not fewer others are heard well.
