@@ -13,7 +13,7 @@ from experiments.recovery.kill import Kill
 from experiments.recovery.settings import FAILURES, HOST_FAILURES, Settings
 from experiments.running import RunError
 from flinkplus.api.job import JobHandle
-from flinkplus.cli.main import EXIT_USAGE, main
+from flinkplus.cli.main import parser
 from flinkplus.errors import ConfigurationError
 
 PLACEMENT = {
@@ -91,8 +91,7 @@ def test_published_runs_keep_their_seeds() -> None:
         (["--failure", "hang"], "takes a cluster"),
     ],
 )
-def test_what_does_not_go_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
-) -> None:
-    assert main(["experiment", "recovery", "--out", str(tmp_path), *arguments]) == EXIT_USAGE
-    assert reason in capsys.readouterr().err
+def test_what_does_not_go_together(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    parsed = parser().parse_args(["experiment", "recovery", "--out", str(tmp_path), *arguments])
+    with pytest.raises(ConfigurationError, match=reason):
+        parsed.run(parsed)
