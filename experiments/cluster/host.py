@@ -29,6 +29,7 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.005
 WAKE_S = 0.05
+STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 FIRST_PROCESS = "first-process"
 UNSHARE = ("unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 BOOT = """\
@@ -161,7 +162,7 @@ class Host:
 
     def pause(self) -> None:
         """SIGSTOP to all that runs on it; returns when all stand still. Raises ``ClusterError``."""
-        self._signal_all(signal.SIGSTOP, lambda process: process.status() == psutil.STATUS_STOPPED)
+        self._signal_all(signal.SIGSTOP, lambda process: process.status() in STILL)
 
     def resume(self) -> None:
         """Let everything go on after a ``pause``."""

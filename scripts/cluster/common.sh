@@ -12,7 +12,17 @@ export SPARK_DAEMON_MEMORY="${SPARK_DAEMON_MEMORY:-256m}"
 export SPARK_DAEMON_JAVA_OPTS="${SPARK_DAEMON_JAVA_OPTS:-} $SMALL_JVM"
 export SPARK_LAUNCHER_OPTS="$SMALL_JVM"
 
-# answers HOST PORT: whether somebody listens there.
-answers() {
-    python -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1).close()' "$1" "$2" 2>/dev/null
+# await HOST:PORT...: returns when somebody listens at each.
+await() {
+    python -S -c '
+import socket, sys, time
+for address in sys.argv[1:]:
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+' "$@"
 }
