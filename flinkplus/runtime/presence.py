@@ -111,7 +111,7 @@ class Presence:
         if pulses is not None and pulses.due:
             silent = set(pulses.silent([member.pulse for member in self._members.all()]))
             for member in [member for member in self._members.all() if member.pulse in silent]:
-                self.evict(member, f"slot {member.slot} hangs, or is cut off: no sign of life for {pulses.timeout_s} s")
+                self.evict(member, f"it hangs, or is cut off: no sign of life for {pulses.timeout_s} s")
 
     def registry_told(self, event: RegistryEvent) -> None:
         """ZooKeeper says something."""
