@@ -39,6 +39,9 @@ from flinkplus.cli.batch_check import check_output
 from flinkplus.cli.wordcount import COUNT, TOKENIZE
 
 PATIENCE_S = 90.0
+KILL = "kill"
+ORDERS = dict(zip(HOST_FAILURES, (KILL, "pause", "cut"), strict=True))
+"""What the harness is told to do to a host, by the kind of failure."""
 CHECK_TAG = "flinkplus-check"
 TIMELINE_S = (2.0, 3.0)
 """Seconds before and after the kill that are kept for a picture."""
@@ -85,14 +88,14 @@ class Kill:
         if place is None:
             raise RunError(f"{self.subtask} was on no host when it was to be killed")
         indices = sorted({name[name.rindex("[") :] for name, host in placement.items() if host == place})
-        struck_s = self.control.order("kill" if self.failure == "host" else "pause", place)
+        struck_s = self.control.order(ORDERS[self.failure], place)
         return Struck(struck_s, tuple(indices), place)
 
 
 @dataclass(frozen=True)
 class Struck:
     """What was done: ``time_s``, right before it, in seconds since the Unix epoch; ``failed``: what the names of the
-    subtasks that it hit end with; ``host``: that was killed or paused.
+    subtasks that it hit end with; ``host``: that it was done to.
     """
 
     time_s: float
@@ -137,7 +140,7 @@ class KillRun:
 
     @property
     def struck_host(self) -> str | None:
-        """The host that was killed or paused, if one was."""
+        """The host that something was done to, if so."""
         return None if self._struck is None else self._struck.host
 
     def run(self) -> None:
@@ -161,10 +164,10 @@ class KillRun:
                 if job.state != "running":
                     raise RunError(f"the job was {job.state} when it was to be killed")
                 self._struck = self._kill.strike(job)
-                if self._struck.host is not None and case.failure == "hang":
+                if self._struck.host is not None and ORDERS[case.failure] != KILL:
                     self._stop.wait(PAUSE_S)
                     assert self._kill.control is not None
-                    self._kill.control.order("resume", self._struck.host)
+                    self._kill.control.order("revive", self._struck.host)
                 self._until(job, lambda: job.done, deadline)
             self._note(job, sampler)
             job.await_finish()

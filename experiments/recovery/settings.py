@@ -15,8 +15,8 @@ from flinkplus.errors import ConfigurationError
 
 RECOVERIES = ("standby", "rollback")
 FAILURES = ("sigkill", "exception")
-HOST_FAILURES = ("host", "hang")
-"""On a cluster: a host is killed; a host stands still, and goes on ``PAUSE_S`` later."""
+HOST_FAILURES = ("host", "hang", "cut")
+"""On a cluster: a host is killed; it stands still, or is cut off from all others, for ``PAUSE_S``."""
 PAUSE_S = 2.5
 BALLAST_KEYS_PER_S = 40_000
 CHECKPOINTS_BEFORE = 2

@@ -48,7 +48,7 @@ def strike(failure: str, index: int, control: Control | None) -> Any:
     return Kill(index, 0.0, failure, control=control).strike(cast(JobHandle, Job()))
 
 
-@pytest.mark.parametrize(("failure", "order"), [("host", "kill"), ("hang", "pause")])
+@pytest.mark.parametrize(("failure", "order"), [("host", "kill"), ("hang", "pause"), ("cut", "cut")])
 def test_a_host_is_struck_with_all_its_subtasks(failure: str, order: str) -> None:
     control = Orders()
     struck = strike(failure, 2, control)
