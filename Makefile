@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup test check soak model-check mutation-check demo bench format clean
+.PHONY: help setup test check soak model-check mutation-check demo diagrams bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -32,6 +32,9 @@ model-check: setup ## Every order of deliveries in a small job, a failure at eve
 
 mutation-check: setup ## Every deliberate fault in the protocol, found out by the simulator within 2,000 histories
 	$(BIN)/python -m tests.simulation.mutation_check
+
+diagrams: setup ## docs/state-diagrams.md, written anew from what the machines of the protocol do
+	$(BIN)/python -m tests.diagrams --write
 
 bench: setup ## Throughput, checkpoint cost and memory; printed and written to results/bench.json
 	@mkdir -p results

@@ -13,6 +13,9 @@ Rules:
 - A slot joins the chains that it is planned for, and no others: another one would have to fetch all the state, and
   would keep the home slot out of its own chains.
 
+- Without standbys a chain has one member, its head. When that is lost, another living slot takes its place, which has
+  nothing, and gets the version from the durable store.
+
 Invariants: the members of a chain are alive and all different; nothing is kept of versions older than the last trim,
 nor of aborted ones but the newest.
 """
@@ -127,8 +130,9 @@ class Chain:
 class ChainTable:
     """All chains of one deployment; none before the first one and after the last."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, standbys: bool = True) -> None:
         self._topology = topology
+        self._standbys = standbys
         self._alive: set[int] = set()  # never iterated
         self._aborted: set[int] = set()  # never iterated in an order that shows
         self._untrimmed: list[int] = []  # complete, newer than trimmed, ascending
@@ -153,12 +157,12 @@ class ChainTable:
             subtask: Chain(
                 subtask=subtask,
                 planned=planned[subtask.index],
-                members=planned[subtask.index],
+                members=planned[subtask.index] if self._standbys else planned[subtask.index][:1],
                 generation=generation,
                 working=generation,
                 restored=version,
                 persisted={version: cursors.get(subtask, Cursors())},
-                staged={slot: {0} for slot in planned[subtask.index][1:]} if version == 0 else {},
+                staged={slot: {0} for slot in planned[subtask.index][1:]} if version == 0 and self._standbys else {},
             )
             for subtask in self._topology.subtasks
         }
@@ -189,6 +193,16 @@ class ChainTable:
         self[subtask].remove(self[subtask].head)
         self._unwritten.add(subtask)
 
+    def put_anywhere(self, subtask: SubtaskId, but: Sequence[int]) -> None:
+        """A subtask without a head gets one, on a living slot, if there is any ``but`` these: home if possible, else
+        where its standbys would be, else where fewest are at work."""
+        chain = self[subtask]
+        at_work = [other.head for other in self if other.members]
+        others = sorted(self._alive.difference(chain.planned), key=lambda slot: (at_work.count(slot), slot))
+        fit = [slot for slot in (*chain.planned, *others) if slot in self._alive and slot not in but]
+        chain.members = tuple(fit[:1])
+        self._unwritten.add(subtask)
+
     def restore(self, subtask: SubtaskId, members: tuple[int, ...]) -> None:
         """The head at work goes on as if no other had been chosen, with those of ``members`` that live."""
         chain = self[subtask]
@@ -205,7 +219,7 @@ class ChainTable:
 
     def replenish(self) -> None:
         """Living slots join, as tails, the chains that they are planned for."""
-        for chain in self:
+        for chain in self if self._standbys else ():
             for slot in chain.planned:
                 if slot in self._alive and slot not in chain.members:
                     chain.add_tail(slot)

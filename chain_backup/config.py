@@ -11,6 +11,9 @@ from flinkplus.errors import ConfigurationError
 class FailoverConfig:
     """How many replicas there are, and how long each wait of a failover may take. Raises ``ConfigurationError``."""
 
+    partial: bool = False
+    """Whether there are no standbys: what failed goes back to a version in the durable store, and so do all its
+    upstreams, since nobody keeps what was sent."""
     replicas: int = 3
     """Members of a chain, the head included; fewer when there are fewer slots."""
     failback: bool = True

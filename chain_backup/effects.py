@@ -89,14 +89,16 @@ class EvictSlot:
 
 @dataclass(frozen=True, slots=True)
 class FailoverPhase:
-    """Failover ``number`` (1, 2, ...) entered ``phase``; ``subtasks``: all that failed in it so far. A further failure
-    on the way takes it back to ``detect``."""
+    """Failover ``number`` (1, 2, ...) entered ``phase``; ``subtasks``: all that failed in it so far (or are handed
+    over); ``moved``: all that begin anew because of them, themselves included. A further failure on the way takes it
+    back to ``detect``."""
 
     number: int
     phase: FailoverPhaseName
     kind: FailoverKind
     subtasks: tuple[SubtaskId, ...]
     reason: str
+    moved: tuple[SubtaskId, ...]
 
 
 @dataclass(frozen=True, slots=True)

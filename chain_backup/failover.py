@@ -11,6 +11,10 @@ The life of one attempt, for a failed set of subtasks::
 
 A handover takes the two one after the other: slots are told when the records are written.
 
+*Partial* recovery (ABS, section 5) is the same without standbys. Nobody keeps what was sent, so the failed set is what
+failed *and all its upstreams*, up to the sources: each goes back to a version in the durable store, in place where its
+slot lives, else on another living slot. Whoever is not upstream goes on, and drops what it has had.
+
 Rules:
 
 - Nobody is promoted before the new generation and members are in ZooKeeper, nor before every living slot has fenced the
@@ -20,6 +24,9 @@ Rules:
   effect, with one exception: what was told to begin stays told. When something else fails while standbys are being
   promoted, these go on, and their answers count; only what failed is in the new attempt.
 - A head that fails leaves its chain, even when its slot lives: its slot joins again as the tail, when all is over.
+  (Partial: it begins anew where it was, and elsewhere only when that does not work.)
+- Partial: a set of subtasks that goes back contains every producer of each of its members. So nothing that was sent
+  before is asked for, and the set needs no output log of anybody.
 - Failed subtasks go back to the last complete version, or to a newer one that every head has in the durable store
   (then it is about to become complete, and must not be undone); with ``pending_versions`` also to a newer one that
   all new heads of a component have staged.
@@ -36,7 +43,7 @@ alive; no line is older than what is trimmed or complete; every wait has a deadl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from typing_extensions import assert_never
@@ -96,6 +103,9 @@ class _Failover:
     reason: str
     error: object
     subtasks: dict[SubtaskId, None] = field(default_factory=dict)  # an ordered set
+    moved: dict[SubtaskId, None] = field(default_factory=dict)  # another: these, and who begins anew because of them
+    refused: dict[SubtaskId, list[int]] = field(default_factory=dict)
+    """Partial: the slots on which a subtask could not begin."""
 
 
 @dataclass(slots=True)
@@ -142,7 +152,7 @@ class FailoverProtocol:
         self._strategy = strategy
         self._check = EventCheck(topology, self._slots)
         self._running = False
-        self._table = ChainTable(topology)
+        self._table = self._no_chains()
         self._newest_generation = Generation(0)
         self._attempts = 0
         self._failovers = 0
@@ -153,6 +163,9 @@ class FailoverProtocol:
         self._attempt: _Attempt | None = None
         self._promotions: dict[tuple[int, int], _Promotion] = {}  # (attempt, slot)
         self._place({})
+
+    def _no_chains(self) -> ChainTable:
+        return ChainTable(self._topology, not self._config.partial)
 
     def _place(self, hosts: Mapping[int, str]) -> list[tuple[int, ...]]:
         replicas = min(self._config.replicas, len(self._slots))
@@ -271,7 +284,7 @@ class FailoverProtocol:
     def _stop(self) -> None:
         """Forget the deployment, not the numbers that were used."""
         self._running = False
-        self._table = ChainTable(self._topology)
+        self._table = self._no_chains()
         self._failover = self._attempt = None
         self._promotions = {}
         self._threw.clear()
@@ -361,7 +374,8 @@ class FailoverProtocol:
             again = f"{reason} (again, without a complete checkpoint in between: the same input fails each successor)"
             return [*effects, *self._fall_back("exception", (subtask,), again, event.error)]
         self._threw.add(subtask)
-        self._table.drop_head(subtask)
+        if not self._config.partial:
+            self._table.drop_head(subtask)
         return effects + self._fail(now_ms, "exception", [subtask], reason, event.error)
 
     def _fail(
@@ -369,23 +383,37 @@ class FailoverProtocol:
     ) -> list[FailoverEffect]:
         """Begin an attempt for ``failed``, whose heads have left their chains, and for what is not promoted yet."""
         failover = self._join_failover(kind, reason, error)
+        failover.subtasks.update(dict.fromkeys(sorted(failed)))
         if self._attempt is not None:
             failed = [*failed, *self._attempt.failed]
-        together = tuple(sorted(set(failed)))
-        failover.subtasks.update(dict.fromkeys(together))
+        together = self._moved_with(failed)
+        failover.moved.update(dict.fromkeys(together))
         for key, promotion in tuple(self._promotions.items()):
             promotion.subtasks = tuple(subtask for subtask in promotion.subtasks if subtask not in together)
             if not promotion.subtasks:
                 del self._promotions[key]
+        if self._config.partial:
+            self._find_slots(failover, together)
         orphans = [str(subtask) for subtask in together if not self._table[subtask].members]
         if orphans:
-            return self._give_up(f"{reason}; no standby of {', '.join(orphans)} is left")
+            left = "slot for" if self._config.partial else "standby of"
+            return self._give_up(f"{reason}; no {left} {', '.join(orphans)} is left")
         unsafe = self._unsafe(together)
         if unsafe is not None:
             return self._give_up(f"{reason}; {unsafe}")
         for subtask in together:
             self._table[subtask].put_best_first(self._table.complete)
         return self._attempt_for(now_ms, together)
+
+    def _moved_with(self, failed: Sequence[SubtaskId]) -> tuple[SubtaskId, ...]:
+        """Who begins anew when ``failed`` do, themselves included; sorted."""
+        return self._topology.with_upstreams(failed) if self._config.partial else tuple(sorted(set(failed)))
+
+    def _find_slots(self, failover: _Failover, moved: tuple[SubtaskId, ...]) -> None:
+        """Whoever is nowhere any more gets a slot on which it was not refused."""
+        for subtask in moved:
+            if not self._table[subtask].members:
+                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()))
 
     def _unsafe(self, together: tuple[SubtaskId, ...]) -> str | None:
         """Why these cannot be moved together, if they cannot."""
@@ -433,7 +461,8 @@ class FailoverProtocol:
 
     def _phase(self, phase: FailoverPhaseName) -> FailoverPhase:
         failover = self._open()
-        return FailoverPhase(failover.number, phase, failover.kind, tuple(sorted(failover.subtasks)), failover.reason)
+        subtasks, moved = tuple(sorted(failover.subtasks)), tuple(sorted(failover.moved))
+        return FailoverPhase(failover.number, phase, failover.kind, subtasks, failover.reason, moved)
 
     # ---------------------------------------------------------------------------------------- registry and fence
 
@@ -513,6 +542,8 @@ class FailoverProtocol:
                 self._not_home[key[1]] = HANDOVER_PAUSE
                 self._in_step.discard(key[1])
                 failed += promotion.subtasks
+                for subtask in promotion.subtasks:
+                    self._open().refused.setdefault(subtask, []).append(key[1])
         for subtask in failed:
             self._table.drop_head(subtask)
         return self._fail(now_ms, self._open().kind, failed, reason) if failed else []
@@ -532,6 +563,8 @@ class FailoverProtocol:
     def _has_at_home(self, slot: int, version: int) -> bool:
         """Whether ``slot`` has ``version`` or newer of all that should be at work there and is not."""
         away = self._away(slot)
+        if self._config.partial:  # there, as anywhere, it is in the durable store
+            return bool(away) and self._table.is_alive(slot)
         return bool(away) and all(chain.newest_staged(slot) >= version for chain in away)
 
     def _away(self, slot: int) -> list[Chain]:
@@ -540,19 +573,21 @@ class FailoverProtocol:
     def _hand_over(self, now_ms: int, slot: int) -> list[FailoverEffect]:
         """Move as many as can be moved at once without doubt; the others follow after the next checkpoints."""
         self._in_step.clear()
-        undo: dict[SubtaskId, tuple[int, ...]] = {}
+        moving: list[SubtaskId] = []
         for chain in self._away(slot):
-            together = (*undo, chain.subtask)
-            if self._unsafe(together) is None:
-                undo[chain.subtask] = chain.members
-        if not undo:
+            if self._unsafe(self._moved_with([*moving, chain.subtask])) is None:
+                moving.append(chain.subtask)
+        if not moving:
             return []
+        moved = self._moved_with(moving)
+        undo = {subtask: self._table[subtask].members for subtask in moved}
         failover = self._join_failover("handover", f"slot {slot} is back", None)
-        failover.subtasks.update(dict.fromkeys(undo))
-        for subtask in undo:
+        failover.subtasks.update(dict.fromkeys(moving))
+        failover.moved.update(dict.fromkeys(moved))
+        for subtask in moving:
             self._table.drop_head(subtask)
             self._table[subtask].put_first(slot)
-        return self._attempt_for(now_ms, tuple(sorted(undo)), undo)
+        return self._attempt_for(now_ms, moved, undo)
 
     @property
     def _may_call_off(self) -> bool:

@@ -6,7 +6,7 @@ derived comes out sorted, so that it is the same on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flinkplus.protocol.ids import ChannelId, SubtaskId, invariant
@@ -77,6 +77,17 @@ class Topology:
     def feeds(self, producer: SubtaskId, consumer: SubtaskId) -> bool:
         """Whether a channel leads from ``producer`` to ``consumer``."""
         return any((p, c) == (producer.vertex, consumer.vertex) for _, p, c in self.edges)
+
+    def with_upstreams(self, subtasks: Sequence[SubtaskId]) -> tuple[SubtaskId, ...]:
+        """``subtasks`` and all from which a path of channels leads to one of them, up to the sources; sorted."""
+        reached = [vertex for vertex in self.vertices if any(subtask.vertex == vertex for subtask in subtasks)]
+        upstream: list[str] = []
+        for near in reached:  # grows while it is walked
+            found = [producer for _, producer, consumer in sorted(self.edges) if consumer == near]
+            upstream += [vertex for vertex in found if vertex not in upstream]
+            reached += [vertex for vertex in found if vertex not in reached]
+        every = [SubtaskId(vertex, index) for vertex in upstream for index in range(self.parallelism)]
+        return tuple(sorted({*subtasks, *every}))
 
     def lineage(self, depth: int | None) -> Lineage:
         """Who is an ancestor of whom, when determinants are shared to ``depth`` (``None``: to full depth)."""

@@ -21,7 +21,7 @@ from flinkplus.protocol.guarantee import Guarantee
 
 CONF_PREFIX = "spark.flinkplus."
 GUARANTEES = tuple(guarantee.value for guarantee in Guarantee)
-RECOVERY_MODES = ("rollback", "standby")
+RECOVERY_MODES = ("rollback", "partial", "standby")
 PLACEMENTS = ("spread", "near")
 FAILBACK_MODES = ("auto", "never")
 TRANSPORTS = ("tcp", "grpc")
@@ -47,8 +47,9 @@ class Options:
     exceptions before the job fails. ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it
     fails. ``memtable_entries``: keys of each keyed state held in memory. ``guarantee``: how often the effect of an
     input row is in the committed output: ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see
-    ``flinkplus.protocol.guarantee``). ``recovery``: ``standby`` moves only what failed, to a standby; ``rollback``
-    takes the whole job back. ``replicas``: copies of each subtask's state, the
+    ``flinkplus.protocol.guarantee``). ``recovery``: ``standby`` moves only what failed, to a standby; ``partial``
+    has no standbys, and takes what failed and its upstreams back to the last checkpoint; ``rollback`` takes the whole
+    job back. ``replicas``: copies of each subtask's state, the
     working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell how a
     subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over hosts,
     ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
@@ -202,6 +203,16 @@ class Options:
     def standbys(self) -> bool:
         """Whether there are standbys, and local failover: not with one copy only, nor without checkpoints."""
         return self.recovery == "standby" and self.members > 1 and self.checkpoint_interval is not None
+
+    @property
+    def partial(self) -> bool:
+        """Whether what failed goes back together with its upstreams, and nobody else: not without checkpoints."""
+        return self.recovery == "partial" and self.checkpoint_interval is not None
+
+    @property
+    def local(self) -> bool:
+        """Whether a failure is recovered from beside the stream, by standbys or a part of the graph."""
+        return self.standbys or self.partial
 
     @property
     def members(self) -> int:

@@ -30,8 +30,8 @@ def run_inside(hosts: int) -> int:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                for child in psutil.Process(process.pid).children():  # it has its own host to end, and says so
-                    with contextlib.suppress(psutil.NoSuchProcess):
+                with contextlib.suppress(psutil.NoSuchProcess):  # Ctrl-C may have reached it, and ended it, before
+                    for child in psutil.Process(process.pid).children():
                         child.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(END_S)

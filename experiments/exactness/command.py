@@ -34,6 +34,7 @@ def add_exactness(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--replicas", type=positive, metavar="N", help="of each subtask (default: as many as slots, so any may die)"
     )
+    command.add_argument("--recovery", choices=["standby", "partial"], default="standby", help="of the jobs")
     command.add_argument("--interval", type=positive_number, default=0.3, metavar="S", help="between checkpoints")
     command.add_argument(
         "--apart", type=positive_number, default=APART_S, metavar="S", help=f"between failures (default: {APART_S})"
@@ -55,6 +56,7 @@ def run_exactness_command(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         parallelism=arguments.parallelism,
         replicas=arguments.replicas or arguments.parallelism,
+        recovery=arguments.recovery,
         interval=arguments.interval,
         apart=arguments.apart,
         without=arguments.without,

@@ -46,16 +46,17 @@ VOCABULARIES = (40, 400)
 class Settings:
     """What to run.
 
-    ``apart``: seconds between failures that are not at once. ``without``: parts of the protocol that the jobs lack
-    (``flinkplus.runtime.faults``). ``first``: number of the first run. ``more_s``: seconds of input behind all else: a
-    job that lacks determinants makes fewer messages than it did, and the end of its input should not be among those
-    that its consumers take for old ones.
+    ``recovery``: of the jobs, ``standby`` or ``partial``. ``apart``: seconds between failures that are not at once.
+    ``without``: parts of the protocol that the jobs lack (``flinkplus.runtime.faults``). ``first``: number of the first
+    run. ``more_s``: seconds of input behind all else: a job that lacks determinants makes fewer messages than it did,
+    and the end of its input should not be among those that its consumers take for old ones.
     """
 
     runs: int = 200
     seed: int = 1
     parallelism: int = 4
     replicas: int = 4
+    recovery: str = "standby"
     interval: float = 0.3
     apart: float = APART_S
     without: tuple[str, ...] = ()
@@ -73,7 +74,7 @@ class Settings:
             "replicas": self.replicas,
             "checkpoint_interval": self.interval,
             "checkpoint_timeout": CHECKPOINT_TIMEOUT_S,
-            "recovery": "standby",
+            "recovery": self.recovery,
             "max_restarts": 100,
             "faults": tuple(WITHOUT + part for part in self.without),
         }

@@ -112,9 +112,9 @@ def run_all(spark: SparkSession, settings: OverheadSettings, stop: threading.Eve
                     yield {"variant": variant.name, **asdict(variant), **place, **figures}
 
 
-def draw(env: StreamEnvironment, text: str) -> None:
-    """Draw the job."""
-    words = env.read_text(text, name=SOURCE, repeat=ENDLESS).tokenize("value", output="word", name=TOKENIZE)
+def draw(env: StreamEnvironment, text: str, repeat: int = ENDLESS) -> None:
+    """Draw the job; the text is read ``repeat`` times."""
+    words = env.read_text(text, name=SOURCE, repeat=repeat).tokenize("value", output="word", name=TOKENIZE)
     counts = words.key_by("word").count(name="words").map_batches(_bits_of_count, schema="bits long", name="bits")
     again = counts.key_by("bits").count(name="again").map_batches(_bits_of_count, schema="bits long", name="lower")
     again.key_by("bits").count(name=LAST).discard(name="out")

@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments import console
 from experiments.beside import beside
-from experiments.recovery.settings import FAILURES, HOST_FAILURES, RECOVERIES, Case, Settings
+from experiments.recovery.settings import FAILURES, HOST_FAILURES, RECOVERIES, USUAL, Case, Settings
 from experiments.running import one_session, shown
 from flinkplus.cli.figures import check_json
 from flinkplus.config import GUARANTEES
@@ -33,7 +33,7 @@ def add_recovery(command: argparse.ArgumentParser) -> None:
 
     numbers, choices = console.whole_numbers, console.choices
     command.add_argument("--parallelism", type=numbers(1), default=(1, 2, 4, 8), metavar="N,...")
-    command.add_argument("--recovery", type=choices(RECOVERIES), default=RECOVERIES, metavar=",".join(RECOVERIES))
+    command.add_argument("--recovery", type=choices(RECOVERIES), default=USUAL, metavar=",".join(RECOVERIES))
     command.add_argument(
         "--failure",
         type=choices((*FAILURES, *HOST_FAILURES)),

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from experiments.recovery.summary import CASE
 
-COLOURS = {"rollback": "#c0504d", "standby": "#1f77b4"}
+COLOURS = {"rollback": "#c0504d", "partial": "#8064a2", "standby": "#1f77b4"}
 PHASE_COLOURS = {
     "detect": "#d9534f",
     "fence": "#9467bd",
@@ -24,7 +24,7 @@ PHASE_COLOURS = {
     "replay": "#5cb85c",
 }
 FAILURE_NAMES = {"sigkill": "SIGKILL of a slot", "exception": "exception in a subtask"}
-ORDER = ("rollback", "standby")
+ORDER = ("rollback", "partial", "standby")
 DPI = 120
 SHOWN_MS = 0.5
 TOP_OVER_USUAL = 4.0

@@ -13,7 +13,8 @@ from typing import Any
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 
-RECOVERIES = ("standby", "rollback")
+RECOVERIES = ("standby", "partial", "rollback")
+USUAL = ("standby", "rollback")
 FAILURES = ("sigkill", "exception")
 HOST_FAILURES = ("host", "hang", "cut")
 """On a cluster: a host is killed; it stands still, or is cut off from all others, for ``PAUSE_S``."""
@@ -36,7 +37,7 @@ class Settings:
     """
 
     parallelism: tuple[int, ...]
-    recovery: tuple[str, ...] = RECOVERIES
+    recovery: tuple[str, ...] = USUAL
     failure: tuple[str, ...] = ("exception", "sigkill")
     runs: int = 10
     rate: float = 30_000.0

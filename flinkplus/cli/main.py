@@ -84,7 +84,7 @@ def _add_wordcount(commands: Any) -> None:
         help="synchronous: the job stands still",
     )
     command.add_argument("--checkpoint-dir", metavar="DIR", help="keep checkpoints here, for flinkplus resume")
-    command.add_argument("--recovery", choices=["standby", "rollback"], default="standby")
+    command.add_argument("--recovery", choices=["standby", "partial", "rollback"], default="standby")
     command.add_argument("--replicas", type=positive, default=3, metavar="N", help="copies of each state (default: 3)")
     command.add_argument("--placement", default="spread", metavar="STRATEGY", help="spread, near or module:function")
     command.add_argument("--failback", choices=["auto", "never"], default="auto", help="give work back (default: auto)")

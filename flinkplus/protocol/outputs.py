@@ -1,6 +1,6 @@
 """The output ends of a subtask's channels: each a log that is pumped as far as the consumer's credit allows.
 
-In rollback mode what is consumed can never be asked for again, so it is trimmed at once; with standbys it is kept until
+Without standbys what is consumed can never be asked for again, so it is trimmed at once; with them it is kept until
 a version of the consumer that is stable in its chain, and complete, is behind it.
 
 Rules:
@@ -144,6 +144,11 @@ class OutputChannel:
         if seq > self.log.trimmed:
             self.log.trim(seq)
 
+    def let_go(self) -> None:
+        """A message was made again that the consumer has had: without retention it was made to be compared only."""
+        if not self.retain:
+            self._trim()
+
     def expect(self, first: int, end: int, digests: Mapping[int, int]) -> None:
         """The consumer has had messages ``[first, end)``, with these ``digests``: they are to be made again.
 
@@ -281,6 +286,8 @@ class OutputChannels(ABC):
         if end.had:
             self._compare(end, message, payload)
         end.log.append((message, payload), size_bytes)
+        if seq < end.had_to:
+            end.let_go()
 
     def _compare(self, end: OutputChannel, message: Message, payload: Any) -> None:
         had = None if end.had is None else end.had.pop(message.seq, None)
@@ -334,6 +341,8 @@ class OutputChannels(ABC):
         if end.had:
             self._compare(end, message, None)
         end.log.append((message, None), 0)
+        if message.seq < end.had_to:
+            end.let_go()
 
     def broadcast(self, kind: Kind, epoch: CheckpointId) -> None:
         """Append a barrier or the end of input to every channel; there must be room."""

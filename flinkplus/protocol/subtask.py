@@ -5,9 +5,9 @@ it can wait half-way for room in an output log without holding up the slot. Barr
 A watermark is a message like any other: what the work does when that of all inputs rises is part of the step.
 A subtask without outputs takes several small messages in one step: nobody can tell.
 
-With standbys, a subtask with outputs logs how each step began (``determinants``), and passes on how those of its
-ancestors did that its own depend on. One that was promoted repeats the steps that somebody knows of, in the same order,
-and puts off whatever it is told meanwhile.
+Where recovery is local (by standbys, or of a part of the graph), a subtask with outputs logs how each step began
+(``determinants``), and passes on how those of its ancestors did that its own depend on. One that was promoted repeats
+the steps that somebody knows of, in the same order, and puts off whatever it is told meanwhile.
 
 What a driver adds: the work itself (``_push`` and its like), state, and the ways to the coordinator. It calls ``run``
 while ``runnable``; everything is a call, since a list of effects for each message would cost more than the message.
@@ -59,8 +59,8 @@ DIGEST_MASK = (1 << 64) - 1
 class SubtaskSteps(SubtaskSnapshots):
     """The protocol of one active subtask of one generation; a driver derives from it.
 
-    ``saved``: what ``saved_cursors`` gave at the version that it begins from (empty: the start). ``standbys``: whether
-    there are any. ``seen``: the filter of what comes in, empty (``None``: there is none).
+    ``saved``: what ``saved_cursors`` gave at the version that it begins from (empty: the start). ``local``: whether
+    others go on when one fails. ``seen``: the filter of what comes in, empty (``None``: there is none).
     Made in two parts, since the work may need the first and the channels need the work.
     """
 
@@ -70,10 +70,10 @@ class SubtaskSteps(SubtaskSnapshots):
         saved: Mapping[str, Any],
         is_source: bool,
         has_outputs: bool,
-        standbys: bool,
+        local: bool,
         seen: SeenMessages | None = None,
     ) -> None:
-        super().__init__(incarnation, standbys)
+        super().__init__(incarnation, local)
         promotion = incarnation.promotion
         self.id = incarnation.subtask
         self.generation = incarnation.generation
@@ -86,7 +86,7 @@ class SubtaskSteps(SubtaskSnapshots):
         self._draining = False
         self.ended = False
         guarantee = self._guarantee = incarnation.guarantee
-        tells = standbys and guarantee is not Guarantee.AT_LEAST_ONCE
+        tells = local and guarantee is not Guarantee.AT_LEAST_ONCE
         passes_on = tells and has_outputs
         logs = passes_on and (guarantee.repeats or is_source)
         self._progress = ProgressLog(saved.get("steps", 0)) if logs and not guarantee.repeats else None

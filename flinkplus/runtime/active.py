@@ -32,6 +32,7 @@ class ActiveSubtasks:
         self._producers: dict[tuple[int, int], Subtask] = {}
         self._order: list[Subtask] = []
         self._early: dict[ChannelId, Credit] = {}
+        self._limits: dict[ChannelId, tuple[int, int]] = {}  # with the generation of the consumer
 
     def __iter__(self) -> Iterator[Subtask]:
         return iter(list(self._order))
@@ -62,6 +63,9 @@ class ActiveSubtasks:
         for edge in subtask.plan.vertex.outputs:
             self._producers[(edge, subtask.id.index)] = subtask
         for channel, end in subtask.outputs.channels.items():
+            generation, limit = self._limits.pop(channel, (None, 0))
+            if generation == end.consumer_generation and not end.resuming:
+                end.limit = max(end.limit, limit)
             if channel in self._early:
                 end.credit(*self._early.pop(channel))
 
@@ -73,6 +77,15 @@ class ActiveSubtasks:
         else:
             producer.outputs.channels[channel].credit(*credit)
         return producer
+
+    def retire_for_successor(self, subtask: Subtask) -> None:
+        """Close a subtask whose successor will be in this slot as well: what consumers have allowed the one to send,
+        perhaps when they had been told of the other, they have allowed the other. Nobody will say it again.
+        """
+        ends = [end for end in subtask.outputs.channels.values() if not end.resuming]
+        limits = {end.channel: (end.consumer_generation, end.limit) for end in ends}
+        if self.retire(subtask):
+            self._limits.update(limits)
 
     def retire(self, subtask: Subtask) -> bool:
         """Close a subtask; false when it is not active (any more)."""
@@ -94,3 +107,4 @@ class ActiveSubtasks:
         for subtask in self:
             self.retire(subtask)
         self._early.clear()
+        self._limits.clear()

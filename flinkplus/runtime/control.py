@@ -282,8 +282,8 @@ class Promote:
     ``seq`` that a living consumer expects), ``determinants`` (its runs, as in ``Fenced``), ``ancestors`` (name ->
     runs), ``marks`` (channel -> next ``seq`` that a living producer had not sent before the failure), ``digests``
     (output channel -> runs, as in ``Fenced``), ``inputs`` (channel -> next ``seq`` to take, where it is not the
-    handle's), ``pass_over`` (rows to be read and not sent; 0 where absent), ``given_up`` (newer checkpoints that were
-    given up: the one before it may have heard of that).
+    handle's), ``pass_over`` (rows to be read and not sent; 0 where absent), ``mark`` (in partial recovery: as in
+    ``Deploy``), ``given_up`` (newer checkpoints that were given up: the one before it may have heard of that).
     """
 
     attempt: int

@@ -160,7 +160,7 @@ class Coordinator:
             self._presence.evict,
             self._ended,
         )
-        self._failovers = self._make_failovers() if options.standbys else None
+        self._failovers = self._make_failovers() if options.local else None
         if not options.promises.repeats or restore.checkpoint is not None:  # an earlier run may have promised less
             self._job_driver.match = partial(matched, topology=topology_of(graph, options.parallelism))
         self._presence.failovers = self._failovers
@@ -191,12 +191,14 @@ class Coordinator:
             lambda checkpoint: checkpoint in self._checkpoints.pending,
             self.options.depth,
             self.options.promises,
+            "partial" if self.options.partial else "standby",
         )
         self._job_driver.started, self._job_driver.interrupted = failovers.started, failovers.interrupted
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
-        failovers.replicated = self.figures.replicated
+        if self.options.standbys:
+            failovers.replicated = self.figures.replicated
         return failovers
 
     def _has_results(self, subtask: str) -> bool:

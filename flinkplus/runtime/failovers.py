@@ -31,7 +31,7 @@ from flinkplus.runtime.fencing import FenceAnswers, Handles
 from flinkplus.runtime.joining import Joining
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.names import parse_channel, parse_subtask
-from flinkplus.runtime.recoveries import HANDOVER, RecoveryLog
+from flinkplus.runtime.recoveries import HANDOVER, STANDBY, RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import following, output_cursor
 
@@ -46,7 +46,8 @@ class Failovers:
 
     ``registry`` (``None``: nobody) takes the records. ``job_state``: of the machine of the job. ``trigger``: tells
     sources to begin a checkpoint; ``pending``: whether that still waits for them. ``evict``: ends a slot's process.
-    ``sharing_depth``: of the determinants. ``guarantee``: of the job.
+    ``sharing_depth``: of the determinants. ``guarantee``: of the job. ``mode``: what
+    recoveries are called.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class Failovers:
         pending: Callable[[CheckpointId], bool],
         sharing_depth: int | None = None,
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        mode: str = STANDBY,
     ) -> None:
+        self._mode = mode
         self._guarantee = guarantee
         self._began_from: dict[SubtaskId, CheckpointId] = {}
         self._complete = CheckpointId(0)
@@ -332,6 +335,7 @@ class Failovers:
                 "given_up": [checkpoint for checkpoint in self._given_up if checkpoint > version],
                 **self._answers.about(subtask, self._topology),
                 **self._otherwise(subtask, CheckpointId(version)),
+                **self._mark_of(subtask),
             }
             for subtask, version in effect.subtasks
         }
@@ -358,6 +362,10 @@ class Failovers:
             told |= {"determinants": [], "ancestors": {}, "pass_over": max(0, seen - read)}
         return told
 
+    def _mark_of(self, subtask: SubtaskId) -> dict[str, Any]:
+        """Whoever goes back with its producers cannot tell by its input when there is something new."""
+        return {} if self._mode == STANDBY else {"mark": self._recoveries.marks.get(str(subtask), 0)}
+
     def _start_of(self, channel: ChannelId, known: int) -> int:
         """Where a promoted consumer begins that stood at ``known``, without exact replay."""
         name = str(channel)
@@ -369,14 +377,16 @@ class Failovers:
 
     def _record(self, effect: effects.FailoverPhase) -> None:
         self._under_way = effect
-        self._moving.update(dict.fromkeys(effect.subtasks))
+        self._moving.update(dict.fromkeys(effect.moved))
         entered_s = self._dispatch.clock.time()
         if effect.phase == "detect":
             entered_s = self._dispatch.event_s
         elif effect.phase == "replay" and self._promoted_s:
             entered_s = min(entered_s, self._promoted_s)
-        names = [str(subtask) for subtask in effect.subtasks]
-        self._recoveries.entered("standby", effect.number, effect.phase, effect.kind, names, effect.reason, entered_s)
+        names, moved = [str(subtask) for subtask in effect.subtasks], [str(subtask) for subtask in effect.moved]
+        self._recoveries.entered(
+            self._mode, effect.number, effect.phase, effect.kind, names, effect.reason, entered_s, moved
+        )
 
     def _fall_back(
         self, kind: effects.FailoverKind, subtasks: tuple[SubtaskId, ...], reason: str, error: object

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from chain_backup.failover import FailoverConfig, FailoverProtocol
 from chain_backup.placement import STRATEGIES, Strategy
@@ -44,14 +45,18 @@ def failover_protocol(
     graph: JobGraph, options: Options, make: Callable[..., FailoverProtocol] = FailoverProtocol
 ) -> FailoverProtocol:
     """The machine of one job, made by ``make``."""
+    config = FailoverConfig(
+        partial=options.partial,
+        replicas=options.members,
+        failback=options.failback == "auto" and options.promises.replays,
+        max_concurrent_checkpoints=options.max_concurrent_checkpoints,
+        sharing_depth=options.depth,
+    )
+    if options.partial:  # state may have to come from storage, as in a deployment
+        config = replace(config, promote_timeout_ms=round(options.deploy_timeout * 1000))
     return make(
         topology_of(graph, options.parallelism),
         options.parallelism,
-        FailoverConfig(
-            replicas=options.members,
-            failback=options.failback == "auto" and options.promises.replays,
-            max_concurrent_checkpoints=options.max_concurrent_checkpoints,
-            sharing_depth=options.depth,
-        ),
+        config,
         find_strategy(options.placement),
     )

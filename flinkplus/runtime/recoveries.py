@@ -4,8 +4,8 @@ Times are stamped when an event arrives at the coordinator's machine, or where t
 its own clock. A recovery begins with the kill, or with the time the failed subtask itself reports; when neither is
 known, with detection. ``recovery_ms`` runs from there to the first *new* output of those failed subtasks that have a
 sink or keyed state (of all failed ones when there is no such): rows beyond what was put out before the failure. With a
-rollback that is what they had reported last, at most one heartbeat before it. ``caught_up_ms``: the same for all failed
-subtasks, and in a rollback, where all subtasks go back, for every one of the job.
+rollback or a partial recovery that is what they had reported last, at most one heartbeat before it. ``caught_up_ms``:
+the same for all subtasks that began anew: the failed, in a partial recovery with their upstreams, in a rollback all.
 
 Rules: nothing here decides anything; a recovery that is interrupted by another failure ends unfinished (times are
 ``None``). Local failover that ends in a rollback is one recovery, by rollback, with the reason in ``fallback``.
@@ -20,13 +20,16 @@ from typing import Any
 
 PHASES = ("detect", "fence", "promote", "restore", "replay")
 HANDOVER = "handover"
+STANDBY, PARTIAL, ROLLBACK = "standby", "partial", "rollback"
 KEPT = 1000
 
 
 @dataclass
 class Recovery:
-    """One recovery. ``stamps``: phase -> seconds since the Unix epoch when it was *entered*; in a rollback, ``fence``
-    is when all was fenced, which in a failover is when ``promote`` was entered.
+    """One recovery. ``moved``: all that begin anew.
+
+    ``stamps``: phase -> seconds since the Unix epoch when it was *entered*; in a rollback, ``fence`` is when all was
+    fenced, which in a failover is when ``promote`` was entered.
     """
 
     number: int
@@ -35,6 +38,7 @@ class Recovery:
     subtasks: list[str]
     reason: str
     begun_s: float | None
+    moved: list[str] = field(default_factory=list)
     stamps: dict[str, float] = field(default_factory=dict)
     waiting_failed: set[str] = field(default_factory=set)
     waiting_all: set[str] = field(default_factory=set)
@@ -68,6 +72,7 @@ class Recovery:
             "mode": self.mode,
             "failure": self.failure,
             "subtasks": self.subtasks,
+            "restarted": self.moved,
             "reason": self.reason,
             "checkpoint": self.checkpoint,
             "begin_s": None if begun is None else round(begun, 6),
@@ -122,33 +127,47 @@ class RecoveryLog:
     # --- how it goes on
 
     def entered(
-        self, mode: str, number: int, phase: str, failure: str, subtasks: Collection[str], reason: str, now_s: float
+        self,
+        mode: str,
+        number: int,
+        phase: str,
+        failure: str,
+        subtasks: Collection[str],
+        reason: str,
+        now_s: float,
+        moved: Collection[str] = (),
     ) -> None:
-        """Recovery ``number`` of ``mode`` entered ``phase``."""
+        """Recovery ``number`` of ``mode`` entered ``phase``. ``moved``: who begins anew because of ``subtasks`` (in a
+        rollback: everyone)."""
         record = self._find(mode, number) or self._open(mode, number, failure, subtasks, reason)
         if record.failure == HANDOVER != failure:  # something failed on the way: now it is a recovery from that
             record.failure, record.reason, record.begun_s, record.stamps = failure, reason, None, {}
             record.registry_ms = None
         record.subtasks = sorted({*record.subtasks, *subtasks})
+        record.moved = sorted({*record.subtasks, *moved, *(self.marks if mode == ROLLBACK else ())})
         begun = [self._begun.pop(name) for name in record.subtasks if name in self._begun]
         record.begun_s = min([*begun, *([] if record.begun_s is None else [record.begun_s])], default=None)
         record.enter(phase, now_s)
         if phase == "restore":
-            record.waiting_all = set(self.marks) if mode == "rollback" else set(record.subtasks)
+            record.waiting_all = set(self.marks) if mode == ROLLBACK else set(record.moved)
             failed = set(record.subtasks) & record.waiting_all
             record.waiting_failed = {name for name in failed if self._has_results(name)} or failed
             record.first_new_s = record.caught_up_s = None
-        elif phase == "replay" and mode == "rollback":
+        elif phase == "replay" and mode == ROLLBACK:
             self._begun.clear()  # of failures that came while this one was being recovered from
 
     def _find(self, mode: str, number: int) -> Recovery | None:
         return next((r for r in reversed(self._records) if (r.mode, r.number) == (mode, number)), None)
 
+    def _find_local(self, number: int) -> Recovery | None:
+        return self._find(STANDBY, number) or self._find(PARTIAL, number)
+
     def _open(self, mode: str, number: int, failure: str, subtasks: Collection[str], reason: str) -> Recovery:
         refused, self._refused = self._refused, None
         record = None
-        if mode == "rollback":
+        if mode != STANDBY:
             self.marks = {name: max(rows, self.marks.get(name, 0)) for name, rows in self.rows_out.items()}
+        if mode == ROLLBACK:
             record = refused[0] if refused is not None else None
         if record is None:
             record = Recovery(number, mode, failure, sorted(subtasks), reason, None)
@@ -164,19 +183,19 @@ class RecoveryLog:
         """Failover ``number`` (``None``: one that did not even begin) is given up; the rollback that follows is its
         end.
         """
-        record = None if number is None else self._find("standby", number)
+        record = None if number is None else self._find_local(number)
         if record is not None and record.failure == HANDOVER:
             record = None
         self._refused = (record, reason)
 
     def called_off(self, number: int) -> None:
         """Handover ``number`` moved nothing."""
-        record = self._find("standby", number)
+        record = self._find_local(number)
         self._records = [known for known in self._records if known is not record]
 
     def recorded(self, number: int, registry_ms: float) -> None:
         """The new heads of failover ``number`` are in the registry, which took ``registry_ms``."""
-        record = self._find("standby", number)
+        record = self._find_local(number)
         if record is not None:
             record.registry_ms = registry_ms
 

@@ -170,7 +170,7 @@ def recovery_of(graph: JobGraph, options: Options) -> Options:
     twice if it went on from a version; such a job recovers by rollback.
     """
     holding = [node.name for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_rows]
-    if not holding or options.promises is not Guarantee.AT_MOST_ONCE or not options.standbys:
+    if not holding or options.promises is not Guarantee.AT_MOST_ONCE or not options.local:
         return options
     log.warning("at most once, %s may hold rows back: this job recovers by rollback", ", ".join(holding))
     return replace(options, recovery="rollback")
@@ -295,7 +295,7 @@ class RunningJob:
             plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, token)
         )
         self._registry: JobRegistry | None = None
-        if plan.options.standbys:
+        if plan.options.local:
             self._registry = JobRegistry(
                 plan.options,
                 self.job_id,

@@ -186,6 +186,7 @@ class Slot(SlotOrders):
         self._ids: RocksStore | None = None
         if self._options.standbys:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
+        if self._options.local:
             standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
             self._failover = SlotFailover(self, standbys, time)
             if self._options.promises.repeats:
@@ -359,7 +360,7 @@ class Slot(SlotOrders):
 
     def _welcome(self, incarnation: int) -> None:
         config = self._config
-        if config.zookeeper is None or not self._options.standbys:
+        if config.zookeeper is None or not self._options.local:
             return
         from chain_backup.zookeeper.session import SlotSession
 

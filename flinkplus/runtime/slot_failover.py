@@ -9,6 +9,9 @@ The coordinator decides (``chain_backup.failover``), this obeys:
   runs. The streams it needs have been there since the job started;
 - *join*: a new incarnation of a slot hosts nothing, holds standbys, and gets work back by a promotion like any other.
 
+In partial recovery there are no standbys: what a subtask needs to begin anew comes from the durable store, as far as
+this slot does not have it. Whoever is alive and goes back with the failed is retired by the fence, and promoted here.
+
 Rules: the slot's loop thread alone. A promotion goes on when others fail meanwhile, except for what they take along.
 """
 
@@ -108,7 +111,9 @@ class SlotFailover:
             for promotion in self._promotions.values():
                 promotion.drop(name)
             subtask = host.active.get(name)
-            if subtask is not None:
+            if subtask is not None and slot == host.index:
+                host.active.retire_for_successor(subtask)
+            elif subtask is not None:
                 host.active.retire(subtask)
             self.standbys.retire(str(name))
         answer = control.Fenced(order.attempt, {}, {}, {})
@@ -197,7 +202,7 @@ class SlotFailover:
             prepared = promotion.ready.pop(name)
             try:
                 plan = _promotion_of(told, resuming, prepared)
-                subtask = host.build(name, told["handle"], CheckpointId(told["version"]), None, plan)
+                subtask = host.build(name, told["handle"], CheckpointId(told["version"]), told.get("mark"), plan)
             except Exception as error:
                 log.info("promoting %s failed", name, exc_info=True)
                 prepared.close()

@@ -110,7 +110,7 @@ class Subtask(SubtaskSteps):
         promotion = plan.promotion
         unfiltered = vertex.is_source or bool(omitted) or not plan.guarantee.repeats
         seen = None if unfiltered else ports.seen()
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), ports.retention is not None, seen)
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), options.local, seen)
         if DETERMINANTS in omitted:
             self._steps = self._ancestors = None
         self._marks = promotion.marks if promotion is not None else {}
@@ -139,9 +139,9 @@ class Subtask(SubtaskSteps):
         except BaseException:
             self.close()
             raise
-        self._mark = plan.mark
+        self._mark = plan.mark  # without it, a promoted subtask is told which messages are new
         self._alignment_began: float | None = None
-        self._fresh = promotion is not None  # nothing new was put out since the promotion
+        self._fresh = promotion is not None and self._mark is None  # nothing new was put out since the promotion
         self._pacer, self._rate_node, self._rate = self._make_pacer()
         self._run, self._run_base = saved.get("run", (-1, 0))
 

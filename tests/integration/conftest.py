@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus.api.job import JobHandle
+from flinkplus.cli import main, session
 from flinkplus.corpus import write_corpus
 from flinkplus.runtime.slot import Slot
 
+T = TypeVar("T")
+Command = Callable[..., tuple[int, str, str]]
 THREADS = 6
+"""Two jobs of three slots beside each other."""
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +64,11 @@ def assert_exact(output: Path, expected: Counter[str]) -> None:
     assert Counter(pairs) == Counter((word, n) for word, total in expected.items() for n in range(1, total + 1))
 
 
+def in_pairs(items: Sequence[T]) -> list[tuple[T, ...]]:
+    """For jobs that run beside each other: each of them waits most of the time."""
+    return [tuple(items[at : at + 2]) for at in range(0, len(items), 2)]
+
+
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
     """Wait for a condition; fail naming it."""
     deadline = time.monotonic() + timeout_s
@@ -79,3 +90,26 @@ def this_slot() -> Slot:
         assert frame.f_back is not None
         frame = frame.f_back
     return slot
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Runs the command in this process, without Spark; returns exit code, stdout and stderr."""
+
+    def no_spark(master: str) -> SparkSession:
+        raise AssertionError(f"Spark was to be started on {master}")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        try:
+            code = main.main([str(argument) for argument in arguments])
+        except SystemExit as left:
+            assert isinstance(left.code, int)
+            code = left.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    monkeypatch.setattr(session, "open_session", no_spark)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -124,7 +125,8 @@ class Victim:
         """Whether all slots are back and every chain has all its members, which are up to date."""
         options = self.job._running.coordinator.options
         if not options.standbys:
-            return self.job.state == "running" and len(self.job.slot_pids()) == options.parallelism
+            here = self.job.state == "running" and len(self.job.slot_pids()) == options.parallelism
+            return here and not (options.local and self.protocol.active)
         chains, stable = self.protocol.chains, self.protocol.stable
         return (
             len(self.job.slot_pids()) == options.parallelism
@@ -203,3 +205,23 @@ class Victim:
         for name, found in counts.items():
             assert sorted(found) == list(range(1, len(found) + 1)), f"counts of {name}"
         assert len(numbers) > 0
+
+
+AnyVictim = TypeVar("AnyVictim", bound=Victim)
+
+
+@contextmanager
+def side_by_side(
+    spark: SparkSession, path: Path, variants: Sequence[Mapping[str, Any]], kind: type[AnyVictim]
+) -> Iterator[list[AnyVictim]]:
+    """A job of ``kind`` for each of ``variants`` (options), all at once: each of them waits most of the time."""
+    with ExitStack() as running:
+        victims: list[AnyVictim] = []
+        for number, options in enumerate(variants):
+            own = path / str(number)
+            own.mkdir()
+            victims.append(kind(spark, own, **options))
+            running.callback(victims[-1].job.cancel)
+        for victim in victims:
+            running.enter_context(victim)
+        yield victims

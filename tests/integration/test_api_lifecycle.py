@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -153,6 +154,7 @@ def test_a_handle_after_the_end(spark: SparkSession, tmp_path: Path) -> None:
 
 PROGRAM = """
 import sys, warnings
+from contextlib import ExitStack
 from pathlib import Path
 from pyspark.sql import SparkSession
 from flinkplus import StreamEnvironment
@@ -184,23 +186,31 @@ TEXT, OUT = sys.argv[1:3]
 """
 
 
-@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise RuntimeError('a bug of mine')"])
-def test_the_interpreter_ends(corpus: Path, tmp_path: Path, ending: str) -> None:
-    text = f"""{PROGRAM}
+def test_the_interpreter_ends(corpus: Path, tmp_path: Path) -> None:
+    """By an exit code and by an error, in two programs beside each other."""
+    endings = ["sys.exit(3)", "raise RuntimeError('a bug of mine')"]
+    with ExitStack() as running:
+        runs = []
+        for number, ending in enumerate(endings):
+            text = f"""{PROGRAM}
 spark = session("local[4,100]")
 job = wordcount(spark, TEXT, OUT, rate=50_000, repeat=10_000, parallelism=2, checkpoint_interval=0.2).execute("left")
 wait_for_checkpoint(job)
 print("running", flush=True)
 {ending}
 """
-    with program([sys.executable, script(tmp_path, text), str(corpus), str(tmp_path / "out")], tmp_path) as run:
-        code = run.wait()
-        run.assert_nothing_left()
-    assert run.out == "running\n"
-    assert code == (1 if "raise" in ending else 3)
-    assert run.err.count("Traceback") == (1 if "raise" in ending else 0), run.err
-    assert pq.read_table(tmp_path / "out").num_rows > 0
-    assert not (tmp_path / "out" / "_staging").exists()
+            own = tmp_path / str(number)
+            own.mkdir()
+            arguments = [sys.executable, script(own, text), str(corpus), str(own / "out")]
+            runs.append((ending, own, running.enter_context(program(arguments, own))))
+        for ending, own, run in runs:
+            code = run.wait()
+            run.assert_nothing_left()
+            assert run.out == "running\n"
+            assert code == (1 if "raise" in ending else 3)
+            assert run.err.count("Traceback") == (1 if "raise" in ending else 0), run.err
+            assert pq.read_table(own / "out").num_rows > 0
+            assert not (own / "out" / "_staging").exists()
 
 
 def test_the_session_is_stopped_under_a_job(corpus: Path, tmp_path: Path) -> None:

@@ -7,19 +7,16 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus.cli import main, session
 from flinkplus.cli.wordcount import WordCount, run_wordcount
 from flinkplus.corpus import demo_lines
-from tests.integration.conftest import assert_exact, expected_counts
+from tests.integration.conftest import Command, assert_exact, expected_counts
 from tests.integration.programs import Program, cli, program
 
 pytestmark = pytest.mark.integration
@@ -123,29 +120,6 @@ def test_a_kill_that_comes_too_late_is_told(
 # --- wrong usage: no Spark is started for it
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Any]]:
-    """Runs the command in this process, without Spark; returns exit code, stdout and stderr."""
-
-    def no_spark(master: str) -> SparkSession:
-        raise AssertionError(f"Spark was to be started on {master}")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        try:
-            code = main.main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            assert isinstance(left.code, int)
-            code = left.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    monkeypatch.setattr(session, "open_session", no_spark)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -186,7 +160,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_wrong_usage(
-    command: Callable[..., Any],
+    command: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
@@ -203,13 +177,13 @@ def test_wrong_usage(
     assert [path.name for path in tmp_path.iterdir()] == ["IN"], "something was made"
 
 
-def test_help(command: Callable[..., Any]) -> None:
+def test_help(command: Command) -> None:
     for arguments in (["--help"], ["wordcount", "--help"], ["resume", "--help"]):
         code, out, err = command(*arguments)
         assert (code, err) == (0, "") and out.startswith("usage: flinkplus")
 
 
-def test_corpus(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_corpus(command: Command, tmp_path: Path) -> None:
     numbers = ["--words", 5_000, "--vocabulary", 100, "--seed", 3]
     for name in ("a.txt", "b.txt"):
         code, out, err = command("corpus", *numbers, "--output", tmp_path / name)

@@ -16,7 +16,10 @@ from experiments.overhead.runs import OverheadSettings
 from experiments.recovery import settings as settings_module
 from experiments.recovery.runner import Runner
 from experiments.recovery.settings import Settings
-from tests.integration.conftest import wait_until
+from experiments.scaling import runs as scaling
+from experiments.scaling.costs import Costs
+from experiments.scaling.runs import ScalingSettings
+from tests.integration.conftest import Command, wait_until
 from tests.integration.programs import cli, program
 
 pytestmark = pytest.mark.integration
@@ -66,6 +69,28 @@ def test_throughput_with_and_without_checkpoints(spark: SparkSession, monkeypatc
 
 
 @pytest.mark.slow
+def test_running_time_measured_and_simulated(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "COSTS_AT", (1, 2))
+    monkeypatch.setattr(scaling, "JOBS_OF_ONE_ROW", 1)
+    settings = ScalingSettings(parallelism=(1, 4), measured=1, interval=0.2, repeat=1, rounds=1, costs_seconds=0.5)
+    found = list(scaling.run_all(spark, settings, threading.Event()))
+    measured = [run for run in found if isinstance(run, dict) and not run["simulated"]]
+    assert [(run["parallelism"], run["variant"]) for run in measured] == [(1, "none"), (1, "aligned, 0.2 s")]
+    assert measured[0]["checkpoints"] == 1 < measured[1]["checkpoints"]
+    assert all(run["seconds"] > 0 and run["recoveries"] == 0 for run in measured)
+    (costs,) = [one for one in found if isinstance(one, Costs)]
+    assert [vertex.name for vertex in costs.vertices] == ["lines+tokenize", "words+bits", "again+lower", "last+out"]
+    assert costs.crowded >= 1 and 0 < costs.job_s < measured[0]["seconds"]
+    simulated = [run for run in found if isinstance(run, dict) and run["simulated"]]
+    assert [(run["parallelism"], run["as_this_machine"]) for run in simulated[::2]] == [
+        (1, False),
+        (1, False),
+        (4, False),
+    ]
+    assert len(found) == settings.steps
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
     numbers = ["--parallelism", 2, "--rate", 3_000, "--interval", 0.2, "--runs", 50, "--no-warm-up"]
@@ -101,11 +126,15 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
             ["experiment", "overhead", "--intervals", "1,0"],
             "'1,0' is not a list of positive numbers, such as 0.25,1,10",
         ),
+        (["experiment", "scaling", "--parallelism", "2,0"], "'2,0' is not a list of whole numbers from 1 up"),
         (["experiment", "overhead", "--modes", "magic"], "'magic' is not a list of aligned, synchronous"),
     ],
 )
-def test_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None:
-    with program(cli(*arguments), tmp_path) as run:
-        assert run.wait() == 2
-    assert message in run.err.splitlines()[-1]
-    assert run.out == "" and not (tmp_path / "results").exists()
+def test_wrong_usage(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(*arguments)
+    assert code == 2
+    assert message in err.splitlines()[-1]
+    assert out == "" and not (tmp_path / "results").exists()

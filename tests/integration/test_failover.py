@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.integration.failover_jobs import Victim
+from tests.integration.conftest import in_pairs
+from tests.integration.failover_jobs import Victim, side_by_side
 
 pytestmark = pytest.mark.integration
 
@@ -110,29 +111,35 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("fault", POINTS)
-def test_a_kill_in_every_phase_of_a_checkpoint(spark: SparkSession, tmp_path: Path, fault: str) -> None:
-    with Victim(spark, tmp_path, faults=(fault,)) as victim:
-        if not fault.startswith("end"):
+@pytest.mark.parametrize("faults", in_pairs(POINTS), ids="+".join)
+def test_a_kill_in_every_phase_of_a_checkpoint(spark: SparkSession, tmp_path: Path, faults: tuple[str, ...]) -> None:
+    with side_by_side(spark, tmp_path, [{"faults": (fault,)} for fault in faults], Victim) as victims:
+        for fault, victim in zip(faults, victims, strict=True):
+            if not fault.startswith("end"):
+                victim.wait_for_failovers(1)
+                victim.wait_for_checkpoints(2)
+        for victim in victims:
+            victim.finish()
+    for victim in victims:
+        assert_local(victim, 1)
+
+
+def test_a_standby_is_killed_while_it_is_promoted(spark: SparkSession, tmp_path: Path) -> None:
+    variants = [{"faults": (f"{point}:count[0]",)} for point in ("promotion", "promoted")]
+    with side_by_side(spark, tmp_path, variants, Victim) as victims:
+        told = []
+        for victim in victims:
+            victim.wait_for_strength()
+            told.append((victim.chain("count[0]")[1], victim.job.slot_pids()))
+            victim.kill_slot(0)
+        for victim, (successor, before) in zip(victims, told, strict=True):
             victim.wait_for_failovers(1)
-            victim.wait_for_checkpoints(2)
-        victim.finish()
-    assert_local(victim, 1)
-
-
-@pytest.mark.parametrize("point", ["promotion", "promoted"])
-def test_a_standby_is_killed_while_it_is_promoted(spark: SparkSession, tmp_path: Path, point: str) -> None:
-    with Victim(spark, tmp_path, faults=(f"{point}:count[0]",)) as victim:
-        victim.wait_for_strength()
-        successor = victim.chain("count[0]")[1]
-        before = victim.job.slot_pids()
-        victim.kill_slot(0)
-        victim.wait_for_failovers(1)
-        victim.wait_for_strength()
-        after = victim.job.slot_pids()
-        assert {slot for slot in after if after[slot] != before[slot]} == {0, successor}
-        victim.finish()
-    assert_local(victim, victim.metrics["failovers"])
+            victim.wait_for_strength()
+            after = victim.job.slot_pids()
+            assert {slot for slot in after if after[slot] != before[slot]} == {0, successor}
+            victim.finish()
+    for victim in victims:
+        assert_local(victim, victim.metrics["failovers"])
 
 
 def test_a_slot_is_killed_whenever_it_comes_back(spark: SparkSession, tmp_path: Path) -> None:
@@ -210,19 +217,23 @@ def test_all_slots_at_once(spark: SparkSession, tmp_path: Path) -> None:
     assert_rolled_back(victim, "no standby of")
 
 
-@pytest.mark.parametrize(("parallelism", "replicas"), [(1, 3), (2, 1), (2, 3)])
-def test_few_slots_and_few_replicas(spark: SparkSession, tmp_path: Path, parallelism: int, replicas: int) -> None:
-    with Victim(spark, tmp_path, parallelism=parallelism, replicas=replicas) as victim:
-        victim.wait_for_strength()
-        victim.kill_slot(parallelism - 1)
-        victim.wait(lambda: victim.metrics["recoveries"] == 1, "the failure")
-        victim.wait_for_strength()
-        victim.finish()
-    if min(parallelism, replicas) > 1:
-        assert_local(victim, 1)
-    else:
-        assert [r["mode"] for r in victim.job.recoveries()] == ["rollback"]
-        assert victim.metrics["failovers"] == 0
+def test_few_slots_and_few_replicas(spark: SparkSession, tmp_path: Path) -> None:
+    few = [(1, 3), (2, 1), (2, 3)]
+    variants = [{"parallelism": parallelism, "replicas": replicas} for parallelism, replicas in few]
+    with side_by_side(spark, tmp_path, variants, Victim) as victims:
+        for (parallelism, _), victim in zip(few, victims, strict=True):
+            victim.wait_for_strength()
+            victim.kill_slot(parallelism - 1)
+        for victim in victims:
+            victim.wait(lambda victim=victim: victim.metrics["recoveries"] == 1, "the failure")  # type: ignore[misc]
+            victim.wait_for_strength()
+            victim.finish()
+    for (parallelism, replicas), victim in zip(few, victims, strict=True):
+        if min(parallelism, replicas) > 1:
+            assert_local(victim, 1)
+        else:
+            assert [r["mode"] for r in victim.job.recoveries()] == ["rollback"]
+            assert victim.metrics["failovers"] == 0
 
 
 def test_a_hung_slot(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from flinkplus import StreamEnvironment
 from flinkplus.api.stream import Stream
 from tests.integration.conftest import wait_until
-from tests.integration.failover_jobs import Victim
+from tests.integration.failover_jobs import Victim, side_by_side
 from tests.integration.test_failover import assert_local
 
 pytestmark = pytest.mark.integration
@@ -79,19 +79,23 @@ def test_at_most_once_repeats_nothing(spark: SparkSession, tmp_path: Path) -> No
     assert victim.metrics["message_ids"]["asked"] == 0
 
 
-@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
-def test_by_rollback_as_well(spark: SparkSession, tmp_path: Path, guarantee: str) -> None:
-    victim = Loose(spark, tmp_path, guarantee=guarantee, recovery="rollback", between=two_stages)
-    with victim:
-        victim.wait_for_checkpoints()
-        victim.kill_slot(1)
-        victim.wait(lambda: len(victim.job.recoveries()) == 1 and victim.job.state == "running", "a rollback")
-        victim.wait_for_checkpoints()
-        victim.finish()
-    times = victim.times
-    assert set(times) == victim.read, "a rollback loses nothing"
-    if guarantee == "at-most-once":
-        assert max(times.values()) == 1
+def test_by_rollback_as_well(spark: SparkSession, tmp_path: Path) -> None:
+    guarantees = ("at-least-once", "at-most-once")
+    variants = [{"guarantee": guarantee, "recovery": "rollback", "between": two_stages} for guarantee in guarantees]
+    with side_by_side(spark, tmp_path, variants, Loose) as victims:
+        for victim in victims:
+            victim.wait_for_checkpoints()
+            victim.kill_slot(1)
+        for victim in victims:
+            job = victim.job
+            victim.wait(lambda job=job: len(job.recoveries()) == 1 and job.state == "running", "a rollback")  # type: ignore[misc]
+            victim.wait_for_checkpoints()
+            victim.finish()
+    for guarantee, victim in zip(guarantees, victims, strict=True):
+        times = victim.times
+        assert set(times) == victim.read, "a rollback loses nothing"
+        if guarantee == "at-most-once":
+            assert max(times.values()) == 1
 
 
 def test_what_holds_rows_back_recovers_by_rollback_at_most_once(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from pyspark.sql import SparkSession
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.errors import JobFailed, UserFunctionError
-from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from tests.integration.conftest import assert_exact, expected_counts, in_pairs, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -49,16 +50,22 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("fault", POINTS)
-def test_kill_at_a_point(spark: SparkSession, corpus: Path, tmp_path: Path, fault: str) -> None:
-    with start(spark, corpus, tmp_path / "out", faults=(fault,)) as job:
-        job.await_finish(60)
+@pytest.mark.parametrize("faults", in_pairs(POINTS), ids="+".join)
+def test_kill_at_a_point(spark: SparkSession, corpus: Path, tmp_path: Path, faults: tuple[str, ...]) -> None:
+    with ExitStack() as running:
+        jobs = [
+            running.enter_context(start(spark, corpus, tmp_path / f"out-{number}", faults=(fault,)))
+            for number, fault in enumerate(faults)
+        ]
+        for job in jobs:
+            job.await_finish(60)
+    for number, job in enumerate(jobs):
         recoveries = job.recoveries()
-    assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
-    assert len(recoveries) == 1
-    assert recoveries[0]["mode"] == "rollback"
-    assert recoveries[0]["failure"] == "slot"
-    assert job.metrics()["slot_restarts"] == 1
+        assert_exact(tmp_path / f"out-{number}", expected_counts(corpus, REPEAT))
+        assert len(recoveries) == 1
+        assert recoveries[0]["mode"] == "rollback"
+        assert recoveries[0]["failure"] == "slot"
+        assert job.metrics()["slot_restarts"] == 1
 
 
 def reached(job: JobHandle, at: float) -> bool:
@@ -66,17 +73,23 @@ def reached(job: JobHandle, at: float) -> bool:
     return job.done or (job.running_s or -1.0) >= at
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_kills_at_random_times(spark: SparkSession, corpus: Path, tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
-    times = sorted(chance.uniform(0.0, 2.2) for _ in range(chance.choice([1, 2, 3])))
-    with start(spark, corpus, tmp_path / "out") as job:
-        for at in times:
+@pytest.mark.parametrize("seeds", in_pairs(range(6)), ids=str)
+def test_kills_at_random_times(spark: SparkSession, corpus: Path, tmp_path: Path, seeds: tuple[int, ...]) -> None:
+    chances = {seed: random.Random(seed) for seed in seeds}
+    times = sorted(
+        (chance.uniform(0.0, 2.2), seed) for seed, chance in chances.items() for _ in range(chance.choice([1, 2, 3]))
+    )
+    with ExitStack() as running:
+        jobs = {seed: running.enter_context(start(spark, corpus, tmp_path / f"out-{seed}")) for seed in seeds}
+        for at, seed in times:
+            job, chance = jobs[seed], chances[seed]
             wait_until(functools.partial(reached, job, at), f"{at} s of running")
             if not job.done:
                 job.kill(f"{chance.choice(['lines', 'count'])}:{chance.randrange(3)}")
-        job.await_finish(60)
-    assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
+        for job in jobs.values():
+            job.await_finish(60)
+    for seed in seeds:
+        assert_exact(tmp_path / f"out-{seed}", expected_counts(corpus, REPEAT))
 
 
 def test_all_slots_killed_at_once(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:

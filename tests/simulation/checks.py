@@ -252,6 +252,11 @@ class Checks:
                     f"{end.channel}: trimmed {log.trimmed}, acknowledged {log.acknowledged}, sent {log.sent}, "
                     f"appended {log.appended}",
                 )
+            if self._world.options.partial and log._trimmed < log._acknowledged and not subtask.closed:
+                self._wrong(
+                    "retention",
+                    f"{end.channel} is consumed up to {log.acknowledged}, and kept from {log.trimmed} on, for nobody",
+                )
 
     def fences(self, slot: SimSlot, order: control.Fence) -> None:
         """A slot is about to fence."""

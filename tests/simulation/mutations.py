@@ -15,6 +15,7 @@ from chain_backup import chains, failover
 from chain_backup.events import CheckpointAborted
 from chain_backup.replica import Replica, StagedVersion, _Copy
 from chain_backup.replication import ReplicationAgent
+from chain_backup.topology import Topology
 from chain_backup.transfers import Partial
 from dedup.filter import MessageFilter
 from flinkplus.protocol import effects
@@ -28,6 +29,7 @@ from flinkplus.protocol.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.watermarks import InputWatermarks
+from flinkplus.runtime.active import ActiveSubtasks
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
 from flinkplus.runtime.peers import Peers
@@ -575,6 +577,42 @@ def goes_on_during_a_synchronous_checkpoint(original: Any) -> Any:
         return bool(original(self))
 
     return may_go_on
+
+
+# --- partial recovery
+
+
+@mutation(Topology, "with_upstreams")
+def upstreams_stay(original: Any) -> Any:
+    """Only what failed goes back, and asks its producers for what nobody keeps."""
+    return lambda self, subtasks: tuple(sorted(subtasks))
+
+
+@mutation(Topology, "with_upstreams")
+def only_direct_producers_go_back(original: Any) -> Any:
+    """The producers of what failed go back, and theirs do not."""
+
+    def with_producers(self: Any, subtasks: Any) -> Any:
+        return tuple(other for other in original(self, subtasks) if _is_near(self, other, subtasks))
+
+    return with_producers
+
+
+def _is_near(topology: Any, subtask: Any, failed: Any) -> bool:
+    return subtask in failed or any(topology.feeds(subtask, other) for other in failed)
+
+
+@mutation(ActiveSubtasks, "retire_for_successor", scenario="52")
+def credit_of_the_predecessor_lost(original: Any) -> Any:
+    """What consumers said to one who begins anew in the same slot, just before it was fenced, is forgotten (a fault
+    that the product had)."""
+    return lambda self, subtask: self.retire(subtask)
+
+
+@mutation(OutputChannel, "let_go")
+def what_is_compared_is_kept(original: Any) -> Any:
+    """Messages that are made again only to be compared stay in memory."""
+    return lambda self: None
 
 
 # --- event time

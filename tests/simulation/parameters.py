@@ -35,7 +35,9 @@ TIMED_FAULTS = (
 )
 OTHER_FAULTS = ("crash_host", "crash_driver", "no_manifest", "no_commit", "watch_late")
 FAULTS = (*SLOT_FAULTS, *TIMED_FAULTS, *OTHER_FAULTS)
-STANDBY_FAULTS = ("refuse_promotion", "expire", "frames_wrong", "reads_wrong")
+LOCAL_FAULTS = ("refuse_promotion", "expire")
+"""Of recoveries beside the stream only."""
+STANDBY_FAULTS = ("frames_wrong", "reads_wrong")
 WEIGHTS = {
     "crash": 6,
     "crash_at_point": 5,
@@ -152,6 +154,8 @@ def draw(seed: int) -> Parameters:
     if stages * parallelism > 16:
         parallelism = 4
     recovery = "standby" if rng.random() < 0.8 else "rollback"
+    if child(seed, "partial").random() < 0.08:
+        recovery = "partial"
     records = rng.choices((0, 4, 9, 18, 45), (2, 15, 14, 3, 1))[0]
     parameters = Parameters(
         seed=seed,
@@ -182,7 +186,7 @@ def draw(seed: int) -> Parameters:
         error_rate=child(seed, "filter").choice((0.01, 0.01, 0.3, 0.999999)),
         clock_keys=child(seed, "clock").choice((0, 0, 1, 3)),
     )
-    if recovery == "standby" and child(seed, "whims").random() < 0.1:
+    if recovery != "rollback" and child(seed, "whims").random() < 0.1:
         # So that whims show: rows of equal keys in one message, and consumers elsewhere.
         parameters = replace(parameters, whims=True, keys=parallelism, rows=8)
     if parameters.synchronous:
@@ -223,7 +227,8 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
     rng = child(seed, "faults")
     horizon_ms = 20 + parameters.records * parameters.read_ms // (parameters.rows + 1) * 2
     count = rng.choices((0, 1, 2, 3, 6), (2, 6, 7, 5, 1))[0]
-    kinds = [kind for kind in FAULTS if parameters.recovery == "standby" or kind not in STANDBY_FAULTS]
+    needless = {"standby": (), "partial": STANDBY_FAULTS}.get(parameters.recovery, (*LOCAL_FAULTS, *STANDBY_FAULTS))
+    kinds = [kind for kind in FAULTS if kind not in needless]
     weights = [WEIGHTS.get(kind, 1) for kind in kinds]
     faults = []
     at_ms = 0

@@ -65,6 +65,7 @@ class SimSlot(SlotOrders):
                 world.clock.monotonic,
                 self.volume,
             )
+        if world.options.local:
             self._failover = SlotFailover(self, self.standbys, world.clock)  # type: ignore[arg-type]
         world.cyclic += [self, self.active, self.standbys.agent]
         self.report(control.Register(index, 0, process, world.host_of(index), str(process)))

@@ -112,9 +112,9 @@ class SimSubtask(SubtaskSteps):
         self._at = graph.vertices.index(vertex)
         saved = plan.handle.get("operator_state", {})
         seen = None
-        if slot.retention is not None and not vertex.is_source and plan.guarantee.repeats:
+        if world.options.local and not vertex.is_source and plan.guarantee.repeats:
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), slot.retention is not None, seen)
+        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), world.options.local, seen)
         self.snapshot_of: CheckpointId | None = None
         self.poisoned = False
         self.has_whims = world.parameters.whims

@@ -432,7 +432,7 @@ class World:
 
     def expire_session(self, process: SimSlot) -> None:
         """ZooKeeper takes a slot for dead; both sides hear of it, late or never as watches are."""
-        if not self.options.standbys or process.incarnation == 0:
+        if not self.options.local or process.incarnation == 0:
             return
         late_ms = self.rng_network.choice((0, 2, 20))
         if self.watches_late:

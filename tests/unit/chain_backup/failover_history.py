@@ -182,6 +182,11 @@ def record(subtask: SubtaskId, generation: int, *members: int, stable: int = 0) 
 
 
 def phase(
-    number: int, name: FailoverPhaseName, kind: FailoverKind, subtasks: Sequence[SubtaskId], reason: str
+    number: int,
+    name: FailoverPhaseName,
+    kind: FailoverKind,
+    subtasks: Sequence[SubtaskId],
+    reason: str,
+    moved: Sequence[SubtaskId] | None = None,
 ) -> FailoverPhase:
-    return FailoverPhase(number, name, kind, tuple(subtasks), reason)
+    return FailoverPhase(number, name, kind, tuple(subtasks), reason, tuple(subtasks if moved is None else moved))

@@ -45,6 +45,24 @@ def test_ends_of_a_channel() -> None:
         DIAMOND.producer(ChannelId(9, 0, 0))
 
 
+def test_upstreams_up_to_the_sources() -> None:
+    def named(*names: str) -> tuple[SubtaskId, ...]:
+        return tuple(SubtaskId(name, index) for name in names for index in (0, 1))
+
+    source, left, sink = SubtaskId("source", 1), SubtaskId("left", 1), SubtaskId("sink", 0)
+    assert DIAMOND.with_upstreams([source]) == (source,)
+    assert DIAMOND.with_upstreams([left]) == (left, *named("source"))
+    assert DIAMOND.with_upstreams([left, sink]) == (*named("left", "right"), sink, *named("source"))
+    assert DIAMOND.with_upstreams([]) == ()
+
+
+def test_in_a_loop_everyone_is_upstream_of_everyone() -> None:
+    loop = Topology(("in", "body", "tail", "out"), 2, ((0, "in", "body"), (1, "body", "tail"), (2, "tail", "body")))
+    others = [SubtaskId(name, index) for name in ("body", "in", "tail") for index in (0, 1)]
+    assert list(loop.with_upstreams([SubtaskId("tail", 1)])) == others
+    assert loop.with_upstreams([SubtaskId("in", 1)]) == (SubtaskId("in", 1),)
+
+
 def test_subtasks_are_sorted() -> None:
     assert list(DIAMOND.subtasks) == sorted(DIAMOND.subtasks)
     assert len(DIAMOND.subtasks) == 8

@@ -13,7 +13,7 @@ from experiments.demo import story
 from experiments.recovery import pictures, report, summary
 from experiments.recovery.cost import CostSettings, cost_document, cost_table
 from experiments.recovery.report import RecoveryDocument
-from experiments.recovery.settings import Settings
+from experiments.recovery.settings import RECOVERIES, Settings
 from flinkplus.cli.figures import write_json
 from flinkplus.errors import ConfigurationError
 
@@ -124,6 +124,35 @@ def test_the_shape_of_the_document(document: RecoveryDocument) -> None:
 def test_one_mode_alone_has_no_reduction() -> None:
     (row,) = summary.compare(summary.summarize([made_up_run(2, "rollback", "sigkill", 0, 400.0)], 1))
     assert (row["rollback_ms"], row["standby_ms"], row["reduction_percent"]) == (400.0, None, None)
+
+
+@pytest.fixture
+def three_modes(tmp_path: Path) -> RecoveryDocument:
+    settings = Settings(parallelism=(4,), runs=3, recovery=RECOVERIES)
+    made = RecoveryDocument(settings, tmp_path / "recovery.json")
+    for run in range(3):
+        for recovery, base in (("standby", 20.0), ("partial", 50.0), ("rollback", 500.0)):
+            made.add_timeline(made_up_timeline(recovery, "sigkill", 4))
+            made.add(made_up_run(4, recovery, "sigkill", run, base))
+    return made
+
+
+def test_partial_recovery_is_compared_as_well(
+    three_modes: RecoveryDocument, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (case,) = three_modes.content["comparison"]
+    assert (case["rollback_ms"], case["partial_ms"], case["standby_ms"]) == (500.0, 50.0, 20.0)
+    assert (case["partial_reduction_percent"], case["reduction_percent"]) == (90.0, 96.0)
+    console.show(*report.tables(three_modes.content))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= console.WIDTH
+    line = next(line for line in lines if line.split()[:2] == ["sigkill", "4"])
+    found = [line.index(text) for text in ("500.0 (500", "50.0 (50", "90.00 %", "20.0 (20", "96.00 %")]
+    assert found == sorted(found), "rollback, partial, standby"
+    assert pictures.recovery_by_parallelism(three_modes.content, tmp_path / "a.png")
+    assert pictures.timeline(three_modes.content, tmp_path / "b.png")
+    chosen = pictures.choose_timelines(three_modes.content["timelines"])
+    assert [one["recovery"] for one in chosen] == ["rollback", "partial", "standby"]
 
 
 def test_a_document_that_cannot_be_written(tmp_path: Path) -> None:

@@ -44,7 +44,12 @@ class Folding(SubtaskSteps):
     """
 
     def __init__(
-        self, generation: int, wall_ms: Iterator[int], promotion: Promotion | None = None, stands_still: bool = False
+        self,
+        generation: int,
+        wall_ms: Iterator[int],
+        promotion: Promotion | None = None,
+        stands_still: bool = False,
+        retain: bool = True,
     ) -> None:
         everyone = [WORK, *CONSUMERS, *(producer for _, producer in INPUTS)]
         incarnation = Incarnation(
@@ -68,6 +73,8 @@ class Folding(SubtaskSteps):
             Generation(generation), 1000, lambda m, p: None, self._log, None, self._steps, None, self._digest_of
         )
         self.outputs.add_channels(1, 0, self.peers(1, CONSUMERS), {})
+        for end in self.outputs.channels.values():
+            end.retain = retain
         self.begin_from({})
         self.start()
 
@@ -141,7 +148,7 @@ def live(inputs: list[list[int]], order: list[int], wall_ms: list[int]) -> Foldi
     return first
 
 
-def promoted(first: Folding, received: list[int], wall_ms: list[int]) -> Folding:
+def promoted(first: Folding, received: list[int], wall_ms: list[int], retain: bool = True) -> Folding:
     """Its successor, told what consumers know who have received so many messages each."""
     told: dict[str, int] = {}
     had: dict[str, dict[int, int]] = {}
@@ -156,7 +163,8 @@ def promoted(first: Folding, received: list[int], wall_ms: list[int]) -> Folding
                 known.learn(WORK, *decode_runs(sent.determinants)[0])
         run = known.of(WORK)
         runs += [run] if run is not None else []
-    return Folding(2, iter(wall_ms * 2), Promotion(told, merge(0, runs), {}, {}, frozenset(), None, had))
+    told_all = Promotion(told, merge(0, runs), {}, {}, frozenset(), None, had)
+    return Folding(2, iter(wall_ms * 2), told_all, retain=retain)
 
 
 @settings(max_examples=200, deadline=None)
@@ -200,6 +208,19 @@ def test_a_successor_with_a_whim_is_found_out(whim: int) -> None:
     second.whim = whim
     with pytest.raises(NondeterministicOperator, match="another one when it is made again"):
         feed(second, inputs)
+
+
+def test_without_retention_what_consumers_have_had_is_made_again_and_not_kept() -> None:
+    inputs = [[5, 8, 11], [2, 4], [7]]
+    first = live(inputs, [0, 1, 2, 0, 1, 0], list(range(0, 4000, 100)))
+    made = [first.made(consumer) for consumer in range(3)]
+    received = [max(0, len(messages) - 1) for messages in made]
+    assert sum(received) > 3
+    second = promoted(first, received, [0] * 40, retain=False)
+    feed(second, inputs)
+    for consumer, count in enumerate(received):
+        log: Any = second.outputs.channels[ChannelId(1, 0, consumer)].log
+        assert log.trimmed == log.acknowledged == count <= log.appended
 
 
 def test_a_successor_that_makes_less_is_found_out() -> None:

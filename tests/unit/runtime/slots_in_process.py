@@ -110,7 +110,7 @@ class Cluster:
         self.graph = graph
         self.parallelism = parallelism
         self.directory = directory
-        self.options = Options(parallelism=parallelism, recovery="standby", **options)
+        self.options = Options(parallelism=parallelism, **{"recovery": "standby", **options})
         self.storage = CheckpointStorage(str(directory / "checkpoints"))
         self.storage.prepare({"name": "test", "fingerprint": "x"}, False)
         self.heard: deque[tuple[int, control.ControlMessage]] = deque()
@@ -121,7 +121,8 @@ class Cluster:
         self.assignment = {subtask: subtask.index for subtask in self.subtasks}
         self.generations = dict.fromkeys(self.subtasks, 1)
         self.members = {
-            s: tuple((s.index + k) % parallelism for k in range(min(3, parallelism))) for s in self.subtasks
+            s: tuple((s.index + k) % parallelism for k in range(min(3, parallelism) if self.options.standbys else 1))
+            for s in self.subtasks
         }
         self.generation = self.attempt = 1
         self.checkpoint = self.complete = 0

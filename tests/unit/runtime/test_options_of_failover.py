@@ -68,6 +68,15 @@ def test_there_are_no_more_replicas_than_slots() -> None:
     assert [Options(parallelism=p).members for p in (1, 2, 3, 8)] == [1, 2, 3, 3]
 
 
+def test_who_recovers_beside_the_stream() -> None:
+    assert Options(recovery="partial").partial and Options(recovery="partial").local
+    assert not Options(recovery="partial").standbys
+    assert Options(recovery="partial", parallelism=1).local, "an exception needs no other slot"
+    assert not Options(recovery="partial", checkpoint_interval=None).local
+    assert Options().local and not Options().partial
+    assert not Options(recovery="rollback").local
+
+
 def test_a_placement_of_the_users_own_is_found_by_its_name() -> None:
     assert find_strategy("spread")(0, (0, 1), {}, 2) == (0, 1)
     assert find_strategy("near") is not find_strategy("spread")

@@ -114,6 +114,48 @@ def test_a_failure_that_cannot_be_tried_locally_says_so_in_its_rollback() -> Non
     assert [recovery["fallback"] for recovery in log.as_dicts()] == ["nobody is left", None]
 
 
+def partial(log: RecoveryLog, phase: str, now_s: float, failed: list[str], moved: list[str], number: int = 1) -> None:
+    log.entered("partial", number, phase, "exception", failed, "boom", now_s, moved)
+
+
+def test_in_a_partial_recovery_upstreams_begin_anew_as_well() -> None:
+    log = recovery_log()
+    for name, rows in ((SOURCE, 9), (COUNT, 7), (OTHER, 5)):
+        log.heard(name, rows)
+    for phase, now_s in (("detect", 1.0), ("fence", 1.1), ("promote", 1.2), ("restore", 1.2), ("replay", 1.3)):
+        partial(log, phase, now_s, [COUNT], [COUNT, SOURCE])
+    assert (log.marks[COUNT], log.marks[SOURCE]) == (7, 9)
+    log.restored(20.0)
+    log.progressed(COUNT, 1.5)
+    assert figures(log, "promote", "restore", "recovery", "caught_up") == [80, 20, 500, None]
+    log.progressed(SOURCE, 1.6)
+    assert figures(log, "caught_up") == [600]
+    (recovery,) = log.as_dicts()
+    assert (recovery["subtasks"], recovery["restarted"]) == ([COUNT], [COUNT, SOURCE])
+
+
+def test_what_counts_as_new_never_falls_behind_an_earlier_failure() -> None:
+    log = recovery_log()
+    log.heard(COUNT, 7)
+    partial(log, "detect", 1.0, [COUNT], [COUNT])
+    log.heard(COUNT, 3)  # it began from less
+    partial(log, "detect", 2.0, [COUNT], [COUNT], number=2)
+    assert log.marks[COUNT] == 7
+
+
+def test_a_partial_recovery_that_ends_in_a_rollback_is_one_recovery() -> None:
+    log = recovery_log()
+    for name in (SOURCE, COUNT, OTHER):
+        log.heard(name, 7)
+    partial(log, "detect", 1.0, [COUNT], [COUNT, SOURCE])
+    log.recorded(1, 2.0)
+    log.refused(1, "no slot is left")
+    log.entered("rollback", 1, "detect", "exception", [COUNT], "boom", 1.1)
+    (recovery,) = log.as_dicts()
+    assert (recovery["mode"], recovery["fallback"]) == ("rollback", "no slot is left")
+    assert recovery["restarted"] == sorted([COUNT, OTHER, SOURCE])
+
+
 def test_in_a_rollback_every_subtask_that_was_heard_of_is_waited_for() -> None:
     log = recovery_log()
     for name in (SOURCE, COUNT, OTHER):

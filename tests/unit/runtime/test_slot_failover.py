@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from flinkplus.protocol.ids import SubtaskId
+from flinkplus.runtime.placements import topology_of
 from tests.unit.runtime.slots_in_process import Cluster, graph_of, numbers
 
 ROWS = 2000
@@ -96,6 +97,52 @@ def test_one_slot_after_the_other_and_back_again(make, seed):
         cluster.finish_checkpoint(cluster.trigger())
         home = [s for s in cluster.subtasks if s.index == victim and cluster.assignment[s] != victim]
         cluster.fail_over(home, moves=dict.fromkeys(home, victim))  # the work is handed back
+    check(cluster.finish())
+
+
+def retained(cluster: Cluster) -> int:
+    """Messages in output logs that their consumers have consumed."""
+    ends = [
+        end for slot in cluster.slots.values() for subtask in slot.active for end in subtask.outputs.channels.values()
+    ]
+    return sum(end.log.acknowledged - end.log.trimmed for end in ends)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_standbys_upstreams_begin_anew_where_they_are(make, seed):
+    """Twice, the second time soon after the first; survivors keep what they are."""
+    cluster = make(2, 3, seed, recovery="partial")
+    cluster.finish_checkpoint(cluster.trigger())
+    survivors = [s for s in cluster.slots[0].active if s.id.vertex.startswith("total")]
+    for failed in (SubtaskId("count", 1), SubtaskId("count", 0)):
+        cluster.turns(cluster.random.randint(1, 10))
+        back = topology_of(cluster.graph, 3).with_upstreams([failed])
+        assert len(back) == 4
+        cluster.fail_over(back, moves={s: s.index for s in back})
+        assert retained(cluster) == 0
+    assert [s for s in cluster.slots[0].active if s.id.vertex.startswith("total")] == survivors != []
+    cluster.finish_checkpoint(cluster.trigger())
+    check(cluster.finish())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_standbys_a_lost_slots_work_begins_elsewhere(make, seed):
+    """With what is in durable storage; and goes home when the slot is back."""
+    cluster = make(2, 3, seed, recovery="partial")
+    cluster.finish_checkpoint(cluster.trigger())
+    cluster.turns(cluster.random.randint(0, 10))
+    pending = cluster.trigger()
+    cluster.turns(cluster.random.randint(0, 3))
+    topology = topology_of(cluster.graph, 3)
+    lost = cluster.hosted(1)
+    cluster.kill(1)
+    back = topology.with_upstreams(lost)
+    cluster.fail_over(back, moves={s: 2 if s.index == 1 else s.index for s in back})
+    cluster.finish_checkpoint(pending)
+    cluster.join(1)
+    cluster.finish_checkpoint(cluster.trigger())
+    cluster.fail_over(back, moves={s: s.index for s in back})
+    assert retained(cluster) == 0
     check(cluster.finish())
 
 

@@ -1,0 +1,309 @@
+"""What each part of the job costs on this machine: the numbers that the model (``model``) is made of.
+
+The real subtasks of the job run in one process and one thread, step by step, without sockets, Spark and coordinator;
+each step is timed. Of each vertex, the time of a step is ``step_s`` + rows taken * ``row_s`` + messages sent *
+``message_s``, by least squares over the steps of several parallelisms (with the parallelism, messages become small and
+many). Beside it what a message from another slot costs: system calls for a frame of its size, and taking it apart.
+
+What a job of one row takes is measured as well (start, last checkpoint, commit), and how much slower a core is when all
+of this machine's are at work: they may share caches, and be two threads of one core. Not measured, and so not in the
+model: the loop around the steps, garbage collection, the other threads of a slot, the driver.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flinkplus.config import Options
+from flinkplus.graph import JobGraph
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.inputs import InputChannel
+from flinkplus.protocol.lineage import Lineage
+from flinkplus.runtime.subtask import Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.wire import Kind, Message, decode_frame, decode_records
+from flinkplus.state.backend import SubtaskState
+from flinkplus.state.storage import CheckpointStorage
+
+ROUND_TRIPS = 400
+FRAME_BYTES = (64, 16_384)
+"""Sizes of the frames that system calls are timed with."""
+LEAST_SNAPSHOTS = 3
+WARM_UP = 0.2
+"""Part of the steps, from the beginning, that does not count: caches and tables are empty."""
+MOST_STEPS = 30_000
+SAMPLED = 16
+"""One message in so many is looked at for the size of its rows."""
+
+
+@dataclass
+class VertexCosts:
+    """Of one vertex, in seconds; ``rows``: that a step of the source reads, or that leave per row taken."""
+
+    name: str
+    step_s: float
+    row_s: float
+    message_s: float
+    sync_s: float
+    async_s: float
+    rows: float
+
+
+@dataclass
+class Costs:
+    """``vertices``: from the source to the last. ``frame_s``, ``byte_s``, ``row_bytes``: of what goes to another slot,
+    both ends together. ``job_s``: what a job of one row takes. ``crowded``: how much longer the same work takes on this
+    machine when all its cores are at work."""
+
+    vertices: list[VertexCosts]
+    frame_s: float
+    byte_s: float
+    row_bytes: float
+    job_s: float = 0.0
+    crowded: float = 1.0
+
+
+@dataclass
+class _Step:
+    vertex: str
+    rows: int
+    sent: int
+    seconds: float
+
+
+class Bench:
+    """All subtasks of a job at one parallelism, index ``i`` on slot ``i``."""
+
+    def __init__(self, graph: JobGraph, options: Options, directory: Path) -> None:
+        self.graph, self.options, self.directory = graph, options, directory
+        self.steps: list[_Step] = []
+        self.snapshots: list[dict[str, Any]] = []
+        self.frames = self.sampled_bytes = self.sampled_rows = 0
+        self.decode_s = 0.0
+        self._checkpoints = 0
+        self._storage = CheckpointStorage(str(directory / "checkpoints"))
+        self._storage.prepare({"name": "costs", "fingerprint": ""}, False)
+        self._arriving: deque[tuple[int, bytes]] = deque()
+        names = [SubtaskId(v.name, index) for v in graph.vertices for index in range(options.parallelism)]
+        edges = [(vertex, edge) for vertex in graph.vertices for edge in vertex.outputs]
+        self._consumers = {edge: graph.consumer_vertex(edge).name for _, edge in edges}
+        self._producers = {edge: vertex.name for vertex, edge in edges}
+        lineage = Lineage(
+            [vertex.name for vertex in graph.vertices],
+            [(vertex.name, self._consumers[edge]) for vertex, edge in edges],
+            options.sharing_depth,
+        )
+        self.subtasks = {name: self._make(name, names, lineage) for name in names}
+        for subtask in self.subtasks.values():
+            subtask.begin(1, 0.0)
+
+    def _make(self, name: SubtaskId, names: list[SubtaskId], lineage: Lineage) -> Subtask:
+        generation = Generation(1)
+        plan = SubtaskPlan(
+            graph=self.graph,
+            vertex=self.graph.vertex_of(name.vertex),
+            subtask=name,
+            generation=generation,
+            options=self.options,
+            slots={other: other.index for other in names},
+            generations=dict.fromkeys(names, generation),
+            lineage=lineage,
+            slot=name.index,
+            handle={},
+            checkpoint=CheckpointId(0),
+            mark=None,
+            salt="costs",
+            guarantee=self.options.promises,
+        )
+
+        def state(plan: SubtaskPlan) -> SubtaskState:
+            work = self.directory / "scratch"
+            return SubtaskState(work, self._storage, str(name), 1, max_entries=self.options.memtable_entries)
+
+        ports = SubtaskPorts(
+            report=lambda message: None,
+            send=self._send,
+            hand_over=self._hand_over,
+            grant=self._grant,
+            reach=lambda point, subtask: None,
+            persist=self._persist,
+            tend=lambda state: None,
+            beside=lambda work: None,
+            state=state,
+            retention=None,
+            snapshotted=lambda subtask, generation, handle: self.snapshots.append(handle),
+            seen=lambda: None,
+        )
+        return Subtask(plan, ports)
+
+    def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
+        self.subtasks[name].persisted(checkpoint, work(), "")
+
+    def _send(self, slot: int, buffers: list[Any]) -> None:
+        self._arriving.append((slot, b"".join(buffers)))
+
+    def _hand_over(self, message: Message, payload: Any) -> None:
+        self.subtasks[self._consumer(message.channel)].receive(message, payload)
+
+    def _consumer(self, channel: ChannelId) -> SubtaskId:
+        return SubtaskId(self._consumers[channel.edge], channel.consumer)
+
+    def _grant(self, generation: Generation, end: InputChannel, consumed: int) -> None:
+        producer = SubtaskId(self._producers[end.channel.edge], end.channel.producer)
+        outputs = self.subtasks[producer].outputs
+        channel = outputs.channels[end.channel]
+        channel.credit(generation, consumed, end.peer)
+        outputs.pump(channel)
+
+    def run(self, seconds: float, stop: threading.Event) -> None:
+        """Step by step, consumers first, with a few checkpoints on the way."""
+        order = list(self.subtasks.values())[::-1]
+        begun, taken = time.monotonic(), 0
+        first = self._checkpoints
+        while not stop.is_set() and len(self.steps) < MOST_STEPS:
+            elapsed = time.monotonic() - begun
+            if elapsed > seconds:
+                return
+            if elapsed > seconds * (taken + 1) / (LEAST_SNAPSHOTS + 1):
+                taken += 1
+                self._checkpoints = first + taken
+                for subtask in order:
+                    if subtask.plan.vertex.is_source:
+                        subtask.trigger(CheckpointId(self._checkpoints))
+            if not any([self._step(subtask) for subtask in order]):
+                return
+
+    def _step(self, subtask: Subtask) -> bool:
+        self._deliver()
+        before, snapshots = _progress(subtask), len(self.snapshots)
+        begun = time.perf_counter()
+        if not subtask.runnable(time.monotonic()):
+            return False
+        subtask.run()
+        seconds = time.perf_counter() - begun
+        rows, sent = (after - earlier for after, earlier in zip(_progress(subtask), before, strict=True))
+        if len(self.snapshots) == snapshots and rows:
+            self.steps.append(_Step(subtask.id.vertex, rows, sent, seconds))
+        return True
+
+    def _deliver(self) -> None:
+        while self._arriving:
+            _, frame = self._arriving.popleft()
+            begun = time.perf_counter()
+            arrived = list(decode_frame(frame))
+            for message, payload in arrived:
+                self.subtasks[self._consumer(message.channel)].receive(message, payload)
+            self.decode_s += time.perf_counter() - begun
+            for message, payload in arrived:
+                if message.kind is Kind.RECORDS:
+                    self.frames += 1
+                    if self.frames % SAMPLED == 0:
+                        self.sampled_bytes += len(frame)
+                        self.sampled_rows += decode_records(payload).num_rows
+
+    def close(self) -> None:
+        for subtask in self.subtasks.values():
+            subtask.close()
+
+
+def _progress(subtask: Subtask) -> tuple[int, int]:
+    """Rows that have come in (of a source: that have left it), and messages that have been made."""
+    assert subtask.operators is not None
+    members = list(subtask.operators.members.values())
+    rows = members[-1].rows_out if subtask.plan.vertex.is_source else members[0].rows_in
+    return rows, sum(end.log.appended for end in subtask.outputs.channels.values())
+
+
+def measure_costs(
+    make: Callable[[int], tuple[JobGraph, Options]],
+    parallelisms: tuple[int, ...],
+    seconds: float,
+    directory: Path,
+    stop: threading.Event,
+) -> Iterator[Costs | None]:
+    """``make``: the job at a parallelism. Gives ``None`` after each but the last step, and then what was found."""
+    steps: list[_Step] = []
+    snapshots: list[dict[str, Any]] = []
+    decode_s = frames = sampled_bytes = sampled_rows = 0.0
+    for parallelism in parallelisms:
+        graph, options = make(parallelism)
+        bench = Bench(graph, options, directory / str(parallelism))
+        try:
+            bench.run(seconds, stop)
+        finally:
+            bench.close()
+        steps += bench.steps[int(WARM_UP * len(bench.steps)) :]
+        if parallelism == parallelisms[0]:
+            snapshots = bench.snapshots
+        decode_s, frames = decode_s + bench.decode_s, frames + bench.frames
+        sampled_bytes, sampled_rows = sampled_bytes + bench.sampled_bytes, sampled_rows + bench.sampled_rows
+        yield None
+    names = [vertex.name for vertex in graph.vertices]
+    frame_s, byte_s = _system_calls()
+    yield Costs(
+        [_fit(name, [step for step in steps if step.vertex == name], snapshots) for name in names],
+        frame_s + decode_s / max(frames, 1),
+        byte_s,
+        sampled_bytes / max(sampled_rows, 1),
+    )
+
+
+def _fit(name: str, steps: list[_Step], snapshots: list[dict[str, Any]]) -> VertexCosts:
+    """Least squares, in which no cost is negative: those that would be are taken as nothing, one after the other."""
+    seconds = np.array([step.seconds for step in steps])
+    columns = {
+        "step_s": np.ones(len(steps)),
+        "row_s": np.array([float(step.rows) for step in steps]),
+        "message_s": np.array([float(step.sent) for step in steps]),
+    }
+    weight = 1 / np.maximum(seconds, 1e-6)  # relative errors: small steps count as much as large ones
+    found: dict[str, float] = {}
+    kept = list(columns)
+    while kept:
+        matrix = np.stack([columns[column] * weight for column in kept], axis=1)
+        solution = np.linalg.lstsq(matrix, seconds * weight, rcond=None)[0]
+        found = dict(zip(kept, (float(value) for value in solution), strict=True))
+        worst = min(found, key=lambda column: found[column])
+        if found[worst] >= 0:
+            break
+        kept.remove(worst)
+    mine = [handle for handle in snapshots if handle["subtask"].startswith(f"{name}[")]
+
+    def middle(key: str) -> float:
+        return float(np.median([handle[key] for handle in mine])) / 1e3 if mine else 0.0
+
+    return VertexCosts(
+        name,
+        found.get("step_s", 0.0),
+        found.get("row_s", 0.0),
+        found.get("message_s", 0.0),
+        middle("sync_ms"),
+        middle("async_ms"),
+        float(np.median([step.rows for step in steps])) if steps else 0.0,
+    )
+
+
+def _system_calls() -> tuple[float, float]:
+    """Seconds that a frame to another process costs both ends, and each byte of it."""
+    times = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as one, listener.accept()[0] as other:
+        for size in FRAME_BYTES:
+            data = bytes(size)
+            begun = time.perf_counter()
+            for _ in range(ROUND_TRIPS):
+                one.sendall(data)
+                left = size
+                while left:
+                    left -= len(other.recv(left))
+            times.append((time.perf_counter() - begun) / ROUND_TRIPS)
+    byte_s = max(0.0, (times[1] - times[0]) / (FRAME_BYTES[1] - FRAME_BYTES[0]))
+    return max(0.0, times[0] - FRAME_BYTES[0] * byte_s), byte_s
