@@ -12,24 +12,21 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, folder_name
 from flinkplus.state.delta import StateFile
-from flinkplus.state.files import file_chunks, link_or_copy, sync_path
+from flinkplus.state.files import SteadyFile, file_chunks, link_or_copy, sync_path
+from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
 FILE_NAME = re.compile(r"^(?P<generation>\d+)-\d+-\d+\.sst$")
 SMALL_BYTES = 1 << 20
-"""Files up to this are taken in without waiting for the disk, also when there is time."""
-SYNC_BYTES = 4 << 20
-"""After this many bytes of a file, they are made to reach the disk: RocksDB does so when it takes in a file, and should
-not find much to do then."""
+"""Files up to this are most likely taken in from memory."""
 
 
 def base_name(name: str) -> str:
@@ -92,7 +89,7 @@ class Disk(Protocol):
         """A new, empty RocksDB."""
 
     def ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
-        """Have a RocksDB take in held files, one over the other; ``swift``: without waiting for a busy disk."""
+        """Have a RocksDB take in held files, one over the other; ``swift``: somebody waits for that."""
 
     def give_own(self, names: Mapping[str, bool], generation: int) -> None:
         """The active state of ``generation`` uses ``names`` and no older ones; those that are true are held here, and
@@ -119,26 +116,6 @@ class FileSource:
         self._file.close()
 
 
-class FileSink:
-    """Stands for ``Sink``, with a file of the operating system."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("wb", buffering=0)
-        self._unsynced = 0
-
-    def write(self, data: memoryview) -> None:
-        written = 0
-        while written < len(data):
-            written += self._file.write(data[written:]) or 0
-        self._unsynced += len(data)
-        if self._unsynced >= SYNC_BYTES:
-            os.fdatasync(self._file.fileno())
-            self._unsynced = 0
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class SlotDisk:
     """The folder of ``subtask`` in a slot's work directory."""
 
@@ -148,17 +125,17 @@ class SlotDisk:
         self._storage = storage
         self._files = self._folder / REPLICA_FOLDER
         self._opened = 0
-        shutil.rmtree(self._files, ignore_errors=True)  # of a dead process: nothing says what was checked
+        remove_folder(self._files)  # of a dead process: nothing says what was checked
         self._files.mkdir(parents=True)
 
     def _part(self, name: str) -> Path:
         return self._files / (name + ".part")
 
     def create(self, name: str) -> Sink:
-        return FileSink(self._part(name))
+        return SteadyFile(self._part(name))
 
     def discard(self, name: str) -> None:
-        self._part(name).unlink(missing_ok=True)
+        remove_file(self._part(name))
 
     def adopt(self, name: str) -> None:
         self._part(name).replace(self._files / name)
@@ -167,7 +144,7 @@ class SlotDisk:
         return FileSource(self._files / name)
 
     def remove(self, name: str) -> None:
-        (self._files / name).unlink(missing_ok=True)
+        remove_file(self._files / name)
 
     def take_own(self, name: str) -> None:
         link_or_copy(self._folder / FILES_FOLDER / name, self._files / name)
@@ -180,18 +157,18 @@ class SlotDisk:
         try:
             self._storage.download(file.name, path)
             file.check(file_chunks(path), file.name)
-            if file.bytes > SMALL_BYTES:  # or RocksDB would wait for the disk when it takes in the file
+            if file.bytes > SMALL_BYTES:  # or taking it in would wait for the disk, and a promotion for that
                 sync_path(path)
             path.replace(self._downloaded(base_name(file.name)))
         except BaseException:
-            path.unlink(missing_ok=True)
+            remove_file(path)
             raise
 
     def adopt_downloaded(self, name: str) -> None:
         self._downloaded(name).replace(self._files / name)
 
     def discard_downloaded(self, name: str) -> None:
-        self._downloaded(name).unlink(missing_ok=True)
+        remove_file(self._downloaded(name))
 
     def new_store(self) -> SubtaskStore:
         while True:
@@ -199,7 +176,7 @@ class SlotDisk:
             directory = self._folder / f"standby-{self._opened}"
             if not directory.exists():  # a dead process may have left one
                 return SubtaskStore(directory, quiet=True)
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_folder(directory)
 
     def ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
         paths = [self._files / base_name(file.name) for file in files]
@@ -207,7 +184,7 @@ class SlotDisk:
         try:
             for path, link in zip(paths, links, strict=True):
                 link_or_copy(path, link)
-            store.ingest(links, swift or sum(file.bytes for file in files) <= SMALL_BYTES)
+            store.ingest(links, swift)
         finally:
             for link in links:
                 link.unlink(missing_ok=True)
@@ -218,7 +195,7 @@ class SlotDisk:
         for path in list(folder.iterdir()):
             match = FILE_NAME.match(path.name)
             if match and path.name not in names and int(match["generation"]) < generation:
-                path.unlink(missing_ok=True)
+                remove_file(path)
         for name, held in names.items():
             target = folder / name
             if held and not target.exists():
@@ -226,4 +203,4 @@ class SlotDisk:
                     os.link(self._files / name, target)
 
     def close(self) -> None:
-        shutil.rmtree(self._files, ignore_errors=True)
+        remove_folder(self._files)

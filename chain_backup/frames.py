@@ -16,6 +16,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from flinkplus.documents import parse_document, whole
 from flinkplus.errors import PeerProtocolError
 
 FORMAT_VERSION = 1
@@ -26,7 +27,6 @@ CHECKSUM = struct.Struct("<I")
 BEFORE_FIELDS = PREFIX.size + CHECKSUM.size
 CHUNK_BYTES = 256 << 10
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
-_from_json = json.JSONDecoder().decode
 MAX_CHUNKS_UNDER_WAY = 4
 
 
@@ -131,12 +131,14 @@ def decode(data: bytes | memoryview) -> Frame:
     if zlib.crc32(body, zlib.crc32(view[: PREFIX.size])) != expected:
         raise PeerProtocolError("a replication frame does not match its checksum")
     try:
-        subtask, generation, state_version, transfer, fields = _from_json(str(body[:field_bytes], "utf-8"))
-        topic = Topic(str(subtask), int(generation), int(state_version), int(transfer))
+        subtask, generation, state_version, transfer, fields = parse_document(body[:field_bytes])
+        topic = Topic(str(subtask), whole(generation), whole(state_version), whole(transfer))
         found = _KINDS[kind]
+        if not isinstance(fields, dict):
+            raise TypeError("fields without names")
         for name, types in _EXTRA[found].items():
             if not isinstance(fields[name], types):
-                raise TypeError(f"{name} is {fields[name]!r}")
+                raise TypeError(f"{name} is {fields[name]!r:.100}")
     except (ValueError, TypeError, KeyError) as error:
         raise PeerProtocolError(f"a replication frame of kind {kind} has no sense: {error!r}") from error
     return Frame(found, stream, number, topic, fields, body[field_bytes:])

@@ -53,14 +53,18 @@ class Options:
     working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell how a
     subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over hosts,
     ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a slot
-    that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``session_timeout``:
-    seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``: MiB of output log that a
-    slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new messages, at most, about which the
-    Bloom filter of message IDs may be wrong, so that RocksDB must be asked; above 0 and below 1.
+    that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job. ``zookeeper_acl``:
+    who may see and change the job's nodes there: ``open``, everybody; ``job``, only this job (credentials are made for
+    it); else a file on the driver's host with ``user:password``; ``None``: ``open`` in an ensemble, ``job`` else.
+    ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead. ``cache_memory_mb``:
+    MiB of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``: share of new
+    messages, at most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be asked;
+    above 0 and below 1.
     ``hang_timeout``: seconds without a sign of life after which a slot's host hangs or is cut off (``None``: only
-    ``heartbeat_timeout`` counts). ``encoding_errors``: what to do with text that is not UTF-8. ``trace_output``: a
-    directory that slots and driver share, where time and rows of every output are noted
-    (``flinkplus.runtime.output_trace``).
+    ``heartbeat_timeout`` counts). ``encoding_errors``: what to do with text that is not UTF-8.
+    ``tls``: mutual TLS between slots and driver: True (certificates are made for the job), or a directory that every
+    host has them in (``flinkplus.runtime.tls``). ``trace_output``: a directory that slots and driver
+    share, where time and rows of every output are noted (``flinkplus.runtime.output_trace``).
     ``record_machines``: a file for a record of what the coordinator's machines do (``flinkplus.runtime.recorder``).
     ``faults``: see ``flinkplus.runtime.faults``.
     """
@@ -80,6 +84,7 @@ class Options:
     placement: str = "spread"
     failback: str = "auto"
     zookeeper: str | None = None
+    zookeeper_acl: str | None = None
     session_timeout: float = 4.0
     cache_memory_mb: int = 64
     dedup_error_rate: float = 0.01
@@ -94,6 +99,7 @@ class Options:
     flush_interval: float = 0.02
     window: int = 16
     transport: str = "tcp"
+    tls: bool | str = False
     memtable_entries: int = 2_000_000
     encoding_errors: str = "replace"
     work_dir: str | None = None
@@ -155,10 +161,14 @@ class Options:
             ("trace_output", "a path"),
             ("record_machines", "a path"),
             ("zookeeper", "HOST:PORT,..."),
+            ("zookeeper_acl", "'job', 'open', a path of a file with USER:PASSWORD"),
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise ConfigurationError(f"{name} must be {what} or None, not {value!r}")
+        tls: Any = self.tls
+        if not isinstance(tls, bool) and (not isinstance(tls, str) or not tls.strip()):
+            raise ConfigurationError(f"tls must be True, False or a directory with certificates, not {tls!r}")
         faults: Any = self.faults
         if isinstance(faults, str) or not all(isinstance(fault, str) for fault in faults):
             raise ConfigurationError(f"faults must be a sequence of texts, not {faults!r}")
@@ -264,6 +274,8 @@ def _parse(key: str, text: str, name: str) -> Any:
         return None
     if name == "sharing_depth" and text.strip().lower() == FULL_DEPTH:
         return None
+    if name == "tls" and text.strip().lower() in ("true", "false"):
+        return text.strip().lower() == "true"
     if name == "faults":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:

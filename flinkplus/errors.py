@@ -79,6 +79,14 @@ class PeerProtocolError(FlinkPlusError):
     """A peer sent what the protocol does not allow; nothing was changed by it."""
 
 
+class PeerRefused(FlinkPlusError):
+    """Who is at the other end of a connection could not prove to be of this job; ``reason`` is one word for it."""
+
+    def __init__(self, reason: str, told: str) -> None:
+        super().__init__(f"{told} ({reason})")
+        self.reason = reason
+
+
 class InvariantViolation(FlinkPlusError):
     """A broken invariant of our own: the subtask stops and is recovered."""
 

@@ -25,6 +25,7 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.retry import KazooRetry
+from kazoo.security import make_digest_acl
 
 from chain_backup.zookeeper.errors import RegistryUnavailable
 from flinkplus.errors import ConfigurationError
@@ -54,10 +55,13 @@ class Client:
     """A kazoo client for ``hosts`` that connects in the background once started.
 
     ``on_state(state, reason)`` is called from kazoo's connection thread with ``KazooState`` values; no more after
-    ``close`` has begun. Raises ``ConfigurationError`` for hosts or a session timeout that cannot work.
+    ``close`` has begun. ``auth``: ``user:password``, who alone may read and change what this client makes; ``None``:
+    everybody may. Raises ``ConfigurationError`` for hosts or a session timeout that cannot work.
     """
 
-    def __init__(self, hosts: str, session_timeout_s: float, on_state: Callable[[str], None]) -> None:
+    def __init__(
+        self, hosts: str, session_timeout_s: float, on_state: Callable[[str], None], auth: str | None = None
+    ) -> None:
         if session_timeout_s < MIN_SESSION_TIMEOUT_S:
             raise ConfigurationError(
                 f"a ZooKeeper session of {session_timeout_s} s is too short; at least {MIN_SESSION_TIMEOUT_S} s"
@@ -74,6 +78,8 @@ class Client:
                     max_tries=-1, delay=RECONNECT_DELAY_S, backoff=1.5, max_delay=reconnect_delay_s(session_timeout_s)
                 ),
                 logger=_kazoo_log,
+                auth_data=[("digest", auth)] if auth is not None else None,
+                default_acl=[make_digest_acl(*auth.split(":", 1), all=True)] if auth is not None else None,
             )
         except (ValueError, TypeError) as error:
             raise ConfigurationError(f"{hosts!r} names no ZooKeeper servers; write host:port,host:port,...") from error

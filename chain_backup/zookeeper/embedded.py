@@ -93,7 +93,7 @@ class EmbeddedZooKeeper:
 
     ``jars``: where ZooKeeper's jars are (default: Spark's). ``directory``: an own directory for its data (default: a
     temporary one). ``tick_ms``: sessions may be two ticks long or longer. ``bind``: an IPv4 address of this machine
-    that the slots can reach; whoever reaches it can write, as everywhere in a ZooKeeper without access control.
+    that the slots can reach; whoever reaches it can write where no access list forbids it (option ``zookeeper_acl``).
     """
 
     def __init__(

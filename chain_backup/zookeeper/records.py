@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from chain_backup.zookeeper.errors import BadRecord
+from flinkplus.documents import parse_document, whole
 from flinkplus.errors import ConfigurationError
 
 ROOT = "/flinkplus"
@@ -42,8 +43,8 @@ class ChainRecord:
         """Of ``encode``. Raises ``BadRecord``."""
         fields = decode(f"chain record of {subtask}", data)
         try:
-            members = tuple(int(slot) for slot in fields["members"])
-            return ChainRecord(subtask, int(fields["generation"]), members, int(fields["stable"]))
+            members = tuple(whole(slot) for slot in fields["members"])
+            return ChainRecord(subtask, whole(fields["generation"]), members, whole(fields["stable"]))
         except (KeyError, TypeError, ValueError) as error:
             raise BadRecord(f"chain record of {subtask}: {data[:200]!r}") from error
 
@@ -67,9 +68,9 @@ class SlotRecord:
         fields = decode(f"slot {slot}", data)
         try:
             record = SlotRecord(
-                str(fields["address"]), str(fields["host"]), int(fields["pid"]), int(fields["incarnation"])
+                str(fields["address"]), str(fields["host"]), whole(fields["pid"]), whole(fields["incarnation"])
             )
-            return record, int(fields["epoch"])
+            return record, whole(fields["epoch"])
         except (KeyError, TypeError, ValueError) as error:
             raise BadRecord(f"slot {slot}: {data[:200]!r}") from error
 
@@ -82,7 +83,7 @@ def encode(**fields: Any) -> bytes:
 def decode(what: str, data: bytes) -> dict[str, Any]:
     """The fields of a node's data. Raises ``BadRecord`` naming ``what``."""
     try:
-        fields = json.loads(data)
+        fields = parse_document(data)
     except ValueError as error:
         raise BadRecord(f"{what}: {data[:200]!r} is no JSON") from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
@@ -96,7 +97,8 @@ class Paths:
     def __init__(self, application: str, prefix: str = "") -> None:
         if not application:
             raise ConfigurationError("an application needs a name to have a place in ZooKeeper")
-        self.base = f"{prefix}{ROOT}/{quote(application)}"
+        self.root = f"{prefix}{ROOT}"
+        self.base = f"{self.root}/{quote(application)}"
         self.epoch = f"{self.base}/epoch"
         self.coordinator = f"{self.base}/coordinator"
         self.slots = f"{self.base}/slots"

@@ -17,6 +17,7 @@ from functools import partial
 from threading import Event, Lock
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from chain_backup.zookeeper.chains import ChainStore
 from chain_backup.zookeeper.client import SESSION_TIMEOUT_S, Client, KazooState, commit, result
@@ -49,7 +50,8 @@ class Registry:
     """Connects in the background. ``elect`` must have succeeded before anything else is called.
 
     ``deliver`` is called from other threads with ``RegistryEvent``s, from ``elect`` until ``close``; it must only
-    enqueue. Raises ``ConfigurationError``.
+    enqueue. ``auth``: ``user:password``, who alone may see and change the application's nodes. Raises
+    ``ConfigurationError``.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Registry:
         *,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         deliver: Callable[[RegistryEvent], None],
+        auth: str | None = None,
     ) -> None:
         servers, prefix = split_hosts(hosts)
         self._paths = Paths(application, prefix)
@@ -72,7 +75,7 @@ class Registry:
         self._slots: dict[int, tuple[int, SlotRecord]] = {}  # what was told: czxid and record
         self._stale: set[int] = set()  # told slots whose node has changed since
         self._watches: dict[int, Callable[[object], None]] = {}
-        self._client = Client(servers, session_timeout_s, self._state_changed)
+        self._client = Client(servers, session_timeout_s, self._state_changed, auth)
         self._chains = ChainStore(self._client, self._paths)
         self._client.start()
 
@@ -139,6 +142,7 @@ class Registry:
     def _try_elect(self, gone: Event, deadline: float) -> int | None:
         """Our epoch; None when another has the place: ``gone`` is set once that changes."""
         kazoo, session = self._client.kazoo, self._client.session
+        result(kazoo.ensure_path_async(self._paths.root, OPEN_ACL_UNSAFE), deadline)  # applications share it
         for path in (self._paths.slots, self._paths.subtasks, self._paths.epoch):
             result(kazoo.ensure_path_async(path), deadline)
         stat = result(kazoo.exists_async(self._paths.coordinator, watch=lambda event: gone.set()), deadline)

@@ -35,7 +35,8 @@ class SlotSession:
     """Registers ``slot`` as ``record`` in the background, as soon as the application has a coordinator; with that one.
 
     ``deliver`` is called from other threads with ``SessionOpened`` (registered), ``SessionSuspended``, ``SessionBack``
-    and ``SessionExpired``; it must only enqueue. ``close`` removes the registration. Raises ``ConfigurationError``.
+    and ``SessionExpired``; it must only enqueue. ``close`` removes the registration.
+    ``auth``: as in ``Registry``. Raises ``ConfigurationError``.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class SlotSession:
         record: SlotRecord,
         session_timeout_s: float,
         deliver: Callable[[SessionEvent], None],
+        auth: str | None = None,
     ) -> None:
         servers, prefix = split_hosts(hosts)
         self._paths = Paths(application, prefix)
@@ -59,7 +61,7 @@ class SlotSession:
         self._suspended = False
         self._opened = False
         self._ended = False
-        self._client = Client(servers, session_timeout_s, self._state_changed)
+        self._client = Client(servers, session_timeout_s, self._state_changed, auth)
         self._client.start()
 
     @property

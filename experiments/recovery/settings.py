@@ -26,6 +26,8 @@ CHECKPOINTS_AFTER_FILL = 8
 INTERVALS = 3.5
 """Checkpoint intervals before the latest possible kill."""
 AFTER_S = 5.0
+FILL_TIMES = 2.5
+"""As long as at the rate of the ballast alone is there for it: its checkpoints hold it up."""
 HELD_ENTRIES = 60_000
 """Keys of each state in memory when there is ballast: all words fit, all of the ballast does not."""
 
@@ -96,7 +98,9 @@ class Settings:
 
     def words(self, state_keys: int) -> int:
         """How long the text must be."""
-        fill_s = 2 * state_keys / BALLAST_KEYS_PER_S + CHECKPOINTS_AFTER_FILL * self.interval * bool(state_keys)
+        fill_s = FILL_TIMES * state_keys / BALLAST_KEYS_PER_S + CHECKPOINTS_AFTER_FILL * self.interval * bool(
+            state_keys
+        )
         return round(self.rate * (INTERVALS * self.interval + AFTER_S + fill_s))
 
 

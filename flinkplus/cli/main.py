@@ -90,8 +90,16 @@ def _add_wordcount(commands: Any) -> None:
     command.add_argument("--failback", choices=["auto", "never"], default="auto", help="give work back (default: auto)")
     command.add_argument("--zookeeper", metavar="HOSTS", help="an ensemble (default: a server of the job's own)")
     command.add_argument(
+        "--zookeeper-acl",
+        metavar="job|open|FILE",
+        help="who may change the job's nodes (docs/security.md)",
+    )
+    command.add_argument(
         "--max-restarts", type=int, default=3, metavar="N", help="restarts after exceptions (default: 3)"
     )
+    command.add_argument("--transport", choices=["tcp", "grpc"], default="tcp", help="between slots (default: tcp)")
+    command.add_argument("--tls", action="store_true", help="mutual TLS, with certificates made for the job")
+    command.add_argument("--tls-certificates", metavar="DIR", help="mutual TLS, with those of DIR on every host")
     command.add_argument("--kill", type=parse_kill, action="append", default=[], metavar="SUBTASK@SECONDS")
     command.add_argument("--duration", type=positive_number, metavar="S", help="end the input after S seconds")
     command.add_argument("--encoding-errors", choices=["replace", "strict"], default="replace")
@@ -145,6 +153,9 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "placement": arguments.placement,
             "failback": arguments.failback,
             "zookeeper": arguments.zookeeper,
+            "zookeeper_acl": arguments.zookeeper_acl,
+            "transport": arguments.transport,
+            "tls": arguments.tls if arguments.tls_certificates is None else arguments.tls_certificates,
             "max_restarts": arguments.max_restarts,
             "encoding_errors": arguments.encoding_errors,
         },

@@ -147,8 +147,10 @@ def _decode_run(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
     if many is None:
         raise PeerProtocolError(f"determinants written in an unknown way: {flags:#x}")
     _, first, count = many.unpack_from(data, at)
-    rest = struct.Struct(f"<{count}{_WIDTH[flags >> 6]}")
     at += many.size
+    if count << (flags >> 6) > len(data) - at:
+        raise PeerProtocolError(f"{count} determinants are announced in {len(data) - at} bytes")
+    rest = struct.Struct(f"<{count}{_WIDTH[flags >> 6]}")
     return first, rest.unpack_from(data, at), at + rest.size
 
 

@@ -1,14 +1,23 @@
-"""Removing directories that others may still be writing to: processes that were told to end and are about to."""
+"""Removing what is not needed any more, also what others may still be writing to, as they are about to end."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 RETRY_S = 0.05
 log = logging.getLogger("flinkplus")
+
+
+def clear_away(work: Callable[[], None]) -> None:
+    """Run ``work``, which removes something. Nobody waits for that, so nobody is there to be told when it fails."""
+    try:
+        work()
+    except Exception:
+        log.warning("something could not be removed", exc_info=True)
 
 
 def remove_tree(path: str | Path, patience_s: float) -> None:

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
+import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dedup.digests import Digests, pack_digests, unpack_digests
+from flinkplus.documents import parse_document, whole
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.determinants import Run
 
 FORMAT_VERSION = 1
+MAX_BYTES = 256 << 20
+"""The longest message that is taken: a promotion tells of all determinants and digests since the last checkpoint."""
 
 
 def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
@@ -27,8 +32,14 @@ def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
 
 
 def runs_from_json(found: Iterable[Sequence[Any]]) -> list[Run]:
-    """The inverse of ``runs_to_json``."""
-    return [(int(first), tuple(determinants)) for first, determinants in found]
+    """The inverse of ``runs_to_json``. Raises ``PeerProtocolError``."""
+    try:
+        runs = [(whole(first), tuple(determinants)) for first, determinants in found]
+        if not all(set(map(type, determinants)) <= {int} for _, determinants in runs):
+            raise TypeError("determinants are whole numbers")
+        return runs
+    except (TypeError, ValueError) as error:
+        raise PeerProtocolError(f"malformed runs of determinants: {error}") from error
 
 
 def digests_to_json(runs: Iterable[tuple[int, Digests]]) -> list[list[Any]]:
@@ -37,8 +48,11 @@ def digests_to_json(runs: Iterable[tuple[int, Digests]]) -> list[list[Any]]:
 
 
 def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
-    """Digests by the number of their message."""
-    return {int(first) + at: digest for first, text in found for at, digest in enumerate(unpack_digests(text))}
+    """Digests by the number of their message. Raises ``PeerProtocolError``."""
+    try:
+        return {whole(first) + at: digest for first, text in found for at, digest in enumerate(unpack_digests(text))}
+    except (TypeError, ValueError) as error:
+        raise PeerProtocolError(f"malformed digests: {error}") from error
 
 
 # --- slot -> coordinator
@@ -112,10 +126,15 @@ class Exhausted:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked)."""
+    """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked).
+
+    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped.
+    """
 
     generation: int
     subtasks: dict[str, dict[str, Any]]
+    refused: int = 0
+    malformed: int = 0
 
 
 @dataclass(frozen=True)
@@ -375,6 +394,24 @@ ControlMessage = (
 )
 
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__args__}
+_HINTS: dict[str, dict[str, Any]] = {name: typing.get_type_hints(cls) for name, cls in _CLASSES.items()}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether ``value`` is what a field says that it holds."""
+    if hint is Any:
+        return True
+    if hint is float:
+        return type(value) in (int, float)
+    kinds = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, kind) for kind in kinds)
+    origin = typing.get_origin(hint)
+    if origin is list:
+        return isinstance(value, list) and (kinds == (Any,) or all(_fits(one, kinds[0]) for one in value))
+    if origin is dict:
+        return isinstance(value, dict) and (kinds[1] is Any or all(_fits(one, kinds[1]) for one in value.values()))
+    return type(value) is hint
 
 
 def encode(message: ControlMessage) -> bytes:
@@ -386,10 +423,13 @@ def encode(message: ControlMessage) -> bytes:
 def decode(data: bytes) -> ControlMessage:
     """The message of ``encode``'s bytes; ``PeerProtocolError`` for anything else."""
     try:
-        outer = json.loads(data)
+        outer = parse_document(data)
         if outer["v"] != FORMAT_VERSION:
-            raise PeerProtocolError(f"control format {outer['v']}, this program speaks {FORMAT_VERSION}")
+            raise PeerProtocolError(f"control format {outer['v']!r:.100}, this program speaks {FORMAT_VERSION}")
         message: ControlMessage = _CLASSES[outer["type"]](**outer["body"])
+        for name, hint in _HINTS[outer["type"]].items():
+            if not _fits(getattr(message, name), hint):
+                raise TypeError(f"{name} of {outer['type']} is something else")
     except (ValueError, KeyError, TypeError) as error:
-        raise PeerProtocolError(f"malformed control message: {error!r}") from error
+        raise PeerProtocolError(f"malformed control message: {error!r:.300}") from error
     return message

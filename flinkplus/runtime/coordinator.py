@@ -37,6 +37,7 @@ from flinkplus.protocol.job import JobProtocol
 from flinkplus.runtime import control
 from flinkplus.runtime.checkpoints import CheckpointDriver
 from flinkplus.runtime.commits import Commits
+from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.deployments import JobDriver
 from flinkplus.runtime.dispatch import (
     CheckpointWorkDone,
@@ -93,14 +94,14 @@ class Addresses:
         return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses)
 
 
-def dispatch_at(options: Options, host: str, token: str) -> Dispatch:
-    """Where slots that know ``token`` can reach a coordinator on ``host``."""
+def dispatch_at(options: Options, host: str, credentials: Credentials) -> Dispatch:
+    """Where slots that have ``credentials`` can reach a coordinator on ``host``."""
     inbox: Inbox[InboxEvent] = Inbox()
-    dispatch = Dispatch(rendezvous(options, token, host, inbox), Members(options.parallelism), inbox)
-    dispatch.make_lifelines = lambda: Lifelines(host, token, inbox, inbox.put)
+    dispatch = Dispatch(rendezvous(options, credentials, host, inbox), Members(options.parallelism), inbox)
+    dispatch.make_lifelines = lambda: Lifelines(host, credentials, inbox, inbox.put)
     timeout_s = options.hang_timeout
     if timeout_s is not None:
-        dispatch.make_pulses = lambda: Pulses(host, token, timeout_s, inbox, dispatch.clock)
+        dispatch.make_pulses = lambda: Pulses(host, credentials.secret, timeout_s, inbox, dispatch.clock)
     return dispatch
 
 
@@ -413,6 +414,15 @@ class Coordinator:
             **self._failovers.counts,
             "fallback_reasons": list(self._failovers.fallback_reasons),
             "zookeeper": self._presence.registry_lost or "connected",
+        }
+
+    def security_figures(self) -> dict[str, int]:
+        """Connections refused and frames dropped, by the driver and by every slot that there ever was."""
+        servers = [self._dispatch.rendezvous, self._dispatch.lifelines]
+        refused = sum(server.refusals.total for server in servers if server is not None)
+        return {
+            "refused_connections": refused + self.figures.refused,
+            "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
         }
 
     def pids(self) -> dict[int, int]:

@@ -74,6 +74,22 @@ class Figures:
         self.last_complete: int | None = None
         self.completed = 0
         self._final = False
+        self._dropped: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def heard_of_strangers(self, process: tuple[int, int], refused: int, malformed: int) -> None:
+        """What the process of a slot (slot, incarnation) has refused and dropped so far."""
+        if refused or malformed:
+            self._dropped = {**self._dropped, process: (refused, malformed)}
+
+    @property
+    def refused(self) -> int:
+        """Connections refused by slots."""
+        return sum(refused for refused, _ in self._dropped.values())
+
+    @property
+    def malformed(self) -> int:
+        """Frames dropped by slots."""
+        return sum(malformed for _, malformed in self._dropped.values())
 
     def heard(self, subtasks: dict[str, dict[str, Any]]) -> None:
         """A slot's heartbeat. One that was under way when the last checkpoint completed has nothing new to say."""

@@ -11,13 +11,25 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from flinkplus.errors import PeerProtocolError, PeerRefused
 from flinkplus.runtime import control
-from flinkplus.runtime.grpc_data import GRPC_OPTIONS, FrameWriter, identity, start_server
-from flinkplus.runtime.io_thread import IoThread, aio, grpc
-from flinkplus.runtime.planes import ControlArrived, ControlLost, LinkEvent
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.grpc_data import FrameWriter, identity, open_channel, start_server
+from flinkplus.runtime.grpc_door import WELCOME, Door, open_stream
+from flinkplus.runtime.handshake import Connecting, Refusals, slot_name
+from flinkplus.runtime.io_thread import IoThread, aio
+from flinkplus.runtime.planes import (
+    COORDINATOR,
+    ControlArrived,
+    ControlLost,
+    LinkEvent,
+    checked_slot,
+    registered_slot,
+)
 
+PROTOCOL = b"flinkplus-control-grpc/1"
 METHOD = "/flinkplus.Control/Stream"
-SERVICE, NAME = "flinkplus.Control", "Stream"
+SERVICE, METHOD_NAME = "flinkplus.Control", "Stream"
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 
@@ -33,10 +45,18 @@ class _MessageWriter(FrameWriter):
 class GrpcControlLink:
     """See ``ControlLink``."""
 
-    def __init__(self, address: str, token: str, heartbeat_s: float, deliver: Callable[[LinkEvent], None]) -> None:
+    def __init__(
+        self,
+        slot: int,
+        address: str,
+        credentials: Credentials,
+        heartbeat_s: float,
+        deliver: Callable[[LinkEvent], None],
+    ) -> None:
         self._heartbeat_s = heartbeat_s
         self._address = address
-        self._token = token
+        self._certificates = credentials.certificates
+        self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
         self._deliver = deliver
         self._io = IoThread.get()
         self._writer = _MessageWriter(self._io)
@@ -52,12 +72,12 @@ class GrpcControlLink:
 
     async def _run(self) -> None:
         reason = "closed by the coordinator"
-        channel = aio.insecure_channel(self._address, options=GRPC_OPTIONS)
+        channel = open_channel(self._address, self._certificates)
         pump: asyncio.Future[None] | None = None
         beat: asyncio.Future[None] | None = None
         try:
-            call = channel.stream_stream(METHOD, identity, identity)(metadata=(("flinkplus-token", self._token),))
-            await asyncio.wait_for(call.initial_metadata(), CONNECT_TIMEOUT_S)
+            open_call = channel.stream_stream(METHOD, identity, identity)
+            call = await open_stream(open_call, self._connecting, CONNECT_TIMEOUT_S)
             pump = asyncio.ensure_future(self._writer.pump(call.write))
             beat = asyncio.ensure_future(self._beat())
             while (data := await call.read()) is not aio.EOF:
@@ -101,9 +121,12 @@ class GrpcControlLink:
 class GrpcRendezvous:
     """See ``Rendezvous``."""
 
-    def __init__(self, host: str, token: str, deliver: Callable[[LinkEvent], None]) -> None:
+    def __init__(self, host: str, credentials: Credentials, deliver: Callable[[LinkEvent], None]) -> None:
         self._host = host
-        self._token = token
+        self.refusals = Refusals()
+        self.malformed = 0
+        self._certificates = credentials.certificates
+        self._door = Door(credentials, PROTOCOL, self.refusals)
         self._deliver = deliver
         self._io = IoThread.get()
         self._server: aio.Server | None = None
@@ -115,18 +138,24 @@ class GrpcRendezvous:
         return f"{self._host}:{self._io.submit(self._start()).result()}"
 
     async def _start(self) -> int:
-        self._server, port = await start_server(SERVICE, NAME, self._serve, self._host)
+        self._server, port = await start_server(SERVICE, METHOD_NAME, self._serve, self._host, self._certificates)
         return port
 
     async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        if dict(context.invocation_metadata()).get("flinkplus-token") != self._token:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong job token")
+        found = await self._door.admit(context)
+        if found is None:
+            return
+        try:
+            slot = checked_slot(found)
+        except PeerRefused as error:
+            await self._door.refuse(context, error)
+            raise
         connection, self._next = self._next, self._next + 1
         writer, dropped = _MessageWriter(self._io), asyncio.Event()
         self._connections[connection] = (writer, dropped)
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(WELCOME)
         pump = asyncio.ensure_future(writer.pump(context.write))
-        reader = asyncio.ensure_future(self._read(connection, requests))
+        reader = asyncio.ensure_future(self._read(connection, slot, requests))
         drop = asyncio.ensure_future(dropped.wait())
         reason = "stream closed"
         try:
@@ -139,9 +168,14 @@ class GrpcRendezvous:
             self._connections.pop(connection, None)
             self._deliver(ControlLost(connection, reason, time.time()))
 
-    async def _read(self, connection: int, requests: AsyncIterator[bytes]) -> None:
+    async def _read(self, connection: int, slot: int, requests: AsyncIterator[bytes]) -> None:
         async for data in requests:
-            self._deliver(ControlArrived(connection, control.decode(data), time.time()))
+            try:
+                message = registered_slot(control.decode(data), slot)
+            except PeerProtocolError:
+                self.malformed += 1
+                raise
+            self._deliver(ControlArrived(connection, message, time.time()))
 
     def send(self, connection: int, message: control.ControlMessage) -> None:
         """Queue a message for a slot; nothing happens when its connection is gone (``ControlLost`` tells)."""

@@ -11,16 +11,31 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from flinkplus.errors import PeerRefused
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.grpc_door import SERVER_OPTIONS, WELCOME, Door, open_stream
+from flinkplus.runtime.handshake import Connecting, Refusals, slot_name
 from flinkplus.runtime.io_thread import IoThread, aio, grpc
-from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerBroken, PeerConnected, TransportEvent
+from flinkplus.runtime.planes import (
+    Attachments,
+    FrameArrived,
+    PeerAttached,
+    PeerBroken,
+    PeerConnected,
+    TransportEvent,
+)
+from flinkplus.runtime.tls import NAME, Certificates
 
+PROTOCOL = b"flinkplus-data-grpc/1"
 METHOD = "/flinkplus.Data/Stream"
-SERVICE, NAME = "flinkplus.Data", "Stream"
+SERVICE, METHOD_NAME = "flinkplus.Data", "Stream"
 MAX_FRAME_BYTES = 4 << 20
+CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
+MAX_MESSAGE_BYTES = 2**31 - 1
 GRPC_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -39,12 +54,27 @@ def identity(data: bytes) -> bytes:
     return data
 
 
-async def start_server(service: str, name: str, serve: Callable[..., Any], host: str) -> tuple[aio.Server, int]:
+def open_channel(address: str, certificates: Certificates | None) -> aio.Channel:
+    """A channel to a server; with certificates, by mutual TLS."""
+    if certificates is None:
+        return aio.insecure_channel(address, options=GRPC_OPTIONS)
+    found = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
+    return aio.secure_channel(address, found, options=[*GRPC_OPTIONS, ("grpc.ssl_target_name_override", NAME)])
+
+
+async def start_server(
+    service: str, name: str, serve: Callable[..., Any], host: str, certificates: Certificates | None
+) -> tuple[aio.Server, int]:
     """A started server of one bidirectional stream of bytes, on a port of ``host`` that the system picks."""
-    server = aio.server(options=GRPC_OPTIONS)
+    server = aio.server(options=[*GRPC_OPTIONS, *SERVER_OPTIONS])
     handler = grpc.stream_stream_rpc_method_handler(serve, identity, identity)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
-    port: int = server.add_insecure_port(f"{host}:0")
+    if certificates is None:
+        port = server.add_insecure_port(f"{host}:0")
+    else:
+        pair = [(certificates.key, certificates.certificate)]
+        found = grpc.ssl_server_credentials(pair, certificates.authority, require_client_auth=True)
+        port = server.add_secure_port(f"{host}:0", found)
     await server.start()
     return server, port
 
@@ -96,9 +126,15 @@ class FrameWriter:
 class GrpcDataPlane:
     """See ``DataPlane``."""
 
-    def __init__(self, slot: int, token: str, host: str, deliver: Callable[[TransportEvent], None]) -> None:
+    def __init__(
+        self, slot: int, credentials: Credentials, host: str, deliver: Callable[[TransportEvent], None]
+    ) -> None:
         self._slot = slot
-        self._token = token
+        self._credentials = credentials
+        self._certificates = credentials.certificates
+        self._attachments = Attachments(slot)
+        self.refusals = Refusals()
+        self._door = Door(credentials, PROTOCOL, self.refusals)
         self._host = host
         self._deliver = deliver
         self._io = IoThread.get()
@@ -107,23 +143,36 @@ class GrpcDataPlane:
         self._back: dict[int, FrameWriter] = {}
         self._readers: dict[int, asyncio.Future[None]] = {}
 
+    @property
+    def incarnation(self) -> int:
+        """See ``DataPlane``."""
+        return self._attachments.incarnation
+
+    @incarnation.setter
+    def incarnation(self, incarnation: int) -> None:
+        self._attachments.incarnation = incarnation
+
     def start(self) -> str:
         """Start the data server on a port the system picks; returns ``host:port``."""
         port = self._io.submit(self._start()).result()
         return f"{self._host}:{port}"
 
     async def _start(self) -> int:
-        self._server, port = await start_server(SERVICE, NAME, self._serve, self._host)
+        self._server, port = await start_server(SERVICE, METHOD_NAME, self._serve, self._host, self._certificates)
         return port
 
     async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        metadata = dict(context.invocation_metadata())
-        if metadata.get("flinkplus-token") != self._token:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong job token")
-        peer = int(metadata["flinkplus-slot"])
+        found = await self._door.admit(context)
+        if found is None:
+            return
+        try:
+            peer = self._attachments.check(found)
+        except PeerRefused as error:
+            await self._door.refuse(context, error)
+            raise
         writer = FrameWriter(self._io)
         self._back[peer] = writer
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(WELCOME)
         self._deliver(PeerAttached(peer))
         pump = asyncio.ensure_future(writer.pump(context.write))
         reader = self._readers[peer] = asyncio.ensure_future(self._read(peer, requests))
@@ -170,7 +219,10 @@ class GrpcDataPlane:
                 if known.connected:
                     self._deliver(PeerConnected(peer, target[0]))
                 continue
-            self._out[peer] = _Outgoing(peer, target, self._slot, self._token, self._io, self._deliver)
+            connecting = Connecting(
+                self._credentials.secret, PROTOCOL, slot_name(self._slot, self.incarnation), slot_name(peer, target[0])
+            )
+            self._out[peer] = _Outgoing(peer, target, connecting, self._certificates, self._io, self._deliver)
 
     def send(self, peer: int, buffers: Sequence[Any]) -> None:
         """Queue buffers of whole messages for ``peer``. Dropped when there is no stream: the logs hold them."""
@@ -211,8 +263,8 @@ class _Outgoing:
         self,
         peer: int,
         target: tuple[int, str],
-        slot: int,
-        token: str,
+        connecting: Connecting,
+        certificates: Certificates | None,
         io: IoThread,
         deliver: Callable[[TransportEvent], None],
     ) -> None:
@@ -222,17 +274,18 @@ class _Outgoing:
         self.connected = False
         self.alive = True
         self._deliver = deliver
-        self._metadata = (("flinkplus-token", token), ("flinkplus-slot", str(slot)))
+        self._connecting = connecting
+        self._certificates = certificates
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
         incarnation, address = self.target
         reason = "closed by the peer"
         pump: asyncio.Future[None] | None = None
-        channel = aio.insecure_channel(address, options=GRPC_OPTIONS)
+        channel = open_channel(address, self._certificates)
         try:
-            call = channel.stream_stream(METHOD, identity, identity)(metadata=self._metadata)
-            await call.initial_metadata()
+            open_call = channel.stream_stream(METHOD, identity, identity)
+            call = await open_stream(open_call, self._connecting, CONNECT_TIMEOUT_S)
             self.connected = True
             self._deliver(PeerConnected(self.peer, incarnation))
             pump = asyncio.ensure_future(self.writer.pump(call.write))

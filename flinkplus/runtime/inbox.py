@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
+import itertools
 import queue
 import selectors
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 E = TypeVar("E")
 
 RECEIVE_BYTES = 256 << 10
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class HasFileno(Protocol):
+    """A socket, or what stands for one."""
+
+    def fileno(self) -> int: ...
+
+
 Ready = Callable[[int], None]
 """Called with the events (``READ``, ``WRITE``) that a socket is ready for."""
 
@@ -30,6 +41,8 @@ class Inbox(Generic[E]):
     def __init__(self) -> None:
         self._events: deque[E] = deque()
         self._calls: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_numbers = itertools.count()
         self._asleep = False
         self.received = memoryview(bytearray(RECEIVE_BYTES))  # where every socket is read to first
 
@@ -54,6 +67,10 @@ class Inbox(Generic[E]):
         """Have the loop call ``call``, before the next event; any thread."""
         self._calls.append(call)
         self._wake()
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Have the loop call ``call`` after ``delay_s`` seconds; only in the loop."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), call))
 
     def _wake(self) -> None:
         if self._asleep:
@@ -82,16 +99,16 @@ class Inbox(Generic[E]):
 
     # --- sockets
 
-    def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
+    def watch(self, sock: HasFileno, events: int, ready: Ready) -> None:
         """Call ``ready`` whenever ``sock`` can be read, or written, as ``events`` say: from now on only these."""
         try:
             self._selector.modify(sock, events, ready)
         except KeyError:
             self._selector.register(sock, events, ready)
 
-    def forget(self, sock: socket.socket) -> None:
-        """Watch a socket no longer; to be called before it is closed."""
-        with contextlib.suppress(KeyError):
+    def forget(self, sock: HasFileno) -> None:
+        """Watch a socket no longer; to be called before it is closed. Nothing happens when it is not watched."""
+        with contextlib.suppress(KeyError, ValueError):  # the latter of one that has been closed already
             self._selector.unregister(sock)
 
     def poll(self) -> None:
@@ -101,6 +118,8 @@ class Inbox(Generic[E]):
     def sleep(self, timeout: float) -> None:
         """Wait for an event or a socket, ``timeout`` seconds at most, and serve what is ready."""
         selector = self._selector
+        if self._timers:
+            timeout = min(timeout, self._timers[0][0] - time.monotonic())
         self._asleep = True  # before the look at the events: whoever puts one in after it sees this, and wakes
         try:
             ready = selector.select(0 if self._events or self._calls else max(0.0, timeout))
@@ -111,6 +130,8 @@ class Inbox(Generic[E]):
     def _serve(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
         while self._calls:
             self._calls.popleft()()
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            heapq.heappop(self._timers)[2]()
         watched = self._selector.get_map()
         for key, events in ready:
             if watched.get(key.fd) is key:  # an earlier callback of this round may have changed or closed it

@@ -19,14 +19,21 @@ import logging
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flinkplus.errors import PeerRefused
+from flinkplus.runtime import handshake
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import Inbox
-from flinkplus.runtime.tcp import LENGTH, Broken, Connection, Frame, Listener, hello_frame, parse_address
+from flinkplus.runtime.planes import COORDINATOR
+from flinkplus.runtime.tcp import LENGTH, Broken, Connection, Frame, Listener, framed, parse_address
+from flinkplus.runtime.tls import context
 
 log = logging.getLogger("flinkplus.lifeline")
 
@@ -47,15 +54,19 @@ class LifelineCut:
 class Lifelines:
     """The coordinator's end, in its loop. ``cut`` only enqueues."""
 
-    def __init__(self, host: str, token: str, inbox: Inbox[Any], cut: Callable[[LifelineCut], None]) -> None:
+    def __init__(
+        self, host: str, credentials: Credentials, inbox: Inbox[Any], cut: Callable[[LifelineCut], None]
+    ) -> None:
         self._cut = cut
         self._held: dict[str, Connection] = {}
-        self._listener = Listener(inbox, host, PROTOCOL, token, self._welcome)
+        self.refusals = Refusals()
+        self._listener = Listener(inbox, host, PROTOCOL, credentials, self.refusals, self._welcome)
         self.address = self._listener.address
 
-    def _welcome(self, connection: Connection, name: str) -> None:
-        if not name or name in self._held:
-            raise Broken(f"a second lifeline of {name!r}")
+    def _welcome(self, connection: Connection, found: Listening) -> None:
+        name = found.name
+        if found.target != COORDINATOR or not name or name in self._held:
+            raise PeerRefused(handshake.IDENTITY, f"a second lifeline of {name!r}")
 
         def gone(_reason: str) -> None:
             if self._held.pop(name, None) is not None:
@@ -65,7 +76,7 @@ class Lifelines:
             raise Broken(f"{len(frame)} bytes on a lifeline")
 
         self._held[name] = connection
-        connection.welcome(heard, gone)
+        connection.welcome(heard, gone, limit=0)
 
     def drop(self, name: str) -> None:
         """End one from this side."""
@@ -88,18 +99,19 @@ class Lifeline:
         self._thread: threading.Thread | None = None
         self._keep: int | None = None
 
-    def open(self, address: str, token: str, name: str) -> bool:
+    def open(self, address: str, credentials: Credentials, name: str) -> bool:
         """Connect as ``name``; false when there can be none, and the reason is logged."""
         if not address:
             return False
         done = threading.Event()
         found: list[BaseException] = []
+        tls = None if credentials.certificates is None else context(credentials.certificates, False)
         end, self._keep = os.pipe()
 
         def hold() -> None:
             try:
                 _have_no_files_but(end)
-                connection = _connect(address, token, name)
+                connection = _connect(address, credentials, name, tls)
             except BaseException as error:  # whatever it is, there is no lifeline
                 found.append(error)
                 done.set()
@@ -147,16 +159,17 @@ def _have_no_files_but(kept: int) -> None:
     os.closerange(kept + 1, highest + 1)
 
 
-def _connect(address: str, token: str, name: str) -> socket.socket:
+def _connect(address: str, credentials: Credentials, name: str, tls: ssl.SSLContext | None) -> socket.socket:
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
     connection = socket.create_connection(parse_address(address), CONNECT_TIMEOUT_S)
     try:
-        connection.sendall(hello_frame(PROTOCOL, token, name))
-        welcome = b""
-        while len(welcome) < LENGTH.size:
-            part = connection.recv(LENGTH.size - len(welcome))
-            if not part:
-                raise ConnectionError("refused by the driver")
-            welcome += part
+        if tls is not None:
+            connection = tls.wrap_socket(connection)
+        connecting = Connecting(credentials.secret, PROTOCOL, name, COORDINATOR)
+        connection.sendall(framed(connecting.hello))
+        connection.sendall(framed(connecting.answer(_frame(connection, deadline))))
+        if _frame(connection, deadline):
+            raise ConnectionError("the driver answered with something else than a welcome")
         connection.setblocking(True)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -164,3 +177,22 @@ def _connect(address: str, token: str, name: str) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _frame(connection: socket.socket, deadline: float) -> bytes:
+    """A frame of the handshake. Raises ``OSError``, also when it is too long or too late."""
+    (size,) = LENGTH.unpack(_bytes(connection, LENGTH.size, deadline))
+    if size > handshake.MAX_BYTES:
+        raise ConnectionError(f"the driver answered with {size} bytes")
+    return _bytes(connection, size, deadline)
+
+
+def _bytes(connection: socket.socket, size: int, deadline: float) -> bytes:
+    found = b""
+    while len(found) < size:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        part = connection.recv(size - len(found))
+        if not part:
+            raise ConnectionError("refused by the driver")
+        found += part
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flinkplus.errors import PeerProtocolError
 from flinkplus.runtime.wire import Message, decode_frame, encode, encode_canonical
 
 Entry = tuple[Message, Any]
@@ -23,5 +24,8 @@ class MessageCodec:
 
     def decode(self, data: memoryview) -> Entry:
         """The inverse of ``encode``; the payload is a view of ``data``. Raises ``PeerProtocolError``."""
-        ((header, payload),) = decode_frame(data)
+        found = list(decode_frame(data))
+        if len(found) != 1:
+            raise PeerProtocolError(f"{len(found)} messages where one was written")
+        ((header, payload),) = found
         return header, payload if len(payload) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flinkplus.errors import PeerProtocolError
 from flinkplus.runtime import control
 
 
@@ -37,7 +38,12 @@ class Members:
         self._incarnations: dict[int, int] = dict.fromkeys(range(slots), 0)
 
     def register(self, connection: int, register: control.Register, now_s: float) -> tuple[Member, Member | None]:
-        """The new member, and the one it replaces (which is to be dropped), if any."""
+        """The new member, and the one it replaces (which is to be dropped), if any.
+
+        Raises ``PeerProtocolError`` for a slot that the job does not have.
+        """
+        if not 0 <= register.slot < self.slots:
+            raise PeerProtocolError(f"slot {register.slot} registers, the job has slots 0 to {self.slots - 1}")
         old = self.remove(register.slot)
         self._incarnations[register.slot] += 1
         member = Member(

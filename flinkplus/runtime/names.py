@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from flinkplus.graph import JobGraph
 
 TYPED = re.compile(r"(?P<name>.+?)(?::(?P<a>\d+)|\[(?P<b>\d+)\])$")
-CHANNEL = re.compile(r"(\d+):(\d+)->(\d+)$")
+INDEX = re.compile(r"[0-9]{1,9}\]\Z")
+CHANNEL = re.compile(r"([0-9]{1,10}):([0-9]{1,10})->([0-9]{1,10})\Z")
 
 
 @lru_cache(maxsize=4096)
 def parse_subtask(text: str) -> SubtaskId:
     """The subtask of ``str(subtask)``. Raises ``PeerProtocolError`` for anything else."""
     name, bracket, rest = text.rpartition("[")
-    if not bracket or not rest.endswith("]") or not rest[:-1].isdigit():
+    if not bracket or not INDEX.match(rest):
         raise PeerProtocolError(f"{text!r} is no subtask")
     return SubtaskId(name, int(rest[:-1]))
 

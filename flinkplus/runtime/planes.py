@@ -10,7 +10,8 @@ stream that breaks for the end of the peer.
 
 Two transports carry both: ``tcp`` (sockets in the loops of slot and coordinator) and ``grpc``.
 
-Rules: ``deliver`` only enqueues. Whoever cannot present the job's token is refused.
+Rules: ``deliver`` only enqueues. Whoever cannot prove to be of the job is refused and counted, and nobody else hears of
+it (``handshake``). A process speaks for its own slot only, and an older process of a slot not after a newer one.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flinkplus.config import Options
-from flinkplus.runtime import control
+from flinkplus.errors import PeerProtocolError, PeerRefused
+from flinkplus.runtime import control, handshake
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.handshake import Listening, Refusals, parse_slot_name, slot_name
 from flinkplus.runtime.inbox import Inbox
+
+COORDINATOR = "coordinator"
+"""What the driver's end of control streams and lifelines is called in a handshake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +69,12 @@ TransportEvent = FrameArrived | PeerConnected | PeerAttached | PeerBroken
 class DataPlane(Protocol):
     """A slot's end of all its streams. ``start`` first, then ``connect`` at each deployment, ``close`` at the end.
 
-    The slot's loop calls all of it, other threads only ``send_beside``.
+    The slot's loop calls all of it, other threads only ``send_beside``. ``incarnation``: the slot's own, 0 until it is
+    known.
     """
+
+    incarnation: int
+    refusals: Refusals
 
     def start(self) -> str:
         """Begin to listen on a port the system picks; returns ``host:port``."""
@@ -134,7 +145,10 @@ class ControlLink(Protocol):
 
 
 class Rendezvous(Protocol):
-    """The coordinator's server. Each connection has a number."""
+    """The coordinator's server. Each connection has a number. ``malformed``: messages that could not be read."""
+
+    refusals: Refusals
+    malformed: int
 
     def start(self) -> str:
         """Begin to listen on a port the system picks; returns ``host:port``."""
@@ -149,34 +163,73 @@ class Rendezvous(Protocol):
         """Stop the server and close all connections, bounded."""
 
 
-def data_plane(slot: int, options: Options, token: str, host: str, inbox: Inbox[Any]) -> DataPlane:
+class Attachments:
+    """Who may attach to slot ``slot``: those who look for it, in this incarnation, unless a newer process of theirs
+    has attached before.
+    """
+
+    def __init__(self, slot: int) -> None:
+        self._slot = slot
+        self._newest: dict[int, int] = {}
+        self.incarnation = 0
+
+    def check(self, found: Listening) -> int:
+        """The slot at the other end, which has proved what it says. Raises ``PeerRefused``."""
+        peer, theirs = parse_slot_name(found.name)
+        slot, wanted = parse_slot_name(found.target)
+        if slot != self._slot or (self.incarnation and wanted != self.incarnation):
+            here = slot_name(self._slot, self.incarnation)
+            raise PeerRefused(handshake.IDENTITY, f"{found.name} looks for {found.target}, this is {here}")
+        if theirs < self._newest.get(peer, 0):
+            raise PeerRefused(handshake.IDENTITY, f"{found.name} is not the newest process of that slot")
+        self._newest[peer] = theirs
+        return peer
+
+
+def checked_slot(found: Listening) -> int:
+    """The slot that has connected to the coordinator. Raises ``PeerRefused``."""
+    if found.target != COORDINATOR:
+        raise PeerRefused(handshake.IDENTITY, f"{found.name} looks for {found.target}")
+    return parse_slot_name(found.name)[0]
+
+
+def registered_slot(message: control.ControlMessage, slot: int) -> control.ControlMessage:
+    """``message``, which came from ``slot``. Raises ``PeerProtocolError`` when it registers another one."""
+    if isinstance(message, control.Register) and message.slot != slot:
+        raise PeerProtocolError(f"slot {slot} wants to be slot {message.slot}")
+    return message
+
+
+def data_plane(slot: int, options: Options, credentials: Credentials, host: str, inbox: Inbox[Any]) -> DataPlane:
     """A slot's end of the data plane, listening at ``host``."""
     if options.transport == "grpc":
         from flinkplus.runtime.grpc_data import GrpcDataPlane
 
-        return GrpcDataPlane(slot, token, host, inbox.put)
+        return GrpcDataPlane(slot, credentials, host, inbox.put)
     from flinkplus.runtime.tcp_data import TcpDataPlane
 
-    return TcpDataPlane(slot, token, host, inbox, inbox.put)
+    return TcpDataPlane(slot, credentials, host, inbox, inbox.put)
 
 
-def control_link(slot: int, options: Options, token: str, coordinator: str, inbox: Inbox[Any]) -> ControlLink:
+def control_link(
+    slot: int, options: Options, credentials: Credentials, coordinator: str, inbox: Inbox[Any]
+) -> ControlLink:
     """A slot's end of the control plane; ``coordinator``: ``host:port``."""
     if options.transport == "grpc":
         from flinkplus.runtime.grpc_control import GrpcControlLink
 
-        return GrpcControlLink(coordinator, token, options.heartbeat_interval, inbox.put)
+        return GrpcControlLink(slot, coordinator, credentials, options.heartbeat_interval, inbox.put)
     from flinkplus.runtime.tcp_control import TcpControlLink
 
-    return TcpControlLink(slot, coordinator, token, options.heartbeat_interval, inbox, inbox.put)
+    return TcpControlLink(slot, coordinator, credentials, options.heartbeat_interval, inbox, inbox.put)
 
 
-def rendezvous(options: Options, token: str, host: str, inbox: Inbox[Any]) -> Rendezvous:
+def rendezvous(options: Options, credentials: Credentials, host: str, inbox: Inbox[Any]) -> Rendezvous:
     """The coordinator's end of the control plane, to listen at ``host``."""
     if options.transport == "grpc":
         from flinkplus.runtime.grpc_control import GrpcRendezvous
 
-        return GrpcRendezvous(host, token, inbox.put)
+        return GrpcRendezvous(host, credentials, inbox.put)
     from flinkplus.runtime.tcp_control import TcpRendezvous
 
-    return TcpRendezvous(host, token, inbox, inbox.put)
+    return TcpRendezvous(host, credentials, inbox, inbox.put)

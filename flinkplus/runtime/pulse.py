@@ -6,7 +6,8 @@ the process is not stopped, not that the interpreter gets anywhere), but it is p
 a heartbeat may take its time (``heartbeat_timeout``).
 
 Rules: a slot of which no pulse ever came (a network that carries no UDP, a system without processes like these) is
-judged by its heartbeats alone. A datagram is believed when it is signed with the job's token and newer than the last.
+judged by its heartbeats alone. A datagram is believed when it is signed with a key of the job's secret and newer than
+the last.
 """
 
 from __future__ import annotations
@@ -37,13 +38,18 @@ STOP_TIMEOUT_S = 2.0
 LOOK_S = 0.02
 
 
+def pulse_key(secret: bytes) -> bytes:
+    """What pulses are signed with: a key that proves nothing elsewhere."""
+    return hmac.digest(secret, b"flinkplus-pulse/1", "sha256")
+
+
 class Pulses:
     """The coordinator's end, in its loop. ``timeout_s``: who is silent for longer is to be given up."""
 
-    def __init__(self, host: str, token: str, timeout_s: float, inbox: Inbox[Any], clock: Clock) -> None:
+    def __init__(self, host: str, secret: bytes, timeout_s: float, inbox: Inbox[Any], clock: Clock) -> None:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         self.timeout_s = timeout_s
-        self._token = token.encode()
+        self._key = pulse_key(secret)
         self._inbox = inbox
         self._clock = clock
         self._last: dict[str, tuple[int, float]] = {}
@@ -66,7 +72,7 @@ class Pulses:
     def _take(self, datagram: bytes) -> None:
         said, mac = datagram[:-MAC_BYTES], datagram[-MAC_BYTES:]
         name, count = said[: -COUNT.size - 1], said[-COUNT.size :]
-        if not name or not hmac.compare_digest(hmac.digest(self._token, said, "sha256")[:MAC_BYTES], mac):
+        if not name or not hmac.compare_digest(hmac.digest(self._key, said, "sha256")[:MAC_BYTES], mac):
             return
         text, (number,) = name.decode("ascii", "replace"), COUNT.unpack(count)
         last = self._last.get(text)
@@ -118,12 +124,12 @@ class Pulse:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def open(self, address: str, token: str, name: str, timeout_s: float) -> None:
+    def open(self, address: str, secret: bytes, name: str, timeout_s: float) -> None:
         """Begin to send to ``address`` as ``name``. Where that cannot be, the reason is logged."""
         text = pkgutil.get_data(__package__ or "", "pulse_process.py")
         assert text is not None
         host, port = parse_address(address)
-        order = {"host": host, "port": port, "token": token, "name": name}
+        order = {"host": host, "port": port, "key": pulse_key(secret).hex(), "name": name}
         order |= {"interval_s": timeout_s / PULSES_IN_TIMEOUT, "pid": os.getpid()}
         try:
             process = self._process = subprocess.Popen(

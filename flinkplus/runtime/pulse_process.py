@@ -21,10 +21,10 @@ STOPPED = (b"T", b"t")
 PREFERRED = -10
 
 
-def datagram(name: str, count: int, token: bytes) -> bytes:
-    """Number ``count`` of the pulse ``name``, as those who know the token can check."""
+def datagram(name: str, count: int, key: bytes) -> bytes:
+    """Number ``count`` of the pulse ``name``, as those who know the key can check."""
     said = name.encode() + b"\0" + COUNT.pack(count)
-    return said + hmac.digest(token, said, "sha256")[:MAC_BYTES]
+    return said + hmac.digest(key, said, "sha256")[:MAC_BYTES]
 
 
 def stands_still(pid: int) -> bool:
@@ -49,7 +49,7 @@ def beat() -> None:
             count += 1
             if not stands_still(order["pid"]):
                 with contextlib.suppress(OSError):  # no way there just now
-                    out.sendto(datagram(order["name"], count, order["token"].encode()), address)
+                    out.sendto(datagram(order["name"], count, bytes.fromhex(order["key"])), address)
 
 
 if __name__ == "__main__":

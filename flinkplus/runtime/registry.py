@@ -44,7 +44,7 @@ class JobRegistry:
 
     ``application``: the job's name there. ``bind`` and ``reach``: where an embedded server listens, and the host that
     slots know that by. ``deliver`` gets the registry's events, in other threads; ``give_up`` the reason why there is
-    none.
+    none. ``auth``: see ``Registry``.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class JobRegistry:
         reach: str,
         deliver: Callable[[RegistryEvent], None],
         give_up: Callable[[str], None],
+        auth: str | None = None,
     ) -> None:
         self._options = options
         self._application = application
@@ -64,6 +65,7 @@ class JobRegistry:
         self._reach = reach
         self._deliver = deliver
         self._give_up = give_up
+        self._auth = auth
         self._hosts: Future[str] = Future()
         self._elected: Future[Registry] = Future()
         self._server: EmbeddedZooKeeper | None = None
@@ -99,7 +101,11 @@ class JobRegistry:
             if self._closing.is_set():
                 raise RegistryUnavailable("the job is over")
             registry = self._registry = Registry(
-                hosts, self._application, session_timeout_s=self._options.session_timeout, deliver=self._deliver
+                hosts,
+                self._application,
+                session_timeout_s=self._options.session_timeout,
+                deliver=self._deliver,
+                auth=self._auth,
             )
         registry.elect(ELECTION_TIMEOUT_S)
         return registry

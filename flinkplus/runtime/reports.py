@@ -61,7 +61,8 @@ class Reports:
             return  # a connection that was given up
         member.heard_s = self._dispatch.clock.monotonic()
         match message:
-            case control.Heartbeat(generation, subtasks):
+            case control.Heartbeat(generation, subtasks, refused, malformed):
+                self._figures.heard_of_strangers((member.slot, member.incarnation), refused, malformed)
                 self._heard(member, generation, subtasks)
             case control.Deployed(generation, restore_ms):
                 if generation == self._deployment.generation:

@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import logging
 import os
-import secrets
 import tempfile
 import threading
 import time
@@ -46,6 +45,7 @@ from flinkplus.runtime import staging
 from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
+from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
@@ -289,10 +289,10 @@ class RunningJob:
         self._commits = commits
         self._started_s = time.monotonic()
         self._elapsed_s: float | None = None
-        token = secrets.token_urlsafe(24)
+        credentials = Credentials.made(plan.options, self.job_id)
         bind, reach = coordinator_hosts(spark)
         self.coordinator = Coordinator(
-            plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, token)
+            plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials)
         )
         self._registry: JobRegistry | None = None
         if plan.options.local:
@@ -304,6 +304,7 @@ class RunningJob:
                 reach,
                 self.coordinator.registry_told,
                 self.coordinator.give_up,
+                credentials.zookeeper,
             )
             self.coordinator.write_records_to(self._registry)
         addresses = self.coordinator.start().at(reach)
@@ -317,7 +318,7 @@ class RunningJob:
             coordinator=addresses.rendezvous,
             lifelines=addresses.lifelines,
             pulses=addresses.pulses,
-            token=token,
+            credentials=credentials,
             plan=cloudpickle.dumps(plan.graph),
             options=plan.options,
             checkpoint_dir=directory.checkpoints,
@@ -388,6 +389,7 @@ class RunningJob:
             "checkpoints_completed": figures.completed,
             "last_checkpoint": figures.last_complete,
             "recoveries": len(self.coordinator.recoveries),
+            **self.coordinator.security_figures(),
             "slot_restarts": self.coordinator.slot_restarts,
             **self.coordinator.failover_figures(),
         }

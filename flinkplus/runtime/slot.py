@@ -54,7 +54,7 @@ from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.allocator import use_one_arena
-from flinkplus.runtime.cleanup import remove_tree
+from flinkplus.runtime.cleanup import clear_away, remove_tree
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline
@@ -79,6 +79,7 @@ from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.wire import Message, decode_frame, encode
+from flinkplus.state import removal
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 from upstream_cache.retention import Retention
@@ -151,6 +152,7 @@ def run_slot(index: int, config: SlotConfig) -> None:
     finally:
         slot.close()
         remove_scratch(scratch, config.job_id)
+        removal.hurry()
         _remove_job(config, slot.orphaned)
         sys.setswitchinterval(previous)
         signal.signal(signal.SIGHUP, hang_up)
@@ -178,8 +180,8 @@ class Slot(SlotOrders):
         self._inbox: Inbox[SlotEvent] = Inbox()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
         self._tending = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-bases")
-        self._data = data_plane(index, config.options, config.token, slot_host(config), self._inbox)
-        self._link = control_link(index, config.options, config.token, config.coordinator, self._inbox)
+        self._data = data_plane(index, config.options, config.credentials, slot_host(config), self._inbox)
+        self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._pulse = Pulse()
         self._retention: Retention[tuple[Message, Any]] | None = None
@@ -210,11 +212,12 @@ class Slot(SlotOrders):
         self._link.open()
         attempt = _spark_attempt()
         name = f"{self.index}-{secrets.token_hex(8)}"
-        lifeline = name if self._lifeline.open(self._config.lifelines, self._config.token, name) else ""
+        lifeline = name if self._lifeline.open(self._config.lifelines, self._config.credentials, name) else ""
         host, pid = socket.gethostname(), os.getpid()
         self._link.send(control.Register(self.index, attempt, pid, host, address, lifeline, pulse=name))
         if self._config.pulses is not None and self._options.hang_timeout is not None:
-            self._pulse.open(self._config.pulses, self._config.token, name, self._options.hang_timeout)
+            secret = self._config.credentials.secret
+            self._pulse.open(self._config.pulses, secret, name, self._options.hang_timeout)
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
             self._drain()
@@ -303,7 +306,7 @@ class Slot(SlotOrders):
         self._data.expire(now)
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        self._link.heartbeat = control.Heartbeat(self._generation, progress)
+        self._link.heartbeat = control.Heartbeat(self._generation, progress, self._data.refusals.total, self._malformed)
 
     # --- events
 
@@ -360,13 +363,20 @@ class Slot(SlotOrders):
 
     def _welcome(self, incarnation: int) -> None:
         config = self._config
+        self._data.incarnation = incarnation
         if config.zookeeper is None or not self._options.local:
             return
         from chain_backup.zookeeper.session import SlotSession
 
         record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
         self._session = SlotSession(
-            config.zookeeper, config.application, self.index, record, self._options.session_timeout, self._inbox.put
+            config.zookeeper,
+            config.application,
+            self.index,
+            record,
+            self._options.session_timeout,
+            self._inbox.put,
+            config.credentials.zookeeper,
         )
 
     def _lose_session(self) -> None:
@@ -433,7 +443,7 @@ class Slot(SlotOrders):
 
     def _beside(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the slot is closing: its scratch directory goes as a whole
-            self._tending.submit(work)
+            self._tending.submit(clear_away, work)
 
     def _make_filter(self) -> MessageFilter | None:
         if self._ids is None:

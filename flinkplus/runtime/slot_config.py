@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from flinkplus.config import Options
+from flinkplus.runtime.credentials import Credentials
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class SlotConfig:
     first_generation: int
     coordinator: str
     lifelines: str
-    token: str
+    credentials: Credentials
     plan: bytes
     options: Options
     checkpoint_dir: str

@@ -318,8 +318,9 @@ class Subtask(SubtaskSteps):
     def _on_complete(self, checkpoint: CheckpointId) -> None:
         assert self.operators is not None
         self.operators.checkpoint_complete(checkpoint)
-        if self.state is not None:
-            self.state.checkpoint_complete(checkpoint)
+        state = self.state
+        if state is not None:
+            self._ports.beside(lambda: state.checkpoint_complete(checkpoint))
 
     def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
         self._ports.snapshotted(self.id, self.generation, handle)

@@ -1,36 +1,40 @@
 """Connections over plain TCP, served by the loop that owns them: no thread lies between a message and its receiver.
 
-On a connection there are frames: four bytes of length, then that many bytes. The first frame of whoever connects says
-what it speaks, the job's token and a name; the other answers with an empty frame. Then each sends what it likes.
+On a connection there are frames: four bytes of length, then that many bytes. The first four are the handshake
+(``handshake``); then each end sends what it likes.
 
 Rules: the loop owns its connections, reads them and ends them; any thread may write, for a socket is written under a
-lock. Nothing waits: what a socket does not take stays queued until it does. A stranger is not listened to beyond a
-short first frame, and few of them are held at a time.
+lock. Nothing waits: what a socket does not take stays queued until it does. Until the handshake is done nothing but its
+short frames is taken, nobody hears of the connection, few such are held at a time, and none for long; what is refused
+is counted. A frame's memory is taken only after its length was compared with the limit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import socket
 import struct
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flinkplus.errors import PeerRefused
+from flinkplus.runtime import handshake
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import READ, WRITE, Inbox
+from flinkplus.runtime.tls import Certificates, TlsSocket
 
 log = logging.getLogger("flinkplus.tcp")
 
 LENGTH = struct.Struct("<I")
-MAX_HELLO_BYTES = 512
 MAX_FRAME_BYTES = 4 << 20
 """What is queued is joined up to this size; a single message may be larger."""
 MAX_RECEIVED_BYTES = (1 << 31) + MAX_FRAME_BYTES
-STRANGERS = 64
+"""The longest frame of messages that is taken: one message may be almost 2 GiB."""
 SILENCE_S = 10
 PROBES = 3
 
@@ -42,10 +46,9 @@ class Broken(Exception):
     """A connection is of no more use; the text says why."""
 
 
-def hello_frame(protocol: bytes, token: str, name: str) -> bytes:
-    """The first frame of whoever connects: what it speaks, the job's token, who it is."""
-    hello = b"\0".join((protocol, token.encode(), name.encode()))
-    return LENGTH.pack(len(hello)) + hello
+def framed(data: bytes) -> bytes:
+    """A whole frame."""
+    return LENGTH.pack(len(data)) + data
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -71,7 +74,7 @@ class Connection:
         joined: bool = True,
     ) -> None:
         self._inbox = inbox
-        self._sock = sock
+        self._sock: socket.socket | TlsSocket = sock
         self._frame = frame
         self._broken = broken
         self._limit = limit
@@ -94,12 +97,24 @@ class Connection:
                 if hasattr(socket, name):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
-    def welcome(self, frame: FrameTaker, broken: Callable[[str], None], joined: bool = True) -> None:
+    def welcome(
+        self,
+        frame: FrameTaker,
+        broken: Callable[[str], None],
+        joined: bool = True,
+        limit: int = MAX_RECEIVED_BYTES,
+    ) -> None:
         """Whoever has connected is known now: answer, and take whole frames."""
-        self._frame, self._broken, self._limit, self._joined = frame, broken, MAX_RECEIVED_BYTES, joined
+        self._frame, self._broken, self._limit, self._joined = frame, broken, limit, joined
         self._writing = memoryview(LENGTH.pack(0))
         self.ready = True
         self.write()
+
+    def say(self, data: bytes) -> None:
+        """A frame of the handshake: some hundred bytes into an empty buffer. Raises ``Broken``, ``OSError``."""
+        frame = framed(data)
+        if self._sock.send(frame) != len(frame):
+            raise Broken("does not take the handshake")
 
     def watch(self, events: int) -> None:
         """Be told when the socket can be read or written."""
@@ -107,18 +122,37 @@ class Connection:
             self._watched = events
             self._inbox.watch(self._sock, events, self._on_ready)
 
+    def secure(self, certificates: Certificates, server: bool) -> None:
+        """TLS from now on; before anything was sent or received. Raises ``OSError``."""
+        sock = self._sock
+        assert isinstance(sock, socket.socket)
+        self._inbox.forget(sock)
+        self._watched = 0
+        self._sock = TlsSocket(sock, certificates, server)
+        self._receive = self._receive_decrypted  # type: ignore[method-assign]
+
+    def _receive_decrypted(self) -> None:
+        sock = self._sock
+        assert isinstance(sock, TlsSocket)
+        Connection._receive(self)
+        while self.open and sock.pending():
+            Connection._receive(self)
+
     def _on_ready(self, events: int) -> None:
         try:
-            if events & READ:
-                self._receive()
-            if events & WRITE and self.open:
-                self._on_writable()
+            self._serve(events)
         except BlockingIOError:
             pass  # it was ready, and is not any more
         except Broken as error:
             self.fail(str(error))
         except OSError as error:
             self.fail(_told(error))
+
+    def _serve(self, events: int) -> None:
+        if events & READ:
+            self._receive()
+        if events & WRITE and self.open:
+            self._on_writable()
 
     def _on_writable(self) -> None:
         self.write()
@@ -241,29 +275,38 @@ class Connection:
 
 
 class Outgoing(Connection):
-    """A connection to ``address``. ``connected`` is called once the other end has answered. Raises ``OSError``."""
+    """A connection to ``address``. ``connected`` is called once each end has proved to be of the job.
+
+    Raises ``OSError``.
+    """
 
     def __init__(
         self,
         inbox: Inbox[Any],
         address: str,
-        hello: bytes,
+        connecting: Connecting,
         connected: Callable[[], None],
         frame: FrameTaker,
         broken: Callable[[str], None],
         joined: bool = True,
+        limit: int = MAX_RECEIVED_BYTES,
+        certificates: Certificates | None = None,
     ) -> None:
         self.address = address
+        self._certificates = certificates
         self._connected = connected
         self._deliver_frame = frame
-        self._hello = hello
+        self._connecting = connecting
+        self._begun = self._answered = False
+        self._later_limit = limit
         self.begun_s = time.monotonic()
         host, port = parse_address(address)
         # A host name is looked up, which may take its time; slots and drivers give numbers.
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        super().__init__(inbox, socket.socket(family, kind), self._first, broken, MAX_RECEIVED_BYTES, joined)
+        sock = socket.socket(family, kind)
+        super().__init__(inbox, sock, self._shake, broken, handshake.MAX_BYTES, joined)
         try:
-            self._sock.connect(place)
+            sock.connect(place)
         except BlockingIOError:
             pass  # it is on its way
         except OSError:
@@ -271,21 +314,39 @@ class Outgoing(Connection):
             raise
         self.watch(WRITE)
 
-    def _on_writable(self) -> None:
-        if not self._hello:
-            super()._on_writable()
-            return
-        error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise OSError(error, f"cannot connect to {self.address}")
-        hello, self._hello = self._hello, b""
-        self._sock.send(hello)  # some hundred bytes into an empty buffer
+    def _serve(self, events: int) -> None:
+        if self._begun:
+            super()._serve(events)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """The connection is there, or has failed; or TLS goes on."""
+        if isinstance(self._sock, socket.socket):
+            error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, f"cannot connect to {self.address}")
+            if self._certificates is not None:
+                self.secure(self._certificates, server=False)
+                self.watch(READ)
+        if isinstance(self._sock, TlsSocket):
+            self._sock.do_handshake()
+        self._begun = True
+        self.say(self._connecting.hello)
         self.watch(READ)
 
-    def _first(self, frame: Frame) -> None:
+    def _shake(self, frame: Frame) -> None:
+        if not self._answered:
+            try:
+                proof = self._connecting.answer(bytes(frame))
+            except PeerRefused as error:
+                raise Broken(f"{self.address}: {error}") from error
+            self._answered = True
+            self.say(proof)
+            return
         if len(frame):
             raise Broken(f"{self.address} answered with {len(frame)} bytes instead of a welcome")
-        self._frame = self._deliver_frame
+        self._frame, self._limit = self._deliver_frame, self._later_limit
         self.ready = True
         self._connected()
         self.write()
@@ -297,57 +358,112 @@ class Outgoing(Connection):
 
 
 class Listener:
-    """Takes connections of those who know the job's token and speak ``protocol``; ``welcome`` is called with each and
-    the name it gives.
+    """Takes connections of those who prove to be of the job and speak ``protocol``; ``welcome`` is called with each and
+    its handshake, which says who it is and whom it looks for.
 
-    ``welcome`` says what to do with its frames (``Connection.welcome``), or raises ``Broken``.
+    ``welcome`` says what to do with its frames (``Connection.welcome``), or raises ``PeerRefused``.
     """
 
     def __init__(
-        self, inbox: Inbox[Any], host: str, protocol: bytes, token: str, welcome: Callable[[Connection, str], None]
+        self,
+        inbox: Inbox[Any],
+        host: str,
+        protocol: bytes,
+        credentials: Credentials,
+        refusals: Refusals,
+        welcome: Callable[[Connection, Listening], None],
     ) -> None:
         self._inbox = inbox
         self._protocol = protocol
-        self._token = token.encode()
+        self._credentials = credentials
+        self._certificates = credentials.certificates
+        self._refusals = refusals
         self._welcome = welcome
-        self._strangers: deque[Connection] = deque()
+        self._strangers: dict[Connection, tuple[str, float]] = {}  # where from, since when: the oldest is the first
+        self._sweeping = False
         self._socket = socket.create_server((host, 0), backlog=128)
         self._socket.setblocking(False)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         inbox.watch(self._socket, READ, self._accept)
 
+    @property
+    def strangers(self) -> int:
+        """Connections that have not proved anything yet."""
+        return len(self._strangers)
+
     def _accept(self, _ready: int) -> None:
         try:
-            sock, _ = self._socket.accept()
+            sock, place = self._socket.accept()
         except OSError as error:  # it went away again, or there are no more files: the listener stays
             log.info("cannot accept a connection: %s", error)
             return
+        listening = Listening(self._credentials.secret, self._protocol)
+        challenged = False
 
-        def hello(frame: Frame) -> None:
-            self._check(connection, bytes(frame))
+        def take(frame: Frame) -> None:
+            nonlocal challenged
+            try:
+                if challenged:
+                    listening.check(bytes(frame))
+                    self._welcome(connection, listening)
+                    del self._strangers[connection]
+                else:
+                    connection.say(listening.challenge(bytes(frame)))
+                    challenged = True
+            except PeerRefused as error:
+                self._refuse(connection, error.reason, str(error))
 
-        connection = Connection(self._inbox, sock, hello, lambda _reason: None, MAX_HELLO_BYTES)
+        def gone(reason: str) -> None:
+            self._refuse(connection, handshake.CLOSED, reason)
+
+        connection = Connection(self._inbox, sock, take, gone, handshake.MAX_BYTES)
+        self._strangers[connection] = (str(place[0]), time.monotonic())
+        if self._certificates is not None:
+            try:
+                connection.secure(self._certificates, server=True)
+            except OSError as error:
+                connection.fail(_told(error))
+                return
         connection.watch(READ)
-        self._strangers = deque(other for other in self._strangers if other.open and not other.ready)
-        self._strangers.append(connection)
-        if len(self._strangers) > STRANGERS:
-            self._strangers.popleft().close()
+        self._sweep_later()
+        if len(self._strangers) > handshake.MAX_STRANGERS:
+            self._make_room()
 
-    def _check(self, connection: Connection, hello: bytes) -> None:
-        protocol, token, name = [*hello.split(b"\0", 2), b"", b""][:3]
-        if protocol != self._protocol:
-            raise Broken(f"protocol {protocol!r}, this program speaks {self._protocol!r}")
-        if not hmac.compare_digest(token, self._token):
-            raise Broken("wrong job token")
-        self._welcome(connection, name.decode("ascii", "replace"))
+    def _make_room(self) -> None:
+        """End the oldest of the address that has the most: a crowd from one place keeps nobody out elsewhere."""
+        ((most, _),) = Counter(place for place, _ in self._strangers.values()).most_common(1)
+        oldest = next(connection for connection, (place, _) in self._strangers.items() if place == most)
+        self._refuse(oldest, handshake.CROWD, f"more than {handshake.MAX_STRANGERS} handshakes at a time")
+
+    def _sweep_later(self) -> None:
+        if not self._sweeping and self._strangers:
+            self._sweeping = True
+            _, since = next(iter(self._strangers.values()))
+            self._inbox.call_later(since + handshake.TIMEOUT_S - time.monotonic(), self._sweep)
+
+    def _sweep(self) -> None:
+        """End the handshakes that take too long."""
+        self._sweeping = False
+        latest = time.monotonic() - handshake.TIMEOUT_S
+        for connection, (_, since) in list(self._strangers.items()):
+            if since <= latest:
+                self._refuse(connection, handshake.TIMEOUT, f"no handshake within {handshake.TIMEOUT_S} s")
+        self._sweep_later()
+
+    def _refuse(self, connection: Connection, reason: str, told: str) -> None:
+        """End a stranger's connection; nothing happens when it is none any more."""
+        place, _ = self._strangers.pop(connection, (None, 0.0))
+        if place is not None:
+            connection.close()
+            self._refusals.count(f"{self.address} ({self._protocol.decode()})", reason, f"{place}: {told}")
 
     def close(self) -> None:
         """Take no more connections, and close those of strangers."""
         self._inbox.forget(self._socket)
         self._socket.close()
         for connection in self._strangers:
-            if not connection.ready:
-                connection.close()
+            connection.close()
+        self._strangers.clear()
 
 
 def _told(error: OSError) -> str:

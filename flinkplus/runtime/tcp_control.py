@@ -13,9 +13,11 @@ from typing import Any
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.runtime import control
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.handshake import Connecting, Listening, Refusals, slot_name
 from flinkplus.runtime.inbox import Inbox
-from flinkplus.runtime.planes import ControlArrived, ControlLost, LinkEvent
-from flinkplus.runtime.tcp import Broken, Connection, Frame, Listener, Outgoing, hello_frame
+from flinkplus.runtime.planes import COORDINATOR, ControlArrived, ControlLost, LinkEvent, checked_slot, registered_slot
+from flinkplus.runtime.tcp import Broken, Connection, Frame, Listener, Outgoing
 
 PROTOCOL = b"flinkplus-control/1"
 CONNECT_TIMEOUT_S = 10.0
@@ -29,13 +31,14 @@ class TcpControlLink:
         self,
         slot: int,
         address: str,
-        token: str,
+        credentials: Credentials,
         heartbeat_s: float,
         inbox: Inbox[Any],
         deliver: Callable[[LinkEvent], None],
     ) -> None:
         self._address = address
-        self._hello = hello_frame(PROTOCOL, token, str(slot))
+        self._certificates = credentials.certificates
+        self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
         self._heartbeat_s = heartbeat_s
         self._inbox = inbox
         self._deliver = deliver
@@ -50,11 +53,13 @@ class TcpControlLink:
             self._connection = Outgoing(
                 self._inbox,
                 self._address,
-                self._hello,
+                self._connecting,
                 lambda: None,
                 lambda frame: self._deliver(ControlArrived(0, _decode(frame), time.time())),
                 self._lost,
                 joined=False,
+                limit=control.MAX_BYTES,
+                certificates=self._certificates,
             )
         except (OSError, ValueError) as error:
             self._lost(f"cannot connect to the coordinator at {self._address}: {error}")
@@ -89,32 +94,42 @@ class TcpControlLink:
 class TcpRendezvous:
     """See ``Rendezvous``. The coordinator's thread calls all of it, but ``start``, which comes first."""
 
-    def __init__(self, host: str, token: str, inbox: Inbox[Any], deliver: Callable[[LinkEvent], None]) -> None:
+    def __init__(
+        self, host: str, credentials: Credentials, inbox: Inbox[Any], deliver: Callable[[LinkEvent], None]
+    ) -> None:
         self._host = host
-        self._token = token
+        self._credentials = credentials
         self._inbox = inbox
         self._deliver = deliver
         self._listener: Listener | None = None
         self._connections: dict[int, Connection] = {}
         self._next = 1
+        self.refusals = Refusals()
+        self.malformed = 0
 
     def start(self) -> str:
         """See ``Rendezvous``."""
-        self._listener = Listener(self._inbox, self._host, PROTOCOL, self._token, self._welcome)
+        self._listener = Listener(self._inbox, self._host, PROTOCOL, self._credentials, self.refusals, self._welcome)
         return self._listener.address
 
-    def _welcome(self, connection: Connection, _slot: str) -> None:
+    def _welcome(self, connection: Connection, found: Listening) -> None:
+        slot = checked_slot(found)
         number, self._next = self._next, self._next + 1
 
         def take(frame: Frame) -> None:
-            self._deliver(ControlArrived(number, _decode(frame), time.time()))
+            try:
+                message = registered_slot(control.decode(bytes(frame)), slot)
+            except PeerProtocolError as error:
+                self.malformed += 1
+                raise Broken(str(error)) from error
+            self._deliver(ControlArrived(number, message, time.time()))
 
         def lost(reason: str) -> None:
             self._connections.pop(number, None)
             self._deliver(ControlLost(number, reason, time.time()))
 
         self._connections[number] = connection
-        connection.welcome(take, lost, joined=False)
+        connection.welcome(take, lost, joined=False, limit=control.MAX_BYTES)
 
     def send(self, connection: int, message: control.ControlMessage) -> None:
         """See ``Rendezvous``."""

@@ -10,9 +10,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.handshake import Connecting, Listening, Refusals, slot_name
 from flinkplus.runtime.inbox import Inbox
-from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerBroken, PeerConnected, TransportEvent
-from flinkplus.runtime.tcp import Broken, Connection, Listener, Outgoing, hello_frame
+from flinkplus.runtime.planes import (
+    Attachments,
+    FrameArrived,
+    PeerAttached,
+    PeerBroken,
+    PeerConnected,
+    TransportEvent,
+)
+from flinkplus.runtime.tcp import Connection, Listener, Outgoing
 
 PROTOCOL = b"flinkplus-data/1"
 CONNECT_TIMEOUT_S = 10.0
@@ -22,13 +31,21 @@ class TcpDataPlane:
     """See ``DataPlane``. ``deliver`` is called in the loop and must only enqueue."""
 
     def __init__(
-        self, slot: int, token: str, host: str, inbox: Inbox[Any], deliver: Callable[[TransportEvent], None]
+        self,
+        slot: int,
+        credentials: Credentials,
+        host: str,
+        inbox: Inbox[Any],
+        deliver: Callable[[TransportEvent], None],
     ) -> None:
-        self._token = token
+        self._slot = slot
+        self._credentials = credentials
+        self._certificates = credentials.certificates
         self._host = host
         self._inbox = inbox
         self._deliver = deliver
-        self._hello = hello_frame(PROTOCOL, token, str(slot))
+        self._attachments = Attachments(slot)
+        self.refusals = Refusals()
         self._listener: Listener | None = None
         self._targets: dict[int, tuple[int, str]] = {}
         self._out: dict[int, Outgoing] = {}
@@ -36,17 +53,24 @@ class TcpDataPlane:
         self._attached: set[Connection] = set()
         self._due: deque[Connection] = deque()
 
+    @property
+    def incarnation(self) -> int:
+        """See ``DataPlane``."""
+        return self._attachments.incarnation
+
+    @incarnation.setter
+    def incarnation(self, incarnation: int) -> None:
+        self._attachments.incarnation = incarnation
+
     def start(self) -> str:
         """See ``DataPlane``."""
-        self._listener = Listener(self._inbox, self._host, PROTOCOL, self._token, self._welcome)
+        self._listener = Listener(self._inbox, self._host, PROTOCOL, self._credentials, self.refusals, self._welcome)
         return self._listener.address
 
     # --- peers that connect
 
-    def _welcome(self, connection: Connection, name: str) -> None:
-        if not name.isdecimal():
-            raise Broken(f"{name!r} is no slot")
-        peer = int(name)
+    def _welcome(self, connection: Connection, found: Listening) -> None:
+        peer = self._attachments.check(found)
 
         def gone(_reason: str) -> None:  # its side knows
             self._attached.discard(connection)
@@ -80,10 +104,16 @@ class TcpDataPlane:
             self._out[peer] = Outgoing(
                 self._inbox,
                 address,
-                self._hello,
+                Connecting(
+                    self._credentials.secret,
+                    PROTOCOL,
+                    slot_name(self._slot, self.incarnation),
+                    slot_name(peer, incarnation),
+                ),
                 lambda: self._deliver(PeerConnected(peer, incarnation)),
                 lambda frame: self._deliver(FrameArrived(peer, frame)),
                 lambda reason: self._deliver(PeerBroken(peer, incarnation, reason)),
+                certificates=self._certificates,
             )
         except (OSError, ValueError) as error:
             self._out.pop(peer, None)

@@ -41,7 +41,8 @@ WITH_PAYLOAD = (Kind.RECORDS, Kind.REPLICA, Kind.WATERMARK)
 PAYLOAD_VERSION = 1
 PAYLOAD_PREFIX = struct.Struct("<BBHI")
 PLAIN, STREAM = 1, 2
-KNOWN_SCHEMAS = 256
+KNOWN_SCHEMAS, KNOWN_SCHEMA_BYTES = 256, 64 << 10
+"""How many schemas are remembered, and how long ones."""
 
 __all__ = ["Kind", "Message", "decode_frame", "decode_records", "encode", "encode_canonical", "encode_records"]
 
@@ -173,7 +174,8 @@ def _schema_of(serialized: bytes) -> pa.Schema:
     schema = _known_schemas.get(serialized)
     if schema is None:
         schema = pa.ipc.read_schema(pa.py_buffer(serialized))
-        if len(_known_schemas) >= KNOWN_SCHEMAS:
-            _known_schemas.clear()
-        _known_schemas[serialized] = schema
+        if len(serialized) <= KNOWN_SCHEMA_BYTES:
+            if len(_known_schemas) >= KNOWN_SCHEMAS:
+                _known_schemas.clear()
+            _known_schemas[serialized] = schema
     return schema

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from flinkplus.state.delta import StateFile
 from flinkplus.state.files import file_chunks, link_or_copy
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
 from flinkplus.state.objects import ObjectState
+from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
@@ -55,8 +55,11 @@ def folder_name(subtask: str) -> str:
 def parse_files(handle: dict[str, Any]) -> tuple[StateFile, ...]:
     """The files that a handle names, in the order they are ingested; ``CorruptState`` when they cannot be told."""
     if handle.get("format") != HANDLE_FORMAT:
-        raise CorruptState(f"a state handle has format {handle.get('format')!r}, known is {HANDLE_FORMAT}")
-    return tuple(StateFile.from_json(entry) for entry in handle["files"])
+        raise CorruptState(f"a state handle has format {handle.get('format')!r:.100}, known is {HANDLE_FORMAT}")
+    files = handle.get("files")
+    if not isinstance(files, list | tuple):
+        raise CorruptState(f"a state handle names the files {files!r:.100}")
+    return tuple(StateFile.from_json(entry) for entry in files)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +122,7 @@ class SubtaskState:
             directory = self._folder / f"db-{self.generation}-{self._opened}"
             if not directory.exists():  # a dead process may have left one
                 return SubtaskStore(directory)
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_folder(directory)
 
     def _open_versions(self, files: Sequence[StateFile]) -> StateVersions:
         prefix = self._folder.name
@@ -262,7 +265,7 @@ class SubtaskState:
         return self._versions.rebase()
 
     def checkpoint_complete(self, checkpoint: int) -> None:
-        """The checkpoint is complete: what only older ones need locally is removed (a few unlinks)."""
+        """The checkpoint is complete: what only older ones need locally is removed, which may wait for the disk."""
         self._versions.complete(checkpoint)
 
     # -- restoring ------------------------------------------------------------------------------------------------
@@ -309,7 +312,7 @@ class SubtaskState:
         for path in self._files_folder.iterdir():
             generation = path.name.partition("-")[0]
             if path.name not in needed and generation.isdigit() and int(generation) < self.generation:
-                path.unlink(missing_ok=True)
+                remove_file(path)
 
     def _local_copy(self, file: StateFile) -> Path:
         path = self._versions.local(file.name)

@@ -6,7 +6,7 @@ Rules:
 - a file is written under a temporary name and renamed when it is whole; it never changes afterwards (ingestion was
   seen to leave its bytes alone, so hard links of it are safe);
 - the writer holds the interpreter lock for at most ``WRITE_CHUNK_ENTRIES`` entries (about 0.5 ms) and then sleeps a
-  moment, so that the thread of the stream can go on.
+  moment, so that the thread of the stream can go on; it never waits for the disk meanwhile (see ``spool``).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rocksdict import SstFileWriter
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.state.files import file_chunks
+from flinkplus.state.spool import Spool
 from flinkplus.state.store import FORMAT_KEY, FORMAT_VALUE, sst_options
 
 CHECKSUM_BYTES = 20
@@ -68,7 +69,10 @@ class StateFile:
                 tuple(document.get("replaces", ())),
             )
         except (KeyError, TypeError) as error:
-            raise CorruptState(f"a state file is described by {document!r}, which describes none") from error
+            raise CorruptState(f"a state file is described by {document!r:.200}, which describes none") from error
+        texts = (file.name, file.checksum, *file.replaces)
+        if not all(type(text) is str for text in texts) or type(file.bytes) is not int or type(file.entries) is not int:
+            raise CorruptState(f"a state file is described by {document!r:.200}, which describes none")
         if file.kind not in ("base", "delta"):
             raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r}")
         return file
@@ -107,21 +111,21 @@ def write_sst(chunks: Iterable[Chunk], path: Path) -> int:
     writer = SstFileWriter(sst_options())
     entries = 0
     try:
-        writer.open(str(temporary))
-        writer[FORMAT_KEY] = FORMAT_VALUE
-        for keys, values in chunks:
-            _write_chunk(writer, keys, values)
-            entries += len(keys)
-            give_way()
-        writer.finish()
+        with Spool(temporary) as spool:
+            writer.open(spool.name)
+            writer[FORMAT_KEY] = FORMAT_VALUE
+            for keys, values in chunks:
+                _write_chunk(writer, keys, values)
+                entries += len(keys)
+                spool.drain()
+                give_way()
+            writer.finish()
+            spool.drain()
         os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
     except Exception as error:
         temporary.unlink(missing_ok=True)
-        if type(error) is not Exception:  # rocksdict reports what RocksDB refuses as a bare Exception
-            raise
+        if type(error) is not Exception and not isinstance(error, OSError):
+            raise  # rocksdict reports what RocksDB refuses as a bare Exception
         raise StateError(f"state file {path} cannot be written: {error}") from error
     return entries
 

@@ -18,7 +18,10 @@ from typing import BinaryIO, Protocol
 
 from pyarrow import fs
 
+from flinkplus.state.removal import remove_file
+
 COPY_CHUNK_BYTES = 1 << 20
+SYNC_BYTES = 4 << 20
 TEMPORARY_SUFFIX = ".tmp"
 
 
@@ -51,6 +54,38 @@ def sync_path(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class SteadyFile:
+    """A new local file that reaches the disk as it grows, all but the last ``SYNC_BYTES``: whoever syncs it at last, or
+    another file, does not wait for all of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("wb", buffering=0)
+        self._unsynced = 0
+
+    def write(self, data: memoryview) -> None:
+        """All of ``data``, at the end."""
+        written = 0
+        while written < len(data):
+            written += self._file.write(data[written:]) or 0
+        self._wrote(len(data))
+
+    def take(self, source: int, begin: int, end: int) -> None:
+        """These bytes of an open file, at the end; where the system can do that by itself."""
+        at = begin
+        while at < end:
+            at += os.sendfile(self._file.fileno(), source, at, min(end - at, SYNC_BYTES))
+        self._wrote(end - begin)
+
+    def _wrote(self, count: int) -> None:
+        self._unsynced += count
+        if self._unsynced >= SYNC_BYTES:
+            os.fdatasync(self._file.fileno())
+            self._unsynced = 0
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -120,7 +155,7 @@ class LocalDirectory:
         return sorted(path.relative_to(self._root).as_posix() for path in found)
 
     def delete(self, name: str) -> None:
-        self._path(name).unlink(missing_ok=True)
+        remove_file(self._path(name))
 
 
 class ArrowDirectory:

@@ -29,6 +29,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from flinkplus.documents import parse_document
 from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, CorruptState, StateError
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
 from flinkplus.state.files import open_directory
@@ -48,7 +49,10 @@ def manifest_files(manifest: Manifest) -> list[StateFile]:
     """Every state file a manifest names, without repeats, in the order of subtasks."""
     files: dict[str, StateFile] = {}
     for handle in manifest.get("subtasks", {}).values():
-        for entry in handle.get("files", ()) if isinstance(handle, dict) else ():
+        entries = handle.get("files", ()) if isinstance(handle, dict) else ()
+        if not isinstance(entries, list | tuple):
+            raise CorruptState(f"state files are described by {entries!r:.100}, which describes none")
+        for entry in entries:
             file = StateFile.from_json(entry)
             files[file.name] = file
     return list(files.values())
@@ -105,14 +109,18 @@ class CheckpointStorage:
 
     def _job(self) -> dict[str, Any] | None:
         try:
-            document = json.loads(self._files.read(JOB_FILE))
+            document = parse_document(self._files.read(JOB_FILE))
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise CheckpointDirectoryError(
                 f"{self._files.describe(JOB_FILE)} is damaged ({error}); choose another checkpoint directory"
             ) from error
-        if not isinstance(document, dict) or document.get("format") != JOB_FORMAT:
+        if (
+            not isinstance(document, dict)
+            or document.get("format") != JOB_FORMAT
+            or not isinstance(document.get("job"), dict)
+        ):
             raise CheckpointDirectoryError(
                 f"{self._files.describe(JOB_FILE)} has a format this version does not know (expected {JOB_FORMAT}); "
                 "use the version that wrote it, or choose another checkpoint directory"
@@ -153,7 +161,7 @@ class CheckpointStorage:
 
     def put_blob(self, name: str, data: bytes) -> None:
         """Store ``data`` under ``name`` with its checksum, replacing what was there."""
-        self._files.write(f"blobs/{name}", _seal(b"flinkplus-blob", data))
+        self._files.write(f"blobs/{name}", sealed(b"flinkplus-blob", data))
 
     def get_blob(self, name: str) -> bytes:
         """What was stored under ``name``; ``CorruptCheckpoint`` when it is damaged or not there."""
@@ -189,7 +197,7 @@ class CheckpointStorage:
         names = frozenset(file.name for file in manifest_files(manifest))
         body = json.dumps(manifest, sort_keys=True).encode()
         try:
-            self._files.write(_manifest_name(checkpoint), _seal(MANIFEST_MAGIC, body))
+            self._files.write(_manifest_name(checkpoint), sealed(MANIFEST_MAGIC, body))
         except OSError as error:
             raise StateError(f"manifest {checkpoint} cannot be stored in {self.uri!r}: {error}") from error
         with self._lock:
@@ -204,7 +212,12 @@ class CheckpointStorage:
             body = _unseal(MANIFEST_MAGIC, self._files.read(name), where)
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"manifest {where} is missing") from error
-        manifest: Manifest = json.loads(body)
+        try:
+            manifest: Manifest = parse_document(body)
+        except ValueError as error:
+            raise CorruptCheckpoint(f"manifest {where} is no JSON: {error}") from error
+        if not isinstance(manifest, dict) or not isinstance(manifest.get("subtasks", {}), dict):
+            raise CorruptCheckpoint(f"manifest {where} holds something else than a manifest")
         if manifest.get("format", MANIFEST_FORMAT) != MANIFEST_FORMAT:
             raise CorruptCheckpoint(f"manifest {where} has format {manifest.get('format')!r}, not {MANIFEST_FORMAT}")
         if manifest.get("checkpoint", checkpoint) != checkpoint:
@@ -313,7 +326,7 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).hexdigest().encode()
 
 
-def _seal(magic: bytes, body: bytes) -> bytes:
+def sealed(magic: bytes, body: bytes) -> bytes:
     return b"%s %d %d %s\n%s" % (magic, MANIFEST_FORMAT, len(body), _digest(body), body)
 
 

@@ -11,8 +11,12 @@ Rules:
   files are ingested. ``rocksdict``'s ``Snapshot`` is not used: its point reads honour the snapshot, its iterators
   were seen not to.
 
-Any thread may read while another ingests (rocksdict releases the interpreter lock for both). ``close`` waits for
-nobody: its caller makes sure that no other call is running.
+rocksdict keeps the interpreter lock while a store is opened, takes in files, or is read. So nothing that RocksDB is
+told to do here may wait for the disk: everybody in the process would. It syncs what it takes in, which is nothing to do
+for a file in shared memory, and little for one that was synced before.
+
+Any thread may read while another ingests. ``close`` waits for nobody: its caller makes sure that no other call is
+running.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ from rocksdict import (
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.state import volatile
+from flinkplus.state.files import sync_path
+from flinkplus.state.removal import remove_file, remove_folder
 
 Aside: TypeAlias = Callable[[Callable[[], None]], object]
 """Takes work that nobody waits for."""
@@ -52,6 +58,8 @@ BLOOM_BITS_PER_KEY = 10
 NO_LIMIT_BYTES = 1 << 60
 TIDY_AFTER_FILES = 4
 SWIFT_BYTES = 8 << 20
+SHARE_OF_OTHERS = 0.5
+"""Of the shared memory that there is for a store, and for a process, when nobody waits for it."""
 
 
 @functools.cache
@@ -147,12 +155,13 @@ class SubtaskStore:
     def ingest(self, paths: Sequence[Path], swift: bool = False) -> None:
         """Take in sorted files, later ones over earlier ones, all or none (1-2 ms). The files are moved away.
 
-        ``swift``: a busy disk is not waited for, if the files are small and there is shared memory: they stay there
-        until they are compacted. ``SWIFT_BYTES`` of a store may be there, and ``volatile.MAX_BYTES`` of a process.
+        A busy disk is not waited for, if the files are small and there is shared memory: they stay there until they are
+        compacted. ``SWIFT_BYTES`` of a store may be there, and ``volatile.MAX_BYTES`` of a process; half of that if it
+        is not ``swift``.
         """
         if not paths:
             return
-        sources = list(paths) if self._names is None else self._take(paths, self._names, swift)
+        sources = self._take(paths, self._names, swift)
         try:
             self._db.ingest_external_file([str(path) for path in sources], self._ingest_options)
         except DbClosedError as error:
@@ -164,44 +173,61 @@ class SubtaskStore:
                 self._tidy(self._names, sources)
         self.empty = False
 
-    def _take(self, paths: Sequence[Path], names: Path, swift: bool) -> list[Path]:
-        """Move files into the directory, and give them names for RocksDB to move on; ``swift``: copy all of them."""
-        links = []
+    def _take(self, paths: Sequence[Path], names: Path | None, swift: bool) -> list[Path]:
+        """Where RocksDB finds the files, and finds them synced, or in memory."""
         try:
-            swift = swift and self._reserve(sum(path.stat().st_size for path in paths))
+            if names is not None and self._reserve(sum(path.stat().st_size for path in paths), swift):
+                return [self._copy(path, names) for path in paths]
             for path in paths:
-                self._taken += 1
-                link = names / f"taken-{self._taken}"
-                if swift:
-                    shutil.copyfile(path, link)
-                    path.unlink()
-                else:
-                    target = self.directory.absolute() / f"taken-{self._taken}.sst"
-                    path.replace(target)
-                    link.symlink_to(target)
-                links.append(link)
+                sync_path(path)
+            return list(paths) if names is None else [self._move(path, names) for path in paths]
         except OSError as error:
             raise StateError(f"state store {self.directory} cannot take {paths[0]}: {error}") from error
-        return links
 
-    def _reserve(self, size: int) -> bool:
-        if self._in_memory + size > SWIFT_BYTES or not volatile.reserve(size):
+    def _copy(self, path: Path, names: Path) -> Path:
+        """A copy of a file in memory, in its place."""
+        self._taken += 1
+        copy = names / f"taken-{self._taken}"
+        shutil.copyfile(path, copy)
+        path.unlink()
+        return copy
+
+    def _move(self, path: Path, names: Path) -> Path:
+        """A name for RocksDB to move on, of a file that is moved into the directory."""
+        self._taken += 1
+        link = names / f"taken-{self._taken}"
+        target = self.directory.absolute() / f"taken-{self._taken}.sst"
+        path.replace(target)
+        link.symlink_to(target)
+        return link
+
+    def _reserve(self, size: int, swift: bool) -> bool:
+        share = 1.0 if swift else SHARE_OF_OTHERS
+        if self._in_memory + size > share * SWIFT_BYTES or not volatile.reserve(size, share):
             return False
         self._in_memory += size
         return True
 
     def _tidy(self, names: Path, sources: Sequence[Path]) -> None:
-        """Remove names that RocksDB did not take, and, every few files, files whose names it has removed."""
+        """Remove names that RocksDB did not take, and, every few files, files whose names it has removed; and see what
+        of memory it has given back.
+        """
         for link in sources:
             link.unlink(missing_ok=True)
-        if self._taken % TIDY_AFTER_FILES < len(sources):
-            live = set()
-            for name in names.glob("*.sst"):
-                with contextlib.suppress(OSError):  # RocksDB removes names at any time; some are files
+        if self._taken % TIDY_AFTER_FILES >= len(sources):
+            return
+        live, in_memory = set(), 0
+        for name in names.glob("*.sst"):
+            with contextlib.suppress(OSError):  # RocksDB removes names at any time
+                if name.is_symlink():
                     live.add(os.readlink(name))
-            for path in self.directory.absolute().glob("taken-*.sst"):
-                if str(path) not in live:
-                    path.unlink(missing_ok=True)
+                else:
+                    in_memory += name.stat().st_size
+        for path in self.directory.absolute().glob("taken-*.sst"):
+            if str(path) not in live:
+                remove_file(path)
+        volatile.release(self._in_memory - in_memory)
+        self._in_memory = in_memory
 
     def be_active(self) -> None:
         """A quiet store begins to compact what it has taken in."""
@@ -253,4 +279,4 @@ class SubtaskStore:
             self._in_memory = 0
 
     def _remove(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_folder(self.directory)

@@ -34,11 +34,15 @@ from flinkplus.errors import StateError
 from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, Kind, StateFile, describe, write_sst
 from flinkplus.state.files import link_or_copy
 from flinkplus.state.memtable import FrozenPart
+from flinkplus.state.removal import remove_file
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
 FIRST_LEAD = 16
 """Checkpoints that may pass while a base is made; twice as many after each time that it was too few."""
+BASE_CHUNK_BYTES = 256 << 10
+"""Of values: the interpreter lock is kept while so much, or ``WRITE_CHUNK_ENTRIES``, is read from RocksDB."""
+FIRST_CHUNK_ENTRIES = 256
 LOCAL_HANDLES = 2
 """Of how many handles that are not yet complete local copies are kept (storage has them all)."""
 
@@ -176,7 +180,11 @@ class StateVersions:
                     self._queue.popleft()
 
     def complete(self, checkpoint: int) -> None:
-        """``checkpoint`` is complete: local copies that only older ones name go."""
+        """``checkpoint`` is complete: local copies that only older ones name go; those of a closed state are the next
+        generation's.
+        """
+        if self._closed.is_set():
+            return
         with self._lock:
             self._handles = {number: files for number, files in self._handles.items() if number >= checkpoint}
             self._complete = max(self._complete, checkpoint)
@@ -194,7 +202,7 @@ class StateVersions:
             self._local_names &= needed
             self._uploaded &= needed
         for name in sorted(gone):
-            self.local(name).unlink(missing_ok=True)
+            remove_file(self.local(name))
 
     def total_bytes(self) -> int:
         """Bytes of the files that make up the newest written version."""
@@ -248,12 +256,7 @@ class StateVersions:
         with self._lock:
             self._counter += 1
             name = f"{self._prefix}/{self._generation}-{checkpoint}-{self._counter}.sst"
-        path = self.local(name)
-        try:
-            return name, write_sst(chunks, path)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise StateError(f"state file {path} cannot be written: {error}") from error
+        return name, write_sst(chunks, self.local(name))
 
     def local(self, name: str) -> Path:
         """Where the local copy of a state file is."""
@@ -312,7 +315,7 @@ class StateVersions:
             self._check_open()
             self._storage.upload(self.local(file.name), file.name)
         except BaseException:
-            self.local(name).unlink(missing_ok=True)
+            remove_file(self.local(name))
             raise
         return self._adopt_base(file, replaced, number)
 
@@ -327,14 +330,17 @@ class StateVersions:
                 return True
         if not in_time:  # it took so many checkpoints that garbage collection took it for garbage
             self._lead *= 2
-        self.local(file.name).unlink(missing_ok=True)
+        remove_file(self.local(file.name))
         return False
 
     def _base_chunks(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[Chunk]:
+        count = FIRST_CHUNK_ENTRIES
         try:
-            while batch := list(islice(entries, WRITE_CHUNK_ENTRIES)):
+            while batch := list(islice(entries, count)):
                 self._check_open()
                 yield [key for key, _ in batch], [value for _, value in batch]
+                fitting = len(batch) * BASE_CHUNK_BYTES // max(1, sum(len(value) for _, value in batch))
+                count = max(1, min(fitting, WRITE_CHUNK_ENTRIES))
         finally:
             del entries  # also when an error keeps this frame
 

@@ -3,7 +3,8 @@
 Rules:
 - each process has one folder there, whose lock it holds while it lives; the operating system gives the lock up when the
   process ends, however it ends, and whoever begins next removes folders that nobody holds;
-- what is more than names and the like is reserved before it is written: a process may have ``MAX_BYTES`` of it;
+- what is more than names and the like is reserved before it is written: a process may have ``MAX_BYTES`` of it, as long
+  as ``MIN_FREE_BYTES`` are left for others;
 - no shared memory, or too little: there is no folder, and callers do without.
 """
 
@@ -33,19 +34,26 @@ _reserved = {"bytes": 0}
 def make_folder() -> Path | None:
     """A new, empty folder in shared memory; ``None`` when there is no room for it. The caller removes it."""
     with _guard, contextlib.suppress(OSError):
-        space = os.statvfs(ROOT)
-        if space.f_bavail * space.f_frsize >= MIN_FREE_BYTES:
+        if _is_room(0):
             return Path(tempfile.mkdtemp(dir=_process_folder()))
     return None
 
 
-def reserve(size: int) -> bool:
-    """Whether ``size`` bytes more may be written to folders of this process; they are to be released some time."""
-    with _guard:
-        if _reserved["bytes"] + size > MAX_BYTES:
-            return False
-        _reserved["bytes"] += size
-        return True
+def reserve(size: int, share: float = 1.0) -> bool:
+    """Whether ``size`` bytes more may be written to folders of this process; they are to be released some time.
+
+    ``share``: of ``MAX_BYTES``, for whoever leaves the rest to others.
+    """
+    with _guard, contextlib.suppress(OSError):
+        if _reserved["bytes"] + size <= share * MAX_BYTES and _is_room(size):
+            _reserved["bytes"] += size
+            return True
+    return False
+
+
+def _is_room(size: int) -> bool:
+    space = os.statvfs(ROOT)
+    return space.f_bavail * space.f_frsize >= MIN_FREE_BYTES + size
 
 
 def release(size: int) -> None:

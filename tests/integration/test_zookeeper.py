@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
 from chain_backup.zookeeper.errors import (
@@ -704,3 +706,39 @@ def test_slots_come_and_go_at_random_and_the_last_state_is_told(bench: Bench) ->
         return state
 
     wait_until(lambda: told() == {slot: incarnations[slot] for slot in living}, "the last state")
+
+
+def test_what_an_access_list_closes_is_closed_to_strangers(server: EmbeddedZooKeeper) -> None:
+    events: list[Any] = []
+    slot_events: list[Any] = []
+    registry = Registry(server.hosts, "closed", session_timeout_s=10.0, deliver=events.append, auth="me:secret:x")
+    registry.elect(10)
+    registry.write([ChainRecord("count[0]", 1, (0, 1), 0)])
+    session = SlotSession(server.hosts, "closed", 0, slot_record(0), 10.0, slot_events.append, "me:secret:x")
+    wait_until(lambda: events == [SlotNodeSeen(0, slot_record(0))], "the slot is seen")
+    base = "/flinkplus/closed"
+    attempts: list[Callable[[KazooClient], object]] = [
+        lambda client: client.get(f"{base}/subtasks/count[0]"),
+        lambda client: client.set(f"{base}/subtasks/count[0]", b"{}"),
+        lambda client: client.set(f"{base}/epoch", b""),
+        lambda client: client.delete(f"{base}/coordinator"),
+        lambda client: client.delete(f"{base}/slots/0"),
+        lambda client: client.create(f"{base}/slots/1", b"{}"),
+        lambda client: client.get_children(f"{base}/slots"),
+        lambda client: client.set_acls(f"{base}/slots", OPEN_ACL_UNSAFE),
+    ]
+    for stranger in (KazooClient(server.hosts), KazooClient(server.hosts, auth_data=[("digest", "me:guessed")])):
+        stranger.start(10)
+        for attempt in attempts:
+            with pytest.raises(NoAuthError):
+                attempt(stranger)
+        stranger.stop()
+        stranger.close()
+    assert registry.read() == {"count[0]": ChainRecord("count[0]", 1, (0, 1), 0)}
+    session.close()
+    registry.close(clean=True)
+    assert slot_events == [SessionOpened()]
+    with contextlib.closing(KazooClient(server.hosts)) as client:
+        client.start(10)
+        assert not client.exists("/flinkplus/closed")
+        client.stop()

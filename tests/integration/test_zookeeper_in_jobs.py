@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 from pyspark.sql import SparkSession
 
 from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
@@ -96,7 +97,7 @@ def test_a_slot_that_hangs_is_replaced(
 def test_two_jobs_share_an_ensemble_and_leave_nothing_in_it(
     spark: SparkSession, corpus: Path, tmp_path: Path, ensemble: EmbeddedZooKeeper
 ) -> None:
-    shared = {"parallelism": 2, "zookeeper": ensemble.hosts}
+    shared = {"parallelism": 2, "zookeeper": ensemble.hosts, "zookeeper_acl": "job"}
     client = KazooClient(ensemble.hosts)
     client.start(10)
     try:
@@ -107,6 +108,9 @@ def test_two_jobs_share_an_ensemble_and_leave_nothing_in_it(
             wait_for_checkpoint(one)
             wait_for_checkpoint(two)
             assert sorted(client.get_children("/flinkplus")) == sorted([one.job_id, two.job_id])
+            for job in (one, two):
+                with pytest.raises(NoAuthError):
+                    client.get_children(f"/flinkplus/{job.job_id}/slots")
             one.kill("count:0")
             for job in (one, two):
                 job.await_finish(60)

@@ -23,6 +23,8 @@ from flinkplus.operators.keyed import Count, Sum
 from flinkplus.protocol.determinants import Run
 from flinkplus.protocol.ids import SubtaskId
 from flinkplus.runtime import control
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.handshake import Refusals
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerConnected
 from flinkplus.runtime.slot import Slot
@@ -62,6 +64,9 @@ def graph_of(rows: int, stages: int) -> JobGraph:
 
 class Wires:
     """The data plane of one slot."""
+
+    incarnation = 0
+    refusals = Refusals()
 
     def __init__(self, cluster: Cluster, slot: int) -> None:
         self._cluster = cluster
@@ -143,8 +148,8 @@ class Cluster:
         scratch = self.directory / f"scratch-{index}-{incarnation}"
         scratch.mkdir(parents=True)
         config = SlotConfig(
-            "job", "test", self.parallelism, 1, "127.0.0.1:1", "", "token", pickle.dumps(self.graph), self.options,
-            str(self.directory / "checkpoints"), None, None, (1, 0.0), True,
+            "job", "test", self.parallelism, 1, "127.0.0.1:1", "", Credentials(b"secret"), pickle.dumps(self.graph),
+            self.options, str(self.directory / "checkpoints"), None, None, (1, 0.0), True,
         )  # fmt: skip
         slot = Slot(index, config, scratch)
         self.slots[index] = slot

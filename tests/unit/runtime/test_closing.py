@@ -1,14 +1,16 @@
-"""Closing a subtask closes all of it, whatever one part of it thinks of that."""
+"""Closing a subtask closes all of it, whatever one part of it thinks of that; the loop removes no files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from flinkplus.operators.base import OperatorContext
-from flinkplus.protocol.ids import Generation
+from flinkplus.protocol.ids import CheckpointId, Generation
+from flinkplus.runtime.cleanup import clear_away
 from flinkplus.runtime.fused import FusedOperators, Member
 from flinkplus.runtime.gates import OutputGate
 from flinkplus.runtime.subtask import Subtask
@@ -53,3 +55,27 @@ def test_every_part_is_closed_also_when_one_raises() -> None:
     with pytest.raises(OSError, match="first: no space"):
         subtask.close()
     assert told == ["step", "seen", "first", "second", "state"]
+
+
+def test_files_of_older_checkpoints_are_removed_beside_the_loop() -> None:
+    told: list[int] = []
+    later: list[Callable[[], None]] = []
+    subtask = object.__new__(Subtask)
+    subtask.operators = object.__new__(FusedOperators)
+    subtask.operators.members = {}
+    subtask.state = SimpleNamespace(checkpoint_complete=told.append)  # type: ignore[assignment]
+    subtask._ports = SimpleNamespace(beside=later.append)  # type: ignore[assignment]
+    subtask._on_complete(CheckpointId(3))
+    assert told == [], "that may wait for the disk"
+    [work] = later
+    work()
+    assert told == [3]
+
+
+def test_what_cannot_be_removed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def refused() -> None:
+        raise PermissionError("1-2-3.sst")
+
+    clear_away(refused)
+    assert "something could not be removed" in caplog.text
+    assert "PermissionError: 1-2-3.sst" in caplog.text

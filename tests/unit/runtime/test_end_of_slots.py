@@ -16,6 +16,7 @@ import pytest
 from flinkplus.config import options_from
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import slot as slot_module
+from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.scratch import make_scratch, mark_over, mark_running, wait_for_slots
 from flinkplus.runtime.slot import CoordinatorLost, run_slot
@@ -43,7 +44,7 @@ def config_of(job: Path) -> SlotConfig:
         first_generation=1,
         coordinator=NOBODY,
         lifelines="",
-        token="token",
+        credentials=Credentials(b"secret"),
         plan=pickle.dumps(graph_of(1, 1)),
         options=options_from({}, {"parallelism": 1}),
         checkpoint_dir=str(job / "checkpoints"),

@@ -75,3 +75,18 @@ def test_a_socket_forgotten_by_an_earlier_callback_is_not_served(inbox: Inbox[in
         for end in pair:
             inbox.forget(end)
             end.close()
+
+
+def test_what_is_due_later_is_called_in_time_and_wakes_the_loop(inbox: Inbox[int]) -> None:
+    called: list[str] = []
+    begun = time.monotonic()
+    inbox.call_later(0.1, lambda: called.append("later"))
+    inbox.call_later(0.02, lambda: called.append("soon"))
+    inbox.poll()
+    assert called == []
+    while len(called) < 2:
+        inbox.sleep(30)
+    assert called == ["soon", "later"] and 0.09 < time.monotonic() - begun < 5
+    begun = time.monotonic()
+    inbox.sleep(0.05)
+    assert time.monotonic() - begun > 0.04, "nothing is due any more"

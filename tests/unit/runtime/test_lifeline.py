@@ -14,16 +14,18 @@ from typing import Any
 
 import pytest
 
+from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline, LifelineCut, Lifelines
 
-TOKEN = "secret"
+CREDENTIALS = Credentials(b"secret")
 HOLDER = """
 import sys, time
+from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.lifeline import Lifeline
 memory = bytearray(200 << 20)
 lifeline = Lifeline()
-print(lifeline.open(sys.argv[1], sys.argv[2], sys.argv[3]), flush=True)
+print(lifeline.open(sys.argv[1], Credentials(sys.argv[2].encode()), sys.argv[3]), flush=True)
 time.sleep(60)
 """
 
@@ -34,7 +36,7 @@ class Driver:
     def __init__(self) -> None:
         self.inbox: Inbox[Any] = Inbox()
         self.cuts: list[LifelineCut] = []
-        self.lifelines = Lifelines("127.0.0.1", TOKEN, self.inbox, self.cuts.append)
+        self.lifelines = Lifelines("127.0.0.1", CREDENTIALS, self.inbox, self.cuts.append)
         self._stopping = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -65,7 +67,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_it_is_cut_when_the_process_is_killed(driver: Driver) -> None:
-    arguments = [sys.executable, "-c", HOLDER, driver.lifelines.address, TOKEN, "slot-3"]
+    arguments = [sys.executable, "-c", HOLDER, driver.lifelines.address, "secret", "slot-3"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "True\n"
         time.sleep(0.1)
@@ -80,7 +82,7 @@ def test_it_is_cut_when_the_process_is_killed(driver: Driver) -> None:
 def test_closing_it_ends_its_thread(driver: Driver) -> None:
     before = threading.active_count()
     lifeline = Lifeline()
-    assert lifeline.open(driver.lifelines.address, TOKEN, "a")
+    assert lifeline.open(driver.lifelines.address, CREDENTIALS, "a")
     assert threading.active_count() == before + 1
     lifeline.close()
     assert threading.active_count() == before
@@ -90,7 +92,7 @@ def test_closing_it_ends_its_thread(driver: Driver) -> None:
 
 def test_one_that_the_driver_drops_is_not_told(driver: Driver) -> None:
     lifeline = Lifeline()
-    assert lifeline.open(driver.lifelines.address, TOKEN, "a")
+    assert lifeline.open(driver.lifelines.address, CREDENTIALS, "a")
     driver.inbox.call_soon(lambda: driver.lifelines.drop("a"))
     thread = lifeline._thread
     assert thread is not None
@@ -100,11 +102,11 @@ def test_one_that_the_driver_drops_is_not_told(driver: Driver) -> None:
     assert driver.cuts == []
 
 
-@pytest.mark.parametrize(("address", "token"), [("", TOKEN), (None, "wrong"), ("127.0.0.1:1", TOKEN)])
-def test_without_a_lifeline_there_is_no_thread(driver: Driver, address: str | None, token: str) -> None:
+@pytest.mark.parametrize(("address", "secret"), [("", b"secret"), (None, b"wrong"), ("127.0.0.1:1", b"secret")])
+def test_without_a_lifeline_there_is_no_thread(driver: Driver, address: str | None, secret: bytes) -> None:
     before, files = threading.active_count(), set(os.listdir("/proc/self/fd"))
     lifeline = Lifeline()
-    assert not lifeline.open(driver.lifelines.address if address is None else address, token, "a")
+    assert not lifeline.open(driver.lifelines.address if address is None else address, Credentials(secret), "a")
     assert threading.active_count() == before
     until(lambda: set(os.listdir("/proc/self/fd")) <= files)
 
@@ -112,7 +114,7 @@ def test_without_a_lifeline_there_is_no_thread(driver: Driver, address: str | No
 def test_its_thread_holds_no_file_of_others(driver: Driver) -> None:
     one, other = socket.socketpair()
     lifeline = Lifeline()
-    assert lifeline.open(driver.lifelines.address, TOKEN, "a")
+    assert lifeline.open(driver.lifelines.address, CREDENTIALS, "a")
     one.close()
     other.settimeout(5)
     assert other.recv(1) == b"", "the end that was closed here is closed"
@@ -122,7 +124,7 @@ def test_its_thread_holds_no_file_of_others(driver: Driver) -> None:
 
 def test_nobody_else_can_take_a_name(driver: Driver) -> None:
     first, second = Lifeline(), Lifeline()
-    assert first.open(driver.lifelines.address, TOKEN, "a")
-    assert not second.open(driver.lifelines.address, TOKEN, "a")
+    assert first.open(driver.lifelines.address, CREDENTIALS, "a")
+    assert not second.open(driver.lifelines.address, CREDENTIALS, "a")
     assert driver.cuts == []
     first.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flinkplus.errors import StateError
+from flinkplus.errors import PeerProtocolError, StateError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
@@ -46,6 +46,14 @@ def test_members_are_listed_while_slots_come_and_go(eager_switching: None) -> No
     finally:
         over.set()
         thread.join()
+
+
+@pytest.mark.parametrize("slot", [2, -1, 1 << 40])
+def test_a_slot_that_the_job_does_not_have_cannot_register(slot: int) -> None:
+    members = Members(2)
+    with pytest.raises(PeerProtocolError, match="slots 0 to 1"):
+        members.register(1, control.Register(slot, 0, 1, "host", "address"), 0.0)
+    assert members.all() == [] and members.restarts == 0
 
 
 def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(

@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 from flinkplus.runtime.inbox import Inbox
-from flinkplus.runtime.pulse import MAX_NAMES, Pulse, Pulses
+from flinkplus.runtime.pulse import MAX_NAMES, Pulse, Pulses, pulse_key
 from flinkplus.runtime.pulse_process import datagram, stands_still
 
-TOKEN = "a secret"
+SECRET = b"a secret"
+KEY = pulse_key(SECRET)
 TIMEOUT_S = 0.4
 
 
@@ -40,14 +41,14 @@ class Driver:
     def __init__(self) -> None:
         self.clock = Clock()
         self.inbox: Inbox[object] = Inbox()
-        self.pulses = Pulses("127.0.0.1", TOKEN, TIMEOUT_S, self.inbox, self.clock)
+        self.pulses = Pulses("127.0.0.1", SECRET, TIMEOUT_S, self.inbox, self.clock)
         self.out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.count = 0
 
-    def hear(self, *names: str, token: str = TOKEN) -> None:
+    def hear(self, *names: str, key: bytes = KEY) -> None:
         self.count += 1
         for name in names:
-            self.send(datagram(name, self.count, token.encode()))
+            self.send(datagram(name, self.count, key))
 
     def send(self, data: bytes) -> None:
         host, port = self.pulses.address.split(":")
@@ -112,7 +113,7 @@ def test_what_waits_in_the_socket_was_in_time(driver: Driver) -> None:
     assert driver.turns(0.35, "abcd", "acd") == []
     driver.count += 1
     host, port = driver.pulses.address.split(":")
-    driver.out.sendto(datagram("b", driver.count, TOKEN.encode()), (host, int(port)))
+    driver.out.sendto(datagram("b", driver.count, KEY), (host, int(port)))
     for _ in range(2):  # the loop turns without a look at its sockets: other events wait
         driver.clock.now_s += 0.04
         assert driver.pulses.silent("abcd") == []
@@ -120,11 +121,11 @@ def test_what_waits_in_the_socket_was_in_time(driver: Driver) -> None:
 
 def test_strangers_and_repetitions_are_not_believed(driver: Driver) -> None:
     driver.hear(*"abcd")
-    old = datagram("b", 1, TOKEN.encode())
+    old = datagram("b", 1, KEY)
     for _ in range(7):
         driver.clock.now_s += 0.05
         driver.hear(*"acd")
-        driver.hear("b", token="guessed")
+        driver.hear("b", key=pulse_key(b"guessed"))
         driver.send(old)
         assert driver.pulses.silent("abcd") == []
     for data in (b"x", b"\0" * 40, old[:-1], old + b"x", os.urandom(100), os.urandom(1000)):
@@ -134,7 +135,7 @@ def test_strangers_and_repetitions_are_not_believed(driver: Driver) -> None:
 
 def test_names_are_bounded(driver: Driver) -> None:
     for number in range(MAX_NAMES + 10):
-        driver.pulses._take(datagram(str(number), 1, TOKEN.encode()))
+        driver.pulses._take(datagram(str(number), 1, KEY))
     assert len(driver.pulses._last) == MAX_NAMES
 
 
@@ -152,10 +153,10 @@ def until(driver: Driver, name: str, number: int) -> None:
 
 def test_the_process_sends_until_it_is_closed(driver: Driver) -> None:
     pulse = Pulse()
-    pulse.open(driver.pulses.address, TOKEN, "slot", 0.1)
+    pulse.open(driver.pulses.address, SECRET, "slot", 0.1)
     until(driver, "slot", 3)
     (process,) = [p for p in psutil.Process().children() if "ORDER_BYTES" in " ".join(p.cmdline())]
-    assert TOKEN not in " ".join(process.cmdline())
+    assert KEY.hex() not in " ".join(process.cmdline())
     pulse.close()
     assert not process.is_running()
     pulse.close()
@@ -165,14 +166,14 @@ SLOT = """\
 import signal, sys
 from flinkplus.runtime.pulse import Pulse
 pulse = Pulse()
-pulse.open(sys.argv[1], sys.argv[2], "slot", 0.1)
+pulse.open(sys.argv[1], sys.argv[2].encode(), "slot", 0.1)
 print("open", flush=True)
 signal.pause()
 """
 
 
 def test_a_slot_that_is_stopped_or_killed_has_no_pulse(driver: Driver) -> None:
-    with subprocess.Popen([sys.executable, "-c", SLOT, driver.pulses.address, TOKEN], stdout=subprocess.PIPE) as slot:
+    with subprocess.Popen([sys.executable, "-c", SLOT, driver.pulses.address, SECRET], stdout=subprocess.PIPE) as slot:
         assert slot.stdout is not None and slot.stdout.readline() == b"open\n"
         until(driver, "slot", 2)
         (child,) = psutil.Process(slot.pid).children()

@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 
-from flinkplus.runtime import tcp
+from flinkplus.errors import PeerRefused
+from flinkplus.runtime import handshake
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.handshake import Connecting, Listening, Refusals, slot_name
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerBroken, PeerConnected
-from flinkplus.runtime.tcp import LENGTH, Connection, Listener, Outgoing, hello_frame, parse_address
+from flinkplus.runtime.tcp import LENGTH, Connection, Listener, Outgoing, framed, parse_address
 from flinkplus.runtime.tcp_data import TcpDataPlane
 
-PROTOCOL, TOKEN = b"test/1", "secret"
+PROTOCOL, SECRET = b"test/1", b"secret"
+CREDENTIALS = Credentials(SECRET)
 HOST = "127.0.0.1"
+TO_NOBODY = Connecting(SECRET, PROTOCOL, "me", "you")
 
 
 class End:
@@ -40,18 +45,19 @@ class Pair:
     def __init__(self, joined: bool = True) -> None:
         self.inbox: Inbox[Any] = Inbox()
         self.server, self.client = End(), End()
-        self.listener = Listener(self.inbox, HOST, PROTOCOL, TOKEN, self._welcome)
+        self.refusals = Refusals()
+        self.listener = Listener(self.inbox, HOST, PROTOCOL, CREDENTIALS, self.refusals, self._welcome)
         self._joined = joined
 
-    def _welcome(self, connection: Connection, name: str) -> None:
-        self.server.connection, self.server.name = connection, name
+    def _welcome(self, connection: Connection, found: Listening) -> None:
+        self.server.connection, self.server.name = connection, found.name
         connection.welcome(self.server.take, self.server.broken.append, self._joined)
 
-    def connect(self, token: str = TOKEN, protocol: bytes = PROTOCOL) -> Outgoing:
+    def connect(self, secret: bytes = SECRET, protocol: bytes = PROTOCOL) -> Outgoing:
         connection = Outgoing(
             self.inbox,
             self.listener.address,
-            hello_frame(protocol, token, "me"),
+            Connecting(secret, protocol, "me", "you"),
             lambda: None,
             self.client.take,
             self.client.broken.append,
@@ -103,11 +109,18 @@ def test_frames_of_any_size_arrive_whole_and_in_order(pair: Pair) -> None:
 
 def test_frames_cut_anywhere_are_put_together(pair: Pair) -> None:
     sent = [bytes([at]) * at for at in (1, 0, 3, 200, 2)]
-    stream = hello_frame(PROTOCOL, TOKEN, "bytes") + b"".join(LENGTH.pack(len(one)) + one for one in sent)
-    with socket.create_connection(parse_address(pair.listener.address)) as sock:
+    connecting = Connecting(SECRET, PROTOCOL, "bytes", "you")
+
+    def send(stream: bytes) -> None:
         for at in range(len(stream)):
             sock.sendall(stream[at : at + 1])
             pair.inbox.sleep(0.005)
+
+    with socket.create_connection(parse_address(pair.listener.address)) as sock:
+        send(framed(connecting.hello))
+        pair.inbox.sleep(0.05)
+        send(framed(connecting.answer(sock.recv(1000)[LENGTH.size :])))
+        send(b"".join(framed(one) for one in sent))
         pair.until(lambda: len(pair.server.frames) == len(sent))
     assert pair.server.frames == sent
     pair.until(lambda: len(pair.server.broken) == 1)
@@ -136,10 +149,16 @@ def test_threads_may_write_at_the_same_time() -> None:
 
 def test_nothing_is_lost_to_a_slow_reader_and_nobody_waits_for_it(pair: Pair) -> None:
     with socket.create_server((HOST, 0)) as server:
-        hello = hello_frame(PROTOCOL, TOKEN, "me")
+        connecting, listening = Connecting(SECRET, PROTOCOL, "me", "you"), Listening(SECRET, PROTOCOL)
         address = f"{HOST}:{server.getsockname()[1]}"
-        connection = Outgoing(pair.inbox, address, hello, lambda: None, pair.client.take, pair.client.broken.append)
+        connection = Outgoing(
+            pair.inbox, address, connecting, lambda: None, pair.client.take, pair.client.broken.append
+        )
         peer, _ = server.accept()
+        pair.inbox.sleep(1.0)
+        peer.sendall(framed(listening.challenge(peer.recv(1000)[LENGTH.size :])))
+        pair.inbox.sleep(1.0)
+        listening.check(peer.recv(1000)[LENGTH.size :])
         peer.sendall(LENGTH.pack(0))
         pair.until(lambda: connection.ready)
         sent = random.Random(2).randbytes(20_000_000)
@@ -151,7 +170,7 @@ def test_nothing_is_lost_to_a_slow_reader_and_nobody_waits_for_it(pair: Pair) ->
         peer.settimeout(5)
 
         def read() -> None:
-            while len(received) < len(hello) + LENGTH.size + len(sent):
+            while len(received) < LENGTH.size + len(sent):
                 received.extend(peer.recv(1 << 20))
 
         reader = threading.Thread(target=read)
@@ -165,44 +184,168 @@ def test_nothing_is_lost_to_a_slow_reader_and_nobody_waits_for_it(pair: Pair) ->
 
 
 @pytest.mark.parametrize(
-    ("token", "protocol"), [("wrong", PROTOCOL), ("", PROTOCOL), (TOKEN, b"test/2"), (TOKEN + "x", PROTOCOL)]
+    ("secret", "protocol"), [(b"wrong", PROTOCOL), (b"", PROTOCOL), (SECRET, b"test/2"), (SECRET + b"x", PROTOCOL)]
 )
-def test_who_does_not_know_the_token_or_the_protocol_is_refused(pair: Pair, token: str, protocol: bytes) -> None:
-    connection = pair.connect(token, protocol)
+def test_who_does_not_know_the_secret_or_the_protocol_is_refused(pair: Pair, secret: bytes, protocol: bytes) -> None:
+    connection = pair.connect(secret, protocol)
     assert not connection.open and len(pair.client.broken) == 1
     assert pair.server.connection is None
+    pair.until(lambda: pair.refusals.total == 1)
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"GET / HTTP/1.1\r\n\r\n", LENGTH.pack(1 << 30), LENGTH.pack(3) + b"abc", LENGTH.pack(0), b"\xff" * 600]
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        LENGTH.pack(1 << 30),
+        LENGTH.pack(3) + b"abc",
+        LENGTH.pack(0),
+        b"\xff" * 600,
+        b"\0" * 600,
+        framed(Connecting(SECRET, PROTOCOL, "me", "you").hello) + framed(b"x" * 32),
+        framed(Connecting(SECRET, PROTOCOL, "me", "you").hello) + framed(b""),
+        framed(handshake.fields(PROTOCOL, b"\xff", b"you", b"n" * 32)),
+        framed(handshake.fields(PROTOCOL, b"x" * 200, b"you", b"n" * 32)),
+    ],
 )
 def test_garbage_is_refused_at_once(pair: Pair, garbage: bytes) -> None:
     with socket.create_connection(parse_address(pair.listener.address)) as sock:
         sock.sendall(garbage)
         sock.settimeout(0.02)
-        closed: list[bytes] = []
 
         def gone() -> bool:
             try:
-                closed.append(sock.recv(10))
+                if sock.recv(1000):  # the challenge
+                    return False
             except TimeoutError:
                 return False
             except ConnectionError:
-                closed.append(b"")
+                pass
             return True
 
         pair.until(gone)
-        assert closed == [b""] and pair.server.connection is None
+        assert pair.server.connection is None
+    assert pair.refusals.total == 1 and pair.listener.strangers == 0
 
 
 def test_few_strangers_are_held_and_friends_still_come(pair: Pair) -> None:
-    strangers = [socket.create_connection(parse_address(pair.listener.address)) for _ in range(tcp.STRANGERS + 5)]
-    pair.until(lambda: len(pair.listener._strangers) == tcp.STRANGERS)
-    for _ in range(20):
+    most = handshake.MAX_STRANGERS
+    strangers = []
+    for _ in range(most + 5):
+        strangers.append(socket.create_connection(parse_address(pair.listener.address)))
         pair.inbox.poll()
+    pair.until(lambda: pair.refusals.total == 5)
+    assert pair.listener.strangers == most
     assert pair.connect().ready
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_crowd_from_one_address_keeps_nobody_out_who_comes_from_another(pair: Pair) -> None:
+    early = socket.create_connection(parse_address(pair.listener.address), source_address=("127.0.0.2", 0))
+    pair.until(lambda: pair.listener.strangers == 1)
+    crowd = []
+    for _ in range(handshake.MAX_STRANGERS + 20):
+        crowd.append(socket.create_connection(parse_address(pair.listener.address)))
+        pair.inbox.poll()
+    pair.until(lambda: pair.refusals.total == 21)
+    connecting = Connecting(SECRET, PROTOCOL, "early", "you")
+    early.sendall(framed(connecting.hello))
+    pair.inbox.sleep(1.0)
+    early.sendall(framed(connecting.answer(early.recv(1000)[LENGTH.size :])))
+    pair.until(lambda: pair.server.name == "early")
+    for sock in [early, *crowd]:
+        sock.close()
+
+
+def test_a_stranger_that_says_nothing_is_let_go_in_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.2)
+    with (
+        socket.create_connection(parse_address(pair.listener.address)) as silent,
+        socket.create_connection(parse_address(pair.listener.address)) as slow,
+    ):
+        slow.sendall(framed(Connecting(SECRET, PROTOCOL, "me", "you").hello))
+        begun = time.monotonic()
+        pair.until(lambda: pair.listener.strangers == 2)
+        pair.until(lambda: pair.listener.strangers == 0)
+        assert 0.1 < time.monotonic() - begun < 5
+        silent.settimeout(5)
+        assert silent.recv(1) == b""
+    assert pair.refusals.by_reason() == {handshake.TIMEOUT: 2}
+    assert pair.connect().ready, "the listener goes on"
+    pair.inbox.sleep(0.3)
+    assert pair.server.broken == [], "who has proved to be of the job is not held to the time"
+
+
+def test_what_one_connection_has_said_is_worth_nothing_on_another(pair: Pair) -> None:
+    connecting = Connecting(SECRET, PROTOCOL, "me", "you")
+
+    def shake(proof: bytes | None) -> bytes:
+        with socket.create_connection(parse_address(pair.listener.address)) as sock:
+            sock.settimeout(5)
+            sock.sendall(framed(connecting.hello))
+            pair.until(lambda: pair.listener.strangers == 1)
+            pair.inbox.sleep(1.0)
+            answer = connecting.answer(sock.recv(1000)[LENGTH.size :])
+            sock.sendall(framed(answer if proof is None else proof))
+            pair.until(lambda: pair.listener.strangers == 0)
+        return answer
+
+    recorded = shake(None)
+    assert pair.server.name == "me" and pair.refusals.total == 0
+    shake(recorded)
+    assert pair.refusals.by_reason() == {handshake.PROOF: 1}
+
+
+def test_who_connects_does_not_talk_to_a_stranger(pair: Pair) -> None:
+    stranger = Listening(b"another", PROTOCOL)
+    with socket.create_server((HOST, 0)) as server:
+        connection = Outgoing(
+            pair.inbox,
+            f"{HOST}:{server.getsockname()[1]}",
+            Connecting(SECRET, PROTOCOL, "me", "you"),
+            lambda: None,
+            pair.client.take,
+            pair.client.broken.append,
+        )
+        peer, _ = server.accept()
+        connection.queue([b"for the job only"])
+        connection.write()
+        pair.inbox.sleep(1.0)
+        peer.sendall(framed(stranger.challenge(peer.recv(1000)[LENGTH.size :])))
+        pair.until(lambda: bool(pair.client.broken))
+        peer.settimeout(5)
+        assert peer.recv(1000) == b"" and not connection.ready
+        peer.close()
+
+
+def test_an_impostor_cannot_have_much_memory_taken(pair: Pair) -> None:
+    with socket.create_server((HOST, 0)) as server:
+        Outgoing(
+            pair.inbox,
+            f"{HOST}:{server.getsockname()[1]}",
+            Connecting(SECRET, PROTOCOL, "me", "you"),
+            lambda: None,
+            pair.client.take,
+            pair.client.broken.append,
+        )
+        peer, _ = server.accept()
+        peer.sendall(LENGTH.pack(1 << 31) + b"x" * 1000)
+        pair.until(lambda: bool(pair.client.broken))
+        assert f"{handshake.MAX_BYTES} are the most" in pair.client.broken[0]
+        peer.close()
+
+
+def test_connecting_takes_less_than_two_milliseconds_more(pair: Pair) -> None:
+    times = []
+    for _ in range(40):
+        begun = time.monotonic()
+        connection = pair.connect()
+        times.append(time.monotonic() - begun)
+        connection.close()
+        pair.until(lambda: bool(pair.server.broken))
+        pair.server.broken.clear()
+    assert min(times) < 0.002, "connecting, all of the handshake included"
 
 
 def test_a_broken_connection_is_told_once_and_may_be_closed_again(pair: Pair) -> None:
@@ -229,7 +372,7 @@ def test_finish_writes_everything_and_waits_for_the_other_end(pair: Pair) -> Non
 def test_finish_is_bounded_when_nobody_reads(pair: Pair) -> None:
     with socket.create_server((HOST, 0)) as server:
         address = f"{HOST}:{server.getsockname()[1]}"
-        connection = Outgoing(pair.inbox, address, b"", lambda: None, lambda _frame: None, lambda _reason: None)
+        connection = Outgoing(pair.inbox, address, TO_NOBODY, lambda: None, lambda _frame: None, lambda _reason: None)
         begun = time.monotonic()
         connection.finish(0.3)
         assert 0.2 < time.monotonic() - begun < 5 and not connection.open
@@ -240,7 +383,7 @@ def test_nobody_at_the_address(pair: Pair) -> None:
         address = f"{HOST}:{server.getsockname()[1]}"
     broken: list[str] = []
     try:
-        Outgoing(pair.inbox, address, b"", lambda: None, lambda _frame: None, broken.append)
+        Outgoing(pair.inbox, address, TO_NOBODY, lambda: None, lambda _frame: None, broken.append)
     except OSError as error:
         broken.append(str(error))
     pair.until(lambda: len(broken) == 1)
@@ -251,7 +394,7 @@ def test_who_does_not_answer_in_time_is_given_up(pair: Pair) -> None:
     with socket.create_server((HOST, 0)) as server:
         address = f"{HOST}:{server.getsockname()[1]}"
         broken: list[str] = []
-        connection = Outgoing(pair.inbox, address, b"", lambda: None, lambda _frame: None, broken.append)
+        connection = Outgoing(pair.inbox, address, TO_NOBODY, lambda: None, lambda _frame: None, broken.append)
         connection.expire(time.monotonic() + 9.0, 10.0)
         assert broken == []
         connection.expire(time.monotonic() + 11.0, 10.0)
@@ -264,7 +407,7 @@ class Planes:
     def __init__(self) -> None:
         self.inbox: Inbox[Any] = Inbox()
         self.heard: list[list[Any]] = [[], []]
-        self.planes = [TcpDataPlane(at, TOKEN, HOST, self.inbox, self.heard[at].append) for at in range(2)]
+        self.planes = [TcpDataPlane(at, CREDENTIALS, HOST, self.inbox, self.heard[at].append) for at in range(2)]
         self.addresses = [plane.start() for plane in self.planes]
 
     def until(self, at: int, event: Any) -> None:
@@ -338,3 +481,40 @@ def test_another_incarnation_gets_another_stream(planes: Planes) -> None:
     one.flush()
     planes.inbox.sleep(0.05)
     assert planes.heard[0] == [], "nobody asked for it, so nobody is told of its end"
+
+
+def test_an_older_process_of_a_slot_cannot_attach_after_a_newer_one(planes: Planes) -> None:
+    one, other = planes.planes
+    one.incarnation = 2
+    one.connect({1: (5, planes.addresses[1])})
+    planes.until(1, PeerAttached(0))
+    zombie = TcpDataPlane(0, CREDENTIALS, HOST, planes.inbox, planes.heard[0].append)
+    zombie.incarnation = 1
+    zombie.connect({1: (5, planes.addresses[1])})
+    deadline = time.monotonic() + 10
+    while not any(isinstance(event, PeerBroken) for event in planes.heard[0]):
+        assert time.monotonic() < deadline
+        planes.inbox.sleep(0.01)
+    assert PeerAttached(0) not in planes.heard[1]
+    assert other.refusals.by_reason() == {handshake.IDENTITY: 1}
+    zombie.close()
+
+
+@pytest.mark.parametrize(("slot", "incarnation"), [(2, 1), (1, 4)])
+def test_what_is_for_another_process_is_refused(planes: Planes, slot: int, incarnation: int) -> None:
+    one, other = planes.planes
+    other.incarnation = 5
+    one.connect({slot: (incarnation, planes.addresses[1])})
+    deadline = time.monotonic() + 10
+    while not planes.heard[0]:
+        assert time.monotonic() < deadline
+        planes.inbox.sleep(0.01)
+    assert isinstance(planes.heard[0][0], PeerBroken)
+    assert planes.heard[1] == [] and other.refusals.by_reason() == {handshake.IDENTITY: 1}
+
+
+def test_names_of_slots() -> None:
+    assert handshake.parse_slot_name(slot_name(3, 17)) == (3, 17)
+    for name in ("", "slot-", "slot-1", "slot-1.", "slot-.1", "slot--1.2", "host-1.2", "slot-1.2.3", "slot-1.x"):
+        with pytest.raises(PeerRefused):
+            handshake.parse_slot_name(name)

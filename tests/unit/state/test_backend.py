@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flinkplus.errors import ConfigurationError, CorruptState, StateError
-from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, StateFile, SubtaskState
+from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, StateFile, SubtaskState, versions
 from flinkplus.state.backend import folder_name
-from flinkplus.state.versions import FIRST_LEAD
+from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, write_sst
+from flinkplus.state.versions import FIRST_CHUNK_ENTRIES, FIRST_LEAD
 
 NEVER = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=10_000)
 
@@ -322,6 +325,35 @@ def test_files_of_a_later_version_carry_a_later_checkpoint(open_state, storage: 
         assert read(second, b"key000000") == [expected]
     carried = [int(file["name"].split("-")[1]) for file in manifests[3]["files"]]
     assert min(carried) >= 3
+
+
+@pytest.mark.parametrize(("size", "most"), [(8, WRITE_CHUNK_ENTRIES), (1_000, 256), (60_000, 4)])
+def test_a_base_is_read_in_pieces_of_limited_size(
+    open_state, monkeypatch: pytest.MonkeyPatch, size: int, most: int
+) -> None:
+    """The interpreter lock is kept for each of them."""
+    found: list[int] = []
+
+    def noted(chunks: Iterable[Chunk], path: Path) -> int:
+        def passed() -> Iterator[Chunk]:
+            for keys, values in chunks:
+                found.append(len(keys))
+                yield keys, values
+
+        return write_sst(passed(), path)
+
+    state = open_state(policy=BasePolicy(max_deltas=0))
+    count = FIRST_CHUNK_ENTRIES + 3 * most
+    values = [os.urandom(size) for _ in range(count)]
+    state.object_state("seen").put_many(many(count), values)
+    state.persist(state.freeze(1, {}))
+    state.object_state("seen").put_many(many(1), values[-1:])
+    state.persist(state.freeze(2, {}))
+    monkeypatch.setattr(versions, "write_sst", noted)
+    assert state.rebase()
+    assert sum(found) == count
+    assert found[0] == FIRST_CHUNK_ENTRIES
+    assert max(found[1:]) == pytest.approx(most, rel=0.1)
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------

@@ -310,6 +310,6 @@ def test_torn_chunks_never_become_a_file(open_state, tmp_path: Path) -> None:
         yield from part.sorted_chunks()
         raise FULL
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StateError, match="No space"):
         delta.write_sst(torn(), tmp_path / "x.sst")
     assert not list(tmp_path.glob("x.sst*"))

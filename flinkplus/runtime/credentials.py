@@ -1,0 +1,66 @@
+"""What lets a process take part in a job: made by the driver, shipped to every slot with Spark's own task.
+
+Rules: it is never sent over FlinkPlus's own connections, never written to a file of FlinkPlus, never on a command line,
+and its ``repr`` does not show it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flinkplus.config import Options
+from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.handshake import derived, make_secret
+from flinkplus.runtime.tls import Certificates, context, made_for, read_from
+
+JOB, OPEN = "job", "open"
+"""Values of ``zookeeper_acl``."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Of one run of a job.
+
+    ``secret``: what the handshake proves knowledge of. ``zookeeper``: ``user:password`` of those who may see and change
+    the job's nodes in ZooKeeper; ``None``: everybody may. ``tls``: certificates, or a directory that each host has them
+    in; ``None``: connections are not encrypted.
+    """
+
+    secret: bytes = field(repr=False)
+    zookeeper: str | None = field(default=None, repr=False)
+    tls: Certificates | str | None = field(default=None, repr=False)
+
+    @classmethod
+    def made(cls, options: Options, job_id: str) -> Credentials:
+        """New ones. Raises ``ConfigurationError`` for files that cannot be used."""
+        secret = make_secret()
+        made = cls(
+            secret,
+            _zookeeper(options.zookeeper_acl or (OPEN if options.zookeeper else JOB), job_id, secret),
+            made_for(job_id) if options.tls is True else options.tls or None,
+        )
+        certificates = made.certificates
+        if certificates is not None:
+            context(certificates, True)  # raises here, and not in every slot
+        return made
+
+    @property
+    def certificates(self) -> Certificates | None:
+        """Those of this host. Raises ``ConfigurationError``."""
+        return read_from(self.tls) if isinstance(self.tls, str) else self.tls
+
+
+def _zookeeper(acl: str, job_id: str, secret: bytes) -> str | None:
+    if acl == OPEN:
+        return None
+    if acl == JOB:
+        return f"flinkplus-{job_id}:{derived(secret, 'zookeeper').hex()}"
+    try:
+        text = Path(acl).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"zookeeper_acl: {acl!r} cannot be read: {error}") from error
+    user, colon, password = text.partition(":")
+    if not (user and colon and password) or "\n" in text:
+        raise ConfigurationError(f"zookeeper_acl: the file {acl!r} must hold one line, USER:PASSWORD")
+    return text

@@ -1,0 +1,122 @@
+"""Removing files without keeping the disk from everybody else.
+
+Giving back the blocks of a large file is work for the disk. Where it is told of each of them (``discard``, as on many
+virtual machines) that may be more than a millisecond for a megabyte, in which it does nothing else: whoever syncs a
+file meanwhile, large or small, waits until 250 MB are gone.
+
+Rules:
+- a name is gone when the call returns; the room is given back by a thread of its own, in pieces, with pauses that are
+  longer than the work: the disk has time for others, also when several processes do so. When much waits there are none;
+- only what nobody else has, by another name or open, is taken to pieces: a file that is being read stays whole;
+- the thread is there as long as it has something to do, and nobody waits for it. When the job is over, what is left
+  goes at once (``hurry``); when the process ends, the system sees to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+PIECE_BYTES = 4 << 20
+"""Files up to this are removed as they are; others by so much at a time."""
+PAUSE = 4
+"""Times as long as a piece took."""
+HURRY_FILES = 64
+
+
+class _Remover:
+    """Large files that have lost their last name, and the thread that takes them to pieces."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._waiting: deque[int] = deque()
+        self._thread: threading.Thread | None = None
+        self._hurried = False
+
+    def add(self, handle: int) -> None:
+        """An open file, which is closed in the end."""
+        with self._guard:
+            self._waiting.append(handle)
+            if self._thread is None or not self._thread.is_alive():  # a forked child has none
+                self._thread = threading.Thread(target=self._run, name="flinkplus-removal", daemon=True)
+                self._thread.start()
+
+    def hurry(self) -> None:
+        """What waits now, and until nothing waits any more, goes at once."""
+        with self._guard:
+            self._hurried = self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._guard:
+                if not self._waiting:
+                    self._thread = None
+                    self._hurried = False
+                    return
+                handle = self._waiting.popleft()
+            try:
+                with contextlib.suppress(OSError):
+                    self._take_to_pieces(handle)
+            finally:
+                os.close(handle)
+
+    def _take_to_pieces(self, handle: int) -> None:
+        """Raises ``OSError`` when that must not be, or cannot."""
+        found = os.fstat(handle)
+        if found.st_nlink:
+            return
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted when nobody else has it open
+        for size in range(found.st_size - PIECE_BYTES, 0, -PIECE_BYTES):
+            if self._hurried:
+                return
+            begun = time.monotonic()
+            os.ftruncate(handle, size)
+            if len(self._waiting) < HURRY_FILES:
+                time.sleep(PAUSE * (time.monotonic() - begun))
+
+
+_remover = _Remover()
+
+
+def remove_file(path: str | Path) -> None:
+    """Remove a file, if it is there. Raises ``OSError`` when that cannot be done."""
+    handle = _open_large(path)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    except BaseException:
+        if handle is not None:
+            os.close(handle)
+        raise
+    if handle is not None:
+        _remover.add(handle)
+
+
+def remove_folder(path: str | Path) -> None:
+    """Remove a folder and what is in it, as far as that can be done."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                remove_file(os.path.join(folder, name))
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def hurry() -> None:
+    """The job is over: what was removed gives back its room now, before there is another job to be kept waiting."""
+    _remover.hurry()
+
+
+def _open_large(path: str | Path) -> int | None:
+    """The file, if it is worth the trouble and this is its last name."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size > PIECE_BYTES:
+            return os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    return None

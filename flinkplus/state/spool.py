@@ -1,0 +1,53 @@
+"""A file on its way to the disk by way of memory, for a library that keeps the interpreter lock while it writes.
+
+rocksdict does: with a file on a disk, everybody in the process would wait when RocksDB writes a block to it, and when
+it syncs it in the end, which may take a busy disk hundreds of milliseconds.
+
+Rules:
+- the library opens ``name`` and writes from the first byte to the last; whenever it rests, ``drain`` moves on what it
+  has written, without the interpreter lock, so that there is never more in memory than was written between two calls;
+- where there is no such memory (Linux has it), ``name`` is the file itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from typing_extensions import Self
+
+from flinkplus.state.files import SteadyFile
+
+
+class Spool:
+    """The file at ``path``, a new one. A context manager that closes it. Raises ``OSError``."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._file = SteadyFile(path)
+        self._moved = 0
+        self._memory: int | None = None
+        with contextlib.suppress(AttributeError, OSError):
+            self._memory = os.memfd_create(path.name)
+            name = f"/proc/self/fd/{self._memory}"
+            if os.path.exists(name):
+                self.name = name
+
+    def drain(self) -> None:
+        """Move on what was written."""
+        if self._memory is None:
+            return
+        written = os.fstat(self._memory).st_size
+        if written > self._moved:
+            self._file.take(self._memory, self._moved, written)
+            self._moved = written
+            os.ftruncate(self._memory, 0)  # who writes goes on where it was, and what is before that takes no room
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._memory is not None:
+            os.close(self._memory)
+        self._file.close()

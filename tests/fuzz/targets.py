@@ -1,0 +1,398 @@
+"""What is fuzzed: valid examples, how they are mutated, what is done with the result, and which errors may come of it.
+
+Rules: a target keeps nothing from one case to the next; whatever else than its own errors comes out is a finding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import struct
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from chain_backup import frames
+from chain_backup.zookeeper.errors import BadRecord
+from chain_backup.zookeeper.records import ChainRecord, SlotRecord
+from chain_backup.zookeeper.records import decode as decode_record
+from dedup.digests import pack_digests
+from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, CorruptState, PeerProtocolError, PeerRefused
+from flinkplus.protocol.determinants import Choice, decode_runs, encode_ancestor, encode_run, pack, unpack
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.runtime import control, wire
+from flinkplus.runtime.handshake import Connecting, Listening, parse_slot_name, slot_name
+from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.log_codec import MessageCodec
+from flinkplus.runtime.names import parse_channel, parse_subtask
+from flinkplus.runtime.tcp import Connection, framed
+from flinkplus.runtime.wire import Kind, Message
+from flinkplus.state.backend import parse_files
+from flinkplus.state.storage import MANIFEST_MAGIC, CheckpointStorage, manifest_files, sealed
+from tests.fuzz.mutate import mutated, mutated_document
+from upstream_cache import CorruptSegment
+from upstream_cache.segments import Segment
+from upstream_cache.volume import OsVolume, Volume
+
+Mutate = Callable[[random.Random, Sequence[bytes]], bytes]
+
+
+@dataclass(frozen=True)
+class Target:
+    """``decode`` a mutated one of ``seeds``: nothing but ``errors`` may be raised."""
+
+    name: str
+    seeds: tuple[bytes, ...]
+    decode: Callable[[bytes], object]
+    errors: tuple[type[Exception], ...]
+    mutate: Mutate = mutated
+    reseal: Callable[[random.Random, bytes], bytes] = lambda _rng, data: data
+    """Makes checksums right again, mostly: else a decoder would not be looked into behind them."""
+
+    def case(self, rng: random.Random) -> bytes:
+        """A mutated example."""
+        return self.reseal(rng, self.mutate(rng, self.seeds))
+
+
+# --- the data plane
+
+
+def _batches() -> list[pa.RecordBatch]:
+    words = pa.array(["a", "bb", None, "d" * 50])
+    return [
+        pa.record_batch({"word": words, "count": pa.array([1, 2, 3, 4])}),
+        pa.record_batch({"l": pa.array([[1], None, [2, 3]]), "s": pa.array([{"a": 1.5}, None, {"a": 2.0}])}),
+        pa.record_batch({"word": pa.array(["x", "y", "x"] * 700).dictionary_encode()}),
+        pa.record_batch({"flag": pa.array([True, None]), "t": pa.array([1, 2], pa.timestamp("us", "UTC"))}),
+    ]
+
+
+@cache
+def _wire_seeds() -> tuple[bytes, ...]:
+    channel = ChannelId(1, 2, 3)
+    determinants = encode_run(7, [pack(Choice.INPUT, at) for at in range(4)])
+    found: list[Any] = []
+    for seq, batch in enumerate(_batches()):
+        payload = wire.encode_records(batch)
+        message = Message(Kind.RECORDS, channel, Generation(4), Seq(seq), CheckpointId(2), determinants=determinants)
+        found.append(wire.encode(message, payload))
+    for kind in Kind:
+        if kind not in wire.WITH_PAYLOAD:
+            found.append(wire.encode(Message(kind, channel, Generation(4), Seq(9), CheckpointId(2))))
+    found.append(wire.encode(Message(Kind.WATERMARK, channel, Generation(4), Seq(9), CheckpointId(2), watermark_ms=17)))
+    every = [b"".join(bytes(part) for part in parts) for parts in found]
+    return (*every, b"".join(every))
+
+
+def _decode_messages(data: bytes) -> object:
+    for message, payload in wire.decode_frame(data):
+        if message.kind is Kind.RECORDS:
+            try:
+                wire.decode_records(payload)
+            except PeerProtocolError:
+                continue
+    return None
+
+
+def _payload_seeds() -> tuple[bytes, ...]:
+    compressed = []
+    for codec in ("lz4", "zstd"):  # this program writes none, but whoever reads must stand them
+        sink = pa.BufferOutputStream()
+        sink.write(wire.PAYLOAD_PREFIX.pack(wire.PAYLOAD_VERSION, wire.STREAM, 0, 0))
+        batch = _batches()[0]
+        with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+            writer.write_batch(batch)
+        compressed.append(sink.getvalue().to_pybytes())
+    return (*(bytes(wire.encode_records(batch)) for batch in _batches()), *compressed)
+
+
+def _determinant_seeds() -> tuple[bytes, ...]:
+    small = [pack(Choice.READ, 3)] * 4
+    many = [pack(Choice.CLOCK, at * 1000) for at in range(100)]
+    return (
+        encode_run(0, []),
+        encode_run(70_000, small),
+        encode_run(1 << 40, many),
+        encode_run(5, small) + encode_ancestor(3 << 16 | 2, 9, many) + encode_ancestor(1, 1 << 33, small),
+    )
+
+
+def _decode_determinants(data: bytes) -> object:
+    (_, own), others = decode_runs(data)
+    return [unpack(one) for run in (own, *(run for _, _, run in others)) for one in run[:10]]
+
+
+# --- connections
+
+
+class _Socket:
+    """Stands for a socket that gives ``data`` in pieces."""
+
+    def __init__(self, data: bytes, rng: random.Random) -> None:
+        self._data = data
+        self._rng = rng
+
+    def recv_into(self, buffer: memoryview) -> int:
+        size = min(len(buffer), len(self._data), self._rng.choice((1, 3, 64, 100_000)))
+        buffer[:size] = self._data[:size]
+        self._data = self._data[size:]
+        return size
+
+    def fileno(self) -> int:
+        return 0
+
+    def setblocking(self, _blocking: bool) -> None: ...
+
+    def setsockopt(self, *_arguments: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+_inbox: Inbox[Any] = Inbox()
+STREAM_LIMIT = 4096
+
+
+def _receive(data: bytes) -> object:
+    """A stream of frames of at most ``STREAM_LIMIT`` bytes: it is read to its end, or ends as broken, once."""
+    taken: list[int] = []
+    broken: list[str] = []
+    sock: Any = _Socket(data, random.Random(len(data)))
+    connection = Connection(_inbox, sock, lambda frame: taken.append(len(frame)), broken.append, STREAM_LIMIT)
+    while connection.open:
+        connection._on_ready(1)
+        if connection._body is not None and len(connection._body) > STREAM_LIMIT:
+            raise AssertionError(f"{len(connection._body)} bytes taken where {STREAM_LIMIT} are the most")
+    if len(broken) != 1 or any(size > STREAM_LIMIT for size in taken):
+        raise AssertionError(f"broken: {broken}, taken: {taken}")
+    return taken
+
+
+SECRET = b"secret"
+_CONNECTING = Connecting(SECRET, b"fuzz/1", slot_name(1, 2), slot_name(3, 4))
+
+
+def _handshake(data: bytes) -> object:
+    """As what either end may be told in each of the frames."""
+    listening = Listening(SECRET, b"fuzz/1")
+    outcomes: list[object] = []
+    for act in (
+        lambda: listening.challenge(data),
+        lambda: parse_slot_name(listening.name),
+        lambda: listening.check(data),
+        lambda: _CONNECTING.answer(data),
+        lambda: parse_slot_name(data.decode("latin-1")),
+    ):
+        try:
+            outcomes.append(act())
+        except PeerRefused as error:
+            outcomes.append(error.reason)
+    return outcomes
+
+
+# --- the control plane
+
+_EXAMPLES: dict[Any, Any] = {
+    int: 3, float: 1.5, str: "count[1]", bool: True, dict[str, int]: {"0:1->2": 7}, dict[str, Any]: {"format": 1},
+    dict[str, dict[str, Any]]: {"count[1]": {"rows_out": 3}}, dict[str, list[Any]]: {"1": [1, "host:1"]},
+    dict[str, list[list[Any]]]: {"count[1]": [[3, [8, 16]]]}, list[str]: ["count[1]"], int | None: None,
+}  # fmt: skip
+
+
+def _control_seeds() -> tuple[bytes, ...]:
+    found = []
+    for cls in control.ControlMessage.__args__:
+        if cls is control.Fenced:
+            continue
+        hints = control._HINTS[cls.__name__]
+        found.append(control.encode(cls(**{f.name: _EXAMPLES[hints[f.name]] for f in dataclasses.fields(cls)})))
+    digests = {"0:1->2": [[4, pack_digests(array("Q", [1, 2, 3]))]]}
+    found.append(control.encode(control.Fenced(1, {"0:1->2": 3}, {}, {"count[1]": [[2, [8]]]}, digests, {})))
+    return tuple(found)
+
+
+def _decode_control(data: bytes) -> object:
+    message = control.decode(data)
+    if isinstance(message, control.Fenced):
+        for name, runs in message.determinants.items():
+            parse_subtask(name)
+            control.runs_from_json(runs)
+        for name, found in message.digests.items():
+            parse_channel(name)
+            control.digests_from_json(found)
+    return message
+
+
+# --- replication
+
+
+def _frame_seeds() -> tuple[bytes, ...]:
+    topic = frames.Topic("count[1]", 2, 3, 4)
+    return (
+        frames.encode(frames.Kind.OFFER, 1, 0, topic, {"base": 2, "lacks": ["1-2-3.sst"]}, b'{"format": 1}'),
+        frames.encode(frames.Kind.WANT, 1, 1, topic, {"files": [["1-2-3.sst", 0]], "round": 1}),
+        frames.encode(frames.Kind.CHUNK, 1, 2, topic, {"name": "1-2-3.sst", "offset": 0, "round": 1}, b"x" * 300),
+        frames.encode(frames.Kind.ACK, 1, 3, topic, {"round": 1}),
+        frames.encode(frames.Kind.FAILED, 1, 3, topic, {"reason": "no"}),
+        frames.encode(frames.Kind.PROBE, 1, 4, frames.NO_TOPIC),
+    )
+
+
+def _reseal_frame(rng: random.Random, data: bytes) -> bytes:
+    if len(data) < frames.BEFORE_FIELDS or rng.random() < 0.2:
+        return data
+    prefix, body = bytearray(data[: frames.PREFIX.size]), data[frames.BEFORE_FIELDS :]
+    if rng.random() < 0.7:
+        prefix[:4] = struct.pack("<2sBB", frames.MAGIC, frames.FORMAT_VERSION, prefix[3])
+        fields = max(0, min(len(body), struct.unpack_from("<I", prefix, frames.PREFIX.size - 8)[0]))
+        prefix[-8:] = struct.pack("<II", fields, len(body) - fields)
+    return bytes(prefix) + frames.CHECKSUM.pack(zlib.crc32(body, zlib.crc32(prefix))) + body
+
+
+# --- files and ZooKeeper
+
+_FILE = {
+    "name": "count-1/1-2-3.sst", "kind": "base", "entries": 3, "bytes": 400, "checksum": "ab" * 20, "replaces": ["x"],
+}  # fmt: skip
+_HANDLE = {"format": 1, "checkpoint": 3, "files": [_FILE, {**_FILE, "kind": "delta"}], "operator_state": {}}
+
+
+def _decode_handle(data: bytes) -> object:
+    handle = json.loads(data)  # handles come within documents that were parsed already
+    return parse_files(handle) if isinstance(handle, dict) else None
+
+
+class _Files:
+    """Stands for the files of a directory: each holds the bytes of the case."""
+
+    data = b""
+
+    def describe(self, name: str) -> str:
+        return name
+
+    def read(self, _name: str) -> bytes:
+        return self.data
+
+
+class _Folder:
+    """A checkpoint directory whose files hold the bytes of the case."""
+
+    def __init__(self) -> None:
+        self._storage = CheckpointStorage("/nowhere")
+        self._files = _Files()
+        self._storage._files = self._files  # type: ignore[assignment]
+
+    def decode_manifest(self, data: bytes) -> object:
+        self._files.data = data
+        return manifest_files(self._storage.read_manifest(3))
+
+    def decode_job(self, data: bytes) -> object:
+        self._files.data = data
+        return self._storage.job()
+
+
+class _Volume(OsVolume):
+    """One file in memory."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def create(self, path: Path) -> int:
+        return 1
+
+    open = create
+
+    def close(self, handle: int) -> None: ...
+
+    def write(self, handle: int, buffers: Sequence[Any], offset: int) -> int:
+        new = b"".join(buffers)
+        self.data = self.data[:offset] + new
+        return len(new)
+
+    def read(self, handle: int, size: int, offset: int) -> bytes:
+        return self.data[offset : offset + size]
+
+    def read_ahead(self, handle: int, offset: int, size: int) -> None: ...
+
+
+def _decode_segment(data: bytes) -> object:
+    """Reads a segment whose file was changed behind its back."""
+    volume = _Volume()
+    segment = _segment(volume)
+    volume.data = data
+    block = segment.read(segment.open_to_read(), 5)
+    return [MessageCodec().decode(block.body(seq)) for seq in range(block.first, block.end)]
+
+
+def _segment_seed() -> bytes:
+    volume = _Volume()
+    _segment(volume)
+    return volume.data
+
+
+def _segment(volume: Volume) -> Segment:
+    segment = Segment(ChannelId(1, 2, 3), Path("segment"), 5, 0, volume)
+    segment.append([(len(one), [one]) for one in _wire_seeds()[:4]])
+    return segment
+
+
+def _manifest_case(rng: random.Random, data: bytes) -> bytes:
+    return data if rng.random() < 0.1 else sealed(MANIFEST_MAGIC, data)
+
+
+def _record(data: bytes) -> object:
+    found: list[object] = []
+    for decode in (
+        lambda: ChainRecord.decode("count[1]", data),
+        lambda: SlotRecord.decode(1, data),
+        lambda: decode_record("coordinator", data),
+    ):
+        try:
+            found.append(decode())
+        except BadRecord as error:
+            found.append(error)
+    return found
+
+
+def targets() -> list[Target]:
+    """All of them."""
+    folder = _Folder()
+    handle = json.dumps(_HANDLE).encode()
+    manifest = json.dumps({"format": 1, "checkpoint": 3, "generation": 2, "subtasks": {"count[1]": _HANDLE}}).encode()
+    records = (ChainRecord("count[1]", 3, (1, 2), 4).encode(), SlotRecord("host:1", "host", 17, 2).encode(5))
+    stream = b"".join(framed(b"x" * size) for size in (0, 1, 100, STREAM_LIMIT))
+    hello = _CONNECTING.hello
+    return [
+        Target("wire", _wire_seeds(), _decode_messages, (PeerProtocolError,)),
+        Target("payload", _payload_seeds(), wire.decode_records, (PeerProtocolError,)),
+        Target("determinants", _determinant_seeds(), _decode_determinants, (PeerProtocolError,)),
+        Target("stream", (stream, framed(b"y" * 3000) * 2), _receive, ()),
+        Target("handshake", (hello, Listening(SECRET, b"fuzz/1").challenge(hello), b"slot-1.2"), _handshake, ()),
+        Target("control", _control_seeds(), _decode_control, (PeerProtocolError,), mutated_document),
+        Target("replication", _frame_seeds(), frames.decode, (PeerProtocolError,), reseal=_reseal_frame),
+        Target("segment", (_segment_seed(),), _decode_segment, (CorruptSegment, PeerProtocolError)),
+        Target("codec", _wire_seeds(), lambda data: MessageCodec().decode(memoryview(data)), (PeerProtocolError,)),
+        Target("handle", (handle,), _decode_handle, (CorruptState, ValueError, RecursionError), mutated_document),
+        Target(
+            "manifest",
+            (manifest,),
+            folder.decode_manifest,
+            (CorruptCheckpoint, CorruptState),
+            mutated_document,
+            _manifest_case,
+        ),
+        Target(
+            "job",
+            (json.dumps({"format": 1, "job": {"name": "x", "fingerprint": "y"}}).encode(),),
+            folder.decode_job,
+            (CheckpointDirectoryError,),
+            mutated_document,
+        ),
+        Target("zookeeper", records, _record, (), mutated_document),
+    ]

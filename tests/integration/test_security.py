@@ -1,0 +1,117 @@
+"""A running job among strangers: they learn nothing, change nothing, and make nobody fail over; they are counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from flinkplus import StreamEnvironment
+from flinkplus.api.job import JobHandle
+from flinkplus.runtime import credentials as credentials_module
+from flinkplus.runtime import lifeline, tcp_control, tcp_data
+from flinkplus.runtime.handshake import Connecting, slot_name
+from flinkplus.runtime.planes import COORDINATOR
+from flinkplus.runtime.tcp import framed
+from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+
+pytestmark = pytest.mark.integration
+
+REPEAT = 2
+SECRET = b"a secret that is easy to look for in files"
+
+
+def ports_of(pids: list[int]) -> list[int]:
+    """The TCP ports that processes listen on."""
+    return [
+        connection.laddr.port
+        for pid in pids
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+
+def attack(port: int, held: list[socket.socket]) -> int:
+    """Everything a stranger may try at one port; returns how many connections that took."""
+    hellos = [
+        Connecting(b"guessed", protocol, name, target)
+        for protocol, name, target in (
+            (tcp_data.PROTOCOL, slot_name(0, 1000), slot_name(1, 1)),
+            (tcp_control.PROTOCOL, slot_name(1, 0), COORDINATOR),
+            (lifeline.PROTOCOL, "1-0123456789abcdef", COORDINATOR),
+        )
+    ]
+    said = [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100_000, b"\0\0\0\0" * 1000]
+    said += [framed(hello.hello) + framed(b"p" * 32) for hello in hellos]
+    said += [framed(hello.hello) for hello in hellos]
+    for data in said:
+        sock = socket.create_connection(("127.0.0.1", port), timeout=10)
+        held.append(sock)
+        with contextlib.suppress(OSError):  # refused while it still sends: so it is to be
+            sock.sendall(data)
+    return len(said)
+
+
+def start(spark: SparkSession, corpus: Path, out: Path, **options: object) -> JobHandle:
+    env = StreamEnvironment(spark, parallelism=3, checkpoint_interval=0.3, **options)
+    words = env.read_text(str(corpus), repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(60_000.0)
+    words.key_by("word").count(name="count").to_parquet(str(out), name="out")
+    return env.execute("among-strangers")
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["secret", "tls"])
+def test_strangers_on_every_port_of_a_job(
+    spark: SparkSession, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    if tls:
+        pytest.importorskip("cryptography")
+    monkeypatch.setattr(credentials_module, "make_secret", lambda: SECRET)
+    mine = set(ports_of([os.getpid()]))
+    held: list[socket.socket] = []
+    tried = 0
+    kept = str(tmp_path / "kept")
+    with start(spark, corpus, tmp_path / "out", work_dir=str(tmp_path), checkpoint_dir=kept, tls=tls) as job:
+        wait_for_checkpoint(job)
+        slots = list(job.slot_pids().values())
+        ports = [*ports_of(slots), *(set(ports_of([os.getpid()])) - mine)]
+        assert len(ports) == 3 + 2, "each slot's, the coordinator's, and that of the lifelines"
+        attackers = []
+        for port in ports:
+            attackers.append(threading.Thread(target=attack, args=(port, held)))
+            attackers[-1].start()
+        for attacker in attackers:
+            attacker.join()
+        tried = len(held)
+        before = job.metrics()["last_checkpoint"]
+        wait_until(lambda: job.metrics()["last_checkpoint"] > before, "the job goes on")
+        assert list(job.slot_pids().values()) == slots and job.recoveries() == []
+        job.kill("count:1")
+        wait_until(lambda: job.metrics()["failovers"] == 1, "a failover among strangers")
+        for pid in [os.getpid(), *job.slot_pids().values()]:
+            assert SECRET not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert SECRET not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert not [path for path in tmp_path.rglob("*") if path.is_file() and SECRET in read(path)]
+        time.sleep(0.2)  # two heartbeats: what slots have counted is known
+        metrics = job.metrics()
+        job.await_finish(60)
+    for sock in held:
+        sock.close()
+    assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
+    # Those that say nothing, or only hello, are still held when this is counted.
+    assert tried * 6 // 10 <= metrics["refused_connections"] <= tried
+    assert metrics["malformed_frames"] == 0
+    assert [recovery["mode"] for recovery in job.recoveries()] == ["standby"]
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has just been removed
+        return b""
