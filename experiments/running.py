@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from experiments import console
@@ -71,13 +71,13 @@ def shown(document: Document, show: Callable[[dict[str, Any]], None]) -> Iterato
 
 
 @contextlib.contextmanager
-def one_session(master: str | None, slots: int) -> Iterator[SparkSession]:
-    """One SparkSession for all runs; its start costs seconds."""
+def one_session(master: str | None, slots: int, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """One SparkSession for all runs, with further ``settings``; its start costs seconds."""
     from flinkplus.cli import session
 
     master = master or session.default_master(slots)
     session.check_master(master, slots)
-    spark = session.open_session(master)
+    spark = session.open_session(master, settings)
     try:
         yield spark
     finally:

@@ -60,8 +60,10 @@ class Options:
     ensemble, ``job`` else. ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead.
     ``cache_memory_mb``: MiB of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``:
     share of new messages, at most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be
-    asked; above 0 and below 1. ``encoding_errors``: what to do with text that is not UTF-8. ``tls``: mutual TLS between
-    slots and driver: True (certificates are made for the job), or a directory that every host has them in
+    asked; above 0 and below 1.
+    ``hang_timeout``: seconds without a sign of life after which a slot's host hangs or is cut off (``None``: only
+    ``heartbeat_timeout`` counts). ``encoding_errors``: what to do with text that is not UTF-8. ``tls``: mutual TLS
+    between slots and driver: True (certificates are made for the job), or a directory that every host has them in
     (``flinkplus.runtime.tls``). ``trace_output``: a directory that slots and driver share, where time and rows of every
     output are noted (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the
     coordinator's machines do (``flinkplus.runtime.recorder``). ``faults``: see ``flinkplus.runtime.faults``.
@@ -93,6 +95,7 @@ class Options:
     deploy_timeout: float = 60.0
     heartbeat_interval: float = 0.1
     heartbeat_timeout: float = 10.0
+    hang_timeout: float | None = 0.4
     batch_rows: int = 32_768
     flush_interval: float = 0.02
     window: int = 16
@@ -134,6 +137,8 @@ class Options:
             _check_seconds(name, getattr(self, name), low_s)
         if self.heartbeat_timeout < 3 * self.heartbeat_interval:
             raise ConfigurationError("heartbeat_timeout must be at least three times heartbeat_interval")
+        if self.hang_timeout is not None:
+            _check_seconds("hang_timeout", self.hang_timeout, 0.1)
         _check_seconds("checkpoint_min_pause", self.checkpoint_min_pause, 0.0)
         if self.checkpoint_interval is not None:
             _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)

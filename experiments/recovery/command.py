@@ -14,14 +14,17 @@ from typing import Any
 
 from experiments import console
 from experiments.beside import beside
-from experiments.recovery.settings import FAILURES, RECOVERIES, USUAL, Case, Settings
+from experiments.recovery.settings import FAILURES, HOST_FAILURES, RECOVERIES, USUAL, Case, Settings
 from experiments.running import one_session, shown
 from flinkplus.cli.figures import check_json
 from flinkplus.config import GUARANTEES
+from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.faults import PARTS
 
 EXIT_OK, EXIT_FAILED = 0, 1
 DEFAULT_OUT = "results/recovery"
+CLUSTERS = ("namespaces", "here")
+DEFAULT_HOSTS = 4
 
 
 def add_recovery(command: argparse.ArgumentParser) -> None:
@@ -31,7 +34,13 @@ def add_recovery(command: argparse.ArgumentParser) -> None:
     numbers, choices = console.whole_numbers, console.choices
     command.add_argument("--parallelism", type=numbers(1), default=(1, 2, 4, 8), metavar="N,...")
     command.add_argument("--recovery", type=choices(RECOVERIES), default=USUAL, metavar=",".join(RECOVERIES))
-    command.add_argument("--failure", type=choices(FAILURES), default=FAILURES, metavar=",".join(FAILURES))
+    command.add_argument(
+        "--failure",
+        type=choices((*FAILURES, *HOST_FAILURES)),
+        default=FAILURES,
+        metavar=",".join((*FAILURES, *HOST_FAILURES)),
+        help=f"default: {','.join(FAILURES)}; the others are of hosts of a cluster",
+    )
     command.add_argument("--runs", type=positive, default=10, metavar="N", help="kills of each kind (default: 10)")
     command.add_argument("--rate", type=positive_number, default=30_000.0, metavar="WORDS_PER_S")
     command.add_argument("--interval", type=positive_number, default=1.0, metavar="S", help="between checkpoints")
@@ -41,6 +50,12 @@ def add_recovery(command: argparse.ArgumentParser) -> None:
         "--state-keys", type=numbers(0), default=(0,), metavar="N,...", help="objects of 1 KB of further keyed state"
     )
     command.add_argument("--no-warm-up", action="store_true", help="measure from the first run on")
+    command.add_argument(
+        "--cluster",
+        choices=CLUSTERS,
+        help="namespaces: start one on this machine, which takes root; here: this is the job's host of one",
+    )
+    command.add_argument("--hosts", type=positive, metavar="N", help="workers of the cluster (default: 4)")
     console.add_output(command, "recovery.json", DEFAULT_OUT)
     command.set_defaults(run=run_recovery_command)
 
@@ -76,7 +91,13 @@ def add_cost(command: argparse.ArgumentParser) -> None:
 
 def run_recovery_command(arguments: argparse.Namespace) -> int:
     """Returns the exit code."""
+    if arguments.cluster is None and arguments.hosts is not None:
+        raise ConfigurationError("--hosts is for --cluster")
+    if arguments.cluster is not None and arguments.master is not None:
+        raise ConfigurationError("--cluster has a master of its own")
+    hosts = None if arguments.cluster is None else arguments.hosts or DEFAULT_HOSTS
     settings = Settings(
+        hosts=hosts,
         parallelism=arguments.parallelism,
         recovery=arguments.recovery,
         failure=arguments.failure,
@@ -89,7 +110,15 @@ def run_recovery_command(arguments: argparse.Namespace) -> int:
         warm_up=not arguments.no_warm_up,
     )
     out = Path(arguments.out)
-    content = run_recovery(settings, Path(arguments.json or out / "recovery.json"), out, arguments.master)
+    json_path = Path(arguments.json or out / "recovery.json")
+    if arguments.cluster == "namespaces":
+        from experiments.cluster.inside import run_inside
+
+        settings.check()
+        check_json(json_path)
+        assert hosts is not None
+        return run_inside(hosts)
+    content = run_recovery(settings, json_path, out, arguments.master)
     return EXIT_OK if all(run["exact"] for run in content["runs"]) else EXIT_FAILED
 
 
@@ -98,27 +127,32 @@ def run_recovery(settings: Settings, json_path: Path, out: Path, master: str | N
 
     Raises ``ConfigurationError`` and the like before anything runs; on ``KeyboardInterrupt`` what there is is written.
     """
+    from experiments.cluster.place import Place
     from experiments.recovery.report import RecoveryDocument
     from experiments.recovery.runner import Runner
 
     settings.check()
     for path in (json_path, out / "recovery.png"):
         check_json(path)
+    place, session_settings = None if settings.hosts is None else Place.here(), None
+    if place is not None and settings.hosts is not None:
+        master, session_settings = place.master, place.session_settings(settings.hosts)
     document = RecoveryDocument(settings, json_path)
     with (
         shown(document, lambda content: show_recovery(content, out)),
-        one_session(master, max(settings.parallelism)) as spark,
+        one_session(master, max(settings.parallelism), session_settings) as spark,
     ):
         first = "warming up" if settings.warm_up else "starting"
+        shared = None if place is None else place.shared
         with (
-            tempfile.TemporaryDirectory(prefix="flinkplus-recovery-") as directory,
+            tempfile.TemporaryDirectory(prefix="flinkplus-recovery-", dir=shared) as directory,
             console.bar(len(settings.cases()), first) as bar,
         ):
 
             def begun(case: Case) -> None:
                 bar.begin(f"parallelism {case.parallelism}, {case.failure}, {case.recovery}")
 
-            runner = Runner(spark, settings, Path(directory), begun)
+            runner = Runner(spark, settings, Path(directory), begun, place)
             for outcome in beside(runner.outcomes(), runner.stop):
                 document.add_timeline(outcome.timeline if outcome.figures["exact"] else None)
                 document.add(outcome.figures)

@@ -18,9 +18,18 @@ from typing import Any
 import numpy as np
 from pyspark.sql import SparkSession
 
+from experiments.cluster.control import Control
+from experiments.cluster.place import Place
 from experiments.recovery import measure
 from experiments.recovery.processes import ProcessSampler
-from experiments.recovery.settings import CHECKPOINTS_AFTER_FILL, CHECKPOINTS_BEFORE, Case, Settings
+from experiments.recovery.settings import (
+    CHECKPOINTS_AFTER_FILL,
+    CHECKPOINTS_BEFORE,
+    HOST_FAILURES,
+    PAUSE_S,
+    Case,
+    Settings,
+)
 from experiments.recovery.summary import PHASES
 from experiments.recovery.workload import PROBE, Probe, Trigger, draw
 from experiments.running import RunError, wait_until
@@ -30,6 +39,9 @@ from flinkplus.cli.batch_check import check_output
 from flinkplus.cli.wordcount import COUNT, TOKENIZE
 
 PATIENCE_S = 90.0
+KILL = "kill"
+ORDERS = dict(zip(HOST_FAILURES, (KILL, "pause", "cut"), strict=True))
+"""What the harness is told to do to a host, by the kind of failure."""
 CHECK_TAG = "flinkplus-check"
 TIMELINE_S = (2.0, 3.0)
 """Seconds before and after the kill that are kept for a picture."""
@@ -37,30 +49,64 @@ TIMELINE_S = (2.0, 3.0)
 
 @dataclass(frozen=True)
 class Kill:
-    """Which subtask fails, when after the last checkpoint that was waited for, and how."""
+    """Which subtask fails, when after the last checkpoint that was waited for, and how: by itself, with its process,
+    or with its host.
+    """
 
     index: int
     offset_s: float
-    trigger: Trigger | None
+    failure: str
+    trigger: Trigger | None = None
+    control: Control | None = None
 
     @classmethod
-    def drawn(cls, case: Case, interval: float, directory: Path) -> Kill:
+    def drawn(cls, case: Case, interval: float, directory: Path, control: Control | None = None) -> Kill:
         generator = np.random.default_rng(case.seed)
         trigger = Trigger(directory) if case.failure == "exception" else None
-        return cls(int(generator.integers(case.parallelism)), float(generator.uniform(0, interval)), trigger)
+        index, offset_s = int(generator.integers(case.parallelism)), float(generator.uniform(0, interval))
+        return cls(index, offset_s, case.failure, trigger, control)
 
     @property
     def subtask(self) -> str:
         return f"{COUNT}[{self.index}]"
 
-    def strike(self, job: JobHandle) -> float:
-        """Do it; the time right before, in seconds since the Unix epoch."""
+    def strike(self, job: JobHandle) -> Struck:
+        """Do it."""
         now_s = time.time()
+        if self.failure in HOST_FAILURES:
+            return self._strike_host(job.placement())
         if self.trigger is None:
             job.kill(self.subtask)
         else:
             self.trigger.pull(self.index)
-        return now_s
+        return Struck(now_s, (f"[{self.index}]",))
+
+    def _strike_host(self, placement: dict[str, str]) -> Struck:
+        if self.control is None:
+            raise RunError(f"the failure {self.failure} takes a cluster that this program can give orders to")
+        place = next((host for name, host in placement.items() if _is_of(name, COUNT, self.index)), None)
+        if place is None:
+            raise RunError(f"{self.subtask} was on no host when it was to be killed")
+        indices = sorted({name[name.rindex("[") :] for name, host in placement.items() if host == place})
+        struck_s = self.control.order(ORDERS[self.failure], place)
+        return Struck(struck_s, tuple(indices), place)
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What was done: ``time_s``, right before it, in seconds since the Unix epoch; ``failed``: what the names of the
+    subtasks that it hit end with; ``host``: that it was done to.
+    """
+
+    time_s: float
+    failed: tuple[str, ...]
+    host: str | None = None
+
+
+def _is_of(subtask: str, operator: str, index: int) -> bool:
+    """Whether a subtask, as placed (``count+out[1]``), is number ``index`` of the vertex with ``operator``."""
+    vertex, _, number = subtask.rstrip("]").rpartition("[")
+    return operator in vertex.split("+") and number == str(index)
 
 
 class KillRun:
@@ -75,6 +121,7 @@ class KillRun:
         directory: Path,
         kill: Kill,
         stop: threading.Event,
+        place: Place | None = None,
     ) -> None:
         self._spark = spark
         self._settings = settings
@@ -84,16 +131,23 @@ class KillRun:
         self._traces = directory / "trace"
         self._kill = kill
         self._stop = stop
-        self._struck_s = 0.0
+        self._struck: Struck | None = None
+        self._options = {} if place is None else place.options(directory)
         self.timeline: dict[str, Any] | None = None
         self.figures: dict[str, Any] = {"exact": False, "fallback": None, "recovery_ms": None, "caught_up_ms": None}
         self.figures |= {f"{phase}_ms": None for phase in PHASES}
         self.figures |= {f"output_gap_{which}_ms": None for which in ("failed", "others", "before")}
 
+    @property
+    def struck_host(self) -> str | None:
+        """The host that something was done to, if so."""
+        return None if self._struck is None else self._struck.host
+
     def run(self) -> None:
         """Run the job with its kill to its end, and check its output. Raises ``RunError``, or what the job raises."""
         case = self._case
-        env = StreamEnvironment(self._spark, trace_output=str(self._traces), **self._settings.options(case))
+        options = {**self._settings.options(case), **self._options}
+        env = StreamEnvironment(self._spark, trace_output=str(self._traces), **options)
         probe = None
         if self._kill.trigger is not None or case.state_keys:
             probe = Probe(PROBE, self._kill.trigger, case.state_keys)
@@ -101,7 +155,7 @@ class KillRun:
         with env.execute("recovery") as job:
             deadline = time.monotonic() + self._settings.words(case.state_keys) / self._settings.rate + PATIENCE_S
             self._until(job, lambda: job.running_s is not None, deadline)
-            with ProcessSampler(job.slot_pids) as sampler:
+            with ProcessSampler(self._processes(job)) as sampler:
                 self._until(job, lambda: job.metrics()["state_keys"] >= case.state_keys, deadline)
                 filled = job.metrics()["checkpoints_completed"]
                 wanted = filled + CHECKPOINTS_AFTER_FILL if case.state_keys else CHECKPOINTS_BEFORE
@@ -109,11 +163,19 @@ class KillRun:
                 self._stop.wait(self._kill.offset_s)
                 if job.state != "running":
                     raise RunError(f"the job was {job.state} when it was to be killed")
-                self._struck_s = self._kill.strike(job)
+                self._struck = self._kill.strike(job)
+                if self._struck.host is not None and ORDERS[case.failure] != KILL:
+                    self._stop.wait(PAUSE_S)
+                    assert self._kill.control is not None
+                    self._kill.control.order("revive", self._struck.host)
                 self._until(job, lambda: job.done, deadline)
             self._note(job, sampler)
             job.await_finish()
         self._check()
+
+    def _processes(self, job: JobHandle) -> Callable[[], dict[int, int]]:
+        """The process of each slot, where they are on this machine: numbers of other hosts mean nothing here."""
+        return job.slot_pids if self._settings.hosts is None else dict
 
     def _until(self, job: JobHandle, condition: Callable[[], bool], deadline: float) -> None:
         wait_until(job, condition, deadline, self._stop)
@@ -143,15 +205,18 @@ class KillRun:
         known = {f"{phase}_ms": recovery[f"{phase}_ms"] for phase in PHASES}
         known |= {"registry_ms": recovery["registry_ms"]}
         known |= {"recovery_ms": recovery["recovery_ms"], "caught_up_ms": recovery["caught_up_ms"]}
+        assert self._struck is not None
         killed_s = recovery["begin_s"]
         detected_s = killed_s + (known["detect_ms"] or 0.0) / 1e3
         silent_s = detected_s
         if self._kill.trigger is not None:
-            killed_s = silent_s = self._kill.trigger.raised_s(self._kill.index) or self._struck_s
-            known["detect_ms"] = measure.milliseconds(killed_s, detected_s)
+            killed_s = silent_s = self._kill.trigger.raised_s(self._kill.index) or self._struck.time_s
+        elif self._struck.host is not None:
+            killed_s = self._struck.time_s
+        known["detect_ms"] = measure.milliseconds(killed_s, detected_s)
         self.figures |= known
         arrival = measure.Arrival(self._settings.rate, self._settings.words(self._case.state_keys))
-        failed = [name for name in trace if name.endswith(f"[{self._kill.index}]")]
+        failed = [name for name in trace if name.endswith(self._struck.failed)]
         self.figures |= measure.figures(trace, failed, arrival, killed_s, silent_s)
         total, before = self.figures["recovery_ms"], [known[f"{phase}_ms"] for phase in PHASES[:-1]]
         if total is not None and None not in before:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from experiments.cluster.place import Place
 from experiments.recovery.kill import CHECK_TAG, Kill, KillRun
 from experiments.recovery.settings import Case, Settings
 from flinkplus.corpus import write_corpus
@@ -31,13 +32,24 @@ class Outcome:
 
 
 class Runner:
-    """All runs of an experiment. ``begun`` is told before each; ``stop`` may come from another thread."""
+    """All runs of an experiment. ``begun`` is told before each; ``stop`` may come from another thread. ``place``: the
+    cluster, if there is one; ``directory`` is shared by its hosts then.
+    """
 
-    def __init__(self, spark: SparkSession, settings: Settings, directory: Path, begun: Callable[[Case], None]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        directory: Path,
+        begun: Callable[[Case], None],
+        place: Place | None = None,
+    ) -> None:
         self._spark = spark
         self._settings = settings
         self._directory = directory
         self._begun = begun
+        self._place = place
+        self._control = None if place is None else place.control
         self._texts: dict[int, Path] = {}
         self._stop = threading.Event()
 
@@ -66,15 +78,24 @@ class Runner:
 
     def _run(self, case: Case) -> Outcome:
         directory = self._directory / "run"
-        kill = Kill.drawn(case, self._settings.interval, directory)
-        run = KillRun(self._spark, self._settings, case, self._text(case.state_keys), directory, kill, self._stop)
+        kill = Kill.drawn(case, self._settings.interval, directory, self._control)
+        text = self._text(case.state_keys)
+        run = KillRun(self._spark, self._settings, case, text, directory, kill, self._stop, self._place)
         figures = {**dataclasses.asdict(case), "subtask": kill.subtask, "offset_s": round(kill.offset_s, 4)}
         try:
             directory.mkdir()
+            if self._place is not None and self._settings.hosts is not None:
+                self._place.await_executors(self._spark, self._settings.hosts)
             run.run()
             error = None
         except Exception as problem:  # whatever it is, it ends this run and is told in its figures
             error = f"{type(problem).__name__}: {problem}"
         finally:
+            self._revive(run.struck_host)
             shutil.rmtree(directory, ignore_errors=True)
         return Outcome({**figures, **run.figures, "error": error}, run.timeline)
+
+    def _revive(self, host: str | None) -> None:
+        """The next run finds all hosts as they were."""
+        if host is not None and self._control is not None:
+            self._control.order("revive", host)

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkplus.config import options_from
+from flinkplus.errors import ConfigurationError
 
 RECOVERIES = ("standby", "partial", "rollback")
 USUAL = ("standby", "rollback")
 FAILURES = ("sigkill", "exception")
+HOST_FAILURES = ("host", "hang", "cut")
+"""On a cluster: a host is killed; it stands still, or is cut off from all others, for ``PAUSE_S``."""
+PAUSE_S = 2.5
 BALLAST_KEYS_PER_S = 40_000
 CHECKPOINTS_BEFORE = 2
 CHECKPOINTS_AFTER_FILL = 8
@@ -30,7 +34,9 @@ HELD_ENTRIES = 60_000
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run. ``state_keys``: objects of 1 KB in the keyed state of the job, beside the words."""
+    """What to run. ``state_keys``: objects of 1 KB in the keyed state of the job, beside the words. ``hosts``: workers
+    of the cluster, ``None`` without one.
+    """
 
     parallelism: tuple[int, ...]
     recovery: tuple[str, ...] = USUAL
@@ -42,9 +48,13 @@ class Settings:
     replicas: int = 3
     state_keys: tuple[int, ...] = (0,)
     warm_up: bool = True
+    hosts: int | None = None
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""
+        alone = sorted(set(self.failure) & set(HOST_FAILURES))
+        if self.hosts is None and alone:
+            raise ConfigurationError(f"the failure {alone[0]} takes a cluster of hosts: --cluster namespaces")
         for recovery in self.recovery:
             options_from({}, {"recovery": recovery})
         for case in self.cases():
@@ -62,7 +72,13 @@ class Settings:
         ]
 
     def _seed(self, parallelism: int, failure: str, run: int) -> int:
-        parts = (self.seed, parallelism, FAILURES.index(failure), 0, run)  # 0: was the size; published runs have it
+        parts = (
+            self.seed,
+            parallelism,
+            (*FAILURES, *HOST_FAILURES).index(failure),
+            0,
+            run,
+        )  # 0: was the size; published runs have it
         import numpy as np
 
         return int(np.random.SeedSequence(parts).generate_state(1)[0])

@@ -151,6 +151,12 @@ class JobHandle:
         """The process of each registered slot."""
         return {} if self.done else self._running.coordinator.pids()
 
+    def placement(self) -> dict[str, str]:
+        """The host of each subtask just now, as its slot names it: ``{"count+out[1]": "worker-2", ...}``; without those
+        whose slot is away.
+        """
+        return {} if self.done else self._running.coordinator.placement()
+
     def collected(self, name: str) -> pa.Table:
         """The committed rows of a ``collect`` sink. Raises ``ConfigurationError`` when there is no such sink."""
         committer = self._running.coordinator.commits.committers.get(name)

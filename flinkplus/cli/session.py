@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -68,8 +69,8 @@ def check_master(master: str, slots: int) -> None:
     check_slots(master, slots)
 
 
-def open_session(master: str) -> SparkSession:
-    """A session on ``master``. Raises ``JavaError`` or ``ConfigurationError``."""
+def open_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A session on ``master``, with further ``settings``. Raises ``JavaError`` or ``ConfigurationError``."""
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     log4j = Path(__file__).with_name("log4j2.properties")
@@ -85,6 +86,8 @@ def open_session(master: str) -> SparkSession:
     )
     if local_master(master) is not None or master.startswith("local-cluster"):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         return builder.getOrCreate()

@@ -61,7 +61,7 @@ def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
 @dataclass(frozen=True)
 class Register:
     """A slot's first message. ``address``: ``host:port`` of its data server. ``lifeline``: the name its lifeline has,
-    if it has one.
+    if it has one; ``pulse``: of its pulse.
     """
 
     slot: int
@@ -70,6 +70,7 @@ class Register:
     host: str
     address: str
     lifeline: str = ""
+    pulse: str = ""
 
 
 @dataclass(frozen=True)

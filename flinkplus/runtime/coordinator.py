@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,16 +63,35 @@ from flinkplus.runtime.placements import failover_protocol, topology_of
 from flinkplus.runtime.planes import ControlArrived, ControlLost, rendezvous
 from flinkplus.runtime.presence import Presence
 from flinkplus.runtime.priority import Preference
+from flinkplus.runtime.pulse import Pulses
 from flinkplus.runtime.recorder import Recorder
 from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import matched
 from flinkplus.runtime.reports import Reports
 
-MAX_IDLE_S = 0.2
+MAX_IDLE_S = 0.1
 STOP_AT_ONCE_S = 3.0
 M = TypeVar("M")
 log = logging.getLogger("flinkplus.coordinator")
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """``host:port`` of where slots register, hold their lifelines to, and send their pulses (``None``: nowhere)."""
+
+    rendezvous: str
+    lifelines: str
+    pulses: str | None
+
+    def at(self, host: str) -> Addresses:
+        """The same ports, as seen from elsewhere."""
+
+        def reached(address: str) -> str:
+            return f"{host}:{address.rpartition(':')[2]}"
+
+        pulses = None if self.pulses is None else reached(self.pulses)
+        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses)
 
 
 def dispatch_at(options: Options, host: str, credentials: Credentials) -> Dispatch:
@@ -79,6 +99,9 @@ def dispatch_at(options: Options, host: str, credentials: Credentials) -> Dispat
     inbox: Inbox[InboxEvent] = Inbox()
     dispatch = Dispatch(rendezvous(options, credentials, host, inbox), Members(options.parallelism), inbox)
     dispatch.make_lifelines = lambda: Lifelines(host, credentials, inbox, inbox.put)
+    timeout_s = options.hang_timeout
+    if timeout_s is not None:
+        dispatch.make_pulses = lambda: Pulses(host, credentials.secret, timeout_s, inbox, dispatch.clock)
     return dispatch
 
 
@@ -190,13 +213,14 @@ class Coordinator:
 
     # --- seen from other threads
 
-    def start(self) -> tuple[str, str]:
-        """Start serving; returns the addresses slots register at, and hold their lifelines to."""
+    def start(self) -> Addresses:
+        """Start serving."""
         address = self._dispatch.rendezvous.start()
         assert self._dispatch.make_lifelines is not None
         lifelines = self._dispatch.lifelines = self._dispatch.make_lifelines()
+        pulses = self._dispatch.pulses = None if self._dispatch.make_pulses is None else self._dispatch.make_pulses()
         self._thread.start()
-        return address, lifelines.address
+        return Addresses(address, lifelines.address, None if pulses is None else pulses.address)
 
     def write_records_to(self, registry: RecordWriter) -> None:
         """Where the records of chains go; to be said before ``start``."""
@@ -408,6 +432,11 @@ class Coordinator:
     def pids(self) -> dict[int, int]:
         """Process of each registered slot."""
         return {member.slot: member.pid for member in self._members.all()}
+
+    def placement(self) -> dict[str, str]:
+        """Host of each subtask whose slot is registered."""
+        hosts = {member.slot: member.host for member in self._members.all()}
+        return {str(subtask): hosts[slot] for subtask, slot in self.assignment.items() if slot in hosts}
 
     @property
     def slot_restarts(self) -> int:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from flinkplus.runtime.inbox import Inbox
     from flinkplus.runtime.lifeline import LifelineCut, Lifelines
     from flinkplus.runtime.planes import LinkEvent, Rendezvous
+    from flinkplus.runtime.pulse import Pulses
 
 log = logging.getLogger("flinkplus.coordinator")
 
@@ -139,6 +140,8 @@ class Dispatch:
         self.rendezvous = rendezvous
         self.make_lifelines: Callable[[], Lifelines] | None = None
         self.lifelines: Lifelines | None = None
+        self.make_pulses: Callable[[], Pulses] | None = None
+        self.pulses: Pulses | None = None
         self.members = members
         self.inbox = inbox
         self.clock = clock
@@ -169,6 +172,8 @@ class Dispatch:
         self.rendezvous.drop(member.connection)
         if self.lifelines is not None:
             self.lifelines.drop(member.lifeline)
+        if self.pulses is not None:
+            self.pulses.forget(member.pulse)
 
     def tell(self, slot: int, message: control.ControlMessage) -> None:
         """Send to the present incarnation of a slot, if there is one."""
@@ -208,4 +213,6 @@ class Dispatch:
         self.rendezvous.close()
         if self.lifelines is not None:
             self.lifelines.close()
+        if self.pulses is not None:
+            self.pulses.close()
         self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed the way to it

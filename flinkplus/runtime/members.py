@@ -25,6 +25,7 @@ class Member:
     address: str
     heard_s: float
     lifeline: str = ""
+    pulse: str = ""
 
 
 class Members:
@@ -54,6 +55,7 @@ class Members:
             register.address,
             now_s,
             register.lifeline,
+            register.pulse,
         )
         self._members[register.slot] = member
         self._by_connection[connection] = register.slot

@@ -107,6 +107,11 @@ class Presence:
             self._members.all_heard(now)
         for member in self._members.silent_since(now - self._options.heartbeat_timeout):
             self.evict(member, f"no heartbeat from slot {member.slot} for {self._options.heartbeat_timeout} s")
+        pulses = self._dispatch.pulses
+        if pulses is not None and pulses.due:
+            silent = set(pulses.silent([member.pulse for member in self._members.all()]))
+            for member in [member for member in self._members.all() if member.pulse in silent]:
+                self.evict(member, f"it hangs, or is cut off: no sign of life for {pulses.timeout_s} s")
 
     def registry_told(self, event: RegistryEvent) -> None:
         """ZooKeeper says something."""

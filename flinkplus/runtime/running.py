@@ -352,7 +352,7 @@ class RunningJob:
                 credentials.zookeeper,
             )
             self.coordinator.write_records_to(self._registry)
-        address, lifelines = (f"{reach}:{bound.rpartition(':')[2]}" for bound in self.coordinator.start())
+        addresses = self.coordinator.start().at(reach)
         if self._registry is not None:
             self._registry.begin()
         config = SlotConfig(
@@ -360,8 +360,9 @@ class RunningJob:
             job_name=plan.name,
             slots=plan.options.parallelism,
             first_generation=restore.generation + 1,
-            coordinator=address,
-            lifelines=lifelines,
+            coordinator=addresses.rendezvous,
+            lifelines=addresses.lifelines,
+            pulses=addresses.pulses,
             credentials=credentials,
             plan=cloudpickle.dumps(plan.graph),
             options=plan.options,

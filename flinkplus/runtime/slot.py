@@ -71,6 +71,7 @@ from flinkplus.runtime.planes import (
     data_plane,
 )
 from flinkplus.runtime.priority import Preference
+from flinkplus.runtime.pulse import Pulse
 from flinkplus.runtime.scratch import is_over, is_removed, make_scratch, remove_scratch
 from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
@@ -183,6 +184,7 @@ class Slot(SlotOrders):
         self._data = data_plane(index, config.options, config.credentials, slot_host(config), self._inbox)
         self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
+        self._pulse = Pulse()
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
         if self._options.standbys or self.cycles:
@@ -212,7 +214,11 @@ class Slot(SlotOrders):
         attempt = _spark_attempt()
         name = f"{self.index}-{secrets.token_hex(8)}"
         lifeline = name if self._lifeline.open(self._config.lifelines, self._config.credentials, name) else ""
-        self._link.send(control.Register(self.index, attempt, os.getpid(), socket.gethostname(), address, lifeline))
+        host, pid = socket.gethostname(), os.getpid()
+        self._link.send(control.Register(self.index, attempt, pid, host, address, lifeline, pulse=name))
+        if self._config.pulses is not None and self._options.hang_timeout is not None:
+            secret = self._config.credentials.secret
+            self._pulse.open(self._config.pulses, secret, name, self._options.hang_timeout)
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
             self._drain()
@@ -498,6 +504,7 @@ class Slot(SlotOrders):
         self._data.close()
         self._inbox.close()
         self._lifeline.close()
+        self._pulse.close()
         gc.unfreeze()
 
 

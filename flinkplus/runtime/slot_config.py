@@ -13,7 +13,7 @@ from flinkplus.runtime.credentials import Credentials
 class SlotConfig:
     """What the driver ships to every slot, through Spark. ``plan`` is the job graph, cloudpickled.
 
-    ``coordinator``, ``lifelines``: ``host:port`` of the two servers of the driver.
+    ``coordinator``, ``lifelines``, ``pulses``: ``host:port`` of the servers of the driver.
     ``zookeeper`` (hosts) and ``application`` are set when there are standbys.
     ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``directory``
     is the job's own, when it is on the slots' host as well: a slot sees there that the job is over, and removes it when
@@ -35,6 +35,7 @@ class SlotConfig:
     driver: tuple[int, float]
     local: bool
     zookeeper: str | None = None
+    pulses: str | None = None
     application: str = ""
 
 

@@ -238,7 +238,7 @@ def test_few_slots_and_few_replicas(spark: SparkSession, tmp_path: Path) -> None
 
 def test_a_hung_slot(spark: SparkSession, tmp_path: Path) -> None:
     """Nothing breaks, but it is silent: in ZooKeeper, for the coordinator, and when it is to fence."""
-    with Victim(spark, tmp_path, session_timeout=2.0, heartbeat_timeout=4.0) as victim:
+    with Victim(spark, tmp_path, session_timeout=2.0, heartbeat_timeout=4.0, hang_timeout=None) as victim:
         victim.wait_for_strength()
         victim.signal_slot(2, signal.SIGSTOP)
         victim.wait_for_failovers(1)

@@ -76,16 +76,21 @@ def test_without_zookeeper_the_job_rolls_back_and_says_why(
     assert (recovery["mode"], recovery["fallback"]) == ("rollback", metrics["fallback_reasons"][0])
 
 
-def test_a_slot_that_hangs_is_replaced_when_its_session_is_over(
-    spark: SparkSession, corpus: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"session_timeout": 1.0, "hang_timeout": None}, "session"), ({"session_timeout": 20.0}, "hangs")],
+)
+def test_a_slot_that_hangs_is_replaced(
+    spark: SparkSession, corpus: Path, tmp_path: Path, options: dict[str, object], reason: str
 ) -> None:
-    with start(spark, corpus, tmp_path / "out", session_timeout=1.0, heartbeat_timeout=30.0) as job:
+    """When its session is over, or before that, when it has no pulse."""
+    with start(spark, corpus, tmp_path / "out", heartbeat_timeout=30.0, **options) as job:  # type: ignore[arg-type]
         wait_for_checkpoint(job)
         os.kill(job.slot_pids()[1], signal.SIGSTOP)
         wait_until(lambda: job.metrics()["failovers"] == 1, "the failover", 15.0)
         job.await_finish(60)
     assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
-    assert "session" in job.recoveries()[0]["reason"]
+    assert reason in job.recoveries()[0]["reason"]
     assert job.metrics()["fallbacks"] == 0
 
 

@@ -27,6 +27,8 @@ from flinkplus.runtime.placements import find_strategy
         ("zookeeper", 2181),
         ("session_timeout", 0.1),
         ("session_timeout", "soon"),
+        ("hang_timeout", 0.05),
+        ("hang_timeout", "never"),
         ("cache_memory_mb", 0),
         ("sharing_depth", 0),
         ("sharing_depth", True),

@@ -1,0 +1,15 @@
+# A host of the test cluster (docker-compose.yml): Python, Java, FlinkPlus and what it needs; ZooKeeper and Spark come with PySpark.
+FROM python:3.12-slim-bookworm
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /opt/flinkplus
+COPY pyproject.toml requirements.lock README.md ./
+COPY flinkplus flinkplus
+COPY chain_backup chain_backup
+COPY upstream_cache upstream_cache
+COPY dedup dedup
+COPY experiments experiments
+RUN pip install --no-cache-dir -c requirements.lock -e .
+COPY docker-compose.yml ./
+COPY scripts scripts

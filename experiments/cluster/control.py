@@ -1,0 +1,114 @@
+"""Failures of hosts, ordered from within the cluster: a socket of the harness, in a directory that both see.
+
+A request is one line of JSON, ``{"order": "kill", "host": "worker-2"}``, and so is the answer: ``{"time_s": ...}``, the
+moment right before it was carried out, or ``{"error": ...}``.
+
+Rules: orders are carried out one after the other. Whoever can open the socket may give them: it is the user's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from experiments.cluster.namespaces import Cluster
+from experiments.cluster.network import ClusterError
+from flinkplus.errors import FlinkPlusError
+
+ORDERS = ("kill", "pause", "resume", "revive", "cut")
+CONTROL_FILE = "control"
+TIMEOUT_S = 60.0
+MAX_REQUEST_BYTES = 10_000
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Another name of ``path``: those of sockets are at most 107 bytes long."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+class ControlServer:
+    """A context manager: takes orders for ``cluster`` at ``path`` inside the block."""
+
+    def __init__(self, cluster: Cluster, path: Path) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        carry_out = self._carry_out
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                answer = carry_out(self.rfile.readline(MAX_REQUEST_BYTES))
+                self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+        with _short(path) as address:
+            self._server = socketserver.ThreadingUnixStreamServer(address, Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="cluster-control", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _carry_out(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            order, host, peer = request["order"], request["host"], request.get("peer")
+        except (ValueError, KeyError, TypeError) as error:
+            return {"error": f"not a request: {error!r}"}
+        if order not in ORDERS:
+            return {"error": f"{order!r} is none of {', '.join(ORDERS)}"}
+        with self._lock:
+            time_s = time.time()
+            try:
+                if order == "cut":
+                    self._cluster.cut(host, peer)
+                else:
+                    getattr(self._cluster, order)(host)
+            except (FlinkPlusError, OSError) as error:
+                return {"error": str(error)}
+        return {"time_s": time_s}
+
+
+class Control:
+    """The other end, on the job's host."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def order(self, order: str, host: str, peer: str | None = None) -> float:
+        """Have it done; when that began, in seconds since the Unix epoch. Raises ``ClusterError``."""
+        request = {"order": order, "host": host, "peer": peer}
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(TIMEOUT_S)
+                with _short(Path(self._path)) as address:
+                    connection.connect(address)
+                connection.sendall(json.dumps(request).encode() + b"\n")
+                with connection.makefile("rb") as answers:
+                    answer = json.loads(answers.readline() or b"{}")
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"{order} {host}: no answer from the harness: {error}") from error
+        if "time_s" not in answer:
+            raise ClusterError(f"{order} {host}: {answer.get('error', 'no answer from the harness')}")
+        return float(answer["time_s"])

@@ -1,0 +1,161 @@
+"""Pulses: how the driver notices within half a second that a slot's host hangs, or cannot be heard any more.
+
+Beside each slot a small process (``pulse_process``) sends a datagram four times in ``hang_timeout``, as long as the
+slot's process is there and not stopped. It proves less than a heartbeat (that the host runs, the network carries and
+the process is not stopped, not that the interpreter gets anywhere), but it is punctual whatever the slot computes; so
+a heartbeat may take its time (``heartbeat_timeout``).
+
+Rules: a slot of which no pulse ever came (a network that carries no UDP, a system without processes like these) is
+judged by its heartbeats alone. A datagram is believed when it is signed with a key of the job's secret and newer than
+the last.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import os
+import pkgutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from flinkplus.runtime.clock import Clock
+from flinkplus.runtime.inbox import READ, Inbox
+from flinkplus.runtime.pulse_process import COUNT, MAC_BYTES
+from flinkplus.runtime.tcp import parse_address
+
+log = logging.getLogger("flinkplus.pulse")
+
+PULSES_IN_TIMEOUT = 4
+MAX_DATAGRAM_BYTES = 512
+MAX_NAMES = 10_000
+MAX_AT_ONCE = 10_000
+STOP_TIMEOUT_S = 2.0
+LOOK_S = 0.02
+
+
+def pulse_key(secret: bytes) -> bytes:
+    """What pulses are signed with: a key that proves nothing elsewhere."""
+    return hmac.digest(secret, b"flinkplus-pulse/1", "sha256")
+
+
+class Pulses:
+    """The coordinator's end, in its loop. ``timeout_s``: who is silent for longer is to be given up."""
+
+    def __init__(self, host: str, secret: bytes, timeout_s: float, inbox: Inbox[Any], clock: Clock) -> None:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        self.timeout_s = timeout_s
+        self._key = pulse_key(secret)
+        self._inbox = inbox
+        self._clock = clock
+        self._last: dict[str, tuple[int, float]] = {}
+        self._looked_s = clock.monotonic()
+        self._socket = socket.socket(family, kind, protocol)
+        self._socket.setblocking(False)
+        self._socket.bind(address)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        inbox.watch(self._socket, READ, lambda _ready: self.receive())
+
+    def receive(self) -> None:
+        """Take what has come."""
+        for _ in range(MAX_AT_ONCE):
+            try:
+                said = self._socket.recv(MAX_DATAGRAM_BYTES)
+            except OSError:  # there is no more; or somebody was told that nobody listens, which is not for us
+                return
+            self._take(said)
+
+    def _take(self, datagram: bytes) -> None:
+        said, mac = datagram[:-MAC_BYTES], datagram[-MAC_BYTES:]
+        name, count = said[: -COUNT.size - 1], said[-COUNT.size :]
+        if not name or not hmac.compare_digest(hmac.digest(self._key, said, "sha256")[:MAC_BYTES], mac):
+            return
+        text, (number,) = name.decode("ascii", "replace"), COUNT.unpack(count)
+        last = self._last.get(text)
+        if last is None and len(self._last) >= MAX_NAMES:
+            del self._last[next(iter(self._last))]
+        if last is None or number > last[0]:
+            self._last[text] = (number, self._clock.monotonic())
+
+    @property
+    def due(self) -> bool:
+        """Whether it is worth a look again: the loop turns a thousand times a second."""
+        return self._clock.monotonic() - self._looked_s >= LOOK_S
+
+    def silent(self, names: Iterable[str]) -> list[str]:
+        """Those of ``names`` that are to be given up: silent for ``timeout_s``, while not fewer others are heard well.
+
+        When most are late, the reason is rather here, or in a machine that is too busy for everybody: then heartbeats
+        have to tell. The same holds for the time in which this loop itself was not there to listen.
+        """
+        now_s, before_s = self._clock.monotonic(), self._looked_s
+        self._looked_s = now_s
+        if now_s - before_s > self.timeout_s / 2:
+            self._last = {name: (number, now_s) for name, (number, _) in self._last.items()}
+            return []
+        known = [name for name in names if name in self._last]
+        if not any(self._age_s(name, now_s) > self.timeout_s for name in known):
+            return []
+        self.receive()  # what waits in the socket was in time
+        late = [name for name in known if self._age_s(name, now_s) > self.timeout_s]
+        well = [name for name in known if self._age_s(name, now_s) < self.timeout_s / 2]
+        return late if len(well) >= len(late) else []
+
+    def _age_s(self, name: str, now_s: float) -> float:
+        return now_s - self._last[name][1]
+
+    def forget(self, name: str) -> None:
+        """Nobody asks for this one any more."""
+        self._last.pop(name, None)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._inbox.forget(self._socket)
+        self._socket.close()
+
+
+class Pulse:
+    """The slot's end: the process that sends."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def open(self, address: str, secret: bytes, name: str, timeout_s: float) -> None:
+        """Begin to send to ``address`` as ``name``. Where that cannot be, the reason is logged."""
+        text = pkgutil.get_data(__package__ or "", "pulse_process.py")
+        assert text is not None
+        host, port = parse_address(address)
+        order = {"host": host, "port": port, "key": pulse_key(secret).hex(), "name": name}
+        order |= {"interval_s": timeout_s / PULSES_IN_TIMEOUT, "pid": os.getpid()}
+        try:
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", text.decode()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+        except OSError as error:
+            log.info("no pulse to %s: %s", address, error)
+
+    def close(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            try:
+                process.stdin.close()
+            except OSError:
+                log.debug("the pulse had ended before")
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,97 @@
+"""Failures of hosts in the experiment on recoveries: which host is struck, which subtasks it takes along."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from experiments.cluster.control import Control
+from experiments.recovery.kill import Kill
+from experiments.recovery.settings import FAILURES, HOST_FAILURES, Settings
+from experiments.running import RunError
+from flinkplus.api.job import JobHandle
+from flinkplus.cli.main import parser
+from flinkplus.errors import ConfigurationError
+
+PLACEMENT = {
+    "lines+tokenize[0]": "worker-1",
+    "lines+tokenize[1]": "worker-2",
+    "lines+tokenize[2]": "worker-1",
+    "count+out[0]": "worker-1",
+    "count+out[1]": "worker-2",
+    "count+out[2]": "worker-1",
+}
+
+
+class Job:
+    """A job that is placed like that."""
+
+    def placement(self) -> dict[str, str]:
+        return PLACEMENT
+
+
+class Orders(Control):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, str]] = []
+
+    def order(self, order: str, host: str, peer: str | None = None) -> float:
+        self.given.append((order, host))
+        return 12.5
+
+
+def strike(failure: str, index: int, control: Control | None) -> Any:
+    return Kill(index, 0.0, failure, control=control).strike(cast(JobHandle, Job()))
+
+
+@pytest.mark.parametrize(("failure", "order"), [("host", "kill"), ("hang", "pause"), ("cut", "cut")])
+def test_a_host_is_struck_with_all_its_subtasks(failure: str, order: str) -> None:
+    control = Orders()
+    struck = strike(failure, 2, control)
+    assert control.given == [(order, "worker-1")]
+    assert (struck.time_s, struck.host) == (12.5, "worker-1")
+    assert [name for name in PLACEMENT if name.endswith(struck.failed)] == [
+        name for name, host in PLACEMENT.items() if host == "worker-1"
+    ]
+
+
+def test_a_host_that_cannot_be_struck() -> None:
+    with pytest.raises(RunError, match="on no host"):
+        strike("host", 3, Orders())
+    with pytest.raises(RunError, match="can give orders to"):
+        strike("host", 1, None)
+
+
+def test_failures_of_hosts_take_a_cluster() -> None:
+    for failure in HOST_FAILURES:
+        with pytest.raises(ConfigurationError, match="--cluster namespaces"):
+            Settings(parallelism=(2,), failure=(failure,)).check()
+        Settings(parallelism=(2,), failure=(failure,), hosts=4).check()
+
+
+def test_published_runs_keep_their_seeds() -> None:
+    published = json.loads((Path(__file__).parents[3] / "docs/results/recovery-parallelism-8.json").read_text())
+    found = {(run["failure"], run["run"]): run["seed"] for run in published["runs"]}
+    cases = Settings(parallelism=(8,), failure=(*FAILURES, *HOST_FAILURES), hosts=4).cases()
+    seeds = {(case.failure, case.run): case.seed for case in cases}
+    assert found == {key: seeds[key] for key in found}
+    assert len(set(seeds.values())) == len(seeds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--hosts", "3"], "--hosts is for --cluster"),
+        (["--cluster", "here", "--master", "local[4]"], "a master of its own"),
+        (["--cluster", "here"], "FLINKPLUS_MASTER is not set"),
+        (["--failure", "hang"], "takes a cluster"),
+    ],
+)
+def test_what_does_not_go_together(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    parsed = parser().parse_args(["experiment", "recovery", "--out", str(tmp_path), *arguments])
+    with pytest.raises(ConfigurationError, match=reason):
+        parsed.run(parsed)

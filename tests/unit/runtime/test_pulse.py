@@ -1,0 +1,193 @@
+"""Pulses: whom the driver gives up, and when it does not; the process that sends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.pulse import MAX_NAMES, Pulse, Pulses, pulse_key
+from flinkplus.runtime.pulse_process import datagram, stands_still
+
+SECRET = b"a secret"
+KEY = pulse_key(SECRET)
+TIMEOUT_S = 0.4
+
+
+class Clock:
+    """Time as the test sets it."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class Driver:
+    """The driver's end; the loop turns every 50 ms, as it does when other things happen."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.inbox: Inbox[object] = Inbox()
+        self.pulses = Pulses("127.0.0.1", SECRET, TIMEOUT_S, self.inbox, self.clock)
+        self.out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.count = 0
+
+    def hear(self, *names: str, key: bytes = KEY) -> None:
+        self.count += 1
+        for name in names:
+            self.send(datagram(name, self.count, key))
+
+    def send(self, data: bytes) -> None:
+        host, port = self.pulses.address.split(":")
+        self.out.sendto(data, (host, int(port)))
+        self.inbox.sleep(1.0)
+
+    def turns(self, span_s: float, names: str, heard: str = "") -> list[str]:
+        """Let time pass, ``heard`` beating; the first answer that says somebody is silent."""
+        end_s = self.clock.now_s + span_s
+        while self.clock.now_s < end_s - 1e-9:
+            self.clock.now_s += 0.05
+            self.hear(*heard)
+            silent = self.pulses.silent(names)
+            if silent:
+                return silent
+        return []
+
+    def close(self) -> None:
+        self.out.close()
+        self.pulses.close()
+        self.inbox.close()
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    driver.close()
+
+
+def test_who_is_silent_is_given_up_in_time(driver: Driver) -> None:
+    driver.hear(*"abcd")
+    assert driver.turns(1.0, "abcd", "abcd") == []
+    began_s = driver.clock.now_s
+    assert driver.turns(1.0, "abcd", "acd") == ["b"]
+    assert driver.clock.now_s - began_s <= TIMEOUT_S + 0.051
+    driver.pulses.forget("b")
+    assert driver.turns(1.0, "abcd", "acd") == [], "of whom there is no pulse, heartbeats tell"
+
+
+def test_two_hosts_of_four_are_given_up_at_once(driver: Driver) -> None:
+    driver.hear(*"abcd")
+    assert driver.turns(1.0, "abcd", "ac") == ["b", "d"]
+
+
+@pytest.mark.parametrize("heard", ["", "a"])
+def test_when_most_are_late_nobody_is_given_up(driver: Driver, heard: str) -> None:
+    driver.hear(*"abcd")
+    assert driver.turns(5.0, "abcd", heard) == []
+
+
+def test_what_the_loop_has_missed_itself_does_not_count(driver: Driver) -> None:
+    driver.hear(*"abcd")
+    driver.clock.now_s += 5.0
+    driver.hear(*"acd")
+    assert driver.pulses.silent("abcd") == []
+    assert driver.turns(1.0, "abcd", "acd") == ["b"]
+
+
+def test_what_waits_in_the_socket_was_in_time(driver: Driver) -> None:
+    driver.hear(*"abcd")
+    assert driver.turns(0.35, "abcd", "acd") == []
+    driver.count += 1
+    host, port = driver.pulses.address.split(":")
+    driver.out.sendto(datagram("b", driver.count, KEY), (host, int(port)))
+    for _ in range(2):  # the loop turns without a look at its sockets: other events wait
+        driver.clock.now_s += 0.04
+        assert driver.pulses.silent("abcd") == []
+
+
+def test_strangers_and_repetitions_are_not_believed(driver: Driver) -> None:
+    driver.hear(*"abcd")
+    old = datagram("b", 1, KEY)
+    for _ in range(7):
+        driver.clock.now_s += 0.05
+        driver.hear(*"acd")
+        driver.hear("b", key=pulse_key(b"guessed"))
+        driver.send(old)
+        assert driver.pulses.silent("abcd") == []
+    for data in (b"x", b"\0" * 40, old[:-1], old + b"x", os.urandom(100), os.urandom(1000)):
+        driver.send(data)
+    assert driver.turns(0.2, "abcd", "acd") == ["b"]
+
+
+def test_names_are_bounded(driver: Driver) -> None:
+    for number in range(MAX_NAMES + 10):
+        driver.pulses._take(datagram(str(number), 1, KEY))
+    assert len(driver.pulses._last) == MAX_NAMES
+
+
+def heard(driver: Driver, name: str) -> int:
+    """The number of the last pulse."""
+    driver.inbox.sleep(0.02)
+    return driver.pulses._last.get(name, (0, 0.0))[0]
+
+
+def until(driver: Driver, name: str, number: int) -> None:
+    deadline = time.monotonic() + 10
+    while heard(driver, name) < number:
+        assert time.monotonic() < deadline, f"pulse {number} has not come"
+
+
+def test_the_process_sends_until_it_is_closed(driver: Driver) -> None:
+    pulse = Pulse()
+    pulse.open(driver.pulses.address, SECRET, "slot", 0.1)
+    until(driver, "slot", 3)
+    (process,) = [p for p in psutil.Process().children() if "ORDER_BYTES" in " ".join(p.cmdline())]
+    assert KEY.hex() not in " ".join(process.cmdline())
+    pulse.close()
+    assert not process.is_running()
+    pulse.close()
+
+
+SLOT = """\
+import signal, sys
+from flinkplus.runtime.pulse import Pulse
+pulse = Pulse()
+pulse.open(sys.argv[1], sys.argv[2].encode(), "slot", 0.1)
+print("open", flush=True)
+signal.pause()
+"""
+
+
+def test_a_slot_that_is_stopped_or_killed_has_no_pulse(driver: Driver) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLOT, driver.pulses.address, SECRET], stdout=subprocess.PIPE) as slot:
+        assert slot.stdout is not None and slot.stdout.readline() == b"open\n"
+        until(driver, "slot", 2)
+        (child,) = psutil.Process(slot.pid).children()
+        slot.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while not stands_still(slot.pid):
+            assert time.monotonic() < deadline
+        last, quiet = heard(driver, "slot"), 0
+        while quiet < 20:  # some four intervals; one pulse may have been on its way
+            now = heard(driver, "slot")
+            quiet, last = (quiet + 1 if now == last else 0), now
+            assert time.monotonic() < deadline
+        slot.send_signal(signal.SIGCONT)
+        until(driver, "slot", last + 2)
+        slot.kill()
+        psutil.wait_procs([child], 10)
+        assert not child.is_running()
