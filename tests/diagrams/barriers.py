@@ -14,6 +14,7 @@ from typing import Any
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.barriers import BarrierMachine
+from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.unaligned import UnalignedBarriers
@@ -337,6 +338,11 @@ def _at_least_once(watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> OneC
     return OneCheckpoint(BarrierAlignment(SUBTASK, inputs, blocking=False), watched, inputs)
 
 
+def _cyclic(watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> OneCheckpoint:
+    back = (BACK,) if inputs else ()
+    return OneCheckpoint(CyclicAlignment(SUBTASK, inputs, back), watched, inputs, back)
+
+
 def _unaligned(watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> OneCheckpoint:
     return OneUnalignedCheckpoint(watched, inputs)
 
@@ -357,6 +363,14 @@ ALGORITHMS = (
         "flinkplus/protocol/alignment.py",
         "The same, but no input waits: the copy holds some of what comes behind its barrier.",
         _at_least_once,
+    ),
+    Algorithm(
+        "Cyclic",
+        "flinkplus/protocol/cyclic.py",
+        "Aligned on the inputs that are no back edges; what comes on a back edge from the copy on is recorded until "
+        "the barrier has come round.",
+        _cyclic,
+        inputs=(*REGULAR, BACK),
     ),
     Algorithm(
         "Unaligned",
