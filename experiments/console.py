@@ -6,7 +6,10 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol
+
+from flinkplus.cli.figures import check_json
 
 WIDTH = 120
 
@@ -105,3 +108,13 @@ def add_output(command: argparse.ArgumentParser, name: str, out: str, what: str 
     command.add_argument("--json", metavar="FILE", help=f"raw data (default: {name} in the directory of --out)")
     command.add_argument("--out", default=out, metavar="DIR", help=f"{what} (default: {out})")
     command.add_argument("--master", metavar="URL", help="Spark master (default: local)")
+
+
+def output_files(arguments: argparse.Namespace, name: str, *pictures: str) -> tuple[Path, Path]:
+    """The directory and the JSON file that these options say. Raises ``ConfigurationError`` when that file, or one of
+    the ``pictures`` in the directory, could not be written."""
+    out = Path(arguments.out)
+    json_path = Path(arguments.json or out / name)
+    for path in (json_path, *(out / picture for picture in pictures)):
+        check_json(path)
+    return out, json_path

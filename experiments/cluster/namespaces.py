@@ -22,6 +22,7 @@ from typing_extensions import Self
 from experiments.cluster.compose import Service, find_compose, read_compose
 from experiments.cluster.host import Host, end_abandoned, note_process, noted_process
 from experiments.cluster.network import ClusterError, Namespace, Network
+from flinkplus.runtime.cleanup import remove_tree
 
 PREFIX = "flinkplus-cluster-"
 JOB, MASTER, WORKER, ZOOKEEPER = "job", "master", "worker-", "zk-"
@@ -231,6 +232,4 @@ def _remove(directory: Path) -> None:
     """Remove the directory of a cluster, and the hosts that it names."""
     for host in (directory / "hosts").glob("*"):
         end_abandoned(host)
-    deadline = time.monotonic() + REMOVE_TIMEOUT_S
-    while directory.exists() and time.monotonic() < deadline:  # a process that just died may have made a file
-        shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory, REMOVE_TIMEOUT_S)  # a process that just died may have made a file

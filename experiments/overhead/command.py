@@ -10,7 +10,6 @@ from typing import Any
 from experiments import console
 from experiments.beside import beside
 from experiments.running import one_session, shown
-from flinkplus.cli.figures import check_json
 from flinkplus.config import CHECKPOINT_MODES
 
 EXIT_OK = 0
@@ -53,10 +52,7 @@ def run_overhead_command(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     settings.check()
-    out = Path(arguments.out)
-    json_path = Path(arguments.json or out / "overhead.json")
-    for path in (json_path, out / PICTURE):
-        check_json(path)
+    out, json_path = console.output_files(arguments, "overhead.json", PICTURE)
     document = overhead_document(settings, json_path)
     with (
         shown(document, lambda content: show(content, out)),

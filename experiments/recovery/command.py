@@ -197,8 +197,7 @@ def run_cost_command(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     settings.check()
-    json_path = Path(arguments.json or Path(arguments.out) / "cost.json")
-    check_json(json_path)
+    _, json_path = console.output_files(arguments, "cost.json")
     document = cost_document(settings, json_path)
     total = 2 * settings.rounds * len(settings.variants)
     with (

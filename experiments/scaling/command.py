@@ -11,7 +11,6 @@ from typing import Any
 from experiments import console
 from experiments.beside import beside
 from experiments.running import one_session, shown
-from flinkplus.cli.figures import check_json
 
 EXIT_OK = 0
 DEFAULT_OUT = "results/scaling"
@@ -57,10 +56,7 @@ def run_scaling_command(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     settings.check()
-    out = Path(arguments.out)
-    json_path = Path(arguments.json or out / "scaling.json")
-    for path in (json_path, out / PICTURE):
-        check_json(path)
+    out, json_path = console.output_files(arguments, "scaling.json", PICTURE)
     document = scaling_document(settings, json_path)
     with (
         shown(document, lambda content: show(content, out)),

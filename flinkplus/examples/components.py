@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from flinkplus.api.stream import Stream
-from flinkplus.examples.graphs import Adjacency
+from flinkplus.examples.graphs import Adjacency, last_values
 
 LOOP, LOWEST, TOLD = "spread", "lowest", "told"
 HEARD = "vertex long, neighbours array<long>, label long"
@@ -95,11 +95,4 @@ def sequential(graph: Adjacency) -> dict[int, int]:
 
 def result(rows: Iterable[tuple[int, int]]) -> dict[int, int]:
     """The last label of every vertex. Raises ``ValueError`` for a row that is there twice."""
-    found: dict[int, int] = {}
-    seen: set[tuple[int, int]] = set()
-    for vertex, label in rows:
-        if (vertex, label) in seen:
-            raise ValueError(f"the label of vertex {vertex} falls to {label} twice")
-        seen.add((vertex, label))
-        found[vertex] = min(label, found.get(vertex, label))
-    return found
+    return last_values(rows, min, "the label of vertex {} falls to {}")

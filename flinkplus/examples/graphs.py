@@ -6,7 +6,7 @@ with whole numbers from 0 up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -93,3 +93,16 @@ def _mixed(seed: int, i: int) -> int:
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
     return x ^ x >> 31
+
+
+def last_values(rows: Iterable[tuple[int, int]], last: Callable[[int, int], int], said: str) -> dict[int, int]:
+    """The ``last`` value (``min`` or ``max``) of every vertex, of rows in any order. Raises ``ValueError`` for a row
+    that is there twice; ``said``: what it says, of a vertex and a value."""
+    found: dict[int, int] = {}
+    seen: set[tuple[int, int]] = set()
+    for vertex, value in rows:
+        if (vertex, value) in seen:
+            raise ValueError(f"{said.format(vertex, value)} twice")
+        seen.add((vertex, value))
+        found[vertex] = last(value, found.get(vertex, value))
+    return found

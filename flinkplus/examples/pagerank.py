@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from flinkplus.api.stream import Stream
-from flinkplus.examples.graphs import Adjacency
+from flinkplus.examples.graphs import Adjacency, last_values
 
 LOOP, RANK, PUSH = "pushing", "rank", "push"
 MASS = 10_000
@@ -105,11 +105,4 @@ def sequential(graph: Adjacency) -> dict[int, int]:
 
 def result(rows: Iterable[tuple[int, int]]) -> dict[int, int]:
     """The last rank of every vertex. Raises ``ValueError`` for a row that is there twice."""
-    found: dict[int, int] = {}
-    seen: set[tuple[int, int]] = set()
-    for vertex, rank in rows:
-        if (vertex, rank) in seen:
-            raise ValueError(f"the rank of vertex {vertex} rises to {rank} twice")
-        seen.add((vertex, rank))
-        found[vertex] = max(rank, found.get(vertex, rank))
-    return found
+    return last_values(rows, max, "the rank of vertex {} rises to {}")

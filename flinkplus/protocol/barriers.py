@@ -9,6 +9,8 @@ when the state is copied, when the barrier goes on, which messages belong to the
 | ``cyclic`` | with loops | when it is there on all but the back edges | of back edges, what comes before it |
 | ``unaligned`` | acyclic | when it comes in on the first input | of all inputs, what comes before it |
 
+What the last two share is in ``recording``.
+
 Departures of all of them from the papers, and why:
 
 - The snapshot is split. Its synchronous part comes before the broadcast, so that a slow output never delays the

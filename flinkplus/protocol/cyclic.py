@@ -11,11 +11,10 @@ algorithm 1 (``alignment``) on the inputs that are no back edges, and more for t
   it has on all of them, the snapshot is the copy and the logs, and is persisted;
 - *restore*: what was logged is processed first; it is put back in front of its channel (``InputGate.add``).
 
-Departures beside those of ``barriers`` and ``alignment``:
+Departures beside those of ``barriers``, ``alignment`` and ``recording``:
 
 - Checkpoints may overlap: the state is copied for one while another's barrier is still on its way round. Each has logs
-  of its own. Copies are persisted in the order in which they were taken, since each builds on the one before.
-- A newer barrier on a back edge proves that the older one will never come round on it: that checkpoint is declined.
+  of its own.
 - The barrier itself is the last message of the log: whoever repeats the steps behind the copy takes it again.
 
 Invariant: a snapshot without back edges is just that of algorithm 1, effect by effect.
@@ -25,21 +24,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.effects import (
     BarrierEffect,
     CloseLog,
-    DeclineCheckpoint,
     ForwardBarrier,
     LogChannel,
-    PersistSnapshot,
     TakeSnapshot,
 )
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId, invariant
+from flinkplus.protocol.recording import RecordingAlignment
 
 
-class CyclicAlignment(BarrierAlignment):
+class CyclicAlignment(RecordingAlignment):
     """The machine of one subtask. ``back``: those of its ``inputs`` that are back edges."""
+
+    COMES = "came round"
 
     def __init__(
         self,
@@ -53,35 +52,14 @@ class CyclicAlignment(BarrierAlignment):
         self._back = back
         self._awaited = tuple(channel for channel in inputs if channel not in back)
         invariant(bool(self._awaited) or not inputs, "a subtask has only back edges for inputs", subtask=subtask)
-        self._rounds: dict[CheckpointId, list[ChannelId]] = {}  # ascending; back edges it has not come round on
-
-    @property
-    def waiting_for(self) -> tuple[CheckpointId, ...]:
-        return (*self._rounds, *super().waiting_for)
 
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if channel not in self._back:
             return super()._on_barrier(channel, checkpoint)
-        effects: list[BarrierEffect] = []
-        for older in [number for number in self._rounds if number < checkpoint]:
-            if channel in self._rounds.get(older, ()):  # one that was given up may be done with those before it
-                reason = f"{self._subtask}: barrier {checkpoint} came round on {channel} before {older} did"
-                effects += [DeclineCheckpoint(older, reason), *self._give_up_round(older)]
-        awaited = self._rounds.get(checkpoint, [])
-        if channel in awaited:
-            awaited.remove(channel)
-            effects += [CloseLog(checkpoint, channel), *self._persist()]
-        return effects
+        return self._came(channel, checkpoint)
 
-    def _persist(self) -> list[BarrierEffect]:
-        """Those whose barrier has come round on all back edges, up to the first that it has not."""
-        effects: list[BarrierEffect] = []
-        for checkpoint, awaited in tuple(self._rounds.items()):
-            if awaited:
-                break
-            del self._rounds[checkpoint]
-            effects.append(PersistSnapshot(checkpoint))
-        return effects
+    def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
+        return CloseLog(checkpoint, channel)
 
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if not self._back or self._refusal() is not None:
@@ -94,18 +72,3 @@ class CyclicAlignment(BarrierAlignment):
             ForwardBarrier(checkpoint),
             *self._unblock(),
         ]
-
-    def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
-        if checkpoint in self._rounds:
-            return self._give_up_round(checkpoint)
-        return super()._give_up(checkpoint)
-
-    def _give_up_round(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        """The copy is persisted all the same, since later snapshots build on it; it is discarded then."""
-        self._asynchronous[checkpoint] = True
-        logs: list[BarrierEffect] = [CloseLog(checkpoint, channel) for channel in self._rounds[checkpoint]]
-        self._rounds[checkpoint].clear()
-        return [*logs, *self._persist()]
-
-    def _was_begun(self, checkpoint: CheckpointId) -> bool:
-        return super()._was_begun(checkpoint) and checkpoint not in self._rounds

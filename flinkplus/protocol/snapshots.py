@@ -50,6 +50,15 @@ class ChannelLogged:
 
 
 Logs = Mapping[ChannelId, ChannelLogged]
+OpenLogs = dict[ChannelId, dict[CheckpointId, ChannelLogged]]
+"""Those that are not whole yet, of channels that have any."""
+
+
+def _close(logs: OpenLogs, checkpoint: CheckpointId, channel: ChannelId, end: int) -> None:
+    """What was in flight on ``channel`` is all there; ``end`` is the ``seq`` behind it."""
+    logs[channel].pop(checkpoint).next = end
+    if not logs[channel]:
+        del logs[channel]
 
 
 class SubtaskSnapshots(SubtaskWork):
@@ -67,8 +76,8 @@ class SubtaskSnapshots(SubtaskWork):
         self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
         self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
         self._logs: dict[CheckpointId, dict[ChannelId, ChannelLogged]] = {}
-        self._open_logs: dict[ChannelId, dict[CheckpointId, ChannelLogged]] = {}
-        self._open_records: dict[ChannelId, dict[CheckpointId, ChannelLogged]] = {}
+        self._open_logs: OpenLogs = {}
+        self._open_records: OpenLogs = {}
         self._not_whole: dict[CheckpointId, str] = {}
         """Snapshots whose asynchronous part is under way, and that lack what was in flight; why."""
 
@@ -190,13 +199,11 @@ class SubtaskSnapshots(SubtaskWork):
                 self._open_logs.setdefault(channel, {})[checkpoint] = log
                 self._on_point("logging")
             case effects.CloseLog(checkpoint, channel):
-                self._open_logs[channel].pop(checkpoint).next = self.inputs.channels[channel].cursor.consumed
-                self._open_logs = {c: found for c, found in self._open_logs.items() if found}
+                _close(self._open_logs, checkpoint, channel, self.inputs.channels[channel].cursor.consumed)
                 self._on_point("returned")
             case effects.RecordChannel(checkpoint, channel):
                 self._record(checkpoint, self.inputs.channels[channel])
             case effects.CloseRecord(checkpoint, channel):
-                self._open_records[channel].pop(checkpoint).next = self.inputs.channels[channel].cursor.expected
-                self._open_records = {c: found for c, found in self._open_records.items() if found}
+                _close(self._open_records, checkpoint, channel, self.inputs.channels[channel].cursor.expected)
             case _:
                 assert_never(effect)

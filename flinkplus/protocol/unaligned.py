@@ -30,15 +30,13 @@ waits as an aligned one does.
 
 What is left is a step at each subtask on the way, and the time that the messages take which are in flight.
 
-Departures beside those of ``barriers``:
+Departures beside those of ``barriers`` and ``recording``:
 
 - Markers say nothing of how they are to be taken: whether one may overtake is an order beside the stream. Somebody who
   does not hear of it aligns; that takes longer, and is as right.
 - When the state was copied is a choice, since what waited is taken in another epoch else. It is a determinant
   (``Choice.OVERTAKE``), and whoever repeats it does so whether the barrier has come in again or not.
 - The last checkpoint of a job is never unaligned: nothing may be in flight when it ends.
-- Checkpoints may overlap, and are persisted in the order in which their copies were taken (as in ``cyclic``). A newer
-  barrier on a channel proves that the older one will never come: that checkpoint is declined.
 
 Invariants:
 
@@ -50,13 +48,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.effects import (
     BarrierEffect,
     CloseRecord,
     DeclineCheckpoint,
     ForwardBarrier,
-    PersistSnapshot,
     RecordChannel,
     TakeSnapshot,
 )
@@ -68,9 +64,10 @@ from flinkplus.protocol.events import (
     OvertakingOrdered,
 )
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId, invariant
+from flinkplus.protocol.recording import RecordingAlignment
 
 
-class UnalignedBarriers(BarrierAlignment):
+class UnalignedBarriers(RecordingAlignment):
     """The machine of one subtask. ``version``: the checkpoint that it begins from; barriers up to it mean nothing.
 
     ``due``: the checkpoint that is to be begun before any other step (``BarrierOvertook``), if there is one.
@@ -88,12 +85,7 @@ class UnalignedBarriers(BarrierAlignment):
         self._newest_seen = version
         self._ordered: list[CheckpointId] = []  # ascending; those that may overtake, and are not begun
         self._sighted: dict[CheckpointId, list[ChannelId]] = {}  # of checkpoints that are not begun
-        self._rounds: dict[CheckpointId, list[ChannelId]] = {}  # ascending; inputs whose barrier has not come in
         self.due: CheckpointId | None = None
-
-    @property
-    def waiting_for(self) -> tuple[CheckpointId, ...]:
-        return (*self._rounds, *super().waiting_for)
 
     def may_overtake(self, checkpoint: CheckpointId) -> bool:
         """Whether the coordinator has said so; of a checkpoint that is not begun."""
@@ -129,15 +121,8 @@ class UnalignedBarriers(BarrierAlignment):
         return []
 
     def _on_sighted(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        effects: list[BarrierEffect] = []
-        for older in [number for number in self._rounds if number < checkpoint]:
-            if channel in self._rounds.get(older, ()):  # one that was given up may be done with those before it
-                effects += self._decline_round(older, channel, checkpoint)
-        awaited = self._rounds.get(checkpoint, [])
-        if channel in awaited:
-            awaited.remove(channel)
-            effects += [CloseRecord(checkpoint, channel), *self._persist()]
-        elif self._is_to_come(checkpoint):
+        effects = self._came(channel, checkpoint)
+        if self._is_to_come(checkpoint):
             self._sighted.setdefault(checkpoint, []).append(channel)
         return effects
 
@@ -186,33 +171,5 @@ class UnalignedBarriers(BarrierAlignment):
                     return self._decline_round(checkpoint, channel, newer)
         return []
 
-    def _persist(self) -> list[BarrierEffect]:
-        """Those whose barrier has come in on all inputs, up to the first that it has not."""
-        effects: list[BarrierEffect] = []
-        for checkpoint, awaited in tuple(self._rounds.items()):
-            if awaited:
-                break
-            del self._rounds[checkpoint]
-            effects.append(PersistSnapshot(checkpoint))
-        return effects
-
-    # ---------------------------------------------------------------------------------------------- aborts
-
-    def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
-        if checkpoint in self._rounds:
-            return self._give_up_round(checkpoint)
-        return super()._give_up(checkpoint)
-
-    def _decline_round(self, checkpoint: CheckpointId, channel: ChannelId, newer: CheckpointId) -> list[BarrierEffect]:
-        reason = f"{self._subtask}: barrier {newer} came on {channel} before {checkpoint} did"
-        return [DeclineCheckpoint(checkpoint, reason), *self._give_up_round(checkpoint)]
-
-    def _give_up_round(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        """The copy is persisted all the same, since later snapshots build on it; it is discarded then."""
-        self._asynchronous[checkpoint] = True
-        records: list[BarrierEffect] = [CloseRecord(checkpoint, channel) for channel in self._rounds[checkpoint]]
-        self._rounds[checkpoint].clear()
-        return [*records, *self._persist()]
-
-    def _was_begun(self, checkpoint: CheckpointId) -> bool:
-        return super()._was_begun(checkpoint) and checkpoint not in self._rounds
+    def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
+        return CloseRecord(checkpoint, channel)

@@ -123,16 +123,15 @@ class FrameWriter:
                 await write(self._next_frame())
 
 
-class GrpcDataPlane:
+class GrpcDataPlane(Attachments):
     """See ``DataPlane``."""
 
     def __init__(
         self, slot: int, credentials: Credentials, host: str, deliver: Callable[[TransportEvent], None]
     ) -> None:
-        self._slot = slot
+        super().__init__(slot)
         self._credentials = credentials
         self._certificates = credentials.certificates
-        self._attachments = Attachments(slot)
         self.refusals = Refusals()
         self._door = Door(credentials, PROTOCOL, self.refusals)
         self._host = host
@@ -142,15 +141,6 @@ class GrpcDataPlane:
         self._out: dict[int, _Outgoing] = {}
         self._back: dict[int, FrameWriter] = {}
         self._readers: dict[int, asyncio.Future[None]] = {}
-
-    @property
-    def incarnation(self) -> int:
-        """See ``DataPlane``."""
-        return self._attachments.incarnation
-
-    @incarnation.setter
-    def incarnation(self, incarnation: int) -> None:
-        self._attachments.incarnation = incarnation
 
     def start(self) -> str:
         """Start the data server on a port the system picks; returns ``host:port``."""
@@ -166,7 +156,7 @@ class GrpcDataPlane:
         if found is None:
             return
         try:
-            peer = self._attachments.check(found)
+            peer = self.check(found)
         except PeerRefused as error:
             await self._door.refuse(context, error)
             raise

@@ -164,8 +164,8 @@ class Rendezvous(Protocol):
 
 
 class Attachments:
-    """Who may attach to slot ``slot``: those who look for it, in this incarnation, unless a newer process of theirs
-    has attached before.
+    """A data plane's own part in who may attach to slot ``slot``: those who look for it, in this incarnation, unless a
+    newer process of theirs has attached before.
     """
 
     def __init__(self, slot: int) -> None:

@@ -203,23 +203,11 @@ class SlotOrders(ABC):
                     for subtask in [s for s in self.active if str(s.id) in subtasks]:
                         subtask.trigger(CheckpointId(checkpoint))
             case control.Overtake(generation, checkpoint):
-                if generation == self._generation:
-                    for subtask in self.active:
-                        self.guard(subtask, subtask.overtake, CheckpointId(checkpoint))
-                    if self._failover is not None:
-                        self._failover.overtake(CheckpointId(checkpoint))
+                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.overtake)
             case control.Abort(generation, checkpoint, _):
-                if generation == self._generation:
-                    for subtask in self.active:
-                        self.guard(subtask, subtask.abort, CheckpointId(checkpoint))
-                    if self._failover is not None:
-                        self._failover.abort(CheckpointId(checkpoint))
+                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.abort)
             case control.Complete(generation, checkpoint):
-                if generation == self._generation:
-                    for subtask in self.active:
-                        self.guard(subtask, subtask.complete, CheckpointId(checkpoint))
-                    if self._failover is not None:
-                        self._failover.complete(CheckpointId(checkpoint))
+                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.complete)
             case control.Stop():
                 self._retire_all()
                 self.report(control.Stopped())
@@ -238,6 +226,17 @@ class SlotOrders(ABC):
                 self._obey_failover(self._failover, message)
             case _:
                 log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
+
+    def _tell_all(
+        self, generation: int, checkpoint: CheckpointId, order: Callable[[Any], Callable[[CheckpointId], None]]
+    ) -> None:
+        """What is said of a checkpoint, to all that are at work, and to those who are about to be."""
+        if generation != self._generation:
+            return
+        for subtask in self.active:
+            self.guard(subtask, order(subtask), checkpoint)
+        if self._failover is not None:
+            order(self._failover)(checkpoint)
 
     def _obey_failover(self, failover: SlotFailover, message: control.ControlMessage) -> None:
         match message:

@@ -27,7 +27,7 @@ PROTOCOL = b"flinkplus-data/1"
 CONNECT_TIMEOUT_S = 10.0
 
 
-class TcpDataPlane:
+class TcpDataPlane(Attachments):
     """See ``DataPlane``. ``deliver`` is called in the loop and must only enqueue."""
 
     def __init__(
@@ -38,13 +38,12 @@ class TcpDataPlane:
         inbox: Inbox[Any],
         deliver: Callable[[TransportEvent], None],
     ) -> None:
-        self._slot = slot
+        super().__init__(slot)
         self._credentials = credentials
         self._certificates = credentials.certificates
         self._host = host
         self._inbox = inbox
         self._deliver = deliver
-        self._attachments = Attachments(slot)
         self.refusals = Refusals()
         self._listener: Listener | None = None
         self._targets: dict[int, tuple[int, str]] = {}
@@ -52,15 +51,6 @@ class TcpDataPlane:
         self._back: dict[int, Connection] = {}
         self._attached: set[Connection] = set()
         self._due: deque[Connection] = deque()
-
-    @property
-    def incarnation(self) -> int:
-        """See ``DataPlane``."""
-        return self._attachments.incarnation
-
-    @incarnation.setter
-    def incarnation(self, incarnation: int) -> None:
-        self._attachments.incarnation = incarnation
 
     def start(self) -> str:
         """See ``DataPlane``."""
@@ -70,7 +60,7 @@ class TcpDataPlane:
     # --- peers that connect
 
     def _welcome(self, connection: Connection, found: Listening) -> None:
-        peer = self._attachments.check(found)
+        peer = self.check(found)
 
         def gone(_reason: str) -> None:  # its side knows
             self._attached.discard(connection)

@@ -29,6 +29,7 @@ from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
+from flinkplus.protocol.recording import RecordingAlignment
 from flinkplus.protocol.rounds import LoopRounds
 from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
@@ -698,7 +699,7 @@ def back_edges_stay_in_memory(original: Any) -> Any:
     return lift_limits
 
 
-@mutation(CyclicAlignment, "_give_up_round")
+@mutation(RecordingAlignment, "_give_up_round")
 def given_up_rounds_are_waited_for(original: Any) -> Any:
     """A checkpoint that is given up while its barrier goes round holds up those behind it."""
     return lambda self, checkpoint: []

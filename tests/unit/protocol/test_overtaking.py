@@ -49,6 +49,14 @@ class Overtaken(Folding):
         for end in self.outputs.channels.values():
             end.limit = end.granted = 0
 
+    def rest(self) -> None:
+        """Take messages until a step rests half-way, for want of room."""
+        seq = 0
+        while self._step is None:
+            self.receive(message(CHANNELS[0], seq, WIDE), None)
+            self.run()
+            seq += 1
+
     def work_off(self) -> None:
         while self.runnable(0.0):
             self.run()
@@ -118,11 +126,7 @@ def test_the_order_may_come_when_some_barriers_are_taken() -> None:
 def test_a_step_that_rests_is_done_and_the_barrier_sent_without_credit() -> None:
     subtask = Overtaken()
     subtask.close_outputs()
-    seq = 0
-    while subtask._step is None:
-        subtask.receive(message(CHANNELS[0], seq, WIDE), None)
-        subtask.run()
-        seq += 1
+    subtask.rest()
     made = {channel: end.log.appended for channel, end in subtask.outputs.channels.items()}
     assert not subtask.outputs.accepts and not subtask.runnable(0.0)
     subtask.overtake(ONE)
@@ -166,11 +170,7 @@ def test_what_was_sent_already_is_sent_without_credit_when_the_order_comes() -> 
 def test_a_checkpoint_that_is_given_up_meanwhile_is_not_begun() -> None:
     subtask = Overtaken()
     subtask.close_outputs()
-    seq = 0
-    while subtask._step is None:
-        subtask.receive(message(CHANNELS[0], seq, WIDE), None)
-        subtask.run()
-        seq += 1
+    subtask.rest()
     subtask.overtake(ONE)
     subtask.abort(ONE)  # waits until the step is done
     subtask.receive(barrier(CHANNELS[1], 0), None)

@@ -297,17 +297,22 @@ def test_what_one_connection_has_said_is_worth_nothing_on_another(pair: Pair) ->
     assert pair.refusals.by_reason() == {handshake.PROOF: 1}
 
 
+def connected_to(server: socket.socket, pair: Pair) -> Outgoing:
+    """The client's connection to an impostor."""
+    return Outgoing(
+        pair.inbox,
+        f"{HOST}:{server.getsockname()[1]}",
+        Connecting(SECRET, PROTOCOL, "me", "you"),
+        lambda: None,
+        pair.client.take,
+        pair.client.broken.append,
+    )
+
+
 def test_who_connects_does_not_talk_to_a_stranger(pair: Pair) -> None:
     stranger = Listening(b"another", PROTOCOL)
     with socket.create_server((HOST, 0)) as server:
-        connection = Outgoing(
-            pair.inbox,
-            f"{HOST}:{server.getsockname()[1]}",
-            Connecting(SECRET, PROTOCOL, "me", "you"),
-            lambda: None,
-            pair.client.take,
-            pair.client.broken.append,
-        )
+        connection = connected_to(server, pair)
         peer, _ = server.accept()
         connection.queue([b"for the job only"])
         connection.write()
@@ -321,14 +326,7 @@ def test_who_connects_does_not_talk_to_a_stranger(pair: Pair) -> None:
 
 def test_an_impostor_cannot_have_much_memory_taken(pair: Pair) -> None:
     with socket.create_server((HOST, 0)) as server:
-        Outgoing(
-            pair.inbox,
-            f"{HOST}:{server.getsockname()[1]}",
-            Connecting(SECRET, PROTOCOL, "me", "you"),
-            lambda: None,
-            pair.client.take,
-            pair.client.broken.append,
-        )
+        connected_to(server, pair)
         peer, _ = server.accept()
         peer.sendall(LENGTH.pack(1 << 31) + b"x" * 1000)
         pair.until(lambda: bool(pair.client.broken))
