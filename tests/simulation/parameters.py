@@ -56,6 +56,7 @@ WEIGHTS = {
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
 SLOW_MS = 150
+IN_FLIGHT_BYTES = (None, None, 3_000, 10_000)
 LOOPS = 0.1
 """Share of the jobs that have loops, of those that can have some."""
 
@@ -78,7 +79,8 @@ class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
     ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are
-    unaligned (``None``: never). ``watermarks``: sources send them, and every other stage
+    unaligned (``None``: never). ``in_flight_bytes``: of what was in flight, that the snapshots of a slot may hold
+    (``None``: more than there ever is). ``watermarks``: sources send them, and every other stage
     holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
@@ -105,6 +107,7 @@ class Parameters:
     watermarks: bool = False
     synchronous: bool = False
     aligned_timeout_ms: int | None = None
+    in_flight_bytes: int | None = None
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
@@ -208,6 +211,8 @@ def draw(seed: int, looped: bool = False) -> Parameters:
         parameters = with_loops(parameters, child(seed, "loop"))
     if not looped:
         parameters = with_overtaking(parameters, child(seed, "unaligned"))
+    if parameters.loops or parameters.aligned_timeout_ms is not None:
+        parameters = replace(parameters, in_flight_bytes=child(seed, "in flight").choice(IN_FLIGHT_BYTES))
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)

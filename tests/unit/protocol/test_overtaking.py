@@ -7,11 +7,11 @@ from typing import Any
 
 from flinkplus.protocol.determinants import Choice, decode_runs, unpack
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.in_flight import Logs
 from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry
-from flinkplus.protocol.snapshots import Logs
 from flinkplus.protocol.subtask import MAX_OVERTAKEN_BYTES
 from tests.unit.protocol.test_replay import INPUTS, Folding, message
 from upstream_cache.log import OutputLog
