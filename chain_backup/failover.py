@@ -196,6 +196,10 @@ class FailoverProtocol:
         """The newest version that all members of a chain (that count) have; -1: none yet."""
         return {chain.subtask: chain.stable for chain in self._table}
 
+    def versions(self, subtask: SubtaskId) -> tuple[int, ...]:
+        """Those that ``subtask`` may have to go back to; none while no job runs."""
+        return tuple(self._table[subtask].persisted) if self._running else ()
+
     def all_have(self, version: int) -> bool:
         """Whether ``version`` or a newer one is stable in every chain."""
         return self._running and all(chain.stable >= version for chain in self._table)

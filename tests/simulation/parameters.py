@@ -56,7 +56,8 @@ WEIGHTS = {
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
 SLOW_MS = 150
-IN_FLIGHT_BYTES = (None, None, 3_000, 10_000)
+IN_FLIGHT_BYTES = (None, 1_000, 2_000, 4_000)
+IN_FLIGHT_BYTES_OF_LOOPS = (None, 3_000, 6_000, 12_000)
 LOOPS = 0.1
 """Share of the jobs that have loops, of those that can have some."""
 
@@ -212,7 +213,8 @@ def draw(seed: int, looped: bool = False) -> Parameters:
     if not looped:
         parameters = with_overtaking(parameters, child(seed, "unaligned"))
     if parameters.loops or parameters.aligned_timeout_ms is not None:
-        parameters = replace(parameters, in_flight_bytes=child(seed, "in flight").choice(IN_FLIGHT_BYTES))
+        budgets = IN_FLIGHT_BYTES_OF_LOOPS if parameters.loops else IN_FLIGHT_BYTES
+        parameters = replace(parameters, in_flight_bytes=child(seed, "in flight").choice(budgets))
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
