@@ -106,6 +106,9 @@ class JobHandle:
 
         ``refused_connections``: of those who could not prove to be of the job; ``malformed_frames``: dropped, unread.
 
+        ``checkpoints_aborted``: of those that were given up; ``checkpoints_over_budget``: since more was in flight than
+        they may hold (option ``in_flight_mb``).
+
         ``blocked``: sources that stand still, and why (``spill volume full: ...``).
 
         With standbys: how many ``failovers`` there were, ``handovers`` of work to slots that had come back, and

@@ -146,6 +146,7 @@ class Subtask(SubtaskSteps):
         except BaseException:
             self.close()
             raise
+        plan.handle = {}  # what was in flight in it may be large
         self._mark = plan.mark  # without it, a promoted subtask is told which messages are new
         self._alignment_began: float | None = None
         self._fresh = promotion is not None and self._mark is None  # nothing new was put out since the promotion
