@@ -24,7 +24,7 @@ from flinkplus.protocol.ids import ChannelId
 from flinkplus.protocol.messages import Message
 
 MAX_LOGGED_BYTES = 16 << 20
-"""Of what is in flight on one channel."""
+"""Of what is in flight on one channel, as it is on the wire."""
 MESSAGE_OVERHEAD_BYTES = 64
 """Of a message beside its payload and what it tells of steps."""
 SUBTASK_SHARE = 2
@@ -54,9 +54,14 @@ class InFlightBudget:
         return self.slot_bytes // SUBTASK_SHARE
 
 
+def as_text(size_bytes: int) -> int:
+    """What so many bytes take in a handle."""
+    return size_bytes * 4 // 3
+
+
 def cost_of(message: Message) -> int:
-    """About what a message takes in a handle, in bytes: as text, it is longer by a third."""
-    return (message.size + len(message.determinants) + MESSAGE_OVERHEAD_BYTES) * 4 // 3
+    """About what a message takes in a handle, in bytes."""
+    return as_text(message.size + len(message.determinants) + MESSAGE_OVERHEAD_BYTES)
 
 
 def in_flight_bytes(handle: Mapping[str, Any]) -> int:
@@ -105,8 +110,9 @@ class SnapshotLogs:
         budget = self._budget
         self.held_bytes += size_bytes
         budget.held_bytes += size_bytes
-        if log.size_bytes > MAX_LOGGED_BYTES:
-            why = f"{log.size_bytes:,} bytes were in flight on {log.channel}, and {MAX_LOGGED_BYTES:,} are the most"
+        if log.size_bytes > as_text(MAX_LOGGED_BYTES):
+            most = as_text(MAX_LOGGED_BYTES)
+            why = f"{log.size_bytes:,} bytes were in flight on {log.channel}, and {most:,} are the most"
         elif self.held_bytes > budget.snapshot_bytes:
             why = _too_many(self.held_bytes, budget)
         elif budget.held_bytes > budget.slot_bytes:

@@ -210,8 +210,13 @@ class Failovers:
         """The head has a new version, and so has the durable store."""
         self._handles.add(subtask, checkpoint, handle)
         self.step(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
-        self._dispatch.soon(lambda: self._handles.keep(subtask, self._protocol.versions(subtask)))
+        self._dispatch.soon(lambda: self._keep_handles(subtask))
         self._note_replicated(checkpoint)
+
+    def _keep_handles(self, subtask: SubtaskId) -> None:
+        versions = self._protocol.versions(subtask)
+        if versions:
+            self._handles.keep(subtask, versions)
 
     def _note_replicated(self, version: CheckpointId) -> None:
         if self.replicated is not None and self._protocol.all_have(version):

@@ -6,7 +6,7 @@ import pytest
 
 from flinkplus.protocol import in_flight
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.protocol.in_flight import InFlightBudget, SnapshotLogs, cost_of
+from flinkplus.protocol.in_flight import MESSAGE_OVERHEAD_BYTES, InFlightBudget, SnapshotLogs, cost_of
 from flinkplus.protocol.messages import Kind, Message
 
 FIRST, SECOND = ChannelId(0, 0, 0), ChannelId(0, 1, 0)
@@ -61,7 +61,7 @@ def test_snapshots_of_a_slot_share_what_there_is_and_give_it_back() -> None:
 
 
 def test_a_channel_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "MAX_LOGGED_BYTES", COST)
+    monkeypatch.setattr(in_flight, "MAX_LOGGED_BYTES", 1_000 + MESSAGE_OVERHEAD_BYTES)
     logs = SnapshotLogs(InFlightBudget())
     log = logs.open(SECOND)
     log.add(message(1_000), None)
