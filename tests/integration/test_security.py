@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
-from flinkplus.runtime import credentials as credentials_module
 from flinkplus.runtime import command_door, lifeline, tcp_control, tcp_data
+from flinkplus.runtime import credentials as credentials_module
 from flinkplus.runtime.handshake import Connecting, slot_name
 from flinkplus.runtime.planes import COORDINATOR
 from flinkplus.runtime.tcp import framed
