@@ -36,6 +36,8 @@ from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.runtime import control
 from flinkplus.runtime.checkpoints import CheckpointDriver
+from flinkplus.runtime.command_door import CommandDoor
+from flinkplus.runtime.commands import Commands
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.deployments import JobDriver
@@ -78,11 +80,14 @@ log = logging.getLogger("flinkplus.coordinator")
 
 @dataclass(frozen=True)
 class Addresses:
-    """``host:port`` of where slots register, hold their lifelines to, and send their pulses (``None``: nowhere)."""
+    """``host:port`` of where slots register, hold their lifelines to, and send their pulses (``None``: nowhere), and of
+    where shells give commands.
+    """
 
     rendezvous: str
     lifelines: str
     pulses: str | None
+    commands: str = ""
 
     def at(self, host: str) -> Addresses:
         """The same ports, as seen from elsewhere."""
@@ -91,14 +96,20 @@ class Addresses:
             return f"{host}:{address.rpartition(':')[2]}"
 
         pulses = None if self.pulses is None else reached(self.pulses)
-        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses)
+        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses, reached(self.commands))
 
 
-def dispatch_at(options: Options, host: str, credentials: Credentials) -> Dispatch:
-    """Where slots that have ``credentials`` can reach a coordinator on ``host``."""
+def dispatch_at(
+    options: Options, host: str, credentials: Credentials, for_commands: Credentials | None = None
+) -> Dispatch:
+    """Where slots that have ``credentials`` can reach a coordinator on ``host``, and shells that have
+    ``for_commands`` (``None``: nobody gives commands).
+    """
     inbox: Inbox[InboxEvent] = Inbox()
     dispatch = Dispatch(rendezvous(options, credentials, host, inbox), Members(options.parallelism), inbox)
     dispatch.make_lifelines = lambda: Lifelines(host, credentials, inbox, inbox.put)
+    if for_commands is not None:
+        dispatch.make_door = lambda commands: CommandDoor(host, for_commands, inbox, commands)
     timeout_s = options.hang_timeout
     if timeout_s is not None:
         dispatch.make_pulses = lambda: Pulses(host, credentials.secret, timeout_s, inbox, dispatch.clock)
@@ -120,6 +131,7 @@ class Coordinator:
         self.options = options
         self.commits = commits
         self.result = JobResult()
+        self.commands = Commands()
         self.recoveries = RecoveryLog(self._has_results)
         self.figures = Figures(graph, options.checkpoint_mode)
         self._dispatch = dispatch
@@ -219,8 +231,16 @@ class Coordinator:
         assert self._dispatch.make_lifelines is not None
         lifelines = self._dispatch.lifelines = self._dispatch.make_lifelines()
         pulses = self._dispatch.pulses = None if self._dispatch.make_pulses is None else self._dispatch.make_pulses()
+        door = self._dispatch.door = (
+            None if self._dispatch.make_door is None else self._dispatch.make_door(self.commands)
+        )
         self._thread.start()
-        return Addresses(address, lifelines.address, None if pulses is None else pulses.address)
+        return Addresses(
+            address,
+            lifelines.address,
+            None if pulses is None else pulses.address,
+            "" if door is None else door.address,
+        )
 
     def write_records_to(self, registry: RecordWriter) -> None:
         """Where the records of chains go; to be said before ``start``."""
@@ -422,7 +442,7 @@ class Coordinator:
 
     def security_figures(self) -> dict[str, int]:
         """Connections refused and frames dropped, by the driver and by every slot that there ever was."""
-        servers = [self._dispatch.rendezvous, self._dispatch.lifelines]
+        servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
         return {
             "refused_connections": refused + self.figures.refused,

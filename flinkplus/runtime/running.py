@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import logging
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -42,6 +43,7 @@ from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import CheckpointId, Generation
 from flinkplus.runtime import staging
+from flinkplus.runtime.access import ACCESS_FILE, Access, publish, withdraw, write_access
 from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
@@ -336,8 +338,9 @@ class RunningJob:
         self._elapsed_s: float | None = None
         credentials = Credentials.made(plan.options, self.job_id)
         bind, reach = coordinator_hosts(spark)
+        for_commands = credentials.for_commands(self.job_id)
         self.coordinator = Coordinator(
-            plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials)
+            plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials, for_commands)
         )
         self._registry: JobRegistry | None = None
         if plan.options.local:
@@ -353,6 +356,11 @@ class RunningJob:
             )
             self.coordinator.write_records_to(self._registry)
         addresses = self.coordinator.start().at(reach)
+        driver = (os.getpid(), psutil.Process().create_time())
+        self._storage = CheckpointStorage(directory.checkpoints)
+        self._let_shells_in(
+            Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, for_commands)
+        )
         if self._registry is not None:
             self._registry.begin()
         config = SlotConfig(
@@ -369,7 +377,7 @@ class RunningJob:
             checkpoint_dir=directory.checkpoints,
             scratch=directory.scratch,
             directory=str(directory.path) if directory.one_host else None,
-            driver=(os.getpid(), psutil.Process().create_time()),
+            driver=driver,
             local=directory.local,
             application=self.job_id,
         )
@@ -384,6 +392,20 @@ class RunningJob:
         self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
         self._closer.start()
         _at_exit(self)
+
+    def _let_shells_in(self, access: Access) -> None:
+        """Say where commands are taken. A job that cannot runs all the same."""
+        try:
+            publish(self._storage, write_access(self._directory.path, access), access)
+        except (OSError, FlinkPlusError) as error:
+            log.warning("job %s takes no commands from outside: %s", self.name, error)
+
+    def _shut_shells_out(self) -> None:
+        try:
+            (self._directory.path / ACCESS_FILE).unlink(missing_ok=True)
+            withdraw(self._storage, self.job_id)
+        except (OSError, FlinkPlusError, ValueError) as error:
+            log.info("where job %s took commands is still said in its checkpoint directory: %s", self.name, error)
 
     def cancel(self) -> None:
         """Ask for the end; ``closed`` tells when it is reached."""
@@ -407,6 +429,7 @@ class RunningJob:
             if result.error is None:
                 result.error = JobFailed(f"the job's output could not be completed: {error}")
         finally:
+            self._shut_shells_out()
             if self._registry is not None:
                 self._registry.close()
                 self.coordinator.join(GRACEFUL_STOP_S)
