@@ -26,7 +26,7 @@ from typing_extensions import assert_never
 from chain_backup.failover import FailoverProtocol
 from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.config import Options
-from flinkplus.errors import FlinkPlusError, JobFailed, PeerProtocolError
+from flinkplus.errors import FlinkPlusError, JobFailed, JobRunsElsewhere, PeerProtocolError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
@@ -152,7 +152,7 @@ class Coordinator:
         self._checkpoint_driver = CheckpointDriver(
             self._dispatch, self, self._deployment, commits, self.figures, self._reach
         )
-        self._presence = Presence(self._dispatch, self, self._deployment, self.recoveries, options, self.give_up)
+        self._presence = Presence(self._dispatch, self, self._deployment, self.recoveries, options, self.taken_over)
         self._job_driver = JobDriver(
             self._dispatch,
             self,
@@ -236,6 +236,12 @@ class Coordinator:
     def give_up(self, reason: str) -> None:
         """End the job now: there is nothing left that could run it."""
         self._ask(lambda: self._end(JobState.FAILED, JobFailed(reason)))
+
+    def taken_over(self, reason: str) -> None:
+        """End the job here: another driver runs it."""
+        error = JobFailed(reason)
+        error.__cause__ = JobRunsElsewhere(reason)
+        self._ask(lambda: self._end(JobState.FAILED, error))
 
     def cancel(self) -> None:
         """Ask for the end of the job; returns at once."""
