@@ -12,10 +12,13 @@ everything given back.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -257,6 +260,16 @@ class Coordinator:
     def _drain(self) -> None:
         self._deployment.draining = True
         self._dispatch.tell_all(control.Drain(self._deployment.generation))
+
+    def missing_standbys(self) -> int:
+        """How many standbys there should be and are not, or are not in step yet; 0 when the job is over."""
+        answer: Future[int] = Future()
+        failovers = self._failovers
+        self._ask(lambda: answer.set_result(0 if failovers is None else failovers.missing_standbys))
+        while not self.result.done.is_set():
+            with contextlib.suppress(FutureTimeout):
+                return answer.result(MAX_IDLE_S)
+        return 0
 
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""
