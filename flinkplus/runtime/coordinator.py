@@ -12,10 +12,13 @@ everything given back.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +29,7 @@ from typing_extensions import assert_never
 from chain_backup.failover import FailoverProtocol
 from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.config import Options
-from flinkplus.errors import FlinkPlusError, JobFailed, PeerProtocolError
+from flinkplus.errors import FlinkPlusError, JobFailed, JobRunsElsewhere, PeerProtocolError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
@@ -164,7 +167,7 @@ class Coordinator:
         self._checkpoint_driver = CheckpointDriver(
             self._dispatch, self, self._deployment, commits, self.figures, self._reach
         )
-        self._presence = Presence(self._dispatch, self, self._deployment, self.recoveries, options, self.give_up)
+        self._presence = Presence(self._dispatch, self, self._deployment, self.recoveries, options, self.taken_over)
         self._job_driver = JobDriver(
             self._dispatch,
             self,
@@ -257,6 +260,12 @@ class Coordinator:
         """End the job now: there is nothing left that could run it."""
         self._ask(lambda: self._end(JobState.FAILED, JobFailed(reason)))
 
+    def taken_over(self, reason: str) -> None:
+        """End the job here: another driver runs it."""
+        error = JobFailed(reason)
+        error.__cause__ = JobRunsElsewhere(reason)
+        self._ask(lambda: self._end(JobState.FAILED, error))
+
     def cancel(self) -> None:
         """Ask for the end of the job; returns at once."""
         self._ask(lambda: self.step_job(events.CancelRequested()))
@@ -271,6 +280,16 @@ class Coordinator:
     def _drain(self) -> None:
         self._deployment.draining = True
         self._dispatch.tell_all(control.Drain(self._deployment.generation))
+
+    def missing_standbys(self) -> int:
+        """How many standbys there should be and are not, or are not in step yet; 0 when the job is over."""
+        answer: Future[int] = Future()
+        failovers = self._failovers
+        self._ask(lambda: answer.set_result(0 if failovers is None else failovers.missing_standbys))
+        while not self.result.done.is_set():
+            with contextlib.suppress(FutureTimeout):
+                return answer.result(MAX_IDLE_S)
+        return 0
 
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""
