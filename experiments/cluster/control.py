@@ -26,7 +26,7 @@ from experiments.cluster.namespaces import Cluster
 from experiments.cluster.network import ClusterError
 from flinkplus.errors import FlinkPlusError
 
-ORDERS = ("kill", "pause", "resume", "revive", "cut")
+ORDERS = ("kill", "pause", "resume", "revive", "cut", "lose", "heal")
 CONTROL_FILE = "control"
 TIMEOUT_S = 60.0
 MAX_REQUEST_BYTES = 10_000
@@ -83,6 +83,8 @@ class ControlServer:
             try:
                 if order == "cut":
                     self._cluster.cut(host, peer)
+                elif order == "lose":
+                    self._cluster.lose(host, peer)
                 else:
                     getattr(self._cluster, order)(host)
             except (FlinkPlusError, OSError) as error:

@@ -198,6 +198,15 @@ class PeersReady:
 
 
 @dataclass(frozen=True)
+class PeersUnreached:
+    """Slots that this one does not reach, or that it does not hear, although it sends to them: all of them (slot ->
+    incarnation), said when it changes. ``flinkplus.protocol.reachability`` decides what follows.
+    """
+
+    peers: dict[str, int]
+
+
+@dataclass(frozen=True)
 class SessionLost:
     """The slot's session expired: it has stopped sending and is about to end."""
 
@@ -382,6 +391,7 @@ ControlMessage = (
     | Promoted
     | PromotionRefused
     | PeersReady
+    | PeersUnreached
     | SessionLost
     | Stopped
     | Welcome

@@ -34,6 +34,7 @@ from flinkplus.protocol.config import earliest_ms
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.reachability import Reachability
 from flinkplus.runtime import control
 from flinkplus.runtime.checkpoints import CheckpointDriver
 from flinkplus.runtime.commits import Commits
@@ -55,7 +56,7 @@ from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
-from flinkplus.runtime.limits import configs
+from flinkplus.runtime.limits import configs, reachability_config
 from flinkplus.runtime.members import Members
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
@@ -152,7 +153,16 @@ class Coordinator:
         self._checkpoint_driver = CheckpointDriver(
             self._dispatch, self, self._deployment, commits, self.figures, self._reach
         )
-        self._presence = Presence(self._dispatch, self, self._deployment, self.recoveries, options, self.give_up)
+        self._presence = Presence(
+            self._dispatch,
+            self,
+            self._deployment,
+            self.recoveries,
+            options,
+            self.give_up,
+            lambda: self._job.state,
+            self._machine("reachability", Reachability, reachability_config(options)),
+        )
         self._job_driver = JobDriver(
             self._dispatch,
             self,
@@ -168,6 +178,7 @@ class Coordinator:
         if not options.promises.repeats or restore.checkpoint is not None:  # an earlier run may have promised less
             self._job_driver.match = partial(matched, topology=topology_of(graph, options.parallelism))
         self._presence.failovers = self._failovers
+        self._job_driver.interrupted = self._interrupted
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
@@ -197,7 +208,7 @@ class Coordinator:
             self.options.promises,
             "partial" if self.options.partial else "standby",
         )
-        self._job_driver.started, self._job_driver.interrupted = failovers.started, failovers.interrupted
+        self._job_driver.started = failovers.started
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
@@ -205,6 +216,11 @@ class Coordinator:
         if self.options.standbys:
             failovers.replicated = self.figures.replicated
         return failovers
+
+    def _interrupted(self) -> None:
+        self._presence.interrupted()
+        if self._failovers is not None:
+            self._failovers.interrupted()
 
     def _has_results(self, subtask: str) -> bool:
         """Whether a subtask has a sink or keyed state."""
@@ -307,6 +323,7 @@ class Coordinator:
             self._job.next_deadline_ms(),
             self._checkpoints.next_deadline_ms(),
             None if self._failovers is None else self._failovers.next_deadline_ms(),
+            self._presence.next_deadline_ms(),
         )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
