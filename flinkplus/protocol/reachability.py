@@ -221,15 +221,15 @@ class Reachability:
     def _set_aside(
         self, now_ms: int, pairs: list[tuple[int, int]], known: dict[int, Standing]
     ) -> list[ReachabilityEffect]:
+        """Slots that have not joined; first those that others which have joined do not reach."""
         effects: list[ReachabilityEffect] = []
-        for pair in pairs:
-            for slot, other in (pair, pair[::-1]):
-                if not known[slot].joined and slot not in self._waiting:
-                    host = known[slot].host
-                    self._waiting[slot] = host
-                    self._strike(now_ms, host)
-                    effects.append(SetSlotAside(slot, f"it and slot {other} do not reach each other"))
-                    break
+        for a, b in sorted(pairs, key=lambda pair: not (known[pair[0]].joined or known[pair[1]].joined)):
+            slot, other = (a, b) if not known[a].joined else (b, a)
+            if known[slot].joined or slot in self._waiting or other in self._waiting:
+                continue
+            self._waiting[slot] = known[slot].host
+            self._strike(now_ms, known[slot].host)
+            effects.append(SetSlotAside(slot, f"it and slot {other} do not reach each other"))
         return effects
 
     def _judge(self, now_ms: int, pairs: list[tuple[int, int]], known: dict[int, Standing]) -> list[ReachabilityEffect]:

@@ -5,6 +5,7 @@ JSON, a line for each drill.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -58,7 +59,9 @@ class Drill:
             "struck_s": self.struck_s,
             "noticed_ms": [round((one["begin_s"] - self.struck_s) * 1e3) for one in recoveries],
             "recovered_ms": [
-                None if one["recovery_ms"] is None else round((one["begin_s"] - self.struck_s) * 1e3 + one["recovery_ms"])
+                None
+                if one["recovery_ms"] is None
+                else round((one["begin_s"] - self.struck_s) * 1e3 + one["recovery_ms"])
                 for one in recoveries
             ],
             "recoveries": recoveries,
@@ -159,18 +162,30 @@ def two_hosts(drill: Drill) -> None:
     drill.checkpoints()
 
 
-def zookeeper_server(drill: Drill) -> None:
-    """Each ZooKeeper server dies once, the leader among them; a host dies just after the last."""
-    for server in ZOOKEEPERS:
-        drill.order("kill", server)
-        drill.checkpoints()
-        drill.order("revive", server)
-        time.sleep(3.0)
-    drill.order("kill", ZOOKEEPERS[2])
+def zookeeper_servers(drill: Drill) -> None:
+    """A ZooKeeper server that follows dies and comes back; then the leader, and a host with it."""
+    leader = next(server for server in ZOOKEEPERS if mode_of(server) == "leader")
+    follower = next(server for server in ZOOKEEPERS if server != leader)
+    drill.order("kill", follower)
+    drill.checkpoints()
+    drill.order("revive", follower)
+    until(drill.job, lambda: mode_of(follower) == "follower")
     drill.struck_s = 0.0
+    drill.order("kill", leader)
     drill.order("kill", drill.hosts[1])
     drill.recovered()
-    drill.order("revive", ZOOKEEPERS[2])
+    drill.checkpoints()
+
+
+def mode_of(server: str) -> str:
+    """What a ZooKeeper server is in its ensemble; empty when it does not answer."""
+    try:
+        with socket.create_connection((server, 2181), 1.0) as connection:
+            connection.sendall(b"srvr")
+            with connection.makefile() as answer:
+                return next((line.split()[1] for line in answer if line.startswith("Mode: ")), "")
+    except OSError:
+        return ""
 
 
 def master(drill: Drill) -> None:
@@ -196,7 +211,7 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
         cut_off,
         hangs,
         two_hosts,
-        zookeeper_server,
+        zookeeper_servers,
         master,
     )
 }
