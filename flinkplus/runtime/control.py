@@ -128,13 +128,15 @@ class Exhausted:
 class Heartbeat:
     """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked).
 
-    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped.
+    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped;
+    ``fenced``: messages, credit and versions of fenced generations that came, and had no effect.
     """
 
     generation: int
     subtasks: dict[str, dict[str, Any]]
     refused: int = 0
     malformed: int = 0
+    fenced: int = 0
 
 
 @dataclass(frozen=True)

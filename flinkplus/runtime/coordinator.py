@@ -438,12 +438,14 @@ class Coordinator:
         }
 
     def security_figures(self) -> dict[str, int]:
-        """Connections refused and frames dropped, by the driver and by every slot that there ever was."""
+        """What driver and slots, all that there ever were, have refused: of strangers, and of the fenced."""
         servers = [self._dispatch.rendezvous, self._dispatch.lifelines]
         refused = sum(server.refusals.total for server in servers if server is not None)
         return {
             "refused_connections": refused + self.figures.refused,
             "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "fenced_messages": self.figures.fenced_messages,
+            "fenced_reports": self.figures.fenced_reports,
         }
 
     def pids(self) -> dict[int, int]:

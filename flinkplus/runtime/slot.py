@@ -327,7 +327,9 @@ class Slot(SlotOrders):
             self._look_for_silence(now, self._silence_s)
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        self._link.heartbeat = control.Heartbeat(self._generation, progress, self._data.refusals.total, self._malformed)
+        fenced = self.active.stale + (0 if self._failover is None else self._failover.standbys.fenced)
+        refused, malformed = self._data.refusals.total, self._malformed
+        self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced)
 
     def _look_for_silence(self, now: float, limit_s: float) -> None:
         """Say who is not reached, when that changes; of the driver, in a way that may still get there."""
