@@ -125,7 +125,7 @@ Place: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True)
 class _Strikes:
-    """How often a host had to go, and when it may join again."""
+    """How often a place had to go, and when it may join again."""
 
     count: int
     last_ms: int
@@ -138,14 +138,14 @@ class Reachability:
     def __init__(self, config: ReachabilityConfig | None = None) -> None:
         self._config = config or ReachabilityConfig()
         self._silent: dict[int, tuple[int, ...]] = {}
-        self._strikes: dict[str, _Strikes] = {}
-        self._waiting: dict[int, str] = {}
+        self._strikes: dict[Place, _Strikes] = {}
+        self._waiting: dict[int, Place] = {}
         self._look_ms: int | None = None
         self._hopeless_since_ms: int | None = None
 
     def next_deadline_ms(self) -> int | None:
         """When to step with ``SlotsSeen``."""
-        return earliest_ms(self._look_ms, *(self._strikes[host].until_ms for host in self._waiting.values()))
+        return earliest_ms(self._look_ms, *(self._strikes[place].until_ms for place in self._waiting.values()))
 
     def step(self, now_ms: int, event: ReachabilityEvent) -> list[ReachabilityEffect]:
         """What to do about ``event``."""
@@ -161,10 +161,10 @@ class Reachability:
                 return []
             case SlotCame(slot, host):
                 self._forget(slot)
-                strikes = self._strikes.get(host)
-                if strikes is not None and now_ms < strikes.until_ms:
-                    self._waiting[slot] = host
-                    return [SetSlotAside(slot, f"its host {host} could not reach others a while ago")]
+                for place in ((host, -1), (host, slot)):
+                    if place in self._strikes and now_ms < self._strikes[place].until_ms:
+                        self._waiting[slot] = place
+                        return [SetSlotAside(slot, f"its host {host} could not reach others a while ago")]
                 return [LetSlotJoin(slot)]
             case SlotsSeen(standings):
                 return [*self._judge_when_due(now_ms, standings), *self._let_join(now_ms)]
@@ -193,7 +193,7 @@ class Reachability:
             self._look_ms = self._hopeless_since_ms = None
 
     def _let_join(self, now_ms: int) -> list[ReachabilityEffect]:
-        due = [slot for slot, host in self._waiting.items() if now_ms >= self._strikes[host].until_ms]
+        due = [slot for slot, place in self._waiting.items() if now_ms >= self._strikes[place].until_ms]
         for slot in due:
             del self._waiting[slot]
         return [LetSlotJoin(slot) for slot in due]
@@ -227,8 +227,8 @@ class Reachability:
             slot, other = (a, b) if not known[a].joined else (b, a)
             if known[slot].joined or slot in self._waiting or other in self._waiting:
                 continue
-            self._waiting[slot] = known[slot].host
-            self._strike(now_ms, known[slot].host)
+            place = self._waiting[slot] = _place(known[slot], known[other])
+            self._strike(now_ms, place)
             effects.append(SetSlotAside(slot, f"it and slot {other} do not reach each other"))
         return effects
 
@@ -252,9 +252,8 @@ class Reachability:
         self._hopeless_since_ms = None
         effects: list[ReachabilityEffect] = []
         for place, (a, b) in going:
-            host = place[0]
-            self._strike(now_ms, host)
-            reason = f"slots {a} and {b} do not reach each other: {host} is given up"
+            self._strike(now_ms, place)
+            reason = f"slots {a} and {b} do not reach each other: {place[0]} is given up"
             slots = [slot for slot, seen in sorted(known.items()) if _is_within((seen.host, slot), place)]
             effects += [GiveSlotUp(slot, reason) for slot in slots]
         return effects
@@ -268,11 +267,11 @@ class Reachability:
         unheard = any(seen.doubtful for seen in mine)
         return len(others) + unheard, -sum(seen.subtasks for seen in mine), place
 
-    def _strike(self, now_ms: int, host: str) -> None:
-        known = self._strikes.get(host)
+    def _strike(self, now_ms: int, place: Place) -> None:
+        known = self._strikes.get(place)
         count = 1 if known is None or now_ms - known.last_ms > FORGOTTEN_AFTER_MS else known.count + 1
         pause_ms = min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << min(count - 1, 20))
-        self._strikes[host] = _Strikes(count, now_ms, now_ms + pause_ms)
+        self._strikes[place] = _Strikes(count, now_ms, now_ms + pause_ms)
 
 
 def _place(slot: Standing, peer: Standing) -> Place:

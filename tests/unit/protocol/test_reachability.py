@@ -241,3 +241,13 @@ def test_nobody_is_left_without_reach_and_nobody_goes_for_nothing(
         if pair <= gone and hosts[a] != hosts[b]:
             others = [other for other in pairs if other != pair and (hosts[a] in map(hosts.__getitem__, other))]
             assert others
+
+
+def test_a_slot_does_not_wait_for_what_another_one_of_its_host_did() -> None:
+    job = Job(3, hosts="aaa")
+    job.say(0, 1)
+    assert job.given_up() == [1]
+    job.lose(2)
+    assert job.come(2, "a") == [LetSlotJoin(2)]
+    (aside,) = job.come(1, "a")
+    assert isinstance(aside, SetSlotAside)

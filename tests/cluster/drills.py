@@ -1,5 +1,5 @@
-"""Drills on the job's host of a cluster: a WordCount for each, something happens to hosts or network; what was seen, as
-JSON, a line for each drill.
+"""Drills on the job's host of a cluster: a WordCount for each, in whose middle something happens to hosts or network;
+what was seen, as JSON.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.cluster.control import Control
 from experiments.cluster.place import Place
@@ -17,6 +17,9 @@ from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.session import open_session
 from tests.integration.cluster_job import RATE, REPEAT, WORKERS, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 AWAY_S = 3.0
 JOB = "job"
@@ -217,34 +220,37 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
 }
 
 
-def run(drill: Callable[[Drill], None], name: str, corpus: str, place: Place, recovery: str, session: Any) -> None:
+def run(name: str, corpus: str, place: Place, recovery: str, session: SparkSession) -> dict[str, Any]:
     """One drill, in a job of its own."""
     assert place.control is not None
-    directory = place.shared / name
+    directory = place.shared / f"{name}-{recovery}"
     settings = place.options(directory) | {"recovery": recovery}
     env = StreamEnvironment(session, parallelism=WORKERS, checkpoint_interval=0.3, **settings)
     words = env.read_text(corpus, repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(RATE)
     words.key_by("word").count(name="count").to_parquet(str(directory / "out"), name="out")
     with env.execute(name) as job:
         until(job, lambda: job.metrics()["checkpoints_completed"] >= 2)
-        practice = Drill(job, place.control)
-        drill(practice)
+        drill = Drill(job, place.control)
+        DRILLS[name](drill)
         job.await_finish(90)
-        print(json.dumps(practice.told(name)), flush=True)
-    for host in sorted(practice.hurt):
+        told = drill.told(name)
+    for host in sorted(drill.hurt):
         place.control.order("revive", host)
+    return told
 
 
-def main(corpus: str, recovery: str, *names: str) -> None:
+def main(corpus: str) -> None:
+    """A line of input, ``DRILL RECOVERY``, is a line of output."""
     place = Place.here()
     session = open_session(place.master, place.session_settings(WORKERS))
     try:
-        for name in names:
+        for line in sys.stdin:
+            name, recovery = line.split()
             place.await_executors(session, WORKERS)
-            run(DRILLS[name], name, corpus, place, recovery, session)
+            print(json.dumps(run(name, corpus, place, recovery, session)), flush=True)
     finally:
         session.stop()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
