@@ -15,6 +15,8 @@ Rules:
 - A host that was given up, or set aside, has to wait before its slots join again, twice as long each time: a network
   that comes and goes costs the job a failover now and then, not all its time. After a long while without, that is
   forgotten.
+- So does a slot whose processes die soon after they have joined, time and again: whatever kills them, each costs a
+  failover and one of the attempts that Spark grants.
 
 Invariants: of two slots that have joined, at most one is given up for not reaching the other; what was said by or of a
 slot that is gone has no effect.
@@ -32,6 +34,10 @@ from flinkplus.protocol.config import earliest_ms
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
 FORGOTTEN_AFTER_MS = 300_000
+SHORT_LIFE_MS = 10_000
+"""A process that has gone sooner after it was let join has died young."""
+SHORT_LIVES = 3
+"""From so many in a row on, the next one waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +145,15 @@ class Reachability:
         self._config = config or ReachabilityConfig()
         self._silent: dict[int, tuple[int, ...]] = {}
         self._strikes: dict[Place, _Strikes] = {}
-        self._waiting: dict[int, Place] = {}
+        self._waiting: dict[int, int] = {}  # slots that are to join, and when
+        self._joined_ms: dict[int, int] = {}
+        self._short_lives: dict[int, int] = {}  # in a row
         self._look_ms: int | None = None
         self._hopeless_since_ms: int | None = None
 
     def next_deadline_ms(self) -> int | None:
         """When to step with ``SlotsSeen``."""
-        return earliest_ms(self._look_ms, *(self._strikes[place].until_ms for place in self._waiting.values()))
+        return earliest_ms(self._look_ms, *self._waiting.values())
 
     def step(self, now_ms: int, event: ReachabilityEvent) -> list[ReachabilityEffect]:
         """What to do about ``event``."""
@@ -158,14 +166,11 @@ class Reachability:
                 return []
             case SlotGone(slot):
                 self._forget(slot)
+                self._count_life(now_ms, slot)
                 return []
             case SlotCame(slot, host):
                 self._forget(slot)
-                for place in ((host, -1), (host, slot)):
-                    if place in self._strikes and now_ms < self._strikes[place].until_ms:
-                        self._waiting[slot] = place
-                        return [SetSlotAside(slot, f"its host {host} could not reach others a while ago")]
-                return [LetSlotJoin(slot)]
+                return self._on_came(now_ms, slot, host)
             case SlotsSeen(standings):
                 return [*self._judge_when_due(now_ms, standings), *self._let_join(now_ms)]
             case JobRestarted():
@@ -193,10 +198,34 @@ class Reachability:
             self._look_ms = self._hopeless_since_ms = None
 
     def _let_join(self, now_ms: int) -> list[ReachabilityEffect]:
-        due = [slot for slot, place in self._waiting.items() if now_ms >= self._strikes[place].until_ms]
+        due = [slot for slot, until_ms in self._waiting.items() if now_ms >= until_ms]
         for slot in due:
             del self._waiting[slot]
+            self._joined_ms[slot] = now_ms
         return [LetSlotJoin(slot) for slot in due]
+
+    # --- slots that come, and those that keep going
+
+    def _on_came(self, now_ms: int, slot: int, host: str) -> list[ReachabilityEffect]:
+        reason, until_ms = "", now_ms
+        for place in ((host, -1), (host, slot)):
+            if place in self._strikes and self._strikes[place].until_ms > until_ms:
+                reason, until_ms = f"its host {host} did not reach others a while ago", self._strikes[place].until_ms
+        short = self._short_lives.get(slot, 0)
+        rested_ms = now_ms + (pause_ms(short - SHORT_LIVES + 1) if short >= SHORT_LIVES else 0)
+        if rested_ms > until_ms:
+            reason, until_ms = f"its last {short} processes died young", rested_ms
+        if not reason:
+            self._joined_ms[slot] = now_ms
+            return [LetSlotJoin(slot)]
+        self._waiting[slot] = until_ms
+        return [SetSlotAside(slot, f"{reason}; for {until_ms - now_ms} ms")]
+
+    def _count_life(self, now_ms: int, slot: int) -> None:
+        joined_ms = self._joined_ms.pop(slot, None)
+        if joined_ms is not None:
+            is_short = now_ms - joined_ms < SHORT_LIFE_MS
+            self._short_lives[slot] = self._short_lives.get(slot, 0) + 1 if is_short else 0
 
     # --- the judgement
 
@@ -227,8 +256,7 @@ class Reachability:
             slot, other = (a, b) if not known[a].joined else (b, a)
             if known[slot].joined or slot in self._waiting or other in self._waiting:
                 continue
-            place = self._waiting[slot] = _place(known[slot], known[other])
-            self._strike(now_ms, place)
+            self._waiting[slot] = self._strike(now_ms, _place(known[slot], known[other]))
             effects.append(SetSlotAside(slot, f"it and slot {other} do not reach each other"))
         return effects
 
@@ -260,18 +288,24 @@ class Reachability:
 
     def _rank(
         self, place: Place, among: list[tuple[Place, Place, tuple[int, int]]], known: dict[int, Standing]
-    ) -> tuple[int, int, Place]:
-        """The higher, the rather it goes."""
+    ) -> tuple[bool, int, int, Place]:
+        """The higher, the rather it goes; hosts before single slots, of which they may spare some."""
         others = {b if a == place else a for a, b, _ in among if place in (a, b)}
         mine = [seen for seen in known.values() if _is_within((seen.host, seen.slot), place)]
         unheard = any(seen.doubtful for seen in mine)
-        return len(others) + unheard, -sum(seen.subtasks for seen in mine), place
+        return place[1] == -1, len(others) + unheard, -sum(seen.subtasks for seen in mine), place
 
-    def _strike(self, now_ms: int, place: Place) -> None:
+    def _strike(self, now_ms: int, place: Place) -> int:
+        """Count one; when the slots of ``place`` may join again."""
         known = self._strikes.get(place)
         count = 1 if known is None or now_ms - known.last_ms > FORGOTTEN_AFTER_MS else known.count + 1
-        pause_ms = min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << min(count - 1, 20))
-        self._strikes[place] = _Strikes(count, now_ms, now_ms + pause_ms)
+        self._strikes[place] = _Strikes(count, now_ms, now_ms + pause_ms(count))
+        return now_ms + pause_ms(count)
+
+
+def pause_ms(count: int) -> int:
+    """How long to wait after something has happened ``count`` times: twice as long each time."""
+    return min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << min(count - 1, 20))
 
 
 def _place(slot: Standing, peer: Standing) -> Place:

@@ -91,6 +91,8 @@ SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpret
 MALFORMED_LIMIT = 20
 ORPHAN_PATIENCE_S = 2.0
 LOOKS_IN_TIMEOUT = 4
+GIVEN_UP_SHARE = 2
+"""Of ``heartbeat_timeout``: a slot whose heartbeats have not been answered for so long was given up long ago."""
 SILENT_SHARE = 0.75
 """Of ``hang_timeout``: for so long nothing may come back of what was sent. The rest is for the driver, to decide."""
 MOST_PASSED_OVER = 4
@@ -209,7 +211,7 @@ class Slot(SlotOrders):
         looks_s = config.options.heartbeat_interval if hang_s is None else hang_s / LOOKS_IN_TIMEOUT
         self._heartbeat_s = min(config.options.heartbeat_interval, looks_s)
         self._unreached: dict[int, int] = {}
-        self._deaf = False
+        self._deaf_since: float | None = None
         self._passed_over = 0
         self._preference = Preference()
         self.orphaned = False
@@ -338,9 +340,12 @@ class Slot(SlotOrders):
             self._unreached = unreached
             self._link.send(control.PeersUnreached({str(peer): unreached[peer] for peer in sorted(unreached)}))
         deaf = self._link.is_silent(now, limit_s)
-        if deaf != self._deaf:
-            self._deaf = deaf
+        if deaf != (self._deaf_since is not None):
+            self._deaf_since = now if deaf else None
             self._pulse.tell(deaf)
+        patience_s = GIVEN_UP_SHARE * self._options.heartbeat_timeout
+        if self._deaf_since is not None and now - self._deaf_since > patience_s:
+            self._handle(ControlLost(0, f"nothing has come back from it for {patience_s} s", time.time()))
 
     # --- events
 

@@ -11,6 +11,7 @@ from flinkplus.protocol.reachability import (
     FIRST_PAUSE_MS,
     FORGOTTEN_AFTER_MS,
     LONGEST_PAUSE_MS,
+    SHORT_LIFE_MS,
     GiveSlotUp,
     JobRestarted,
     LetSlotJoin,
@@ -251,3 +252,42 @@ def test_a_slot_does_not_wait_for_what_another_one_of_its_host_did() -> None:
     assert job.come(2, "a") == [LetSlotJoin(2)]
     (aside,) = job.come(1, "a")
     assert isinstance(aside, SetSlotAside)
+
+
+def test_a_slot_that_keeps_dying_has_to_wait_longer_and_longer() -> None:
+    job = Job(2)
+    waits = []
+    for _ in range(10):
+        job.lose(1)
+        begun_ms = job.now_ms
+        effects = job.come(1, "host1")
+        if isinstance(effects[0], SetSlotAside):
+            effects = job.look()
+        assert effects == [LetSlotJoin(1)]
+        waits.append(job.now_ms - begun_ms)
+        job.now_ms += 500
+    assert waits[:5] == [0, 0, 0, FIRST_PAUSE_MS, 2 * FIRST_PAUSE_MS] and waits[-1] == LONGEST_PAUSE_MS
+    job.now_ms += SHORT_LIFE_MS
+    job.lose(1)
+    assert job.come(1, "host1") == [LetSlotJoin(1)], "it has lived for a while"
+
+
+def test_slots_that_die_now_and_then_join_at_once() -> None:
+    job = Job(2)
+    for _ in range(50):
+        job.now_ms += SHORT_LIFE_MS
+        job.lose(1)
+        assert job.come(1, "host1") == [LetSlotJoin(1)]
+
+
+def test_one_that_dies_while_it_waits_has_to_wait_no_longer() -> None:
+    job = Job(2)
+    for _ in range(4):
+        job.lose(1)
+        effects = job.come(1, "host1")
+    assert isinstance(effects[0], SetSlotAside)
+    due_ms = job.machine.next_deadline_ms()
+    job.lose(1)
+    assert job.machine.next_deadline_ms() is None
+    job.come(1, "host1")
+    assert job.machine.next_deadline_ms() == due_ms

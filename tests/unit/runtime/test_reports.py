@@ -144,7 +144,7 @@ class Standing(Reported):
     def __init__(self, standbys: bool = True) -> None:
         super().__init__(standbys)
         self.later_s = 0.0
-        self.dispatch.clock = self  # type: ignore[assignment]
+        self.dispatch.clock = self
 
     def monotonic(self) -> float:
         return time.monotonic() + self.later_s
