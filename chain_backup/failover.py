@@ -215,6 +215,10 @@ class FailoverProtocol:
         """The newest version whose ``TrimLogs`` was ordered, or from which the job started."""
         return self._table.trimmed
 
+    def is_alive(self, slot: int) -> bool:
+        """Whether a slot is there, and may be in chains."""
+        return self._running and self._table.is_alive(slot)
+
     @property
     def active(self) -> bool:
         """Whether a failover is under way."""

@@ -37,6 +37,7 @@ from flinkplus.protocol.config import earliest_ms
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.reachability import Reachability
 from flinkplus.runtime import control
 from flinkplus.runtime.checkpoints import CheckpointDriver
 from flinkplus.runtime.command_door import CommandDoor
@@ -60,7 +61,7 @@ from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
-from flinkplus.runtime.limits import configs
+from flinkplus.runtime.limits import configs, reachability_config
 from flinkplus.runtime.members import Members
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
@@ -167,7 +168,16 @@ class Coordinator:
         self._checkpoint_driver = CheckpointDriver(
             self._dispatch, self, self._deployment, commits, self.figures, self._reach
         )
-        self._presence = Presence(self._dispatch, self, self._deployment, self.recoveries, options, self.taken_over)
+        self._presence = Presence(
+            self._dispatch,
+            self,
+            self._deployment,
+            self.recoveries,
+            options,
+            self.taken_over,
+            lambda: self._job.state,
+            self._machine("reachability", Reachability, reachability_config(options)),
+        )
         self._job_driver = JobDriver(
             self._dispatch,
             self,
@@ -183,6 +193,7 @@ class Coordinator:
         if not options.promises.repeats or restore.checkpoint is not None:  # an earlier run may have promised less
             self._job_driver.match = partial(matched, topology=topology_of(graph, options.parallelism))
         self._presence.failovers = self._failovers
+        self._job_driver.interrupted = self._interrupted
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
@@ -212,7 +223,7 @@ class Coordinator:
             self.options.promises,
             "partial" if self.options.partial else "standby",
         )
-        self._job_driver.started, self._job_driver.interrupted = failovers.started, failovers.interrupted
+        self._job_driver.started = failovers.started
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
@@ -220,6 +231,11 @@ class Coordinator:
         if self.options.standbys:
             failovers.replicated = self.figures.replicated
         return failovers
+
+    def _interrupted(self) -> None:
+        self._presence.interrupted()
+        if self._failovers is not None:
+            self._failovers.interrupted()
 
     def _has_results(self, subtask: str) -> bool:
         """Whether a subtask has a sink or keyed state."""
@@ -346,6 +362,7 @@ class Coordinator:
             self._job.next_deadline_ms(),
             self._checkpoints.next_deadline_ms(),
             None if self._failovers is None else self._failovers.next_deadline_ms(),
+            self._presence.next_deadline_ms(),
         )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
@@ -460,12 +477,14 @@ class Coordinator:
         }
 
     def security_figures(self) -> dict[str, int]:
-        """Connections refused and frames dropped, by the driver and by every slot that there ever was."""
+        """What driver and slots, all that there ever were, have refused: of strangers, and of the fenced."""
         servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
         return {
             "refused_connections": refused + self.figures.refused,
             "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "fenced_messages": self.figures.fenced_messages,
+            "fenced_reports": self.figures.fenced_reports,
         }
 
     def pids(self) -> dict[int, int]:

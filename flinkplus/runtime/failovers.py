@@ -242,6 +242,14 @@ class Failovers:
         """A new incarnation of a slot is there while the job runs: have everyone connect to it."""
         self._joining.begin(member)
 
+    def set_aside(self, slot: int) -> None:
+        """A slot that has not joined is not to, for now."""
+        self._joining.set_aside(slot)
+
+    def has_joined(self, slot: int) -> bool:
+        """Whether a slot takes part in the running job."""
+        return self._protocol.is_alive(slot)
+
     def _joined(self, members: list[Member]) -> None:
         for member in members:
             self._joining.tell(member)  # what it was told when it came may be outdated by now

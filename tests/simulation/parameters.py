@@ -37,7 +37,11 @@ TIMED_FAULTS = (
     "reads_wrong",
 )
 OTHER_FAULTS = ("crash_host", "crash_driver", "no_manifest", "no_commit", "watch_late")
-FAULTS = (*SLOT_FAULTS, *TIMED_FAULTS, *OTHER_FAULTS)
+DRAWN_FAULTS = (*SLOT_FAULTS, *TIMED_FAULTS, *OTHER_FAULTS)
+SILENCES = ("silence", "silence_one_way", "silence_around")
+"""The network loses what goes between two slots, or in one direction, or between one slot and all others; nobody's
+stream breaks."""
+FAULTS = (*DRAWN_FAULTS, *SILENCES)
 LOCAL_FAULTS = ("refuse_promotion", "expire")
 """Of recoveries beside the stream only."""
 STANDBY_FAULTS = ("frames_wrong", "reads_wrong")
@@ -56,6 +60,10 @@ WEIGHTS = {
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
 SLOW_MS = 150
+SILENCES_MS = (30, 150, 700, 2_500, 20_000)
+"""The last: for good, unless there is a rollback."""
+SILENT = 0.06
+"""Share of the jobs in which there is a silence."""
 LOOPS = 0.1
 """Share of the jobs that have loops, of those that can have some."""
 
@@ -305,7 +313,7 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
     horizon_ms = 20 + parameters.records * parameters.read_ms // (parameters.rows + 1) * 2
     count = rng.choices((0, 1, 2, 3, 6), (2, 6, 7, 5, 1))[0]
     needless = {"standby": (), "partial": STANDBY_FAULTS}.get(parameters.recovery, (*LOCAL_FAULTS, *STANDBY_FAULTS))
-    kinds = [kind for kind in FAULTS if kind not in needless]
+    kinds = [kind for kind in DRAWN_FAULTS if kind not in needless]
     weights = [WEIGHTS.get(kind, 1) for kind in kinds]
     faults = []
     at_ms = 0
@@ -317,7 +325,20 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
         kind = rng.choices(kinds, weights)[0]
         target, duration_ms = rng.randrange(64), rng.choice(DURATIONS_MS)
         faults += _company(rng, parameters, Fault(at_ms, kind, target, duration_ms))
+    faults += _silences(child(seed, "silence"), parameters, horizon_ms)
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
+
+
+def _silences(rng: random.Random, parameters: Parameters, horizon_ms: int) -> list[Fault]:
+    """None as a rule; sometimes one, rarely another one while the first is being dealt with."""
+    if rng.random() >= SILENT or parameters.parallelism < 2:
+        return []
+    at_ms = rng.randrange(10, 10 + horizon_ms)
+    faults = []
+    for _ in range(rng.choice((1, 1, 2))):
+        faults.append(Fault(at_ms, rng.choice(SILENCES), rng.randrange(64), rng.choice(SILENCES_MS)))
+        at_ms += rng.choice((0, 20, 100, 300))
+    return faults
 
 
 def _company(rng: random.Random, parameters: Parameters, fault: Fault) -> list[Fault]:
