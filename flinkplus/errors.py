@@ -79,6 +79,10 @@ class CommandRefused(FlinkPlusError):
     """A running job does not do what it was told from outside; the message says why."""
 
 
+class InjectedFailure(FlinkPlusError):
+    """Raised in a subtask on order, by ``flinkplus inject exception``."""
+
+
 class NoRunningJob(FlinkPlusError):
     """There is no running job to be told anything: none was found, it is over, or it does not answer."""
 

@@ -60,6 +60,7 @@ from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs
 from flinkplus.runtime.members import Members
 from flinkplus.runtime.names import find_subtask, parse_subtask
+from flinkplus.runtime.operations import Operations
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
 from flinkplus.runtime.placements import failover_protocol, topology_of
 from flinkplus.runtime.planes import ControlArrived, ControlLost, rendezvous
@@ -71,6 +72,7 @@ from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import matched
 from flinkplus.runtime.reports import Reports
+from flinkplus.runtime.status import chains_of, slots_of, subtasks_of
 
 MAX_IDLE_S = 0.1
 STOP_AT_ONCE_S = 3.0
@@ -109,7 +111,9 @@ def dispatch_at(
     dispatch = Dispatch(rendezvous(options, credentials, host, inbox), Members(options.parallelism), inbox)
     dispatch.make_lifelines = lambda: Lifelines(host, credentials, inbox, inbox.put)
     if for_commands is not None:
-        dispatch.make_door = lambda commands: CommandDoor(host, for_commands, inbox, commands)
+        dispatch.make_door = lambda commands: CommandDoor(
+            host, for_commands, inbox, commands, lambda action: inbox.put(UserAsked(action))
+        )
     timeout_s = options.hang_timeout
     if timeout_s is not None:
         dispatch.make_pulses = lambda: Pulses(host, credentials.secret, timeout_s, inbox, dispatch.clock)
@@ -183,6 +187,8 @@ class Coordinator:
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
+        self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
+        self._operations.add_to(self.commands)
         self._preference = Preference()
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
@@ -278,6 +284,9 @@ class Coordinator:
 
     def _ask(self, action: Callable[[], None]) -> None:
         self._inbox.put(UserAsked(action))
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._inbox.call_later(delay_s, lambda: self._ask(action))
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
@@ -447,6 +456,25 @@ class Coordinator:
         return {
             "refused_connections": refused + self.figures.refused,
             "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+        }
+
+    def status_figures(self) -> dict[str, Any]:
+        """Slots, subtasks and chains; only in the coordinator's thread."""
+        deployment, members, failovers = self._deployment, self._members.all(), self._failovers
+        chains = [] if failovers is None else failovers.holdings
+        now_s = self._dispatch.clock.monotonic()
+        return {
+            "slots": slots_of(
+                self.options.parallelism, members, self._members.incarnations, deployment.assignment, chains, now_s
+            ),
+            "subtasks": subtasks_of(
+                deployment.assignment,
+                deployment.generations,
+                [member.slot for member in members],
+                () if failovers is None else failovers.moving,
+                self.figures.subtasks(),
+            ),
+            "chains": chains_of(chains),
         }
 
     def pids(self) -> dict[int, int]:

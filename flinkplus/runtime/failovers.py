@@ -34,6 +34,7 @@ from flinkplus.runtime.names import parse_channel, parse_subtask
 from flinkplus.runtime.recoveries import HANDOVER, STANDBY, RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import following, output_cursor
+from flinkplus.runtime.status import Chain
 
 KEPT_REASONS = 100
 PROGRESS = (events.HeadPersisted, events.VersionStaged, events.CheckpointCompleted, events.CheckpointAborted)
@@ -119,6 +120,16 @@ class Failovers:
         self._dispatch.soon(
             lambda: self._apply_all(self._protocol.step(self._dispatch.now_ms(), events.JobInterrupted()))
         )
+
+    @property
+    def holdings(self) -> list[Chain]:
+        """See ``FailoverProtocol``; none without standbys."""
+        return list(self._protocol.holdings) if self._mode == STANDBY else []
+
+    @property
+    def moving(self) -> list[SubtaskId]:
+        """The subtasks that are on their way."""
+        return list(self._moving)
 
     @property
     def running(self) -> bool:

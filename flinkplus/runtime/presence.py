@@ -136,13 +136,18 @@ class Presence:
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts ``subtask``."""
         slot = self._deployment.assignment.get(subtask)
-        member = None if slot is None else self._members.get(slot)
-        if member is None:
+        if slot is None or not self.kill_slot(slot):
             log.warning("cannot kill %s: its slot is not registered just now", subtask)
-            return
+
+    def kill_slot(self, slot: int) -> bool:
+        """Fault injection: SIGKILL the process of ``slot``; ``False`` when there is none."""
+        member = self._members.get(slot)
+        if member is None:
+            return False
         self._recoveries.kill_stamped(member.slot, self._dispatch.clock.time())
         if member.host == socket.gethostname():
             with contextlib.suppress(ProcessLookupError):  # dead already; its lost stream is about to say so
                 os.kill(member.pid, signal.SIGKILL)
         else:
             self._dispatch.rendezvous.send(member.connection, control.Die())
+        return True

@@ -49,6 +49,7 @@ from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
+from flinkplus.runtime.operations import Status
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
 from flinkplus.runtime.registry import JobRegistry
@@ -67,6 +68,8 @@ GENERATIONS_PER_RUN = 100_000
 GRACEFUL_STOP_S = 2.0
 EXIT_WAIT_S = 20.0
 REMOVE_PATIENCE_S = 5.0
+SHOWN = 100
+"""Checkpoints, recoveries and handovers that ``status`` tells of, the last ones."""
 
 log = logging.getLogger("flinkplus")
 
@@ -355,6 +358,7 @@ class RunningJob:
                 credentials.zookeeper,
             )
             self.coordinator.write_records_to(self._registry)
+        self.coordinator.commands.add(Status, lambda _request: self._status())
         addresses = self.coordinator.start().at(reach)
         driver = (os.getpid(), psutil.Process().create_time())
         self._storage = CheckpointStorage(directory.checkpoints)
@@ -441,6 +445,30 @@ class RunningJob:
         """Seconds since the subtasks were first started, to the end of the job."""
         started, ended = self.coordinator.first_started_s, self.coordinator.ended_s
         return None if started is None else (ended or time.monotonic()) - started
+
+    def _status(self) -> dict[str, Any]:
+        """What ``flinkplus status`` is told; in the coordinator's thread."""
+        options, recoveries = self.coordinator.options, self.coordinator.recoveries
+        return {
+            "job": {
+                "job_id": self.job_id,
+                "name": self.name,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "recovery": options.recovery,
+                "guarantee": options.guarantee,
+                "parallelism": options.parallelism,
+                "replicas": options.members if options.standbys else 1,
+                "checkpoint_interval_s": options.checkpoint_interval,
+                "checkpoint_dir": self.checkpoint_dir,
+                "restored_from": self.restored_from,
+            },
+            "metrics": self.metrics(),
+            **self.coordinator.status_figures(),
+            "checkpoints": self.coordinator.figures.checkpoints()[-SHOWN:],
+            "recoveries": recoveries.as_dicts()[-SHOWN:],
+            "handovers": recoveries.handovers()[-SHOWN:],
+        }
 
     def metrics(self) -> dict[str, Any]:
         """Figures so far; see ``JobHandle.metrics``."""

@@ -57,6 +57,7 @@ from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import clear_away, remove_tree
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.injections import Injections
 from flinkplus.runtime.lifeline import Lifeline
 from flinkplus.runtime.log_codec import MessageCodec
 from flinkplus.runtime.peers import Peers
@@ -185,6 +186,7 @@ class Slot(SlotOrders):
         self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._pulse = Pulse()
+        self._injections = Injections([self._data, self._link], self._pulse, self._inbox)
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
         if self._options.standbys or self.cycles:
@@ -262,6 +264,7 @@ class Slot(SlotOrders):
                 progress = True
                 if subtask.repeating:
                     self._passed_over = 0
+                self._injections.before_step(str(subtask.id))
                 self.guard(subtask, subtask.run)
                 self._data.flush()
                 if self._unaligned:
@@ -327,7 +330,10 @@ class Slot(SlotOrders):
             case ControlArrived(_, message, _):
                 if isinstance(message, control.Promote):
                     self._preference.begin(time.monotonic())
-                self._obey(message)
+                if isinstance(message, control.Inject):
+                    self._injections.obey(message, list(self.active), self.guard)
+                else:
+                    self._obey(message)
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:

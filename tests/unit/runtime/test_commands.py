@@ -84,7 +84,7 @@ class Driver:
         self.waiting: list[Later] = []
         self.commands.add(Add, add)
         self.commands.add(Wait, self._wait)
-        self.door = CommandDoor(HOST, credentials, self.inbox, self.commands)
+        self.door = CommandDoor(HOST, credentials, self.inbox, self.commands, self.inbox.call_soon)
         self.access = Access("1", "job", self.door.address, socket.gethostname(), this_process(), credentials)
         self._stopping = False
         self._thread = threading.Thread(target=self._run)
