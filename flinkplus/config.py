@@ -67,8 +67,8 @@ class Options:
     (``flinkplus.runtime.tls``). ``trace_output``: a directory that slots and driver share, where time and rows of every
     output are noted (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the
     coordinator's machines do (``flinkplus.runtime.recorder``). ``allow_inject``: whether the job takes ``flinkplus
-    inject``, from who has its key for commands (``flinkplus.runtime.access``). ``faults``: see
-    ``flinkplus.runtime.faults``.
+    inject``, from who has its key for commands (``flinkplus.runtime.access``). ``log``: how driver and slots write
+    their logs (``flinkplus.runtime.logs``). ``faults``: see ``flinkplus.runtime.faults``.
     """
 
     parallelism: int = 2
@@ -109,6 +109,7 @@ class Options:
     trace_output: str | None = None
     record_machines: str | None = None
     allow_inject: bool = True
+    log: str | None = None
     faults: tuple[str, ...] = ()
 
     def checked(self) -> Options:
@@ -165,6 +166,7 @@ class Options:
             ("work_dir", "a path, a URI"),
             ("trace_output", "a path"),
             ("record_machines", "a path"),
+            ("log", "'json', 'text', 'json:debug', ..."),
             ("zookeeper", "HOST:PORT,..."),
             ("zookeeper_acl", "'job', 'open', a path of a file with USER:PASSWORD"),
         ):

@@ -58,6 +58,7 @@ from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs
+from flinkplus.runtime.logs import speak_as
 from flinkplus.runtime.members import Members
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.runtime.operations import Operations
@@ -136,6 +137,8 @@ class Coordinator:
         self.commits = commits
         self.result = JobResult()
         self.commands = Commands()
+        self.job_id: str | None = None
+        """What the job is called in its logs; to be said before ``start``."""
         self.recoveries = RecoveryLog(self._has_results)
         self.figures = Figures(graph, options.checkpoint_mode)
         self._dispatch = dispatch
@@ -294,6 +297,7 @@ class Coordinator:
     # --- the loop
 
     def _run(self) -> None:
+        speak_as(job=self.job_id)
         try:
             while not self.result.done.is_set():
                 self._turn()

@@ -49,6 +49,7 @@ from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
+from flinkplus.runtime.logs import about, install, wanted
 from flinkplus.runtime.operations import Status
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
@@ -96,6 +97,7 @@ def start_job(
 ) -> RunningJob:
     """Check, prepare and start a job; returns once its slots are being started."""
     check_loops(graph, options)
+    wanted(options.log)
     check_cluster(spark, options.parallelism)
     find_strategy(options.placement)
     directory = JobDirectory(spark, options)
@@ -136,6 +138,7 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
     _check_mode(plan.options, given)
     check_loops(plan.graph, given)
+    wanted(given.log)
     check_cluster(spark, given.parallelism)
     find_strategy(given.placement)
     directory = JobDirectory(spark, given)
@@ -342,6 +345,9 @@ class RunningJob:
         credentials = Credentials.made(plan.options, self.job_id)
         bind, reach = coordinator_hosts(spark)
         for_commands = credentials.for_commands(self.job_id)
+        setting = wanted(plan.options.log)
+        install(setting)
+        log.info("job %r begins", self.name, extra=about(job=self.job_id))
         self.coordinator = Coordinator(
             plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials, for_commands)
         )
@@ -358,6 +364,7 @@ class RunningJob:
                 credentials.zookeeper,
             )
             self.coordinator.write_records_to(self._registry)
+        self.coordinator.job_id = self.job_id
         self.coordinator.commands.add(Status, lambda _request: self._status())
         addresses = self.coordinator.start().at(reach)
         driver = (os.getpid(), psutil.Process().create_time())
@@ -384,6 +391,7 @@ class RunningJob:
             driver=driver,
             local=directory.local,
             application=self.job_id,
+            log=setting,
         )
 
         def with_zookeeper() -> SlotConfig:
@@ -438,6 +446,7 @@ class RunningJob:
                 self._registry.close()
                 self.coordinator.join(GRACEFUL_STOP_S)
             self._directory.remove(self.job_id)
+            log.info("job %r is over: %s", self.name, self.coordinator.state, extra=about(job=self.job_id))
             self.closed.set()
 
     @property

@@ -60,6 +60,7 @@ from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.injections import Injections
 from flinkplus.runtime.lifeline import Lifeline
 from flinkplus.runtime.log_codec import MessageCodec
+from flinkplus.runtime.logs import about, install, speak_as
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.planes import (
     ControlArrived,
@@ -139,6 +140,8 @@ def run_slot(index: int, config: SlotConfig) -> None:
     if is_over(config.directory):
         _remove_job(config, orphaned=False)
         return
+    speak_as(whole_process=True, job=config.job_id, slot=index)
+    install(config.log)
     use_one_arena()
     previous = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -282,7 +285,8 @@ class Slot(SlotOrders):
         try:
             action(*arguments)
         except Exception as error:
-            log.info("subtask %s failed", subtask.id, exc_info=True)
+            fields = about(subtask=str(subtask.id), generation=subtask.generation, phase="detect")
+            log.info("subtask %s failed", subtask.id, exc_info=True, extra=fields)
             self._fail(subtask, error)
 
     def _fail(self, subtask: Subtask, error: Exception) -> None:
