@@ -243,7 +243,9 @@ def test_a_slot_is_no_shell(driver: Driver) -> None:
 
 def test_a_second_request_before_the_reply_and_a_long_one_end_the_connection(driver: Driver) -> None:
     with driver.dial() as connection:
-        connection.sendall(framed(encode_request(Wait())) * 2)
+        connection.sendall(framed(encode_request(Wait())))
+        wait_until(lambda: bool(driver.waiting), "the first one is there")
+        connection.sendall(framed(encode_request(Wait())))
         assert connection.recv(1) == b""
     wait_until(lambda: not driver.waiting[0].wanted, "the first one is wanted no more")
     with driver.dial() as connection:
