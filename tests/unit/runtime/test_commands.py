@@ -350,7 +350,10 @@ def test_a_file_that_others_may_read_is_not_used(tmp_path: Path) -> None:
         read_access(path)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"pid": "1"}, {"key": "xyz"}, {"tls": {"a": 1}}, {"address": None}])
+@pytest.mark.parametrize(
+    "change",
+    [{"format": 2}, {"pid": "1"}, {"key": "xyz"}, {"tls": {"a": 1}}, {"address": None}, {"created_s": 10**400}],
+)
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     path = write_access(tmp_path, an_access())
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
