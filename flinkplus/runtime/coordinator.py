@@ -172,6 +172,7 @@ class Coordinator:
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
         self._preference = Preference()
+        self._malformed = 0
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
 
@@ -331,6 +332,7 @@ class Coordinator:
                 try:
                     self._reports.take(connection, message)
                 except PeerProtocolError as error:
+                    self._malformed += 1
                     log.warning("dropped a malformed message of connection %d: %s", connection, error)
             case ControlLost(connection, reason, time_s):
                 self._dispatch.event_s = time_s
@@ -421,12 +423,13 @@ class Coordinator:
         }
 
     def security_figures(self) -> dict[str, int]:
-        """Connections refused and frames dropped, by the driver and by every slot that there ever was."""
-        servers = [self._dispatch.rendezvous, self._dispatch.lifelines]
+        """Connections and datagrams refused and frames dropped, by the driver and by every slot that there ever was."""
+        servers, pulses = [self._dispatch.rendezvous, self._dispatch.lifelines], self._dispatch.pulses
         refused = sum(server.refusals.total for server in servers if server is not None)
         return {
             "refused_connections": refused + self.figures.refused,
-            "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "refused_datagrams": 0 if pulses is None else pulses.refused,
+            "malformed_frames": self._dispatch.rendezvous.malformed + self._malformed + self.figures.malformed,
         }
 
     def pids(self) -> dict[int, int]:

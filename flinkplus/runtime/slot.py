@@ -316,7 +316,10 @@ class Slot(SlotOrders):
         self._data.expire(now)
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        self._link.heartbeat = control.Heartbeat(self._generation, progress, self._data.refusals.total, self._malformed)
+        malformed = self._malformed
+        if self._failover is not None:
+            malformed += self._failover.standbys.malformed
+        self._link.heartbeat = control.Heartbeat(self._generation, progress, self._data.refusals.total, malformed)
 
     # --- events
 
