@@ -350,6 +350,7 @@ class RunningJob:
                 self.coordinator.registry_told,
                 self.coordinator.give_up,
                 credentials.zookeeper,
+                credentials.certificates,
             )
             self.coordinator.write_records_to(self._registry)
         addresses = self.coordinator.start().at(reach)

@@ -78,6 +78,7 @@ from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.tls import context
 from flinkplus.runtime.wire import Message, decode_frame, encode
 from flinkplus.state import removal
 from flinkplus.state.backend import SubtaskState
@@ -381,6 +382,7 @@ class Slot(SlotOrders):
             return
         from chain_backup.zookeeper.session import SlotSession
 
+        certificates = None if self._options.zookeeper else config.credentials.certificates
         record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
         self._session = SlotSession(
             config.zookeeper,
@@ -390,6 +392,7 @@ class Slot(SlotOrders):
             self._options.session_timeout,
             self._inbox.put,
             config.credentials.zookeeper,
+            None if certificates is None else context(certificates, False),
         )
 
     def _lose_session(self) -> None:
