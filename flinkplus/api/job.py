@@ -104,9 +104,10 @@ class JobHandle:
         ``message_ids``: how many IDs of messages the filters of the inputs were ``asked`` about, of how many the Bloom
         filter said ``maybe``, how many were ``known``, and the ``false_positive_rate`` of the Bloom filters.
 
-        ``refused_connections``: of those who could not prove to be of the job; ``malformed_frames``: dropped, unread;
-        ``fenced_messages`` (messages, credit, versions) and ``fenced_reports`` (acknowledgements and the like): of
-        slots that were given up and of subtasks that were replaced, without effect.
+        ``refused_connections``: of those who could not prove to be of the job; ``refused_datagrams``: that were no
+        pulses of the job's; ``malformed_frames``: dropped, unread; ``fenced_messages`` (messages, credit, versions) and
+        ``fenced_reports`` (acknowledgements and the like): of slots that were given up and of subtasks that were
+        replaced, without effect.
 
         ``blocked``: sources that stand still, and why (``spill volume full: ...``).
 

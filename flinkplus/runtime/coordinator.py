@@ -207,6 +207,7 @@ class Coordinator:
         self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
         self._operations.add_to(self.commands)
         self._preference = Preference()
+        self._malformed = 0
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
 
@@ -400,6 +401,7 @@ class Coordinator:
                 try:
                     self._reports.take(connection, message)
                 except PeerProtocolError as error:
+                    self._malformed += 1
                     log.warning("dropped a malformed message of connection %d: %s", connection, error)
             case ControlLost(connection, reason, time_s):
                 self._dispatch.event_s = time_s
@@ -493,9 +495,11 @@ class Coordinator:
         """What driver and slots, all that there ever were, have refused: of strangers, and of the fenced."""
         servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
+        pulses = self._dispatch.pulses
         return {
             "refused_connections": refused + self.figures.refused,
-            "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "refused_datagrams": 0 if pulses is None else pulses.refused,
+            "malformed_frames": self._dispatch.rendezvous.malformed + self._malformed + self.figures.malformed,
             "fenced_messages": self.figures.fenced_messages,
             "fenced_reports": self.figures.fenced_reports,
         }

@@ -286,7 +286,15 @@ def _registry_of(
     if not plan.options.local and plan.options.zookeeper is None:
         return None
     bind, reach = coordinator_hosts(spark)
-    return JobRegistry(plan.options, plan.output_id, directory.path / "zookeeper", bind, reach, credentials.zookeeper)
+    return JobRegistry(
+        plan.options,
+        plan.output_id,
+        directory.path / "zookeeper",
+        bind,
+        reach,
+        credentials.zookeeper,
+        credentials.certificates,
+    )
 
 
 def _earlier_runs(storage: CheckpointStorage) -> int:

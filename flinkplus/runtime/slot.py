@@ -80,6 +80,7 @@ from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.tls import context
 from flinkplus.runtime.wire import Message, decode_frame, encode
 from flinkplus.state import removal
 from flinkplus.state.backend import SubtaskState
@@ -336,8 +337,10 @@ class Slot(SlotOrders):
             self._look_for_silence(now, self._silence_s)
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        fenced = self.active.stale + (0 if self._failover is None else self._failover.standbys.fenced)
-        refused, malformed = self._data.refusals.total, self._malformed
+        refused, malformed, fenced = self._data.refusals.total, self._malformed, self.active.stale
+        if self._failover is not None:
+            malformed += self._failover.standbys.malformed
+            fenced += self._failover.standbys.fenced
         self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced)
 
     def _look_for_silence(self, now: float, limit_s: float) -> None:
@@ -417,6 +420,7 @@ class Slot(SlotOrders):
             return
         from chain_backup.zookeeper.session import SlotSession
 
+        certificates = None if self._options.zookeeper else config.credentials.certificates
         record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
         self._session = SlotSession(
             config.zookeeper,
@@ -426,6 +430,7 @@ class Slot(SlotOrders):
             self._options.session_timeout,
             self._inbox.put,
             config.credentials.zookeeper,
+            None if certificates is None else context(certificates, False),
         )
 
     def _lose_session(self) -> None:

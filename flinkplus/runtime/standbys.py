@@ -109,6 +109,11 @@ class Standbys:
         with contextlib.suppress(RuntimeError):  # it is being closed
             self._pool.submit(counted)
 
+    @property
+    def malformed(self) -> int:
+        """Frames of replication that could not be read."""
+        return self._agent.figures.frames_malformed
+
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
         """Who follows whom, of all subtasks of the job."""
         self._post(self._agent.form, chains)
