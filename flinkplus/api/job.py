@@ -109,6 +109,9 @@ class JobHandle:
         ``fenced_reports`` (acknowledgements and the like): of slots that were given up and of subtasks that were
         replaced, without effect.
 
+        ``checkpoints_aborted``: of those that were given up; ``checkpoints_over_budget``: since more was in flight than
+        they may hold (option ``in_flight_mb``).
+
         ``blocked``: sources that stand still, and why (``spill volume full: ...``).
 
         With standbys: how many ``failovers`` there were, ``handovers`` of work to slots that had come back, and

@@ -539,6 +539,8 @@ class RunningJob:
             **figures.totals(),
             "blocked": figures.blocked(),
             "checkpoints_completed": figures.completed,
+            "checkpoints_aborted": figures.aborted,
+            "checkpoints_over_budget": figures.over_budget,
             "last_checkpoint": figures.last_complete,
             "recoveries": len(self.coordinator.recoveries),
             **self.coordinator.security_figures(),

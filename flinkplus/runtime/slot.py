@@ -183,9 +183,10 @@ class Slot(SlotOrders):
     def __init__(self, index: int, config: SlotConfig, scratch: Path) -> None:
         graph: JobGraph = cloudpickle.loads(config.plan)
         unaligned = self._unaligned = config.options.checkpoint_mode == "unaligned"
-        super().__init__(index, config.options.parallelism, graph, time, config.options.depth, unaligned)
+        options = config.options
+        super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
         self._config = config
-        self._options = config.options
+        self._options = options
         self._scratch = scratch
         self._storage = CheckpointStorage(config.checkpoint_dir)
         self._inbox: Inbox[SlotEvent] = Inbox()
@@ -470,6 +471,7 @@ class Slot(SlotOrders):
             guarantee=self._options.promises,
             stands_still=self._options.checkpoint_mode == "synchronous",
             unaligned=self._unaligned,
+            in_flight=self.in_flight,
         )
         ports = SubtaskPorts(
             self._link.send,

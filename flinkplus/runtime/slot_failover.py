@@ -245,7 +245,8 @@ class SlotFailover:
                 promotion.drop(name)
 
     def abort(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is given up: who is about to become active has to know."""
+        """A checkpoint is given up: who is about to become active has to know, and who keeps versions."""
+        self.standbys.abort(checkpoint)
         for promotion in self._promotions.values():
             promotion.given_up.append(checkpoint)
 

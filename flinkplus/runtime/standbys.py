@@ -134,6 +134,10 @@ class Standbys:
         """Nobody goes back before ``version``."""
         self._post(self._agent.trim, version)
 
+    def abort(self, version: int) -> None:
+        """A checkpoint is given up."""
+        self._post(self._agent.abort, version)
+
     def retire(self, subtask: str) -> None:
         """An active subtask of this slot was fenced."""
         self._post(self._agent.retire, subtask)

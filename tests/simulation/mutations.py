@@ -25,6 +25,7 @@ from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
+from flinkplus.protocol.in_flight import SnapshotLogs
 from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.lineage import Lineage
@@ -637,6 +638,24 @@ def logged_and_sent_again(original: Any) -> Any:
         saved["inputs"] = before
 
     return add_logs
+
+
+@mutation(SnapshotLogs, "takes")
+def whatever_is_in_flight_is_held(original: Any) -> Any:
+    """Snapshots hold what is in flight, however much it is."""
+
+    def takes(self: Any, log: Any, size_bytes: int) -> bool:
+        self.held_bytes += size_bytes
+        self._budget.held_bytes += size_bytes
+        return True
+
+    return takes
+
+
+@mutation(SnapshotLogs, "release")
+def what_was_in_flight_is_never_given_back(original: Any) -> Any:
+    """A slot counts what its snapshots held for ever."""
+    return lambda self: None
 
 
 @mutation(LoopRounds, "start")
