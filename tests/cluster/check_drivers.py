@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}"),
 ]
-WORKERS, PARALLELISM, REPEAT, WORDS, RATE = 3, 3, 3, 60_000, 12_000
+WORKERS, PARALLELISM, REPEAT, WORDS, RATE = 3, 3, 4, 60_000, 4_000
 MASTER, ENSEMBLE = "spark://master:7077", "zk-1:2181,zk-2:2181,zk-3:2181"
 HALF = "spark.cores.max=6 spark.executor.memory=480m spark.deploy.defaultCores=6"
 """Room for two applications: one that hangs gives nothing back."""
@@ -58,7 +58,7 @@ def spark_settings() -> dict[str, str]:
 
 
 class WordCount:
-    """A job at a steady rate, some fifteen seconds of it, and what drivers of it say."""
+    """A job at a steady rate, a minute of it, and what drivers of it say."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
