@@ -36,7 +36,7 @@ END_S = 120.0
 RECOVERIES = ("standby", "rollback")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with Cluster(workers=WORKERS) as cluster:
         write_corpus(str(cluster.volume("shared") / "zipf.txt"), WORDS, 3_000, 7)
@@ -47,8 +47,6 @@ def cluster() -> Iterator[Cluster]:
 def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[WordCount]:
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)
     yield WordCount(cluster, name)
-    for host in (JOB, *cluster.workers):
-        cluster.revive(host)
     wait_until(lambda: not slots(cluster), "no slot is left")
 
 
