@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup test check soak model-check mutation-check fuzz demo diagrams bench format clean
+.PHONY: help setup test check cluster-check soak model-check mutation-check fuzz demo diagrams bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -23,6 +23,9 @@ test: setup ## Format, lint, types, import rule and all tests: what CI runs
 	@$(JAVA) set -x; $(BIN)/python -m pytest
 
 check: test ## The same as test
+
+cluster-check: setup ## Drivers killed, hung and cut off, on a cluster in namespaces; ten minutes, takes root (docs/cluster.md)
+	@$(JAVA) set -x; $(BIN)/python -m pytest tests/cluster/check_drivers.py
 
 soak: setup ## 100,000 simulated histories of the protocol (about 20 minutes of one core); see docs/simulation.md
 	$(BIN)/python -m tests.simulation --seeds 100000 --shrink

@@ -30,6 +30,7 @@ class JobHandle:
 
     @property
     def job_id(self) -> str:
+        """The job's name in ZooKeeper and in its output directories, the same after a resume."""
         return self._running.job_id
 
     @property
