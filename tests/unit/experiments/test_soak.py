@@ -77,14 +77,17 @@ def test_memory_is_flat_or_it_is_not() -> None:
 
 def test_what_fails_a_soak() -> None:
     growing = report.flatness(samples([300.0 + 5 * at for at in range(40)]))
-    content: dict[str, Any] = {"flat": growing, "final": {"fallbacks": 1, "fallback_reasons": ["no member left"]}}
-    grew, back = report.verdict(content)
-    assert grew.startswith("slots grew from") and back == "1 rollbacks that no fault called for: ['no member left']"
-    assert report.verdict({"flat": [], "final": None}) == []
+    found = [fault("host", 1.0), fault("sigkill", 1.0, fallbacks=1), fault("host", 1.0, fallbacks=1, doomed=2)]
+    content: dict[str, Any] = {"runs": found, "flat": growing, "final": {"fallback_reasons": ["no member left"]}}
+    grew, back, doomed = report.verdict(content)
+    assert grew.startswith("slots grew from")
+    assert back == "1 rollbacks that the fault did not call for: ['no member left']"
+    assert doomed == "1 times a host was struck that had all members of a chain"
+    assert report.verdict({"runs": found[:1], "flat": [], "final": None}) == []
 
 
 def fault(kind: str, restored_s: float, **figures: Any) -> dict[str, Any]:
-    usual = {"at_s": 20.0, "failovers": 1, "fallbacks": 0, "recovery_ms": 100.0}
+    usual = {"at_s": 20.0, "failovers": 1, "fallbacks": 0, "recovery_ms": 100.0, "doomed": 0}
     return {"kind": kind, "restored_s": restored_s, **usual, **figures}
 
 
