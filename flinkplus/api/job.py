@@ -30,6 +30,7 @@ class JobHandle:
 
     @property
     def job_id(self) -> str:
+        """The job's name in ZooKeeper and in its output directories, the same after a resume."""
         return self._running.job_id
 
     @property
@@ -156,6 +157,10 @@ class JobHandle:
     def missing_standbys(self) -> int:
         """How many standbys there should be and are not, or are not in step yet: 0 at full redundancy."""
         return 0 if self.done else self._running.coordinator.missing_standbys()
+
+    def chain_hosts(self) -> dict[str, list[str]]:
+        """The host of each member of each subtask's chain, the working one first; empty without standbys."""
+        return {} if self.done else self._running.coordinator.chain_hosts()
 
     def slot_pids(self) -> dict[int, int]:
         """The process of each registered slot."""

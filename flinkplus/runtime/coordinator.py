@@ -309,13 +309,27 @@ class Coordinator:
 
     def missing_standbys(self) -> int:
         """How many standbys there should be and are not, or are not in step yet; 0 when the job is over."""
-        answer: Future[int] = Future()
         failovers = self._failovers
-        self._ask(lambda: answer.set_result(0 if failovers is None else failovers.missing_standbys))
+        return self._answer(lambda: 0 if failovers is None else failovers.missing_standbys, 0)
+
+    def chain_hosts(self) -> dict[str, list[str]]:
+        """The hosts of each chain's members, the head's first; none when the job is over, or has no standbys."""
+
+        def hosts() -> dict[str, list[str]]:
+            chains = {} if self._failovers is None else self._failovers.chains
+            where = {member.slot: member.host for member in self._members.all()}
+            return {str(subtask): [where.get(slot, "") for slot in slots] for subtask, slots in chains.items()}
+
+        return self._answer(hosts, {})
+
+    def _answer(self, question: Callable[[], M], otherwise: M) -> M:
+        """What ``question`` says in the coordinator's thread; ``otherwise`` when the job is over."""
+        answer: Future[M] = Future()
+        self._ask(lambda: answer.set_result(question()))
         while not self.result.done.is_set():
             with contextlib.suppress(FutureTimeout):
                 return answer.result(MAX_IDLE_S)
-        return 0
+        return otherwise
 
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""

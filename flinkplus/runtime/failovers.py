@@ -104,6 +104,11 @@ class Failovers:
         """How many there should be and are not, or are not in step; those of a failover under way count as missing."""
         return self._protocol.missing + self._protocol.active
 
+    @property
+    def chains(self) -> Mapping[SubtaskId, tuple[int, ...]]:
+        """The members of each chain, head first."""
+        return self._protocol.chains
+
     # --- the job's life
 
     def started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:

@@ -58,7 +58,7 @@ from flinkplus.runtime.operations import Status
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
 from flinkplus.runtime.registry import JobRegistry
-from flinkplus.runtime.scratch import mark_over, mark_running, wait_for_slots
+from flinkplus.runtime.scratch import JOB_PREFIX, mark_over, mark_running, sweep_jobs, wait_for_slots
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -349,10 +349,11 @@ class JobDirectory:
                 "them can reach"
             )
         try:
-            self.path = Path(tempfile.mkdtemp(prefix="flinkplus-", dir=options.work_dir))
+            sweep_jobs(options.work_dir)
+            self.path = Path(tempfile.mkdtemp(prefix=JOB_PREFIX, dir=options.work_dir))
         except OSError as error:
             raise ConfigurationError(f"work_dir {options.work_dir!r} cannot be used: {error}") from error
-        mark_running(self.path)
+        self._alive: int | None = mark_running(self.path)
         self.ephemeral = options.checkpoint_dir is None
         self._ensemble = options.zookeeper is not None
         self._claim: Claim | None = None
@@ -372,6 +373,9 @@ class JobDirectory:
         remove_tree(self.path, REMOVE_PATIENCE_S)
         if self._claim is not None:
             self._claim.release()
+        alive, self._alive = self._alive, None
+        if alive is not None:
+            os.close(alive)
 
 
 class RunningJob:
