@@ -202,7 +202,9 @@ class Slot(SlotOrders):
         if self._options.standbys or self.cycles:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
         if self._options.local:
-            standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
+            standbys = Standbys(
+                index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put, self._in_turn
+            )
             self._failover = SlotFailover(self, standbys, time)
             if self._options.promises.repeats:
                 self._ids = RocksStore(scratch / "ids")
@@ -510,15 +512,12 @@ class Slot(SlotOrders):
         return MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
 
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
-        """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox.
-
-        The slots take turns, for a part of the checkpoint interval: all at once would keep the stream from the
-        processors.
-        """
+        """Run the asynchronous part of a snapshot in the pool, in turn; its end comes back through the inbox."""
         generation = self.generations[name]
+        due = time.monotonic() + self._turn_s
 
         def in_turn() -> dict[str, Any]:
-            time.sleep(self._options.snapshot_spread * self.index / self.parallelism)
+            time.sleep(max(0.0, due - time.monotonic()))
             return work()
 
         future = self._pool.submit(in_turn)
@@ -532,6 +531,16 @@ class Slot(SlotOrders):
             self._inbox.put(SnapshotWritten(generation, name, checkpoint, handle, reason))
 
         future.add_done_callback(done)
+
+    @property
+    def _turn_s(self) -> float:
+        """How long this slot waits with what all slots are told at once. They take turns, for a part of the checkpoint
+        interval: all at once would keep the stream from the processors.
+        """
+        return self._options.snapshot_spread * self.index / self.parallelism
+
+    def _in_turn(self, call: Callable[[], None]) -> None:
+        self._inbox.call_later(self._turn_s, call)
 
     def close(self) -> None:
         """Give everything back, bounded."""

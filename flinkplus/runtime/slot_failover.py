@@ -125,6 +125,7 @@ class SlotFailover:
         for subtask in host.active:
             self._fence_inputs(subtask, failed, order.generation, answer)
             self._fence_outputs(subtask, failed, order.generation, answer)
+            subtask.stand_in_for(failed)
         answer.determinants.update(self._known_steps(failed))
         host.report(answer)
 
