@@ -57,6 +57,7 @@ from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs
 from flinkplus.runtime.members import Members
+from flinkplus.runtime.moves import Moves
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
 from flinkplus.runtime.placements import failover_protocol, topology_of
@@ -171,6 +172,7 @@ class Coordinator:
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
+        self.moves = Moves(self._ask, lambda: self.state, self._failovers)
         self._preference = Preference()
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
@@ -276,6 +278,7 @@ class Coordinator:
             self._dispatch.close()
             if self._recorder is not None:
                 self._recorder.close()
+            self.moves.close()
             self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:
@@ -437,6 +440,11 @@ class Coordinator:
         """Host of each subtask whose slot is registered."""
         hosts = {member.slot: member.host for member in self._members.all()}
         return {str(subtask): hosts[slot] for subtask, slot in self.assignment.items() if slot in hosts}
+
+    def chains(self) -> dict[str, list[int]]:
+        """The slots that hold the state of each subtask, the one that works on it first."""
+        found = {} if self._failovers is None else self._failovers.chains
+        return {str(subtask): list(slots) for subtask, slots in found.items()}
 
     @property
     def slot_restarts(self) -> int:
