@@ -179,13 +179,23 @@ class FailoverProtocol:
 
     @property
     def heads(self) -> Mapping[SubtaskId, int]:
-        """Where each subtask is at work, or will be when the failover under way is over; empty while no job runs."""
-        return {chain.subtask: chain.head for chain in self._table}
+        """Where each subtask is at work, or will be when the failover under way is over; empty while no job runs.
+        What a handover moves is where it was, as long as nobody has been told."""
+        before = self._untold
+        return {
+            chain.subtask: before[chain.subtask][0] if chain.subtask in before else chain.head for chain in self._table
+        }
 
     @property
     def generations(self) -> Mapping[SubtaskId, Generation]:
         """The newest generation of each subtask: the one that slots are told to accept."""
-        return {chain.subtask: chain.generation for chain in self._table}
+        before = self._untold
+        return {chain.subtask: chain.working if chain.subtask in before else chain.generation for chain in self._table}
+
+    @property
+    def _untold(self) -> Mapping[SubtaskId, tuple[int, ...]]:
+        """What a handover moves that nobody has been told of yet, with its members before."""
+        return {} if self._attempt is None or self._attempt.undo is None else self._attempt.undo
 
     @property
     def chains(self) -> Mapping[SubtaskId, tuple[int, ...]]:
@@ -604,8 +614,14 @@ class FailoverProtocol:
         return all(self._table.is_full(chain, chain.head in hasty) for chain in leaving)
 
     def _away(self, slot: int) -> list[Chain]:
-        away = [chain for chain in self._table if chain.home == slot != chain.head]
+        away = [chain for chain in self._table if self._goal(chain) == slot != chain.head]
         return [chain for chain in away if self._config.handover and self._is_due(chain)]
+
+    def _goal(self, chain: Chain) -> int:
+        """Where the head of ``chain`` goes: home; when it must leave, and its home is away, where another member is."""
+        if chain.head in chain.planned:
+            return chain.home
+        return next((slot for slot in chain.planned if self._table.is_alive(slot)), chain.home)
 
     def _is_due(self, chain: Chain) -> bool:
         """Whether the head of ``chain`` is to go home."""
