@@ -207,6 +207,32 @@ class FailoverProtocol:
         """The newest version that all members of a chain (that count) have; -1: none yet."""
         return {chain.subtask: chain.stable for chain in self._table}
 
+    @property
+    def holdings(self) -> list[tuple[SubtaskId, int, int, list[tuple[int, int | None, bool]]]]:
+        """Of each chain: its subtask and generation, the newest version of its head, and for each member, head first:
+        the slot, the newest version that it has (``None``: none), and whether it is catching up.
+        """
+        return [
+            (
+                chain.subtask,
+                int(chain.generation),
+                max(chain.persisted),
+                [
+                    (
+                        slot,
+                        max(chain.persisted)
+                        if place == 0
+                        else held
+                        if (held := chain.newest_staged(slot)) >= 0
+                        else None,
+                        slot in chain.catching_up,
+                    )
+                    for place, slot in enumerate(chain.members)
+                ],
+            )
+            for chain in self._table
+        ]
+
     def all_have(self, version: int) -> bool:
         """Whether ``version`` or a newer one is stable in every chain."""
         return self._running and all(chain.stable >= version for chain in self._table)

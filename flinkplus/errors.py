@@ -87,6 +87,18 @@ class JavaError(FlinkPlusError):
     """Java is absent, too old, or cannot be started."""
 
 
+class CommandRefused(FlinkPlusError):
+    """A running job does not do what it was told from outside; the message says why."""
+
+
+class InjectedFailure(FlinkPlusError):
+    """Raised in a subtask on order, by ``flinkplus inject exception``."""
+
+
+class NoRunningJob(FlinkPlusError):
+    """There is no running job to be told anything: none was found, it is over, or it does not answer."""
+
+
 class PeerProtocolError(FlinkPlusError):
     """A peer sent what the protocol does not allow; nothing was changed by it."""
 

@@ -36,6 +36,8 @@ from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.runtime import control
 from flinkplus.runtime.checkpoints import CheckpointDriver
+from flinkplus.runtime.command_door import CommandDoor
+from flinkplus.runtime.commands import Commands
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.deployments import JobDriver
@@ -56,9 +58,12 @@ from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs
+from flinkplus.runtime.logs import speak_as
 from flinkplus.runtime.members import Members
+from flinkplus.runtime.move_commands import MoveCommands
 from flinkplus.runtime.moves import Moves
 from flinkplus.runtime.names import find_subtask, parse_subtask
+from flinkplus.runtime.operations import Operations
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
 from flinkplus.runtime.placements import failover_protocol, topology_of
 from flinkplus.runtime.planes import ControlArrived, ControlLost, rendezvous
@@ -70,6 +75,7 @@ from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import matched
 from flinkplus.runtime.reports import Reports
+from flinkplus.runtime.status import chains_of, slots_of, subtasks_of
 
 MAX_IDLE_S = 0.1
 STOP_AT_ONCE_S = 3.0
@@ -79,11 +85,14 @@ log = logging.getLogger("flinkplus.coordinator")
 
 @dataclass(frozen=True)
 class Addresses:
-    """``host:port`` of where slots register, hold their lifelines to, and send their pulses (``None``: nowhere)."""
+    """``host:port`` of where slots register, hold their lifelines to, and send their pulses (``None``: nowhere), and of
+    where shells give commands.
+    """
 
     rendezvous: str
     lifelines: str
     pulses: str | None
+    commands: str = ""
 
     def at(self, host: str) -> Addresses:
         """The same ports, as seen from elsewhere."""
@@ -92,14 +101,22 @@ class Addresses:
             return f"{host}:{address.rpartition(':')[2]}"
 
         pulses = None if self.pulses is None else reached(self.pulses)
-        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses)
+        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses, reached(self.commands))
 
 
-def dispatch_at(options: Options, host: str, credentials: Credentials) -> Dispatch:
-    """Where slots that have ``credentials`` can reach a coordinator on ``host``."""
+def dispatch_at(
+    options: Options, host: str, credentials: Credentials, for_commands: Credentials | None = None
+) -> Dispatch:
+    """Where slots that have ``credentials`` can reach a coordinator on ``host``, and shells that have
+    ``for_commands`` (``None``: nobody gives commands).
+    """
     inbox: Inbox[InboxEvent] = Inbox()
     dispatch = Dispatch(rendezvous(options, credentials, host, inbox), Members(options.parallelism), inbox)
     dispatch.make_lifelines = lambda: Lifelines(host, credentials, inbox, inbox.put)
+    if for_commands is not None:
+        dispatch.make_door = lambda commands: CommandDoor(
+            host, for_commands, inbox, commands, lambda action: inbox.put(UserAsked(action))
+        )
     timeout_s = options.hang_timeout
     if timeout_s is not None:
         dispatch.make_pulses = lambda: Pulses(host, credentials.secret, timeout_s, inbox, dispatch.clock)
@@ -121,6 +138,9 @@ class Coordinator:
         self.options = options
         self.commits = commits
         self.result = JobResult()
+        self.commands = Commands()
+        self.job_id: str | None = None
+        """What the job is called in its logs; to be said before ``start``."""
         self.recoveries = RecoveryLog(self._has_results)
         self.figures = Figures(graph, options.checkpoint_mode)
         self._dispatch = dispatch
@@ -172,7 +192,10 @@ class Coordinator:
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
+        self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
+        self._operations.add_to(self.commands)
         self.moves = Moves(self._ask, lambda: self.state, self._failovers)
+        MoveCommands(self.moves, graph, options).add_to(self.commands)
         self._preference = Preference()
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
@@ -221,8 +244,16 @@ class Coordinator:
         assert self._dispatch.make_lifelines is not None
         lifelines = self._dispatch.lifelines = self._dispatch.make_lifelines()
         pulses = self._dispatch.pulses = None if self._dispatch.make_pulses is None else self._dispatch.make_pulses()
+        door = self._dispatch.door = (
+            None if self._dispatch.make_door is None else self._dispatch.make_door(self.commands)
+        )
         self._thread.start()
-        return Addresses(address, lifelines.address, None if pulses is None else pulses.address)
+        return Addresses(
+            address,
+            lifelines.address,
+            None if pulses is None else pulses.address,
+            "" if door is None else door.address,
+        )
 
     def write_records_to(self, registry: RecordWriter) -> None:
         """Where the records of chains go; to be said before ``start``."""
@@ -261,12 +292,16 @@ class Coordinator:
     def _ask(self, action: Callable[[], None]) -> None:
         self._inbox.put(UserAsked(action))
 
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._inbox.call_later(delay_s, lambda: self._ask(action))
+
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
     # --- the loop
 
     def _run(self) -> None:
+        speak_as(job=self.job_id)
         try:
             while not self.result.done.is_set():
                 self._turn()
@@ -425,11 +460,30 @@ class Coordinator:
 
     def security_figures(self) -> dict[str, int]:
         """Connections refused and frames dropped, by the driver and by every slot that there ever was."""
-        servers = [self._dispatch.rendezvous, self._dispatch.lifelines]
+        servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
         return {
             "refused_connections": refused + self.figures.refused,
             "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+        }
+
+    def status_figures(self) -> dict[str, Any]:
+        """Slots, subtasks and chains; only in the coordinator's thread."""
+        deployment, members, failovers = self._deployment, self._members.all(), self._failovers
+        chains = [] if failovers is None else failovers.holdings
+        now_s = self._dispatch.clock.monotonic()
+        return {
+            "slots": slots_of(
+                self.options.parallelism, members, self._members.incarnations, deployment.assignment, chains, now_s
+            ),
+            "subtasks": subtasks_of(
+                deployment.assignment,
+                deployment.generations,
+                [member.slot for member in members],
+                () if failovers is None else failovers.moving,
+                self.figures.subtasks(),
+            ),
+            "chains": chains_of(chains),
         }
 
     def pids(self) -> dict[int, int]:

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from flinkplus.runtime.failovers import Failovers
 
 ANSWER_TIMEOUT_S = 10.0
+KEPT = 1000
+"""Requests that are remembered."""
 
 
 class PlannedMove:
     """A request, and what became of it. Any thread may look."""
 
-    def __init__(self, told: str) -> None:
+    def __init__(self, told: str, number: int) -> None:
+        self.number = number
+        self.on_answer: Callable[[], None] | None = None
+        """Called once, in the coordinator's thread, when it is known whether it can be."""
         self._told = told
         self._answered = threading.Event()
         self._ended = threading.Event()
@@ -56,15 +61,16 @@ class PlannedMove:
         """
         if not self._ended.wait(timeout):
             raise TimeoutError(f"{self._told}: not done within {timeout} s; left: {', '.join(self.left) or 'nothing'}")
-        self._check()
+        self.check()
 
     def await_answer(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         """Wait until it is known whether it can be. Raises like ``await_done``."""
         if not self._answered.wait(timeout_s):
             raise TimeoutError(f"{self._told}: no answer within {timeout_s} s")
-        self._check()
+        self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what ``await_done`` raises, if that is known already."""
         report = self._report
         if report is not None and report.status == "refused":
             raise (RedundancyAtRisk if report.at_risk else MoveRefused)(f"{self._told}: {report.reason}")
@@ -76,7 +82,10 @@ class PlannedMove:
         self._report = report
         if report.status != "under_way":
             self._ended.set()
+        first = not self._answered.is_set()
         self._answered.set()
+        if first and self.on_answer is not None:
+            self.on_answer()
 
 
 class Moves:
@@ -92,6 +101,7 @@ class Moves:
         self._lock = threading.Lock()
         self._requests = 0
         self._open: dict[int, PlannedMove] = {}
+        self._known: dict[int, PlannedMove] = {}
         self._closed = False
         if failovers is not None:
             failovers.moved = self.told
@@ -108,11 +118,17 @@ class Moves:
         """Use ``host`` again."""
         return self._request(f"undrain {host}", lambda number: UndrainRequested(number, host))
 
+    def find(self, number: int) -> PlannedMove | None:
+        """One of the last requests."""
+        return self._known.get(number)
+
     def _request(self, told: str, make: Callable[[int], Request]) -> PlannedMove:
-        move = PlannedMove(told)
         with self._lock:
             self._requests += 1
             number = self._requests
+            move = PlannedMove(told, number)
+            self._known[number] = move
+            self._known.pop(number - KEPT, None)
             closed = self._closed
             if not closed:
                 self._open[number] = move

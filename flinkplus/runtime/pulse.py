@@ -144,6 +144,11 @@ class Pulse:
         except OSError as error:
             log.info("no pulse to %s: %s", address, error)
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that sends, if there is one."""
+        return None if self._process is None else self._process.pid
+
     def close(self) -> None:
         """End it."""
         process, self._process = self._process, None

@@ -57,8 +57,10 @@ from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import clear_away, remove_tree
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.injections import Injections
 from flinkplus.runtime.lifeline import Lifeline
 from flinkplus.runtime.log_codec import MessageCodec
+from flinkplus.runtime.logs import about, install, speak_as
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.planes import (
     ControlArrived,
@@ -138,6 +140,8 @@ def run_slot(index: int, config: SlotConfig) -> None:
     if is_over(config.directory):
         _remove_job(config, orphaned=False)
         return
+    speak_as(whole_process=True, job=config.job_id, slot=index)
+    install(config.log)
     use_one_arena()
     previous = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -185,6 +189,7 @@ class Slot(SlotOrders):
         self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._pulse = Pulse()
+        self._injections = Injections([self._data, self._link], self._pulse, self._inbox)
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
         if self._options.standbys or self.cycles:
@@ -262,6 +267,7 @@ class Slot(SlotOrders):
                 progress = True
                 if subtask.repeating:
                     self._passed_over = 0
+                self._injections.before_step(str(subtask.id))
                 self.guard(subtask, subtask.run)
                 self._data.flush()
                 if self._unaligned:
@@ -279,7 +285,8 @@ class Slot(SlotOrders):
         try:
             action(*arguments)
         except Exception as error:
-            log.info("subtask %s failed", subtask.id, exc_info=True)
+            fields = about(subtask=str(subtask.id), generation=subtask.generation, phase="detect")
+            log.info("subtask %s failed", subtask.id, exc_info=True, extra=fields)
             self._fail(subtask, error)
 
     def _fail(self, subtask: Subtask, error: Exception) -> None:
@@ -327,7 +334,10 @@ class Slot(SlotOrders):
             case ControlArrived(_, message, _):
                 if isinstance(message, control.Promote):
                     self._preference.begin(time.monotonic())
-                self._obey(message)
+                if isinstance(message, control.Inject):
+                    self._injections.obey(message, list(self.active), self.guard)
+                else:
+                    self._obey(message)
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:

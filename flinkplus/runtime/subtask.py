@@ -422,6 +422,7 @@ class Subtask(SubtaskSteps):
             "payload_bytes": self.outputs.payload_bytes,
             "determinant_bytes": self.outputs.determinant_bytes,
             "blocked": self._blocked,
+            "waiting": sum(len(end.queue) for end in self.inputs.channels.values()),
             **self._id_counters(),
         }
 
