@@ -64,6 +64,8 @@ from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs, reachability_config
 from flinkplus.runtime.logs import speak_as
 from flinkplus.runtime.members import Members
+from flinkplus.runtime.move_commands import MoveCommands
+from flinkplus.runtime.moves import Moves
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.runtime.operations import Operations
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
@@ -206,6 +208,8 @@ class Coordinator:
         )
         self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
         self._operations.add_to(self.commands)
+        self.moves = Moves(self._ask, lambda: self.state, self._failovers)
+        MoveCommands(self.moves, graph, options).add_to(self.commands)
         self._preference = Preference()
         self._malformed = 0
         self.ended_s: float | None = None
@@ -359,6 +363,7 @@ class Coordinator:
             self._dispatch.close()
             if self._recorder is not None:
                 self._recorder.close()
+            self.moves.close()
             self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:
@@ -545,6 +550,11 @@ class Coordinator:
         """Host of each subtask whose slot is registered."""
         hosts = {member.slot: member.host for member in self._members.all()}
         return {str(subtask): hosts[slot] for subtask, slot in self.assignment.items() if slot in hosts}
+
+    def chains(self) -> dict[str, list[int]]:
+        """The slots that hold the state of each subtask, the one that works on it first."""
+        found = {} if self._failovers is None else self._failovers.chains
+        return {str(subtask): list(slots) for subtask, slots in found.items()}
 
     @property
     def slot_restarts(self) -> int:

@@ -96,6 +96,8 @@ class Failovers:
         self._writing = (0, 0.0)  # the newest attempt whose records were ordered, and when
         self.replicated: Callable[[CheckpointId], None] | None = None
         """Called when all members of all chains have a version."""
+        self.moved: Callable[[effects.MoveReported], None] | None = None
+        """Called when there is news of a request."""
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
         self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
 
@@ -146,6 +148,11 @@ class Failovers:
     def running(self) -> bool:
         """Whether failures are this machine's at all, just now."""
         return self._job_state() is JobState.RUNNING
+
+    @property
+    def chains(self) -> dict[SubtaskId, tuple[int, ...]]:
+        """The slots of each chain, head first; any thread may ask."""
+        return dict(self._protocol.chains)
 
     def is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
         """Whether what ``subtask`` says in ``generation`` counts, while the job runs."""
@@ -343,6 +350,9 @@ class Failovers:
                     self._evict(member, reason)
             case effects.TrimLogs(version):
                 tell_all(control.Trim(version))
+            case effects.MoveReported():
+                if self.moved is not None:
+                    self.moved(effect)
             case _:
                 assert_never(effect)
 
