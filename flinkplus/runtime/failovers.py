@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import assert_never
@@ -105,11 +105,6 @@ class Failovers:
     def missing_standbys(self) -> int:
         """How many there should be and are not, or are not in step; those of a failover under way count as missing."""
         return self._protocol.missing + self._protocol.active
-
-    @property
-    def chains(self) -> Mapping[SubtaskId, tuple[int, ...]]:
-        """The members of each chain, head first."""
-        return self._protocol.chains
 
     # --- the job's life
 
