@@ -355,6 +355,7 @@ class ReplicationAgent:
             found = decode(frame)
         except PeerProtocolError as error:
             log.warning("slot %d: %s", peer, error)
+            self.figures.frames_malformed += 1
             self._lost(hop)
             return
         if found.kind is Kind.PROBE:

@@ -70,7 +70,9 @@ class Options:
     between slots and driver: True (certificates are made for the job), or a directory that every host has them in
     (``flinkplus.runtime.tls``). ``trace_output``: a directory that slots and driver share, where time and rows of every
     output are noted (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the
-    coordinator's machines do (``flinkplus.runtime.recorder``). ``faults``: see ``flinkplus.runtime.faults``.
+    coordinator's machines do (``flinkplus.runtime.recorder``). ``allow_inject``: whether the job takes ``flinkplus
+    inject``, from who has its key for commands (``flinkplus.runtime.access``). ``log``: how driver and slots write
+    their logs (``flinkplus.runtime.logs``). ``faults``: see ``flinkplus.runtime.faults``.
     """
 
     parallelism: int = 2
@@ -111,6 +113,8 @@ class Options:
     work_dir: str | None = None
     trace_output: str | None = None
     record_machines: str | None = None
+    allow_inject: bool = True
+    log: str | None = None
     faults: tuple[str, ...] = ()
 
     def checked(self) -> Options:
@@ -168,6 +172,7 @@ class Options:
             ("work_dir", "a path, a URI"),
             ("trace_output", "a path"),
             ("record_machines", "a path"),
+            ("log", "'json', 'text', 'json:debug', ..."),
             ("zookeeper", "HOST:PORT,..."),
             ("zookeeper_acl", "'job', 'open', a path of a file with USER:PASSWORD"),
         ):
@@ -177,6 +182,8 @@ class Options:
         tls: Any = self.tls
         if not isinstance(tls, bool) and (not isinstance(tls, str) or not tls.strip()):
             raise ConfigurationError(f"tls must be True, False or a directory with certificates, not {tls!r}")
+        if not isinstance(self.allow_inject, bool):
+            raise ConfigurationError(f"allow_inject must be True or False, not {self.allow_inject!r}")
         faults: Any = self.faults
         if isinstance(faults, str) or not all(isinstance(fault, str) for fault in faults):
             raise ConfigurationError(f"faults must be a sequence of texts, not {faults!r}")
@@ -306,7 +313,7 @@ def _parse(key: str, text: str, name: str) -> Any:
         return None
     if name == "sharing_depth" and text.strip().lower() == FULL_DEPTH:
         return None
-    if name == "tls" and text.strip().lower() in ("true", "false"):
+    if name in ("tls", "allow_inject") and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
     if name == "faults":
         return tuple(part.strip() for part in text.split(",") if part.strip())

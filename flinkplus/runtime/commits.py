@@ -7,8 +7,8 @@ complete checkpoint alone is enough to complete the output, whatever commits wer
 the rows that are in a complete checkpoint, per sink.
 
 Rules: called from one worker thread, in the order the coordinator core gives. Commits are idempotent in the committers.
-Manifests may be large: those before the newest whose output is committed are on storage only.
 When another driver has taken the job over, nothing is written, moved or removed any more: ``JobRunsElsewhere``.
+Manifests may be large: those before the newest whose output is committed are on storage only.
 """
 
 from __future__ import annotations

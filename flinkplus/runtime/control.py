@@ -390,6 +390,20 @@ class Die:
     """Fault injection: kill your own process with SIGKILL."""
 
 
+@dataclass(frozen=True)
+class Inject:
+    """Fault injection (``injections``): ``exception`` in ``subtasks``, at once; ``pause`` the process, ``cut`` it off
+    from ``peers`` (slots, and -1 for the driver; ``None``: all), or ``slow`` down each step of ``subtasks`` by
+    ``delay_s``: for ``for_s``.
+    """
+
+    fault: str
+    subtasks: list[str]
+    for_s: float = 0.0
+    delay_s: float = 0.0
+    peers: list[int] | None = None
+
+
 ControlMessage = (
     Register
     | Deployed
@@ -425,6 +439,7 @@ ControlMessage = (
     | Complete
     | Stop
     | Die
+    | Inject
 )
 
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__args__}

@@ -15,6 +15,7 @@ from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.dispatch import Deployment, Dispatch, JobWorkDone, Machines
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.recoveries import RecoveryLog
 
@@ -91,6 +92,8 @@ class JobDriver:
     def _record(self, effect: RecoveryPhase) -> None:
         names = [str(subtask) for subtask in effect.subtasks]
         detected_s = self._dispatch.event_s if effect.phase == "detect" else self._dispatch.clock.time()
+        fields = about(subtask=", ".join(names) or None, generation=self._deployment.generation, phase=effect.phase)
+        log.info("rollback %d, %s: %s", effect.recovery, effect.phase, effect.reason, extra=fields)
         self._recoveries.entered(
             "rollback", effect.recovery, effect.phase, effect.failure, names, effect.reason, detected_s
         )

@@ -20,6 +20,7 @@ from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.figures import Figures
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.names import parse_subtask
 from flinkplus.runtime.presence import Presence
@@ -144,7 +145,8 @@ class Reports:
             error.args = (failure.reason,)
         else:
             error = JobFailed(f"subtask {failure.subtask}: {failure.reason}")
-        log.info("subtask %s failed: %s", failure.subtask, failure.reason)
+        fields = about(subtask=failure.subtask, generation=failure.generation, phase="detect")
+        log.info("subtask %s failed: %s", failure.subtask, failure.reason, extra=fields)
         self._recoveries.subtask_failed(failure.subtask, failure.time_s)
         if self._failovers is not None and self._failovers.running:
             self._failovers.subtask_failed(subtask, Generation(failure.generation), failure.reason, error)

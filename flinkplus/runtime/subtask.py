@@ -13,7 +13,7 @@ import base64
 import contextlib
 import random
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -232,6 +232,21 @@ class Subtask(SubtaskSteps):
             super().run()
         self.busy_s += time.perf_counter() - begun
 
+    def stand_in_for(self, failed: Collection[SubtaskId]) -> None:
+        """Have the turns of a source's ``failed`` subtasks not be missed: the last living one before each reads then.
+
+        What is downstream of the source would hear of nobody for two turns otherwise.
+        """
+        if not self._is_source or self._rate is None:
+            return
+        parallelism = self.plan.options.parallelism
+        missing = {subtask.index for subtask in failed if subtask.vertex == self.id.vertex}
+        turn = self.plan.options.paced_flush_interval / parallelism
+        index = (self.id.index + 1) % parallelism
+        while index in missing:
+            self._pacer.stand_in(time.monotonic(), index / parallelism, turn)
+            index = (index + 1) % parallelism
+
     def _ready_at(self, now: float) -> float:
         return self._pacer.ready_at(now, self._counted)
 
@@ -390,20 +405,26 @@ class Subtask(SubtaskSteps):
         if self.plan.unaligned and logs:
             rest["overtaken"] = True
             rest["alignment_ms"] += (time.perf_counter() - pending.copied) * 1e3
-        if frozen is None and in_flight <= PACKED_AT_ONCE_BYTES:
+        operators = self.operators
+        assert operators is not None
+        little = frozen is None and in_flight <= PACKED_AT_ONCE_BYTES
+        if little and not (self.plan.options.standbys or self.plan.graph.has_sink(self.plan.vertex)):
             self._add_logged(rest, logs)
             self.persisted(checkpoint, rest, "")
             return
 
         def work() -> dict[str, Any]:
-            if state is None or frozen is None:
-                self._add_logged(rest, logs)
-                return rest
-            self._ports.reach("upload", str(self.id))
-            handle = {**state.persist(frozen), **rest}
+            begun = time.perf_counter()
+            handle = rest
+            if state is not None and frozen is not None:
+                self._ports.reach("upload", str(self.id))
+                handle = {**state.persist(frozen), **rest}
+            operators.settle(handle["operator_state"]["operators"])
             self._add_logged(handle, logs)
-            self._ports.reach("uploaded", str(self.id))
-            self._ports.tend(state)
+            handle["async_ms"] = round((time.perf_counter() - begun) * 1e3, 3)
+            if state is not None and frozen is not None:
+                self._ports.reach("uploaded", str(self.id))
+                self._ports.tend(state)
             return handle
 
         self._ports.persist(self.id, checkpoint, work)
@@ -427,6 +448,7 @@ class Subtask(SubtaskSteps):
             "payload_bytes": self.outputs.payload_bytes,
             "determinant_bytes": self.outputs.determinant_bytes,
             "blocked": self._blocked,
+            "waiting": sum(len(end.queue) for end in self.inputs.channels.values()),
             **self._id_counters(),
         }
 

@@ -10,7 +10,9 @@
 7. *event time*: no row comes behind a watermark that is later; a subtask's watermark never goes back.
 8. *in flight*: what snapshots hold of it is within the budget of the slot while they are made, and within those of
    snapshot, slot and job in every complete checkpoint; nothing of it is kept for longer.
-9. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
+9. *moves*: no standby leaves a chain but for others that have its state; a drained host gets nothing new; what is said
+   to be done is so.
+10. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
    running job that do not reach each other, one is given up before long.
 """
 
@@ -75,6 +77,8 @@ class Checks:
         self._fenced: dict[tuple[int, SubtaskId], int] = {}
         self.causes = Causes()
         self._trims = 0
+        self._chains: dict[str, list[Any]] = {}
+        self._holders: list[SimSlot | None] = []
         self._made: dict[tuple[str, int, int], tuple[str, ...]] = {}
         self._formed: dict[tuple[int, str], int] = {}
         self._files_of: dict[tuple[SubtaskId, int], tuple[str, ...]] = {}
@@ -100,6 +104,7 @@ class Checks:
                 "stable",
                 "bounded",
                 "copied",
+                "thinned",
                 "watermarks",
             ),
             0,
@@ -499,6 +504,55 @@ class Checks:
             store: Any = copy.store
             if store.counts != fold(self._world.files, [file.name for file in copy.files]):
                 self._wrong("chains", f"a store of {subtask} on {process} holds something else than {copy.files}")
+
+    # --- planned moves
+
+    def plans(self, chains: dict[str, list[Any]]) -> None:
+        """Slots are about to be told who follows whom."""
+        before, self._chains = self._chains, chains
+        holders = self._holders
+        self._holders = [self._world.member(slot) for slot in range(self._world.parameters.parallelism)]
+        failovers = self._world.failovers
+        if failovers is None or chains == before:
+            return
+        protocol = failovers._protocol
+        drained, hasty = protocol._plans.drained, protocol._plans.hasty
+        some = len(drained) < self._world.parameters.parallelism
+        for name, (_, members) in chains.items():
+            known = before.get(name, [0, []])[1]
+            chain = protocol._table[parse_subtask(name)]
+            for slot in members[1:]:
+                if some and slot in drained and slot not in known:
+                    self._wrong("moves", f"slot {slot} is on a drained host, and is to hold {name}")
+            for slot in known[1:]:
+                stayed = protocol._table.is_alive(slot) and self._holders[slot] is holders[slot]
+                if slot not in members and stayed:
+                    self.counts["thinned"] += 1
+                    self._check_others(chain, slot, slot in hasty)
+
+    def _check_others(self, chain: Any, slot: int, forced: bool) -> None:
+        """A standby on ``slot``, which lives, is in the chain no more: all who are to be there have its state."""
+        table = self._world.failovers._protocol._table  # type: ignore[union-attr]
+        for other in [other for other in chain.planned if other != chain.head and not forced]:
+            process = self._world.member(other)
+            if not table.is_alive(other):
+                self._wrong("moves", f"slot {slot} leaves the chain of {chain.subtask}, and slot {other} is not there")
+            if process is not None and not process.paused and table.complete > 0:
+                self._check_copy(process, chain.subtask, table.complete)
+
+    def moved(self, what: SubtaskId | str, slot: int) -> None:
+        """A request is said to be fulfilled."""
+        coordinator = self._world.coordinator
+        assert coordinator is not None and coordinator._failovers is not None
+        if isinstance(what, SubtaskId):
+            at_work = self._at_work[what]
+            if (at_work.slot.index, coordinator._deployment.assignment[what]) != (slot, slot):
+                self._wrong("moves", f"{what} is said to be on slot {slot}, and is on {at_work.slot}")
+            return
+        for member in coordinator._members.all():
+            used = [s for s, slots in coordinator._failovers.chains.items() if member.slot in slots]
+            if member.host == what and used:
+                self._wrong("moves", f"{what} is said to be empty, and slot {member.slot} is in the chains of {used}")
 
     # --- the copies of state
 

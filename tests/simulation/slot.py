@@ -50,6 +50,7 @@ class SimSlot(SlotOrders):
         )
         self.world = world
         self.process = process
+        self.host = world.host_of(index)
         self.connection = world.connect(self)
         self.alive = True
         self.paused = False
@@ -77,7 +78,7 @@ class SimSlot(SlotOrders):
         if world.options.local:
             self._failover = SlotFailover(self, self.standbys, world.clock)  # type: ignore[arg-type]
         world.cyclic += [self, self.active, self.standbys.agent]
-        self.report(control.Register(index, 0, process, world.host_of(index), str(process)))
+        self.report(control.Register(index, 0, process, self.host, str(process)))
 
     def __str__(self) -> str:
         return f"slot {self.index} (process {self.process})"
