@@ -25,8 +25,8 @@ from tests.integration.conftest import assert_exact, expected_counts, wait_for_c
 
 pytestmark = pytest.mark.integration
 
-REPEAT = 2
-DATAGRAMS = 20_000
+REPEAT = 3
+DATAGRAMS = 2_000
 SECRET = b"a secret that is easy to look for in files"
 
 
