@@ -242,6 +242,11 @@ class Pulse:
         except OSError as error:
             log.info("no pulse to %s: %s", address, error)
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that sends, if there is one."""
+        return None if self._process is None else self._process.pid
+
     def tell(self, deaf: bool) -> None:
         """Say from now on that this slot does not hear the driver, or that it does."""
         if self._process is not None and self._process.stdin is not None:

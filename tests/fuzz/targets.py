@@ -24,10 +24,10 @@ from chain_backup.zookeeper.errors import BadRecord
 from chain_backup.zookeeper.records import ChainRecord, SlotRecord
 from chain_backup.zookeeper.records import decode as decode_record
 from dedup.digests import pack_digests
-from flinkplus.documents import parse_document
 from flinkplus.errors import (
     CheckpointDirectoryError,
     CommandRefused,
+    ConfigurationError,
     CorruptCheckpoint,
     CorruptState,
     PeerProtocolError,
@@ -35,12 +35,14 @@ from flinkplus.errors import (
 )
 from flinkplus.protocol.determinants import Choice, decode_runs, encode_ancestor, encode_run, pack, unpack
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.runtime import access, control, wire
+from flinkplus.runtime import control, wire
+from flinkplus.runtime.access import parse_access
 from flinkplus.runtime.commands import Commands, decode_reply, encode_reply, encode_request
 from flinkplus.runtime.handshake import Connecting, Listening, parse_slot_name, slot_name
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.log_codec import MessageCodec
 from flinkplus.runtime.names import parse_channel, parse_subtask
+from flinkplus.runtime.operations import Inject, Status
 from flinkplus.runtime.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
 from flinkplus.runtime.pulse_process import datagram
 from flinkplus.runtime.tcp import Connection, framed
@@ -241,6 +243,7 @@ _EXAMPLES: dict[Any, Any] = {
     int: 3, float: 1.5, str: "count[1]", bool: True, dict[str, int]: {"0:1->2": 7}, dict[str, Any]: {"format": 1},
     dict[str, dict[str, Any]]: {"count[1]": {"rows_out": 3}}, dict[str, list[Any]]: {"1": [1, "host:1"]},
     dict[str, list[list[Any]]]: {"count[1]": [[3, [8, 16]]]}, list[str]: ["count[1]"], int | None: None,
+    list[int] | None: [1, -1],
 }  # fmt: skip
 
 
@@ -268,29 +271,33 @@ def _decode_control(data: bytes) -> object:
     return message
 
 
-@dataclass(frozen=True)
-class _Request:
-    """Of a shell."""
-
-    subtask: str
-    at_s: float
-    hosts: list[str]
+# --- commands from outside
 
 
-def _command(data: bytes) -> object:
-    """A request that is carried out or refused, as the reply to it says; and ``data`` as a reply."""
-    commands, replies = Commands(), list[bytes]()
-    commands.add(_Request, lambda request: {"done": request.subtask})
-    commands.obey(data, replies.append)
-    found: list[object] = []
-    for reply in (*replies, data):
-        try:
-            found.append(decode_reply(reply))
-        except (CommandRefused, PeerProtocolError) as error:
-            found.append(type(error))
-    if len(replies) != 1 or found[0] is PeerProtocolError:
-        raise AssertionError(f"{replies!r:.300}")
-    return found
+@cache
+def _commands() -> Commands:
+    known = Commands()
+    known.add(Inject, lambda _request: {})
+    known.add(Status, lambda _request: {})
+    return known
+
+
+def _command_seeds() -> tuple[bytes, ...]:
+    full = Inject("cut", "count:1", 2.5, 1.0, 0.1, ["driver", "slot-1"])
+    return tuple(encode_request(request) for request in (Inject("kill", "slot-1"), full, Status()))
+
+
+def _decode_reply(data: bytes) -> object:
+    try:
+        return decode_reply(data)
+    except CommandRefused as refused:  # that is an answer, too
+        return str(refused)
+
+
+def _access_seed() -> bytes:
+    told = {"format": 1, "job_id": "1", "name": "job", "address": "h:1", "host": "h", "pid": 1, "created_s": 1.5}
+    certificates = dict.fromkeys(("authority", "certificate", "key"), "PEM")
+    return json.dumps({**told, "key": "00ff", "tls": certificates}).encode()
 
 
 # --- replication
@@ -317,11 +324,6 @@ def _reseal_frame(rng: random.Random, data: bytes) -> bytes:
         fields = max(0, min(len(body), struct.unpack_from("<I", prefix, frames.PREFIX.size - 8)[0]))
         prefix[-8:] = struct.pack("<II", fields, len(body) - fields)
     return bytes(prefix) + frames.CHECKSUM.pack(zlib.crc32(body, zlib.crc32(prefix))) + body
-
-
-def _decode_access(data: bytes) -> object:
-    """The file by which a shell finds its job."""
-    return access._parse(parse_document(data))
 
 
 # --- files and ZooKeeper
@@ -435,13 +437,6 @@ def targets() -> list[Target]:
     handle = json.dumps(_HANDLE).encode()
     manifest = json.dumps({"format": 1, "checkpoint": 3, "generation": 2, "subtasks": {"count[1]": _HANDLE}}).encode()
     records = (ChainRecord("count[1]", 3, (1, 2), 4).encode(), SlotRecord("host:1", "host", 17, 2).encode(5))
-    commands = (encode_request(_Request("count[1]", 1.5, ["a"])), encode_reply({"done": "count[1]"}))
-    access_file = json.dumps(
-        {
-            "format": 1, "job_id": "1", "name": "job", "address": "127.0.0.1:1", "host": "here", "pid": 17,
-            "created_s": 1.5, "key": "ab" * 32, "tls": {"authority": "a", "certificate": "b", "key": "c"},
-        }
-    ).encode()  # fmt: skip
     stream = b"".join(framed(b"x" * size) for size in (0, 1, 100, STREAM_LIMIT))
     hello = _CONNECTING.hello
     return [
@@ -452,8 +447,17 @@ def targets() -> list[Target]:
         Target("handshake", (hello, Listening(SECRET, b"fuzz/1").challenge(hello), b"slot-1.2"), _handshake, ()),
         Target("pulse", (PULSE,), _pulse, ()),
         Target("control", _control_seeds(), _decode_control, (PeerProtocolError,), mutated_document),
-        Target("command", commands, _command, (), mutated_document),
-        Target("access", (access_file,), _decode_access, (ValueError, KeyError, TypeError), mutated_document),
+        Target("command", _command_seeds(), _commands().decode, (CommandRefused,), mutated_document),
+        Target(
+            "reply",
+            (encode_reply({"slots": [1]}), encode_reply(CommandRefused("no"))[:-1] + b', "body": {}}'),
+            _decode_reply,
+            (PeerProtocolError,),
+            mutated_document,
+        ),
+        Target(
+            "access", (_access_seed(),), lambda data: parse_access(data, "x"), (ConfigurationError,), mutated_document
+        ),
         Target("replication", _frame_seeds(), frames.decode, (PeerProtocolError,), reseal=_reseal_frame),
         Target("segment", (_segment_seed(),), _decode_segment, (CorruptSegment, PeerProtocolError)),
         Target("codec", _wire_seeds(), lambda data: MessageCodec().decode(memoryview(data)), (PeerProtocolError,)),
