@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from flinkplus.config import Options
+from flinkplus.errors import PeerProtocolError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import JobState
@@ -182,6 +185,12 @@ def test_what_is_said_of_a_process_that_is_gone_has_no_effect() -> None:
     assert job.presence.next_deadline_ms() is None
     job.look(1.0)
     assert job.is_there(2)
+
+
+def test_what_is_no_slot_is_refused() -> None:
+    job = Standing()
+    with pytest.raises(PeerProtocolError, match="no slot"):
+        job.unreached(1, nobody=1)
 
 
 def test_slots_of_a_job_without_standbys_are_ended_too() -> None:
