@@ -192,6 +192,11 @@ class FailoverProtocol:
         return {chain.subtask: chain.members for chain in self._table}
 
     @property
+    def missing(self) -> int:
+        """How many standbys there should be and are not, or are not in step; 0 while no job runs."""
+        return sum(len(chain.planned) - len(chain.members) + len(chain.catching_up) for chain in self._table)
+
+    @property
     def stable(self) -> Mapping[SubtaskId, int]:
         """The newest version that all members of a chain (that count) have; -1: none yet."""
         return {chain.subtask: chain.stable for chain in self._table}

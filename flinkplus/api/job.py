@@ -149,6 +149,10 @@ class JobHandle:
         found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
         self._running.coordinator.kill(found)
 
+    def missing_standbys(self) -> int:
+        """How many standbys there should be and are not, or are not in step yet: 0 at full redundancy."""
+        return 0 if self.done else self._running.coordinator.missing_standbys()
+
     def slot_pids(self) -> dict[int, int]:
         """The process of each registered slot."""
         return {} if self.done else self._running.coordinator.pids()

@@ -97,6 +97,11 @@ class Failovers:
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
         self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
 
+    @property
+    def missing_standbys(self) -> int:
+        """How many there should be and are not, or are not in step; those of a failover under way count as missing."""
+        return self._protocol.missing + self._protocol.active
+
     # --- the job's life
 
     def started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:

@@ -44,7 +44,9 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class Presence:
-    """The coordinator's view of the slots. ``give_up`` ends the job; ``failovers`` is set when there are standbys."""
+    """The coordinator's view of the slots. ``taken_over`` ends the job here; ``failovers`` is set when there are
+    standbys.
+    """
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Presence:
         deployment: Deployment,
         recoveries: RecoveryLog,
         options: Options,
-        give_up: Callable[[str], None],
+        taken_over: Callable[[str], None],
         job_state: Callable[[], JobState] = lambda: JobState.RUNNING,
         reachability: Reachability | None = None,
     ) -> None:
@@ -65,7 +67,7 @@ class Presence:
         self._deployment = deployment
         self._recoveries = recoveries
         self._options = options
-        self._give_up = give_up
+        self._taken_over = taken_over
         self._looked_s = dispatch.clock.monotonic()
         self.failovers: Failovers | None = None
         self.registry_lost: str | None = None
@@ -206,7 +208,7 @@ class Presence:
                 log.warning("ZooKeeper: %s", reason)
                 self.registry_lost = reason
                 if final:
-                    self._give_up(f"another driver has taken the job over: {reason}")
+                    self._taken_over(f"another driver has taken the job over: {reason}")
             case RegistryBack():
                 log.warning("ZooKeeper is back")
                 self.registry_lost = None

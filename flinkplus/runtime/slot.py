@@ -403,7 +403,7 @@ class Slot(SlotOrders):
     def _welcome(self, incarnation: int) -> None:
         config = self._config
         self._data.incarnation = incarnation
-        if config.zookeeper is None or not self._options.local:
+        if config.zookeeper is None:
             return
         from chain_backup.zookeeper.session import SlotSession
 

@@ -415,7 +415,7 @@ def aborts_taken_while_repeating(original: Any) -> Any:
 # --- failover
 
 
-@mutation(chains, "recovery_line")
+@mutation(chains, "recovery_line", scenario="25")
 def received_ignored(original: Any) -> Any:
     """A version counts as usable though messages before it were never delivered."""
 

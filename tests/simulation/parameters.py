@@ -166,13 +166,13 @@ def draw(seed: int, looped: bool = False) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (1, 11, 8, 2))[0]
-    parallelism = rng.choices((1, 2, 3, 4, 5, 8), (4, 32, 20, 3, 1, 1))[0]
+    parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 68, 36, 6, 2, 1))[0]
     if stages * parallelism > 16:
         parallelism = 4
     recovery = "standby" if rng.random() < 0.8 else "rollback"
     if child(seed, "partial").random() < 0.08:
         recovery = "partial"
-    records = rng.choices((0, 4, 9, 18, 45), (2, 15, 14, 3, 1))[0]
+    records = rng.choices((0, 4, 8, 16, 40), (2, 16, 14, 3, 1))[0]
     parameters = Parameters(
         seed=seed,
         stages=stages,
@@ -218,9 +218,9 @@ def draw(seed: int, looped: bool = False) -> Parameters:
         parameters = with_overtaking(parameters, child(seed, "unaligned"))
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
-        parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
+        parameters = replace(parameters, records=max(records, 16), parallelism=3 if stages <= 3 else parallelism)
     if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
-        parameters = replace(parameters, records=max(records, 20), rows=1, read_bytes=20, read_ms=6)
+        parameters = replace(parameters, records=max(records, 16), rows=1, read_bytes=20, read_ms=6)
     return replace(parameters, faults=faults)
 
 
@@ -243,7 +243,7 @@ def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
     """A job of at least three stages with an edge that leads back, or two, if there is a place for one."""
     stages = max(3, parameters.stages)
     edges = parameters.edges if stages == parameters.stages else draw_edges(rng, stages)
-    parallelism = min(parameters.parallelism, 3)
+    parallelism = min(parameters.parallelism, rng.choice((2, 3)))
     reached = {at: {at} for at in range(stages)}
     for start, end in sorted(edges, reverse=True):
         reached[start] |= reached[end]
@@ -266,7 +266,7 @@ def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
         watermarks=False,
         sharing_depth=depth,
         recovery="rollback" if parameters.recovery == "partial" else parameters.recovery,
-        records=max(10, min(parameters.records, 18)),
+        records=max(8, min(parameters.records, 16)),
         work_ms=rng.choice((2, 8, 8)),  # who is slow has rows waiting when the barrier comes
         interval_ms=rng.choice((15, 40)),
         latency_ms=rng.choice((2, 6)),
