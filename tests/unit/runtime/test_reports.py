@@ -210,6 +210,12 @@ def test_what_is_said_of_a_process_that_is_gone_has_no_effect() -> None:
     assert job.is_there(2)
 
 
+def test_what_is_no_slot_is_refused() -> None:
+    job = Standing()
+    with pytest.raises(PeerProtocolError, match="no slot"):
+        job.unreached(1, nobody=1)
+
+
 def test_slots_of_a_job_without_standbys_are_ended_too() -> None:
     job = Standing(standbys=False)
     job.unreached(0, slot1=1)
