@@ -18,6 +18,7 @@ from typing import Any
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
+from flinkplus.cli.moves import add_moves
 from flinkplus.cli.status import add_status
 from flinkplus.config import CHECKPOINT_MODES
 from flinkplus.errors import (
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add_example(commands)
     add_status(commands)
     add_inject(commands)
+    add_moves(commands)
     importlib.import_module(EXPERIMENTS).add_commands(commands)
     return top
 

@@ -64,6 +64,8 @@ from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs, reachability_config
 from flinkplus.runtime.logs import speak_as
 from flinkplus.runtime.members import Members
+from flinkplus.runtime.move_commands import MoveCommands
+from flinkplus.runtime.moves import Moves
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.runtime.operations import Operations
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
@@ -206,7 +208,10 @@ class Coordinator:
         )
         self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
         self._operations.add_to(self.commands)
+        self.moves = Moves(self._ask, lambda: self.state, self._failovers)
+        MoveCommands(self.moves, graph, options).add_to(self.commands)
         self._preference = Preference()
+        self._malformed = 0
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
 
@@ -308,13 +313,27 @@ class Coordinator:
 
     def missing_standbys(self) -> int:
         """How many standbys there should be and are not, or are not in step yet; 0 when the job is over."""
-        answer: Future[int] = Future()
         failovers = self._failovers
-        self._ask(lambda: answer.set_result(0 if failovers is None else failovers.missing_standbys))
+        return self._answer(lambda: 0 if failovers is None else failovers.missing_standbys, 0)
+
+    def chain_hosts(self) -> dict[str, list[str]]:
+        """The hosts of each chain's members, the head's first; none when the job is over, or has no standbys."""
+
+        def hosts() -> dict[str, list[str]]:
+            chains = {} if self._failovers is None else self._failovers.chains
+            where = {member.slot: member.host for member in self._members.all()}
+            return {str(subtask): [where.get(slot, "") for slot in slots] for subtask, slots in chains.items()}
+
+        return self._answer(hosts, {})
+
+    def _answer(self, question: Callable[[], M], otherwise: M) -> M:
+        """What ``question`` says in the coordinator's thread; ``otherwise`` when the job is over."""
+        answer: Future[M] = Future()
+        self._ask(lambda: answer.set_result(question()))
         while not self.result.done.is_set():
             with contextlib.suppress(FutureTimeout):
                 return answer.result(MAX_IDLE_S)
-        return 0
+        return otherwise
 
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""
@@ -344,6 +363,7 @@ class Coordinator:
             self._dispatch.close()
             if self._recorder is not None:
                 self._recorder.close()
+            self.moves.close()
             self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:
@@ -400,6 +420,7 @@ class Coordinator:
                 try:
                     self._reports.take(connection, message)
                 except PeerProtocolError as error:
+                    self._malformed += 1
                     log.warning("dropped a malformed message of connection %d: %s", connection, error)
             case ControlLost(connection, reason, time_s):
                 self._dispatch.event_s = time_s
@@ -493,9 +514,11 @@ class Coordinator:
         """What driver and slots, all that there ever were, have refused: of strangers, and of the fenced."""
         servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
+        pulses = self._dispatch.pulses
         return {
             "refused_connections": refused + self.figures.refused,
-            "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "refused_datagrams": 0 if pulses is None else pulses.refused,
+            "malformed_frames": self._dispatch.rendezvous.malformed + self._malformed + self.figures.malformed,
             "fenced_messages": self.figures.fenced_messages,
             "fenced_reports": self.figures.fenced_reports,
         }
@@ -527,6 +550,11 @@ class Coordinator:
         """Host of each subtask whose slot is registered."""
         hosts = {member.slot: member.host for member in self._members.all()}
         return {str(subtask): hosts[slot] for subtask, slot in self.assignment.items() if slot in hosts}
+
+    def chains(self) -> dict[str, list[int]]:
+        """The slots that hold the state of each subtask, the one that works on it first."""
+        found = {} if self._failovers is None else self._failovers.chains
+        return {str(subtask): list(slots) for subtask, slots in found.items()}
 
     @property
     def slot_restarts(self) -> int:

@@ -20,7 +20,7 @@ from chain_backup import effects, events
 from chain_backup.failover import FailoverProtocol
 from chain_backup.line import Cursors
 from chain_backup.topology import Topology
-from flinkplus.errors import NondeterministicOperator
+from flinkplus.errors import ControlMessageTooLarge, NondeterministicOperator
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import FailureKind, JobState
 from flinkplus.protocol.guarantee import Guarantee
@@ -96,6 +96,8 @@ class Failovers:
         self._writing = (0, 0.0)  # the newest attempt whose records were ordered, and when
         self.replicated: Callable[[CheckpointId], None] | None = None
         """Called when all members of all chains have a version."""
+        self.moved: Callable[[effects.MoveReported], None] | None = None
+        """Called when there is news of a request."""
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
         self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
 
@@ -141,6 +143,11 @@ class Failovers:
     def running(self) -> bool:
         """Whether failures are this machine's at all, just now."""
         return self._job_state() is JobState.RUNNING
+
+    @property
+    def chains(self) -> dict[SubtaskId, tuple[int, ...]]:
+        """The slots of each chain, head first; any thread may ask."""
+        return dict(self._protocol.chains)
 
     def is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
         """Whether what ``subtask`` says in ``generation`` counts, while the job runs."""
@@ -227,7 +234,13 @@ class Failovers:
         """The head has a new version, and so has the durable store."""
         self._handles.add(subtask, checkpoint, handle)
         self.step(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
+        self._dispatch.soon(lambda: self._keep_handles(subtask))
         self._note_replicated(checkpoint)
+
+    def _keep_handles(self, subtask: SubtaskId) -> None:
+        versions = self._protocol.versions(subtask)
+        if versions:
+            self._handles.keep(subtask, versions)
 
     def _note_replicated(self, version: CheckpointId) -> None:
         if self.replicated is not None and self._protocol.all_have(version):
@@ -332,6 +345,9 @@ class Failovers:
                     self._evict(member, reason)
             case effects.TrimLogs(version):
                 tell_all(control.Trim(version))
+            case effects.MoveReported():
+                if self.moved is not None:
+                    self.moved(effect)
             case _:
                 assert_never(effect)
 
@@ -382,7 +398,11 @@ class Failovers:
             self._complete,
             subtasks,
         )
-        self._dispatch.tell(effect.slot, order)
+        try:
+            self._dispatch.tell(effect.slot, order)
+        except ControlMessageTooLarge as error:
+            first, _ = effect.subtasks[0]
+            self.step(events.PromotionFailed(effect.attempt, effect.slot, first, str(error)))
 
     def _otherwise(self, subtask: SubtaskId, version: CheckpointId) -> dict[str, Any]:
         """What a promoted subtask is told where messages are not the same again."""
