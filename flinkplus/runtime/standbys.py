@@ -113,6 +113,11 @@ class Standbys:
         with contextlib.suppress(RuntimeError):  # it is being closed
             self._pool.submit(counted)
 
+    @property
+    def malformed(self) -> int:
+        """Frames of replication that could not be read."""
+        return self._agent.figures.frames_malformed
+
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
         """Who follows whom, of all subtasks of the job."""
         self._post(self._agent.form, chains)
@@ -132,6 +137,10 @@ class Standbys:
     def trim(self, version: int) -> None:
         """Nobody goes back before ``version``. What follows from that is work which nobody waits for."""
         self._in_turn(lambda: self._post(self._agent.trim, version))
+
+    def abort(self, version: int) -> None:
+        """A checkpoint is given up."""
+        self._post(self._agent.abort, version)
 
     def retire(self, subtask: str) -> None:
         """An active subtask of this slot was fenced."""

@@ -22,14 +22,14 @@ import pyarrow as pa
 
 from dedup.filter import MessageFilter
 from flinkplus.config import Options
-from flinkplus.errors import CorruptState
+from flinkplus.errors import ControlMessageTooLarge, CorruptState
 from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.columns import merge
 from flinkplus.operators.routes import partitioner
 from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import AbortCause, Logs, in_flight_bytes
 from flinkplus.protocol.incarnation import Incarnation, Promotion
-from flinkplus.protocol.snapshots import Logs
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
@@ -146,6 +146,7 @@ class Subtask(SubtaskSteps):
         except BaseException:
             self.close()
             raise
+        plan.handle = {}  # what was in flight in it may be large
         self._mark = plan.mark  # without it, a promoted subtask is told which messages are new
         self._alignment_began: float | None = None
         self._fresh = promotion is not None and self._mark is None  # nothing new was put out since the promotion
@@ -345,11 +346,16 @@ class Subtask(SubtaskSteps):
             self._ports.beside(lambda: state.checkpoint_complete(checkpoint))
 
     def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
-        self._ports.snapshotted(self.id, self.generation, handle)
-        self._ports.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
+        try:
+            self._ports.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
+        except ControlMessageTooLarge as error:
+            cause = AbortCause.OVER_BUDGET if in_flight_bytes(handle) else AbortCause.OTHER
+            self._decline(checkpoint, str(error), cause)
+        else:
+            self._ports.snapshotted(self.id, self.generation, handle)
 
-    def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
-        self._ports.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason))
+    def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
+        self._ports.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason, cause.value))
 
     def _pack(self, message: Message, payload: Any) -> str:
         if message.records is not None:
@@ -395,14 +401,13 @@ class Subtask(SubtaskSteps):
         pending = self._pending.pop(checkpoint)
         state, logs = self.state, self.logs_of(checkpoint)
         frozen, rest = pending.frozen, pending.rest
-        in_flight_bytes = sum(log.size_bytes for log in logs.values())
-        if logs:
-            rest |= {"in_flight_bytes": in_flight_bytes, "overtaken": self.plan.unaligned}
+        in_flight = sum(log.size_bytes for log in logs.values())
         if self.plan.unaligned and logs:
+            rest["overtaken"] = True
             rest["alignment_ms"] += (time.perf_counter() - pending.copied) * 1e3
         operators = self.operators
         assert operators is not None
-        little = frozen is None and in_flight_bytes <= PACKED_AT_ONCE_BYTES
+        little = frozen is None and in_flight <= PACKED_AT_ONCE_BYTES
         if little and not (self.plan.options.standbys or self.plan.graph.has_sink(self.plan.vertex)):
             self._add_logged(rest, logs)
             self.persisted(checkpoint, rest, "")
@@ -443,6 +448,7 @@ class Subtask(SubtaskSteps):
             "payload_bytes": self.outputs.payload_bytes,
             "determinant_bytes": self.outputs.determinant_bytes,
             "blocked": self._blocked,
+            "waiting": sum(len(end.queue) for end in self.inputs.channels.values()),
             **self._id_counters(),
         }
 
@@ -466,6 +472,7 @@ class Subtask(SubtaskSteps):
         step, self._step = self._step, None
         with contextlib.ExitStack() as closing:  # each of them, the step first, also when another one raises
             closing.callback(self.outputs.release)
+            closing.callback(self.release_logs)
             if self.state is not None:
                 closing.callback(self.state.close, self._ports.beside)  # others in this slot do not wait for the disk
             if self.operators is not None:
