@@ -50,6 +50,8 @@ class ReplicationFigures:
     versions_staged: int = 0
     versions_applied: int = 0
     frames_refused: int = 0
+    frames_malformed: int = 0
     files_refused: int = 0
     files_from_storage: int = 0
     bases_fetched: int = 0
+    offers_fenced: int = 0

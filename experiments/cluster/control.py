@@ -27,7 +27,7 @@ from experiments.cluster.namespaces import Cluster
 from experiments.cluster.network import ClusterError
 from flinkplus.errors import FlinkPlusError
 
-ORDERS = ("kill", "pause", "resume", "revive", "cut")
+ORDERS = ("kill", "pause", "resume", "revive", "cut", "lose", "heal")
 USAGE = "usage"
 CONTROL_FILE = "control"
 TIMEOUT_S = 60.0
@@ -90,6 +90,8 @@ class ControlServer:
             try:
                 if order == "cut":
                     self._cluster.cut(host, peer)
+                elif order == "lose":
+                    self._cluster.lose(host, peer)
                 else:
                     getattr(self._cluster, order)(host)
             except (FlinkPlusError, OSError) as error:

@@ -204,6 +204,16 @@ class Cluster:
         disk = sum(directory_mb(path) for path in host.scratch.glob("flinkplus-*"))
         return {**add_up(host.processes()), "disk": round(disk, 2)}
 
+    def lose(self, name: str, peer: str | None = None) -> None:
+        """What a host sends to ``peer`` does not arrive any more, but for the other direction; ``None``: to anybody."""
+        self._host_named(name)
+        self.network.lose(name, peer)
+
+    def heal(self, name: str) -> None:
+        """Everything arrives again that is from or to a host."""
+        self._host_named(name)
+        self.network.heal(name)
+
     def _host_named(self, name: str) -> Host:
         try:
             return self.hosts[name]

@@ -21,7 +21,7 @@ barrier machine's affair, and ``snapshots`` obeys it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -30,7 +30,7 @@ from typing_extensions import assert_never
 from flinkplus.errors import NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol import events
 from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.channel import Accept, Duplicate
+from flinkplus.protocol.channel import Accept, Duplicate, Stale
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import (
     CLOCK_CHOICES,
@@ -274,6 +274,8 @@ class SubtaskSteps(SubtaskLoop):
                     self._compare(end.producer, message, payload)
                 # Sent again over a new stream: the credit that would have told so was lost with the old one.
                 self.inputs.grant_anew(end)
+            case Stale():
+                self.inputs.stale += 1
 
     def _arrived(self, machine: UnalignedBarriers, message: Message, payload: Any) -> None:
         if self._open_records:
@@ -626,6 +628,9 @@ class SubtaskSteps(SubtaskLoop):
             self._report_exhausted()
 
     # --- a failure of others
+
+    def stand_in_for(self, failed: Collection[SubtaskId]) -> None:
+        """Some subtasks, perhaps of the same source, are not at work for a moment: a driver may do some of theirs."""
 
     def fence_inputs(
         self, failed: Mapping[SubtaskId, int], generation: Generation

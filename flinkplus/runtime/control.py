@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dedup.digests import Digests, pack_digests, unpack_digests
-from flinkplus.documents import parse_document, whole
-from flinkplus.errors import PeerProtocolError
+from flinkplus.documents import fits, parse_document, whole
+from flinkplus.errors import ControlMessageTooLarge, PeerProtocolError
 from flinkplus.protocol.determinants import Run
+from flinkplus.protocol.in_flight import AbortCause
 
 FORMAT_VERSION = 1
 MAX_BYTES = 256 << 20
-"""The longest message that is taken: a promotion tells of all determinants and digests since the last checkpoint."""
+"""The longest message that is sent or taken: a promotion tells of all determinants and digests since the last
+checkpoint, a deployment of all that was in flight."""
 
 
 def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
@@ -99,10 +100,21 @@ class SnapshotAcked:
 
 @dataclass(frozen=True)
 class SnapshotRefused:
+    """``cause``: the value of an ``AbortCause``."""
+
     generation: int
     checkpoint: int
     subtask: str
     reason: str
+    cause: str = AbortCause.OTHER.value
+
+    @property
+    def abort_cause(self) -> AbortCause:
+        """Raises ``PeerProtocolError``."""
+        try:
+            return AbortCause(self.cause)
+        except ValueError as error:
+            raise PeerProtocolError(f"a snapshot is refused for the cause {self.cause!r:.100}") from error
 
 
 @dataclass(frozen=True)
@@ -128,13 +140,15 @@ class Exhausted:
 class Heartbeat:
     """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked).
 
-    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped.
+    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped;
+    ``fenced``: messages, credit and versions of fenced generations that came, and had no effect.
     """
 
     generation: int
     subtasks: dict[str, dict[str, Any]]
     refused: int = 0
     malformed: int = 0
+    fenced: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,6 +209,15 @@ class PeersReady:
     """The answer to ``Peers``: there is a stream to every one of them."""
 
     serial: int
+
+
+@dataclass(frozen=True)
+class PeersUnreached:
+    """Slots that this one does not reach, or that it does not hear, although it sends to them: all of them (slot ->
+    incarnation), said when it changes. ``flinkplus.protocol.reachability`` decides what follows.
+    """
+
+    peers: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -367,6 +390,20 @@ class Die:
     """Fault injection: kill your own process with SIGKILL."""
 
 
+@dataclass(frozen=True)
+class Inject:
+    """Fault injection (``injections``): ``exception`` in ``subtasks``, at once; ``pause`` the process, ``cut`` it off
+    from ``peers`` (slots, and -1 for the driver; ``None``: all), or ``slow`` down each step of ``subtasks`` by
+    ``delay_s``: for ``for_s``.
+    """
+
+    fault: str
+    subtasks: list[str]
+    for_s: float = 0.0
+    delay_s: float = 0.0
+    peers: list[int] | None = None
+
+
 ControlMessage = (
     Register
     | Deployed
@@ -382,6 +419,7 @@ ControlMessage = (
     | Promoted
     | PromotionRefused
     | PeersReady
+    | PeersUnreached
     | SessionLost
     | Stopped
     | Welcome
@@ -401,33 +439,21 @@ ControlMessage = (
     | Complete
     | Stop
     | Die
+    | Inject
 )
 
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__args__}
 _HINTS: dict[str, dict[str, Any]] = {name: typing.get_type_hints(cls) for name, cls in _CLASSES.items()}
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether ``value`` is what a field says that it holds."""
-    if hint is Any:
-        return True
-    if hint is float:
-        return type(value) in (int, float)
-    kinds = typing.get_args(hint)
-    if isinstance(hint, types.UnionType):
-        return any(_fits(value, kind) for kind in kinds)
-    origin = typing.get_origin(hint)
-    if origin is list:
-        return isinstance(value, list) and (kinds == (Any,) or all(_fits(one, kinds[0]) for one in value))
-    if origin is dict:
-        return isinstance(value, dict) and (kinds[1] is Any or all(_fits(one, kinds[1]) for one in value.values()))
-    return type(value) is hint
-
-
 def encode(message: ControlMessage) -> bytes:
-    """The message as JSON bytes."""
+    """The message as JSON bytes. Raises ``ControlMessageTooLarge``: the receiver would break the connection."""
+    name = type(message).__name__
     body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    return json.dumps({"v": FORMAT_VERSION, "type": type(message).__name__, "body": body}).encode()
+    data = json.dumps({"v": FORMAT_VERSION, "type": name, "body": body}).encode()
+    if len(data) > MAX_BYTES:
+        raise ControlMessageTooLarge(f"{name} would take {len(data):,} bytes, and {MAX_BYTES:,} are the most")
+    return data
 
 
 def decode(data: bytes) -> ControlMessage:
@@ -438,7 +464,7 @@ def decode(data: bytes) -> ControlMessage:
             raise PeerProtocolError(f"control format {outer['v']!r:.100}, this program speaks {FORMAT_VERSION}")
         message: ControlMessage = _CLASSES[outer["type"]](**outer["body"])
         for name, hint in _HINTS[outer["type"]].items():
-            if not _fits(getattr(message, name), hint):
+            if not fits(getattr(message, name), hint):
                 raise TypeError(f"{name} of {outer['type']} is something else")
     except (ValueError, KeyError, TypeError) as error:
         raise PeerProtocolError(f"malformed control message: {error!r:.300}") from error

@@ -37,8 +37,11 @@ from flinkplus.protocol.config import earliest_ms
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.reachability import Reachability
 from flinkplus.runtime import control
 from flinkplus.runtime.checkpoints import CheckpointDriver
+from flinkplus.runtime.command_door import CommandDoor
+from flinkplus.runtime.commands import Commands
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.deployments import JobDriver
@@ -58,9 +61,13 @@ from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
-from flinkplus.runtime.limits import configs
+from flinkplus.runtime.limits import configs, reachability_config
+from flinkplus.runtime.logs import speak_as
 from flinkplus.runtime.members import Members
+from flinkplus.runtime.move_commands import MoveCommands
+from flinkplus.runtime.moves import Moves
 from flinkplus.runtime.names import find_subtask, parse_subtask
+from flinkplus.runtime.operations import Operations
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
 from flinkplus.runtime.placements import failover_protocol, topology_of
 from flinkplus.runtime.planes import ControlArrived, ControlLost, rendezvous
@@ -72,6 +79,7 @@ from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import matched
 from flinkplus.runtime.reports import Reports
+from flinkplus.runtime.status import chains_of, slots_of, subtasks_of
 
 MAX_IDLE_S = 0.1
 STOP_AT_ONCE_S = 3.0
@@ -81,11 +89,14 @@ log = logging.getLogger("flinkplus.coordinator")
 
 @dataclass(frozen=True)
 class Addresses:
-    """``host:port`` of where slots register, hold their lifelines to, and send their pulses (``None``: nowhere)."""
+    """``host:port`` of where slots register, hold their lifelines to, and send their pulses (``None``: nowhere), and of
+    where shells give commands.
+    """
 
     rendezvous: str
     lifelines: str
     pulses: str | None
+    commands: str = ""
 
     def at(self, host: str) -> Addresses:
         """The same ports, as seen from elsewhere."""
@@ -94,14 +105,22 @@ class Addresses:
             return f"{host}:{address.rpartition(':')[2]}"
 
         pulses = None if self.pulses is None else reached(self.pulses)
-        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses)
+        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses, reached(self.commands))
 
 
-def dispatch_at(options: Options, host: str, credentials: Credentials) -> Dispatch:
-    """Where slots that have ``credentials`` can reach a coordinator on ``host``."""
+def dispatch_at(
+    options: Options, host: str, credentials: Credentials, for_commands: Credentials | None = None
+) -> Dispatch:
+    """Where slots that have ``credentials`` can reach a coordinator on ``host``, and shells that have
+    ``for_commands`` (``None``: nobody gives commands).
+    """
     inbox: Inbox[InboxEvent] = Inbox()
     dispatch = Dispatch(rendezvous(options, credentials, host, inbox), Members(options.parallelism), inbox)
     dispatch.make_lifelines = lambda: Lifelines(host, credentials, inbox, inbox.put)
+    if for_commands is not None:
+        dispatch.make_door = lambda commands: CommandDoor(
+            host, for_commands, inbox, commands, lambda action: inbox.put(UserAsked(action))
+        )
     timeout_s = options.hang_timeout
     if timeout_s is not None:
         dispatch.make_pulses = lambda: Pulses(host, credentials.secret, timeout_s, inbox, dispatch.clock)
@@ -123,6 +142,9 @@ class Coordinator:
         self.options = options
         self.commits = commits
         self.result = JobResult()
+        self.commands = Commands()
+        self.job_id: str | None = None
+        """What the job is called in its logs; to be said before ``start``."""
         self.recoveries = RecoveryLog(self._has_results)
         self.figures = Figures(graph, options.checkpoint_mode)
         self._dispatch = dispatch
@@ -155,7 +177,16 @@ class Coordinator:
         self._checkpoint_driver = CheckpointDriver(
             self._dispatch, self, self._deployment, commits, self.figures, self._reach
         )
-        self._presence = Presence(self._dispatch, self, self._deployment, self.recoveries, options, self.taken_over)
+        self._presence = Presence(
+            self._dispatch,
+            self,
+            self._deployment,
+            self.recoveries,
+            options,
+            self.taken_over,
+            lambda: self._job.state,
+            self._machine("reachability", Reachability, reachability_config(options)),
+        )
         self._job_driver = JobDriver(
             self._dispatch,
             self,
@@ -171,10 +202,16 @@ class Coordinator:
         if not options.promises.repeats or restore.checkpoint is not None:  # an earlier run may have promised less
             self._job_driver.match = partial(matched, topology=topology_of(graph, options.parallelism))
         self._presence.failovers = self._failovers
+        self._job_driver.interrupted = self._interrupted
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
+        self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
+        self._operations.add_to(self.commands)
+        self.moves = Moves(self._ask, lambda: self.state, self._failovers)
+        MoveCommands(self.moves, graph, options).add_to(self.commands)
         self._preference = Preference()
+        self._malformed = 0
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
 
@@ -200,7 +237,7 @@ class Coordinator:
             self.options.promises,
             "partial" if self.options.partial else "standby",
         )
-        self._job_driver.started, self._job_driver.interrupted = failovers.started, failovers.interrupted
+        self._job_driver.started = failovers.started
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
@@ -208,6 +245,11 @@ class Coordinator:
         if self.options.standbys:
             failovers.replicated = self.figures.replicated
         return failovers
+
+    def _interrupted(self) -> None:
+        self._presence.interrupted()
+        if self._failovers is not None:
+            self._failovers.interrupted()
 
     def _has_results(self, subtask: str) -> bool:
         """Whether a subtask has a sink or keyed state."""
@@ -222,8 +264,16 @@ class Coordinator:
         assert self._dispatch.make_lifelines is not None
         lifelines = self._dispatch.lifelines = self._dispatch.make_lifelines()
         pulses = self._dispatch.pulses = None if self._dispatch.make_pulses is None else self._dispatch.make_pulses()
+        door = self._dispatch.door = (
+            None if self._dispatch.make_door is None else self._dispatch.make_door(self.commands)
+        )
         self._thread.start()
-        return Addresses(address, lifelines.address, None if pulses is None else pulses.address)
+        return Addresses(
+            address,
+            lifelines.address,
+            None if pulses is None else pulses.address,
+            "" if door is None else door.address,
+        )
 
     def write_records_to(self, registry: RecordWriter) -> None:
         """Where the records of chains go; to be said before ``start``."""
@@ -292,12 +342,16 @@ class Coordinator:
     def _ask(self, action: Callable[[], None]) -> None:
         self._inbox.put(UserAsked(action))
 
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._inbox.call_later(delay_s, lambda: self._ask(action))
+
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
     # --- the loop
 
     def _run(self) -> None:
+        speak_as(job=self.job_id)
         try:
             while not self.result.done.is_set():
                 self._turn()
@@ -309,6 +363,7 @@ class Coordinator:
             self._dispatch.close()
             if self._recorder is not None:
                 self._recorder.close()
+            self.moves.close()
             self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:
@@ -340,6 +395,7 @@ class Coordinator:
             self._job.next_deadline_ms(),
             self._checkpoints.next_deadline_ms(),
             None if self._failovers is None else self._failovers.next_deadline_ms(),
+            self._presence.next_deadline_ms(),
         )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
@@ -364,6 +420,7 @@ class Coordinator:
                 try:
                     self._reports.take(connection, message)
                 except PeerProtocolError as error:
+                    self._malformed += 1
                     log.warning("dropped a malformed message of connection %d: %s", connection, error)
             case ControlLost(connection, reason, time_s):
                 self._dispatch.event_s = time_s
@@ -454,12 +511,35 @@ class Coordinator:
         }
 
     def security_figures(self) -> dict[str, int]:
-        """Connections refused and frames dropped, by the driver and by every slot that there ever was."""
-        servers = [self._dispatch.rendezvous, self._dispatch.lifelines]
+        """What driver and slots, all that there ever were, have refused: of strangers, and of the fenced."""
+        servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
+        pulses = self._dispatch.pulses
         return {
             "refused_connections": refused + self.figures.refused,
-            "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "refused_datagrams": 0 if pulses is None else pulses.refused,
+            "malformed_frames": self._dispatch.rendezvous.malformed + self._malformed + self.figures.malformed,
+            "fenced_messages": self.figures.fenced_messages,
+            "fenced_reports": self.figures.fenced_reports,
+        }
+
+    def status_figures(self) -> dict[str, Any]:
+        """Slots, subtasks and chains; only in the coordinator's thread."""
+        deployment, members, failovers = self._deployment, self._members.all(), self._failovers
+        chains = [] if failovers is None else failovers.holdings
+        now_s = self._dispatch.clock.monotonic()
+        return {
+            "slots": slots_of(
+                self.options.parallelism, members, self._members.incarnations, deployment.assignment, chains, now_s
+            ),
+            "subtasks": subtasks_of(
+                deployment.assignment,
+                deployment.generations,
+                [member.slot for member in members],
+                () if failovers is None else failovers.moving,
+                self.figures.subtasks(),
+            ),
+            "chains": chains_of(chains),
         }
 
     def pids(self) -> dict[int, int]:
@@ -470,6 +550,11 @@ class Coordinator:
         """Host of each subtask whose slot is registered."""
         hosts = {member.slot: member.host for member in self._members.all()}
         return {str(subtask): hosts[slot] for subtask, slot in self.assignment.items() if slot in hosts}
+
+    def chains(self) -> dict[str, list[int]]:
+        """The slots that hold the state of each subtask, the one that works on it first."""
+        found = {} if self._failovers is None else self._failovers.chains
+        return {str(subtask): list(slots) for subtask, slots in found.items()}
 
     @property
     def slot_restarts(self) -> int:

@@ -18,10 +18,25 @@ from typing_extensions import assert_never
 from chain_backup.zookeeper.records import RegistryBack, RegistryEvent, RegistryLost, SlotNodeGone, SlotNodeSeen
 from flinkplus.config import Options
 from flinkplus.protocol import events
+from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import SubtaskId
+from flinkplus.protocol.reachability import (
+    GiveSlotUp,
+    JobRestarted,
+    LetSlotJoin,
+    PeersSilent,
+    Reachability,
+    ReachabilityEvent,
+    SetSlotAside,
+    SlotCame,
+    SlotGone,
+    SlotsSeen,
+    Standing,
+)
 from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
 from flinkplus.runtime.failovers import Failovers
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.recoveries import RecoveryLog
 
@@ -41,7 +56,11 @@ class Presence:
         recoveries: RecoveryLog,
         options: Options,
         taken_over: Callable[[str], None],
+        job_state: Callable[[], JobState] = lambda: JobState.RUNNING,
+        reachability: Reachability | None = None,
     ) -> None:
+        self._job_state = job_state
+        self._reachability = Reachability() if reachability is None else reachability
         self._dispatch = dispatch
         self._members = dispatch.members
         self._machines = machines
@@ -65,17 +84,20 @@ class Presence:
             self.lose(old, "replaced by a new attempt")
         member, _ = self._members.register(connection, register, self._dispatch.clock.monotonic())
         where = f"process {member.pid} on {member.host}"
-        log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, register.spark_attempt, where)
+        attempt = register.spark_attempt
+        log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, attempt, where, extra=_of(member))
         self._dispatch.rendezvous.send(connection, control.Welcome(member.incarnation))
         self._machines.step_job(events.SlotRegistered(member.slot, member.incarnation))
-        if self.failovers is not None and self.failovers.running:
-            self.failovers.registered(member)
+        if self._runs:
+            self._step(SlotCame(member.slot, member.host))
 
     def lose(self, member: Member, reason: str) -> None:
         """A slot is gone."""
+        log.info("slot %d is gone: %s", member.slot, reason, extra=_of(member))
         self._members.remove(member.slot)
         self._dispatch.drop(member)
         self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
+        self._step(SlotGone(member.slot))
         if self.failovers is not None and self.failovers.running:
             self.failovers.slot_lost(member, reason)
         else:
@@ -88,12 +110,13 @@ class Presence:
         for member in self._members.all():
             self._members.remove(member.slot)
             self._dispatch.drop(member)
+            self._step(SlotGone(member.slot))
             self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
             self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
 
     def evict(self, member: Member, reason: str) -> None:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
-        log.warning("ending slot %d: %s", member.slot, reason)
+        log.warning("ending slot %d: %s", member.slot, reason, extra=_of(member))
         if member.host == socket.gethostname():
             try:
                 os.kill(member.pid, signal.SIGKILL)
@@ -114,6 +137,63 @@ class Presence:
             silent = set(pulses.silent([member.pulse for member in self._members.all()]))
             for member in [member for member in self._members.all() if member.pulse in silent]:
                 self.evict(member, f"it hangs, or is cut off: no sign of life for {pulses.timeout_s} s")
+
+        due_ms = self._reachability.next_deadline_ms()
+        if due_ms is not None and self._dispatch.now_ms() >= due_ms:
+            self._step(SlotsSeen(self._standings()))
+
+    # --- slots that do not reach each other
+
+    def peers_unreached(self, member: Member, peers: dict[str, int]) -> None:
+        """A slot says whom it does not reach; processes that are gone do not matter."""
+        known = {int(peer): self._members.get(int(peer)) for peer in peers}
+        meant = [slot for slot, other in known.items() if other is not None and other.incarnation == peers[str(slot)]]
+        if meant:
+            log.warning("slot %d does not reach slots %s", member.slot, ", ".join(map(str, meant)))
+        self._step(PeersSilent(member.slot, tuple(sorted(meant))))
+
+    def next_deadline_ms(self) -> int | None:
+        """When ``look_for_silent_slots`` has something to do about slots that do not reach each other."""
+        return self._reachability.next_deadline_ms()
+
+    def interrupted(self) -> None:
+        """A rollback began, or the end: all that are there are deployed."""
+        self._step(JobRestarted())
+
+    def _standings(self) -> tuple[Standing, ...]:
+        if self._job_state() is not JobState.RUNNING:
+            return ()
+        pulses, failovers = self._dispatch.pulses, self.failovers
+        return tuple(
+            Standing(
+                member.slot,
+                member.host,
+                len(self._deployment.on(member.slot)),
+                failovers is None or failovers.has_joined(member.slot),
+                pulses is not None and pulses.is_doubtful(member.pulse),
+            )
+            for member in self._members.all()
+        )
+
+    def _step(self, event: ReachabilityEvent) -> None:
+        for effect in self._reachability.step(self._dispatch.now_ms(), event):
+            member = self._members.get(effect.slot)
+            if member is None:
+                continue
+            match effect:
+                case GiveSlotUp(_, reason):
+                    self.evict(member, reason)
+                case SetSlotAside(slot, reason):
+                    log.warning("slot %d does not join for now: %s", slot, reason)
+                    if self.failovers is not None:
+                        self.failovers.set_aside(slot)
+                case LetSlotJoin():
+                    if self._runs and self.failovers is not None:
+                        self.failovers.registered(member)
+                case _:
+                    assert_never(effect)
+
+    # --- what others say
 
     def registry_told(self, event: RegistryEvent) -> None:
         """ZooKeeper says something."""
@@ -138,13 +218,22 @@ class Presence:
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts ``subtask``."""
         slot = self._deployment.assignment.get(subtask)
-        member = None if slot is None else self._members.get(slot)
-        if member is None:
+        if slot is None or not self.kill_slot(slot):
             log.warning("cannot kill %s: its slot is not registered just now", subtask)
-            return
+
+    def kill_slot(self, slot: int) -> bool:
+        """Fault injection: SIGKILL the process of ``slot``; ``False`` when there is none."""
+        member = self._members.get(slot)
+        if member is None:
+            return False
         self._recoveries.kill_stamped(member.slot, self._dispatch.clock.time())
         if member.host == socket.gethostname():
             with contextlib.suppress(ProcessLookupError):  # dead already; its lost stream is about to say so
                 os.kill(member.pid, signal.SIGKILL)
         else:
             self._dispatch.rendezvous.send(member.connection, control.Die())
+        return True
+
+
+def _of(member: Member) -> dict[str, dict[str, object]]:
+    return about(slot=member.slot)

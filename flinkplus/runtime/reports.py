@@ -15,10 +15,12 @@ from typing_extensions import assert_never
 from flinkplus.errors import FlinkPlusError, JobFailed, NondeterministicOperator, UserFunctionError
 from flinkplus.protocol import events
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import in_flight_bytes
 from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.figures import Figures
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.names import parse_subtask
 from flinkplus.runtime.presence import Presence
@@ -58,11 +60,12 @@ class Reports:
             return
         member = self._dispatch.members.on(connection)
         if member is None:
+            self._figures.fenced_reports += 1
             return  # a connection that was given up
         member.heard_s = self._dispatch.clock.monotonic()
         match message:
-            case control.Heartbeat(generation, subtasks, refused, malformed):
-                self._figures.heard_of_strangers((member.slot, member.incarnation), refused, malformed)
+            case control.Heartbeat(generation, subtasks, refused, malformed, fenced):
+                self._figures.heard_of_strangers((member.slot, member.incarnation), refused, malformed, fenced)
                 self._heard(member, generation, subtasks)
             case control.Deployed(generation, restore_ms):
                 if generation == self._deployment.generation:
@@ -71,6 +74,8 @@ class Reports:
             case control.RestoreRefused(generation, checkpoint, subtask, reason):
                 why = f"state of {subtask}: {reason}"
                 self._machines.step_job(events.RestoreFailed(Generation(generation), CheckpointId(checkpoint), why))
+            case control.PeersUnreached(peers):
+                self._presence.peers_unreached(member, peers)
             case control.SessionLost(reason):
                 self._presence.lose(member, reason)
             case control.Stopped():
@@ -90,6 +95,7 @@ class Reports:
         """
         name, said = parse_subtask(message.subtask), Generation(message.generation)
         if not self._is_current(name, said):
+            self._figures.fenced_reports += 1
             return
         generation = self._deployment.generation
         match message:
@@ -100,10 +106,12 @@ class Reports:
                 number = CheckpointId(checkpoint)
                 if self._failovers is not None:
                     self._failovers.acknowledged(name, said, number, handle)
-                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle))
+                held = in_flight_bytes(handle)
+                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle, held))
             case control.SnapshotRefused(_, checkpoint, _, reason):
+                cause = message.abort_cause
                 self._machines.step_checkpoints(
-                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason)
+                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason, cause)
                 )
             case control.Exhausted():
                 self._machines.step_checkpoints(events.SourceExhausted(name, generation))
@@ -137,7 +145,8 @@ class Reports:
             error.args = (failure.reason,)
         else:
             error = JobFailed(f"subtask {failure.subtask}: {failure.reason}")
-        log.info("subtask %s failed: %s", failure.subtask, failure.reason)
+        fields = about(subtask=failure.subtask, generation=failure.generation, phase="detect")
+        log.info("subtask %s failed: %s", failure.subtask, failure.reason, extra=fields)
         self._recoveries.subtask_failed(failure.subtask, failure.time_s)
         if self._failovers is not None and self._failovers.running:
             self._failovers.subtask_failed(subtask, Generation(failure.generation), failure.reason, error)

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import tempfile
 import threading
 import time
@@ -45,12 +46,15 @@ from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import CheckpointId, Generation
 from flinkplus.runtime import staging
+from flinkplus.runtime.access import ACCESS_FILE, Access, publish, withdraw, write_access
 from flinkplus.runtime.claim import Claim
 from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.credentials import JOB, Credentials
 from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
+from flinkplus.runtime.logs import about, install, wanted
+from flinkplus.runtime.operations import Status
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
 from flinkplus.runtime.registry import JobRegistry
@@ -69,6 +73,8 @@ GENERATIONS_PER_RUN = 100_000
 GRACEFUL_STOP_S = 2.0
 EXIT_WAIT_S = 20.0
 REMOVE_PATIENCE_S = 5.0
+SHOWN = 100
+"""Checkpoints, recoveries and handovers that ``status`` tells of, the last ones."""
 
 log = logging.getLogger("flinkplus")
 
@@ -95,6 +101,7 @@ def start_job(
 ) -> RunningJob:
     """Check, prepare and start a job; returns once its slots are being started."""
     check_loops(graph, options)
+    wanted(options.log)
     check_cluster(spark, options.parallelism)
     find_strategy(options.placement)
     directory = JobDirectory(spark, options)
@@ -135,6 +142,7 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
     _check_mode(plan.options, given)
     check_loops(plan.graph, given)
+    wanted(given.log)
     check_cluster(spark, given.parallelism)
     find_strategy(given.placement)
     directory = JobDirectory(spark, given)
@@ -278,7 +286,15 @@ def _registry_of(
     if not plan.options.local and plan.options.zookeeper is None:
         return None
     bind, reach = coordinator_hosts(spark)
-    return JobRegistry(plan.options, plan.output_id, directory.path / "zookeeper", bind, reach, credentials.zookeeper)
+    return JobRegistry(
+        plan.options,
+        plan.output_id,
+        directory.path / "zookeeper",
+        bind,
+        reach,
+        credentials.zookeeper,
+        credentials.certificates,
+    )
 
 
 def _earlier_runs(storage: CheckpointStorage) -> int:
@@ -389,14 +405,25 @@ class RunningJob:
         self._started_s = time.monotonic()
         self._elapsed_s: float | None = None
         bind, reach = coordinator_hosts(spark)
+        for_commands = credentials.for_commands(self.job_id)
+        setting = wanted(plan.options.log)
+        install(setting)
+        log.info("job %r begins", self.name, extra=about(job=self.job_id))
         self.coordinator = Coordinator(
-            plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials)
+            plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials, for_commands)
         )
         commits.tell(self.coordinator.taken_over)
         self._registry = registry
         if registry is not None:
             self.coordinator.write_records_to(registry)
+        self.coordinator.job_id = self.job_id
+        self.coordinator.commands.add(Status, lambda _request: self._status())
         addresses = self.coordinator.start().at(reach)
+        driver = (os.getpid(), psutil.Process().create_time())
+        self._storage = CheckpointStorage(directory.checkpoints)
+        self._let_shells_in(
+            Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, for_commands)
+        )
         if registry is not None:
             registry.begin(self.coordinator.registry_told, self.coordinator.give_up)
         config = SlotConfig(
@@ -413,9 +440,10 @@ class RunningJob:
             checkpoint_dir=directory.checkpoints,
             scratch=directory.scratch,
             directory=str(directory.path) if directory.one_host else None,
-            driver=(os.getpid(), psutil.Process().create_time()),
+            driver=driver,
             local=directory.local,
             application=self.job_id,
+            log=setting,
         )
 
         def with_zookeeper() -> SlotConfig:
@@ -426,6 +454,21 @@ class RunningJob:
         self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
         self._closer.start()
         _at_exit(self)
+
+    def _let_shells_in(self, access: Access) -> None:
+        """Say where commands are taken. A job that cannot runs all the same."""
+        try:
+            publish(self._storage, write_access(self._directory.path, access), access)
+        except (OSError, FlinkPlusError) as error:
+            log.warning("job %s takes no commands from outside: %s", self.name, error)
+
+    def _shut_shells_out(self) -> None:
+        try:
+            path = self._directory.path / ACCESS_FILE
+            path.unlink(missing_ok=True)
+            withdraw(self._storage, path)
+        except (OSError, FlinkPlusError, ValueError) as error:
+            log.info("where job %s took commands is still said in its checkpoint directory: %s", self.name, error)
 
     def cancel(self) -> None:
         """Ask for the end; ``closed`` tells when it is reached."""
@@ -449,10 +492,12 @@ class RunningJob:
             if result.error is None:
                 result.error = JobFailed(f"the job's output could not be completed: {error}")
         finally:
+            self._shut_shells_out()
             if self._registry is not None:
                 self._registry.close()
                 self.coordinator.join(GRACEFUL_STOP_S)
             self._directory.remove(self._run)
+            log.info("job %r is over: %s", self.name, self.coordinator.state, extra=about(job=self.job_id))
             self.closed.set()
 
     @property
@@ -460,6 +505,30 @@ class RunningJob:
         """Seconds since the subtasks were first started, to the end of the job."""
         started, ended = self.coordinator.first_started_s, self.coordinator.ended_s
         return None if started is None else (ended or time.monotonic()) - started
+
+    def _status(self) -> dict[str, Any]:
+        """What ``flinkplus status`` is told; in the coordinator's thread."""
+        options, recoveries = self.coordinator.options, self.coordinator.recoveries
+        return {
+            "job": {
+                "job_id": self.job_id,
+                "name": self.name,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "recovery": options.recovery,
+                "guarantee": options.guarantee,
+                "parallelism": options.parallelism,
+                "replicas": options.members if options.standbys else 1,
+                "checkpoint_interval_s": options.checkpoint_interval,
+                "checkpoint_dir": self.checkpoint_dir,
+                "restored_from": self.restored_from,
+            },
+            "metrics": self.metrics(),
+            **self.coordinator.status_figures(),
+            "checkpoints": self.coordinator.figures.checkpoints()[-SHOWN:],
+            "recoveries": recoveries.as_dicts()[-SHOWN:],
+            "handovers": recoveries.handovers()[-SHOWN:],
+        }
 
     def metrics(self) -> dict[str, Any]:
         """Figures so far; see ``JobHandle.metrics``."""
@@ -474,6 +543,8 @@ class RunningJob:
             **figures.totals(),
             "blocked": figures.blocked(),
             "checkpoints_completed": figures.completed,
+            "checkpoints_aborted": figures.aborted,
+            "checkpoints_over_budget": figures.over_budget,
             "last_checkpoint": figures.last_complete,
             "recoveries": len(self.coordinator.recoveries),
             **self.coordinator.security_figures(),

@@ -26,6 +26,7 @@ from flinkplus.runtime import handshake
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import READ, WRITE, Inbox
+from flinkplus.runtime.silence import Silence
 from flinkplus.runtime.tls import Certificates, TlsSocket
 
 log = logging.getLogger("flinkplus.tcp")
@@ -86,9 +87,11 @@ class Connection:
         self._pending: deque[Any] = deque()
         self._writing = memoryview(b"")
         self._watched = 0
+        self._held = False
         self._head = b""
         self._body: bytearray | None = None
         self._filled = 0
+        self._silence = Silence()
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -120,7 +123,25 @@ class Connection:
         """Be told when the socket can be read or written."""
         if events != self._watched and self.open:
             self._watched = events
-            self._inbox.watch(self._sock, events, self._on_ready)
+            if not self._held:
+                self._inbox.watch(self._sock, events, self._on_ready)
+
+    def hold(self) -> None:
+        """Fault injection: neither read nor write until ``go_on``. The other end sees a connection that is there, and
+        on which nothing comes.
+        """
+        with self._lock:
+            self._held = True
+        if self.open:
+            self._inbox.forget(self._sock)
+
+    def go_on(self) -> None:
+        """The end of ``hold``."""
+        with self._lock:
+            self._held = False
+        if self.open and self._watched:
+            self._inbox.watch(self._sock, self._watched, self._on_ready)
+        self.write()
 
     def secure(self, certificates: Certificates, server: bool) -> None:
         """TLS from now on; before anything was sent or received. Raises ``OSError``."""
@@ -213,7 +234,7 @@ class Connection:
     def write(self) -> None:
         """Write what is queued, as far as the socket takes it; the loop does the rest."""
         with self._lock:
-            if not (self.open and self.ready):
+            if self._held or not (self.open and self.ready):
                 return
             try:
                 while self._writing or self._pending:
@@ -239,6 +260,16 @@ class Connection:
     def unwritten(self) -> bool:
         """Whether something waits to be written."""
         return bool(self._writing or self._pending)
+
+    def is_silent(self, now_s: float, limit_s: float) -> bool:
+        """Whether nothing has come back for ``limit_s`` of what was sent, though it should have; to be asked several
+        times within that span, in the loop."""
+        if not self.open:
+            return False
+        try:
+            return self._silence.lasts_s(self._sock, now_s, limit_s) >= limit_s
+        except OSError:
+            return False  # it has broken: its callback is about to say so
 
     # --- the end
 
@@ -428,6 +459,14 @@ class Listener:
         self._sweep_later()
         if len(self._strangers) > handshake.MAX_STRANGERS:
             self._make_room()
+
+    def hold(self) -> None:
+        """Fault injection: take no connections until ``go_on``; those who connect meanwhile wait."""
+        self._inbox.forget(self._socket)
+
+    def go_on(self) -> None:
+        """The end of ``hold``."""
+        self._inbox.watch(self._socket, READ, self._accept)
 
     def _make_room(self) -> None:
         """End the oldest of the address that has the most: a crowd from one place keeps nobody out elsewhere."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flinkplus.runtime.credentials import Credentials
-from flinkplus.runtime.handshake import Connecting, Listening, Refusals, slot_name
+from flinkplus.runtime.handshake import Connecting, Listening, Refusals, parse_slot_name, slot_name
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import (
     Attachments,
@@ -49,8 +49,11 @@ class TcpDataPlane(Attachments):
         self._targets: dict[int, tuple[int, str]] = {}
         self._out: dict[int, Outgoing] = {}
         self._back: dict[int, Connection] = {}
+        self._back_from: dict[int, int] = {}
         self._attached: set[Connection] = set()
         self._due: deque[Connection] = deque()
+        self._held: list[Connection] = []
+        self._cut_off = False
 
     def start(self) -> str:
         """See ``DataPlane``."""
@@ -70,6 +73,7 @@ class TcpDataPlane(Attachments):
         self._back[peer] = (
             connection  # an older one stays until its own end: what comes on it is fenced, if it is to be
         )
+        self._back_from[peer] = parse_slot_name(found.name)[1]
         self._attached.add(connection)
         connection.welcome(lambda frame: self._deliver(FrameArrived(peer, frame)), gone)
         self._deliver(PeerAttached(peer))
@@ -105,6 +109,8 @@ class TcpDataPlane(Attachments):
                 lambda reason: self._deliver(PeerBroken(peer, incarnation, reason)),
                 certificates=self._certificates,
             )
+            if self._cut_off:
+                self._hold(self._out[peer])
         except (OSError, ValueError) as error:
             self._out.pop(peer, None)
             self._deliver(PeerBroken(peer, incarnation, f"cannot connect to {address}: {error}"))
@@ -124,6 +130,32 @@ class TcpDataPlane(Attachments):
         if outgoing is not None:
             outgoing.close()
             self._deliver(PeerBroken(peer, self._targets[peer][0], reason))
+
+    # --- fault injection
+
+    def hold(self, peers: frozenset[int] | None) -> None:
+        """See ``injections.Holds``."""
+        if peers is None:
+            self._cut_off = True
+            if self._listener is not None:
+                self._listener.hold()
+        for connection in [*self._out.values(), *self._attached]:
+            of_peers = peers is None or any(connection in (self._out.get(peer), self._back.get(peer)) for peer in peers)
+            if of_peers and connection not in self._held:
+                self._hold(connection)
+
+    def _hold(self, connection: Connection) -> None:
+        connection.hold()
+        self._held.append(connection)
+
+    def go_on(self) -> None:
+        """See ``injections.Holds``."""
+        if self._cut_off and self._listener is not None:
+            self._listener.go_on()
+        self._cut_off = False
+        held, self._held = self._held, []
+        for connection in held:
+            connection.go_on()
 
     # --- sending
 
@@ -154,6 +186,17 @@ class TcpDataPlane(Attachments):
             connection = self._due.popleft()
             connection.due = False
             connection.write()
+
+    def silent(self, now_s: float, limit_s: float) -> dict[int, int]:
+        """See ``DataPlane``."""
+        found: dict[int, int] = {}
+        for peer, connection in self._back.items():
+            if connection.is_silent(now_s, limit_s):
+                found[peer] = self._back_from[peer]
+        for peer, outgoing in self._out.items():
+            if outgoing.is_silent(now_s, limit_s):
+                found[peer] = self._targets[peer][0]
+        return found
 
     def close(self) -> None:
         """See ``DataPlane``."""

@@ -209,6 +209,10 @@ class CheckpointStorage:
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"{self._files.describe(full)} is missing; the job cannot be resumed") from error
 
+    def drop_blob(self, name: str) -> None:
+        """Remove what was stored under ``name``, if there is something."""
+        self._files.delete(f"blobs/{name}")
+
     def upload(self, local: Path, name: str) -> None:
         """Copy a local state file into the store under ``name`` (``<subtask>/<generation>-<checkpoint>-<n>.sst``)."""
         try:

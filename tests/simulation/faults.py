@@ -61,7 +61,7 @@ class Faults:
     def _crash_host(self, fault: Fault) -> None:
         host = self._world.host_of(self._slot(fault))
         for process in list(self._world.processes.values()):
-            if self._world.host_of(process.index) == host:
+            if process.host == host:
                 process.paused = False
                 process.end("its host is gone")
 
@@ -118,6 +118,26 @@ class Faults:
         """Streams break when slots are told of a newcomer."""
         self._world.breaks_at_join += 1
         self._until(fault, "_less", "breaks_at_join")
+
+    def _silence(self, fault: Fault) -> None:
+        start, end = self._pair(fault)
+        self._silent_for(fault, [(start, end), (end, start)])
+
+    def _silence_one_way(self, fault: Fault) -> None:
+        self._silent_for(fault, [self._pair(fault)])
+
+    def _silence_around(self, fault: Fault) -> None:
+        start, _ = self._pair(fault)
+        others = [slot for slot in range(self._world.parameters.parallelism) if slot != start]
+        self._silent_for(fault, [way for other in others for way in ((start, other), (other, start))])
+
+    def _silent_for(self, fault: Fault, ways: list[tuple[int, int]]) -> None:
+        """Nothing arrives that way, and no stream breaks."""
+        self._world.silence(ways, 1)
+        self._until(fault, "_hear_again", ways)
+
+    def _hear_again(self, ways: list[tuple[int, int]]) -> None:
+        self._world.silence(ways, -1)
 
     def _mend(self, start: int, end: int) -> None:
         self._world.cut(start, end, -1)
@@ -189,6 +209,26 @@ class Faults:
 
     def _crash_driver(self, fault: Fault) -> None:
         self._world.crash_driver()
+
+    # --- commands, and where slots come back
+
+    def _migrate(self, fault: Fault) -> None:
+        subtasks = self._world.graph.subtasks
+        self._world.migrate(subtasks[fault.target // 8 % len(subtasks)], self._slot(fault))
+
+    def _drain(self, fault: Fault) -> None:
+        host = self._world.host_of(self._slot(fault))
+        self._world.drain(host, force=fault.target >= 32)
+        if fault.duration_ms:
+            self._until(fault, "_undrain", host)
+
+    def _undrain(self, host: str) -> None:
+        self._world.undrain(host)
+
+    def _rehost(self, fault: Fault) -> None:
+        """The process is killed, and the next one of its slot is on the host of another slot."""
+        self._world.rehost(self._slot(fault), fault.target // 8)
+        self._crash(fault)
 
     # --- the end
 
