@@ -27,6 +27,10 @@ class CheckpointDirectoryError(FlinkPlusError):
     """A checkpoint directory that is not writable, holds checkpoints already, or belongs to another job."""
 
 
+class JobRunsElsewhere(FlinkPlusError):
+    """Another driver runs the job; two would spoil its checkpoints and its output."""
+
+
 class CorruptCheckpoint(FlinkPlusError):
     """A manifest that is truncated, altered, or of an unknown format."""
 

@@ -100,10 +100,10 @@ def publish(storage: CheckpointStorage, path: Path, access: Access) -> None:
     storage.put_blob(ACCESS_BLOB, json.dumps(told).encode())
 
 
-def withdraw(storage: CheckpointStorage, job_id: str) -> None:
+def withdraw(storage: CheckpointStorage, path: Path) -> None:
     """Say so no more, unless another run of the job has said something since."""
     try:
-        if parse_document(storage.get_blob(ACCESS_BLOB)).get("job_id") == job_id:
+        if parse_document(storage.get_blob(ACCESS_BLOB)).get("file") == str(path):
             storage.drop_blob(ACCESS_BLOB)
     except CorruptCheckpoint:
         return  # it was never said, or is gone

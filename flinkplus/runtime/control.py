@@ -127,13 +127,15 @@ class Exhausted:
 class Heartbeat:
     """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked).
 
-    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped.
+    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped;
+    ``fenced``: messages, credit and versions of fenced generations that came, and had no effect.
     """
 
     generation: int
     subtasks: dict[str, dict[str, Any]]
     refused: int = 0
     malformed: int = 0
+    fenced: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,15 @@ class PeersReady:
     """The answer to ``Peers``: there is a stream to every one of them."""
 
     serial: int
+
+
+@dataclass(frozen=True)
+class PeersUnreached:
+    """Slots that this one does not reach, or that it does not hear, although it sends to them: all of them (slot ->
+    incarnation), said when it changes. ``flinkplus.protocol.reachability`` decides what follows.
+    """
+
+    peers: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -395,6 +406,7 @@ ControlMessage = (
     | Promoted
     | PromotionRefused
     | PeersReady
+    | PeersUnreached
     | SessionLost
     | Stopped
     | Welcome

@@ -12,10 +12,13 @@ everything given back.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +29,7 @@ from typing_extensions import assert_never
 from chain_backup.failover import FailoverProtocol
 from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.config import Options
-from flinkplus.errors import FlinkPlusError, JobFailed, PeerProtocolError
+from flinkplus.errors import FlinkPlusError, JobFailed, JobRunsElsewhere, PeerProtocolError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
@@ -34,6 +37,7 @@ from flinkplus.protocol.config import earliest_ms
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.reachability import Reachability
 from flinkplus.runtime import control
 from flinkplus.runtime.checkpoints import CheckpointDriver
 from flinkplus.runtime.command_door import CommandDoor
@@ -57,7 +61,7 @@ from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
-from flinkplus.runtime.limits import configs
+from flinkplus.runtime.limits import configs, reachability_config
 from flinkplus.runtime.logs import speak_as
 from flinkplus.runtime.members import Members
 from flinkplus.runtime.move_commands import MoveCommands
@@ -173,7 +177,16 @@ class Coordinator:
         self._checkpoint_driver = CheckpointDriver(
             self._dispatch, self, self._deployment, commits, self.figures, self._reach
         )
-        self._presence = Presence(self._dispatch, self, self._deployment, self.recoveries, options, self.give_up)
+        self._presence = Presence(
+            self._dispatch,
+            self,
+            self._deployment,
+            self.recoveries,
+            options,
+            self.taken_over,
+            lambda: self._job.state,
+            self._machine("reachability", Reachability, reachability_config(options)),
+        )
         self._job_driver = JobDriver(
             self._dispatch,
             self,
@@ -189,6 +202,7 @@ class Coordinator:
         if not options.promises.repeats or restore.checkpoint is not None:  # an earlier run may have promised less
             self._job_driver.match = partial(matched, topology=topology_of(graph, options.parallelism))
         self._presence.failovers = self._failovers
+        self._job_driver.interrupted = self._interrupted
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
@@ -222,7 +236,7 @@ class Coordinator:
             self.options.promises,
             "partial" if self.options.partial else "standby",
         )
-        self._job_driver.started, self._job_driver.interrupted = failovers.started, failovers.interrupted
+        self._job_driver.started = failovers.started
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
@@ -230,6 +244,11 @@ class Coordinator:
         if self.options.standbys:
             failovers.replicated = self.figures.replicated
         return failovers
+
+    def _interrupted(self) -> None:
+        self._presence.interrupted()
+        if self._failovers is not None:
+            self._failovers.interrupted()
 
     def _has_results(self, subtask: str) -> bool:
         """Whether a subtask has a sink or keyed state."""
@@ -270,6 +289,12 @@ class Coordinator:
         """End the job now: there is nothing left that could run it."""
         self._ask(lambda: self._end(JobState.FAILED, JobFailed(reason)))
 
+    def taken_over(self, reason: str) -> None:
+        """End the job here: another driver runs it."""
+        error = JobFailed(reason)
+        error.__cause__ = JobRunsElsewhere(reason)
+        self._ask(lambda: self._end(JobState.FAILED, error))
+
     def cancel(self) -> None:
         """Ask for the end of the job; returns at once."""
         self._ask(lambda: self.step_job(events.CancelRequested()))
@@ -284,6 +309,16 @@ class Coordinator:
     def _drain(self) -> None:
         self._deployment.draining = True
         self._dispatch.tell_all(control.Drain(self._deployment.generation))
+
+    def missing_standbys(self) -> int:
+        """How many standbys there should be and are not, or are not in step yet; 0 when the job is over."""
+        answer: Future[int] = Future()
+        failovers = self._failovers
+        self._ask(lambda: answer.set_result(0 if failovers is None else failovers.missing_standbys))
+        while not self.result.done.is_set():
+            with contextlib.suppress(FutureTimeout):
+                return answer.result(MAX_IDLE_S)
+        return 0
 
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""
@@ -345,6 +380,7 @@ class Coordinator:
             self._job.next_deadline_ms(),
             self._checkpoints.next_deadline_ms(),
             None if self._failovers is None else self._failovers.next_deadline_ms(),
+            self._presence.next_deadline_ms(),
         )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
@@ -459,12 +495,14 @@ class Coordinator:
         }
 
     def security_figures(self) -> dict[str, int]:
-        """Connections refused and frames dropped, by the driver and by every slot that there ever was."""
+        """What driver and slots, all that there ever were, have refused: of strangers, and of the fenced."""
         servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
         return {
             "refused_connections": refused + self.figures.refused,
             "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "fenced_messages": self.figures.fenced_messages,
+            "fenced_reports": self.figures.fenced_reports,
         }
 
     def status_figures(self) -> dict[str, Any]:

@@ -33,12 +33,13 @@ class Credentials:
     tls: Certificates | str | None = field(default=None, repr=False)
 
     @classmethod
-    def made(cls, options: Options, job_id: str) -> Credentials:
-        """New ones. Raises ``ConfigurationError`` for files that cannot be used."""
+    def made(cls, options: Options, job_id: str, lasting: bytes | None = None) -> Credentials:
+        """New ones. ``lasting``: a secret that all runs of the job have, for what stands in an ensemble longer than a
+        run. Raises ``ConfigurationError`` for files that cannot be used."""
         secret = make_secret()
         made = cls(
             secret,
-            _zookeeper(options.zookeeper_acl or (OPEN if options.zookeeper else JOB), job_id, secret),
+            _zookeeper(options.zookeeper_acl or (OPEN if options.zookeeper else JOB), job_id, lasting or secret),
             made_for(job_id) if options.tls is True else options.tls or None,
         )
         certificates = made.certificates

@@ -392,7 +392,7 @@ def test_the_checkpoint_directory_says_where_the_file_is(tmp_path: Path) -> None
     publish(storage, path, written)
     assert access_of(str(kept)) == written
     assert not [file for file in kept.rglob("*") if file.is_file() and CREDENTIALS.secret.hex().encode() in read(file)]
-    withdraw(storage, "of an older run")
+    withdraw(storage, tmp_path / "of an older run")
     assert access_of(str(kept)) == written
     path.unlink()
     with pytest.raises(NoRunningJob, match="any more"):
@@ -400,8 +400,8 @@ def test_the_checkpoint_directory_says_where_the_file_is(tmp_path: Path) -> None
     publish(storage, path, replace(written, host="elsewhere"))
     with pytest.raises(NoRunningJob, match="on elsewhere"):
         access_of(str(kept))
-    withdraw(storage, "1")
-    withdraw(storage, "1")
+    withdraw(storage, path)
+    withdraw(storage, path)
     with pytest.raises(NoRunningJob, match="just now"):
         access_of(str(kept))
 
