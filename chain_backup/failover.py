@@ -208,6 +208,11 @@ class FailoverProtocol:
         return sum(len(chain.planned) - len(chain.members) + len(chain.catching_up) for chain in self._table)
 
     @property
+    def drained_hosts(self) -> tuple[str, ...]:
+        """The hosts that get no work, sorted."""
+        return self._plans.drained_hosts
+
+    @property
     def stable(self) -> Mapping[SubtaskId, int]:
         """The newest version that all members of a chain (that count) have; -1: none yet."""
         return {chain.subtask: chain.stable for chain in self._table}

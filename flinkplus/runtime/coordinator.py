@@ -522,6 +522,7 @@ class Coordinator:
                 self.figures.subtasks(),
             ),
             "chains": chains_of(chains),
+            "drained_hosts": [] if failovers is None else list(failovers.drained_hosts),
         }
 
     def pids(self) -> dict[int, int]:
