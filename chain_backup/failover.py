@@ -243,6 +243,10 @@ class FailoverProtocol:
             for chain in self._table
         ]
 
+    def versions(self, subtask: SubtaskId) -> tuple[int, ...]:
+        """Those that ``subtask`` may have to go back to; none while no job runs."""
+        return tuple(self._table[subtask].persisted) if self._running else ()
+
     def all_have(self, version: int) -> bool:
         """Whether ``version`` or a newer one is stable in every chain."""
         return self._running and all(chain.stable >= version for chain in self._table)

@@ -30,6 +30,8 @@ FULL_DEPTH = "full"
 CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
 MAX_FLUSH_S = 0.1
+MAX_IN_FLIGHT_MB = 128
+"""Half of what a message between driver and slot may have (``flinkplus.runtime.control.MAX_BYTES``)."""
 SPREAD, MAX_SPREAD_S = 0.2, 0.2
 
 
@@ -43,7 +45,9 @@ class Options:
     ``checkpoint_mode``: ``aligned`` (asynchronous barrier snapshots), ``unaligned``: barriers overtake what waits in
     channels, and that belongs to the checkpoint, or ``synchronous``: the whole job stands still for each, as a baseline
     to compare with. ``aligned_timeout``: seconds for which barriers of an unaligned checkpoint do not overtake, so that
-    it is an aligned one if these are enough; ``None`` is 0. ``window``: messages in flight per channel. ``transport``:
+    it is an aligned one if these are enough; ``None`` is 0. ``in_flight_mb``: MiB of messages that were in flight that
+    the snapshots of a slot may hold, one snapshot half of it, a checkpoint four times as much
+    (``flinkplus.protocol.in_flight``); else it is given up. ``window``: messages in flight per channel. ``transport``:
     of messages between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message aimed at. ``flush_interval``:
     seconds between two reads of a paced source. ``max_restarts``: recoveries after exceptions before the job fails.
     ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it fails. ``memtable_entries``: keys
@@ -80,6 +84,7 @@ class Options:
     checkpoint_dir: str | None = None
     checkpoint_mode: str = "aligned"
     aligned_timeout: float | None = None
+    in_flight_mb: int = 64
     guarantee: str = "exactly-once"
     recovery: str = "standby"
     replicas: int = 3
@@ -120,6 +125,7 @@ class Options:
             ("retained_checkpoints", 1, 1000),
             ("replicas", 1, 100),
             ("cache_memory_mb", 1, 1_000_000),
+            ("in_flight_mb", 1, MAX_IN_FLIGHT_MB),
             ("max_restarts", 0, 1_000_000),
             ("max_slot_losses", 0, 1_000_000),
             ("batch_rows", 1, 1_000_000),
@@ -226,6 +232,11 @@ class Options:
     def until_unaligned(self) -> float | None:
         """Seconds from the trigger of a checkpoint until its barriers overtake; ``None``: they never do."""
         return self.aligned_timeout or 0.0 if self.checkpoint_mode == "unaligned" else None
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Of messages that were in flight, in the snapshots of a slot."""
+        return self.in_flight_mb << 20
 
     @property
     def promises(self) -> Guarantee:

@@ -107,6 +107,10 @@ class PeerProtocolError(FlinkPlusError):
     """A peer sent what the protocol does not allow; nothing was changed by it."""
 
 
+class ControlMessageTooLarge(FlinkPlusError):
+    """A message between a slot and the driver that is longer than its receiver would take; it was not sent."""
+
+
 class PeerRefused(FlinkPlusError):
     """Who is at the other end of a connection could not prove to be of this job; ``reason`` is one word for it."""
 

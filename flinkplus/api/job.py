@@ -36,6 +36,7 @@ class JobHandle:
 
     @property
     def job_id(self) -> str:
+        """The job's name in ZooKeeper and in its output directories, the same after a resume."""
         return self._running.job_id
 
     @property
@@ -110,9 +111,13 @@ class JobHandle:
         ``message_ids``: how many IDs of messages the filters of the inputs were ``asked`` about, of how many the Bloom
         filter said ``maybe``, how many were ``known``, and the ``false_positive_rate`` of the Bloom filters.
 
-        ``refused_connections``: of those who could not prove to be of the job; ``malformed_frames``: dropped, unread;
-        ``fenced_messages`` (messages, credit, versions) and ``fenced_reports`` (acknowledgements and the like): of
-        slots that were given up and of subtasks that were replaced, without effect.
+        ``refused_connections``: of those who could not prove to be of the job; ``refused_datagrams``: that were no
+        pulses of the job's; ``malformed_frames``: dropped, unread; ``fenced_messages`` (messages, credit, versions) and
+        ``fenced_reports`` (acknowledgements and the like): of slots that were given up and of subtasks that were
+        replaced, without effect.
+
+        ``checkpoints_aborted``: of those that were given up; ``checkpoints_over_budget``: since more was in flight than
+        they may hold (option ``in_flight_mb``).
 
         ``blocked``: sources that stand still, and why (``spill volume full: ...``).
 
@@ -158,6 +163,10 @@ class JobHandle:
     def missing_standbys(self) -> int:
         """How many standbys there should be and are not, or are not in step yet: 0 at full redundancy."""
         return 0 if self.done else self._running.coordinator.missing_standbys()
+
+    def chain_hosts(self) -> dict[str, list[str]]:
+        """The host of each member of each subtask's chain, the working one first; empty without standbys."""
+        return {} if self.done else self._running.coordinator.chain_hosts()
 
     def slot_pids(self) -> dict[int, int]:
         """The process of each registered slot."""

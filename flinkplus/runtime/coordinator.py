@@ -211,6 +211,7 @@ class Coordinator:
         self.moves = Moves(self._ask, lambda: self.state, self._failovers)
         MoveCommands(self.moves, graph, options).add_to(self.commands)
         self._preference = Preference()
+        self._malformed = 0
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
 
@@ -312,13 +313,27 @@ class Coordinator:
 
     def missing_standbys(self) -> int:
         """How many standbys there should be and are not, or are not in step yet; 0 when the job is over."""
-        answer: Future[int] = Future()
         failovers = self._failovers
-        self._ask(lambda: answer.set_result(0 if failovers is None else failovers.missing_standbys))
+        return self._answer(lambda: 0 if failovers is None else failovers.missing_standbys, 0)
+
+    def chain_hosts(self) -> dict[str, list[str]]:
+        """The hosts of each chain's members, the head's first; none when the job is over, or has no standbys."""
+
+        def hosts() -> dict[str, list[str]]:
+            chains = {} if self._failovers is None else self._failovers.chains
+            where = {member.slot: member.host for member in self._members.all()}
+            return {str(subtask): [where.get(slot, "") for slot in slots] for subtask, slots in chains.items()}
+
+        return self._answer(hosts, {})
+
+    def _answer(self, question: Callable[[], M], otherwise: M) -> M:
+        """What ``question`` says in the coordinator's thread; ``otherwise`` when the job is over."""
+        answer: Future[M] = Future()
+        self._ask(lambda: answer.set_result(question()))
         while not self.result.done.is_set():
             with contextlib.suppress(FutureTimeout):
                 return answer.result(MAX_IDLE_S)
-        return 0
+        return otherwise
 
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""
@@ -405,6 +420,7 @@ class Coordinator:
                 try:
                     self._reports.take(connection, message)
                 except PeerProtocolError as error:
+                    self._malformed += 1
                     log.warning("dropped a malformed message of connection %d: %s", connection, error)
             case ControlLost(connection, reason, time_s):
                 self._dispatch.event_s = time_s
@@ -498,9 +514,11 @@ class Coordinator:
         """What driver and slots, all that there ever were, have refused: of strangers, and of the fenced."""
         servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
+        pulses = self._dispatch.pulses
         return {
             "refused_connections": refused + self.figures.refused,
-            "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "refused_datagrams": 0 if pulses is None else pulses.refused,
+            "malformed_frames": self._dispatch.rendezvous.malformed + self._malformed + self.figures.malformed,
             "fenced_messages": self.figures.fenced_messages,
             "fenced_reports": self.figures.fenced_reports,
         }

@@ -20,7 +20,7 @@ from chain_backup import effects, events
 from chain_backup.failover import FailoverProtocol
 from chain_backup.line import Cursors
 from chain_backup.topology import Topology
-from flinkplus.errors import NondeterministicOperator
+from flinkplus.errors import ControlMessageTooLarge, NondeterministicOperator
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import FailureKind, JobState
 from flinkplus.protocol.guarantee import Guarantee
@@ -239,7 +239,13 @@ class Failovers:
         """The head has a new version, and so has the durable store."""
         self._handles.add(subtask, checkpoint, handle)
         self.step(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
+        self._dispatch.soon(lambda: self._keep_handles(subtask))
         self._note_replicated(checkpoint)
+
+    def _keep_handles(self, subtask: SubtaskId) -> None:
+        versions = self._protocol.versions(subtask)
+        if versions:
+            self._handles.keep(subtask, versions)
 
     def _note_replicated(self, version: CheckpointId) -> None:
         if self.replicated is not None and self._protocol.all_have(version):
@@ -397,7 +403,11 @@ class Failovers:
             self._complete,
             subtasks,
         )
-        self._dispatch.tell(effect.slot, order)
+        try:
+            self._dispatch.tell(effect.slot, order)
+        except ControlMessageTooLarge as error:
+            first, _ = effect.subtasks[0]
+            self.step(events.PromotionFailed(effect.attempt, effect.slot, first, str(error)))
 
     def _otherwise(self, subtask: SubtaskId, version: CheckpointId) -> dict[str, Any]:
         """What a promoted subtask is told where messages are not the same again."""

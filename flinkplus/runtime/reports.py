@@ -15,6 +15,7 @@ from typing_extensions import assert_never
 from flinkplus.errors import FlinkPlusError, JobFailed, NondeterministicOperator, UserFunctionError
 from flinkplus.protocol import events
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import in_flight_bytes
 from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
 from flinkplus.runtime.failovers import Failovers
@@ -105,10 +106,12 @@ class Reports:
                 number = CheckpointId(checkpoint)
                 if self._failovers is not None:
                     self._failovers.acknowledged(name, said, number, handle)
-                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle))
+                held = in_flight_bytes(handle)
+                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle, held))
             case control.SnapshotRefused(_, checkpoint, _, reason):
+                cause = message.abort_cause
                 self._machines.step_checkpoints(
-                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason)
+                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason, cause)
                 )
             case control.Exhausted():
                 self._machines.step_checkpoints(events.SourceExhausted(name, generation))

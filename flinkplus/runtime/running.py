@@ -58,7 +58,7 @@ from flinkplus.runtime.operations import Status
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
 from flinkplus.runtime.registry import JobRegistry
-from flinkplus.runtime.scratch import mark_over, mark_running, wait_for_slots
+from flinkplus.runtime.scratch import JOB_PREFIX, mark_over, mark_running, sweep_jobs, wait_for_slots
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -286,7 +286,15 @@ def _registry_of(
     if not plan.options.local and plan.options.zookeeper is None:
         return None
     bind, reach = coordinator_hosts(spark)
-    return JobRegistry(plan.options, plan.output_id, directory.path / "zookeeper", bind, reach, credentials.zookeeper)
+    return JobRegistry(
+        plan.options,
+        plan.output_id,
+        directory.path / "zookeeper",
+        bind,
+        reach,
+        credentials.zookeeper,
+        credentials.certificates,
+    )
 
 
 def _earlier_runs(storage: CheckpointStorage) -> int:
@@ -341,10 +349,11 @@ class JobDirectory:
                 "them can reach"
             )
         try:
-            self.path = Path(tempfile.mkdtemp(prefix="flinkplus-", dir=options.work_dir))
+            sweep_jobs(options.work_dir)
+            self.path = Path(tempfile.mkdtemp(prefix=JOB_PREFIX, dir=options.work_dir))
         except OSError as error:
             raise ConfigurationError(f"work_dir {options.work_dir!r} cannot be used: {error}") from error
-        mark_running(self.path)
+        self._alive: int | None = mark_running(self.path)
         self.ephemeral = options.checkpoint_dir is None
         self._ensemble = options.zookeeper is not None
         self._claim: Claim | None = None
@@ -364,6 +373,9 @@ class JobDirectory:
         remove_tree(self.path, REMOVE_PATIENCE_S)
         if self._claim is not None:
             self._claim.release()
+        alive, self._alive = self._alive, None
+        if alive is not None:
+            os.close(alive)
 
 
 class RunningJob:
@@ -531,6 +543,8 @@ class RunningJob:
             **figures.totals(),
             "blocked": figures.blocked(),
             "checkpoints_completed": figures.completed,
+            "checkpoints_aborted": figures.aborted,
+            "checkpoints_over_budget": figures.over_budget,
             "last_checkpoint": figures.last_complete,
             "recoveries": len(self.coordinator.recoveries),
             **self.coordinator.security_figures(),

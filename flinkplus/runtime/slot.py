@@ -80,6 +80,7 @@ from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.tls import context
 from flinkplus.runtime.wire import Message, decode_frame, encode
 from flinkplus.state import removal
 from flinkplus.state.backend import SubtaskState
@@ -182,9 +183,10 @@ class Slot(SlotOrders):
     def __init__(self, index: int, config: SlotConfig, scratch: Path) -> None:
         graph: JobGraph = cloudpickle.loads(config.plan)
         unaligned = self._unaligned = config.options.checkpoint_mode == "unaligned"
-        super().__init__(index, config.options.parallelism, graph, time, config.options.depth, unaligned)
+        options = config.options
+        super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
         self._config = config
-        self._options = config.options
+        self._options = options
         self._scratch = scratch
         self._storage = CheckpointStorage(config.checkpoint_dir)
         self._inbox: Inbox[SlotEvent] = Inbox()
@@ -200,7 +202,9 @@ class Slot(SlotOrders):
         if self._options.standbys or self.cycles:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
         if self._options.local:
-            standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
+            standbys = Standbys(
+                index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put, self._in_turn
+            )
             self._failover = SlotFailover(self, standbys, time)
             if self._options.promises.repeats:
                 self._ids = RocksStore(scratch / "ids")
@@ -336,8 +340,10 @@ class Slot(SlotOrders):
             self._look_for_silence(now, self._silence_s)
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        fenced = self.active.stale + (0 if self._failover is None else self._failover.standbys.fenced)
-        refused, malformed = self._data.refusals.total, self._malformed
+        refused, malformed, fenced = self._data.refusals.total, self._malformed, self.active.stale
+        if self._failover is not None:
+            malformed += self._failover.standbys.malformed
+            fenced += self._failover.standbys.fenced
         self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced)
 
     def _look_for_silence(self, now: float, limit_s: float) -> None:
@@ -417,6 +423,7 @@ class Slot(SlotOrders):
             return
         from chain_backup.zookeeper.session import SlotSession
 
+        certificates = None if self._options.zookeeper else config.credentials.certificates
         record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
         self._session = SlotSession(
             config.zookeeper,
@@ -426,6 +433,7 @@ class Slot(SlotOrders):
             self._options.session_timeout,
             self._inbox.put,
             config.credentials.zookeeper,
+            None if certificates is None else context(certificates, False),
         )
 
     def _lose_session(self) -> None:
@@ -465,6 +473,7 @@ class Slot(SlotOrders):
             guarantee=self._options.promises,
             stands_still=self._options.checkpoint_mode == "synchronous",
             unaligned=self._unaligned,
+            in_flight=self.in_flight,
         )
         ports = SubtaskPorts(
             self._link.send,
@@ -503,15 +512,12 @@ class Slot(SlotOrders):
         return MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
 
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
-        """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox.
-
-        The slots take turns, for a part of the checkpoint interval: all at once would keep the stream from the
-        processors.
-        """
+        """Run the asynchronous part of a snapshot in the pool, in turn; its end comes back through the inbox."""
         generation = self.generations[name]
+        due = time.monotonic() + self._turn_s
 
         def in_turn() -> dict[str, Any]:
-            time.sleep(self._options.snapshot_spread * self.index / self.parallelism)
+            time.sleep(max(0.0, due - time.monotonic()))
             return work()
 
         future = self._pool.submit(in_turn)
@@ -525,6 +531,16 @@ class Slot(SlotOrders):
             self._inbox.put(SnapshotWritten(generation, name, checkpoint, handle, reason))
 
         future.add_done_callback(done)
+
+    @property
+    def _turn_s(self) -> float:
+        """How long this slot waits with what all slots are told at once. They take turns, for a part of the checkpoint
+        interval: all at once would keep the stream from the processors.
+        """
+        return self._options.snapshot_spread * self.index / self.parallelism
+
+    def _in_turn(self, call: Callable[[], None]) -> None:
+        self._inbox.call_later(self._turn_s, call)
 
     def close(self) -> None:
         """Give everything back, bounded."""

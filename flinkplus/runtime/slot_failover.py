@@ -125,6 +125,7 @@ class SlotFailover:
         for subtask in host.active:
             self._fence_inputs(subtask, failed, order.generation, answer)
             self._fence_outputs(subtask, failed, order.generation, answer)
+            subtask.stand_in_for(failed)
         answer.determinants.update(self._known_steps(failed))
         host.report(answer)
 
@@ -245,7 +246,8 @@ class SlotFailover:
                 promotion.drop(name)
 
     def abort(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is given up: who is about to become active has to know."""
+        """A checkpoint is given up: who is about to become active has to know, and who keeps versions."""
+        self.standbys.abort(checkpoint)
         for promotion in self._promotions.values():
             promotion.given_up.append(checkpoint)
 

@@ -27,10 +27,11 @@ ZOOKEEPERS = ("zk-1", "zk-2", "zk-3")
 
 
 class Drill:
-    """One job with an accident. ``control``: orders to the harness."""
+    """One job with an accident. ``control``: orders to the harness. ``standbys``: whether the job has some."""
 
-    def __init__(self, job: JobHandle, control: Control) -> None:
+    def __init__(self, job: JobHandle, control: Control, standbys: bool = True) -> None:
         self.job = job
+        self.standbys = standbys
         self.control = control
         self.struck_s = 0.0
         placement = job.placement()
@@ -42,12 +43,21 @@ class Drill:
         for peer in peers or (None,):
             struck_s = self.control.order(order, host, peer)
             self.struck_s = self.struck_s or struck_s
-        if order != "heal":
+        if order not in ("heal", "resume"):
             self.hurt.update((host, *peers))
 
     def recovered(self, count: int = 1) -> None:
         """Wait for failovers, by standbys or by rollback."""
         until(self.job, lambda: len([one for one in self.job.recoveries() if _is_done(one)]) >= count)
+
+    def ends(self, order: str, host: str) -> None:
+        """It lasts longer than the recovery; where there are no standbys, that can only begin when it is over."""
+        if self.standbys:
+            self.recovered()
+        time.sleep(AWAY_S)
+        self.order(order, host)
+        self.recovered()
+        self.checkpoints()
 
     def checkpoints(self, count: int = 2) -> None:
         """Wait until the job has got somewhere."""
@@ -94,10 +104,7 @@ def peer_not_heard(drill: Drill) -> None:
 
 def peers_cut_for_a_while(drill: Drill) -> None:
     drill.order("cut", drill.hosts[3], drill.hosts[0])
-    drill.recovered()
-    time.sleep(1.0)
-    drill.order("heal", drill.hosts[3])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[3])
 
 
 def all_peers_cut(drill: Drill) -> None:
@@ -108,28 +115,19 @@ def all_peers_cut(drill: Drill) -> None:
 
 def driver_cut(drill: Drill) -> None:
     drill.order("cut", drill.hosts[1], JOB)
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("heal", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[1])
 
 
 def driver_not_heard(drill: Drill) -> None:
     """What the driver sends to a slot is lost."""
     drill.order("lose", JOB, drill.hosts[1])
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("heal", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[1])
 
 
 def driver_does_not_hear(drill: Drill) -> None:
     """What a slot sends to the driver is lost."""
     drill.order("lose", drill.hosts[1], JOB)
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("heal", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[1])
 
 
 def zookeeper_cut(drill: Drill) -> None:
@@ -143,18 +141,12 @@ def zookeeper_cut(drill: Drill) -> None:
 def cut_off(drill: Drill) -> None:
     """A host is cut off from all, and comes back as a zombie."""
     drill.order("cut", drill.hosts[1])
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("heal", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[1])
 
 
 def hangs(drill: Drill) -> None:
     drill.order("pause", drill.hosts[1])
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("resume", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("resume", drill.hosts[1])
 
 
 def two_hosts(drill: Drill) -> None:
@@ -230,7 +222,7 @@ def run(name: str, corpus: str, place: Place, recovery: str, session: SparkSessi
     words.key_by("word").count(name="count").to_parquet(str(directory / "out"), name="out")
     with env.execute(name) as job:
         until(job, lambda: job.metrics()["checkpoints_completed"] >= 2)
-        drill = Drill(job, place.control)
+        drill = Drill(job, place.control, recovery == "standby")
         DRILLS[name](drill)
         job.await_finish(90)
         told = drill.told(name)

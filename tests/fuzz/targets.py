@@ -43,6 +43,8 @@ from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.log_codec import MessageCodec
 from flinkplus.runtime.names import parse_channel, parse_subtask
 from flinkplus.runtime.operations import Inject, Status
+from flinkplus.runtime.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
+from flinkplus.runtime.pulse_process import datagram
 from flinkplus.runtime.tcp import Connection, framed
 from flinkplus.runtime.wire import Kind, Message
 from flinkplus.state.backend import parse_files
@@ -205,6 +207,34 @@ def _handshake(data: bytes) -> object:
         except PeerRefused as error:
             outcomes.append(error.reason)
     return outcomes
+
+
+class _Clock:
+    """Time stands still."""
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def time(self) -> float:
+        return 0.0
+
+
+@cache
+def _pulses() -> Pulses:
+    return Pulses("127.0.0.1", SECRET, 1.0, _inbox, _Clock())
+
+
+PULSE = datagram("3-0123456789abcdef", 7, pulse_key(SECRET))
+
+
+def _pulse(data: bytes) -> object:
+    """Nothing but what was signed is believed, and that only once."""
+    pulses = _pulses()
+    pulses._last.clear()
+    believed = pulses._believed(data[:MAX_DATAGRAM_BYTES])
+    if believed != (data == PULSE) or len(pulses._last) != believed or pulses._believed(data):
+        raise AssertionError("a pulse that nobody signed was believed, or one twice")
+    return believed
 
 
 # --- the control plane
@@ -415,6 +445,7 @@ def targets() -> list[Target]:
         Target("determinants", _determinant_seeds(), _decode_determinants, (PeerProtocolError,)),
         Target("stream", (stream, framed(b"y" * 3000) * 2), _receive, ()),
         Target("handshake", (hello, Listening(SECRET, b"fuzz/1").challenge(hello), b"slot-1.2"), _handshake, ()),
+        Target("pulse", (PULSE,), _pulse, ()),
         Target("control", _control_seeds(), _decode_control, (PeerProtocolError,), mutated_document),
         Target("command", _command_seeds(), _commands().decode, (CommandRefused,), mutated_document),
         Target(

@@ -27,6 +27,7 @@ from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
+from flinkplus.protocol.in_flight import SnapshotLogs
 from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.lineage import Lineage
@@ -641,6 +642,24 @@ def logged_and_sent_again(original: Any) -> Any:
     return add_logs
 
 
+@mutation(SnapshotLogs, "takes")
+def whatever_is_in_flight_is_held(original: Any) -> Any:
+    """Snapshots hold what is in flight, however much it is."""
+
+    def takes(self: Any, log: Any, size_bytes: int) -> bool:
+        self.held_bytes += size_bytes
+        self._budget.held_bytes += size_bytes
+        return True
+
+    return takes
+
+
+@mutation(SnapshotLogs, "release")
+def what_was_in_flight_is_never_given_back(original: Any) -> Any:
+    """A slot counts what its snapshots held for ever."""
+    return lambda self: None
+
+
 @mutation(LoopRounds, "start")
 def a_loop_ends_after_one_round(original: Any) -> Any:
     """The first round of a loop counts as one in which nothing moved."""
@@ -861,6 +880,21 @@ def barriers_of_the_version_count(original: Any) -> Any:
     return lambda self, subtask, inputs, version, *rest, **more: original(self, subtask, inputs, 0, *rest, **more)
 
 
+# --- slots that do not reach each other
+
+
+@mutation(Reachability, "_judge")
+def nobody_is_given_up(original: Any) -> Any:
+    """Slots that do not reach each other wait for the network."""
+    return lambda self, now_ms, pairs, known: []
+
+
+@mutation(Reachability, "_judge")
+def only_the_first_word_counts(original: Any) -> Any:
+    """Nobody is given up unless most say at once that they do not reach it."""
+    return lambda self, now_ms, pairs, known: original(self, now_ms, pairs, known) if len(pairs) > 1 else []
+
+
 # --- planned moves
 
 
@@ -895,21 +929,6 @@ def done_when_the_standby_is_there(original: Any) -> Any:
         return found
 
     return progress
-
-
-# --- slots that do not reach each other
-
-
-@mutation(Reachability, "_judge")
-def nobody_is_given_up(original: Any) -> Any:
-    """Slots that do not reach each other wait for the network."""
-    return lambda self, now_ms, pairs, known: []
-
-
-@mutation(Reachability, "_judge")
-def only_the_first_word_counts(original: Any) -> Any:
-    """Nobody is given up unless most say at once that they do not reach it."""
-    return lambda self, now_ms, pairs, known: original(self, now_ms, pairs, known) if len(pairs) > 1 else []
 
 
 # --- rollback

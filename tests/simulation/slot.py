@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dedup.store import MemoryStore
 from flinkplus.errors import NondeterministicOperator, PeerProtocolError, UserFunctionError
 from flinkplus.protocol.ids import CheckpointId, SubtaskId
+from flinkplus.protocol.in_flight import InFlightBudget
 from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.messages import Message
 from flinkplus.runtime import control
@@ -45,6 +46,7 @@ class SimSlot(SlotOrders):
             world.clock,
             world.options.depth,
             world.options.checkpoint_mode == "unaligned",
+            world.parameters.in_flight_bytes or InFlightBudget().slot_bytes,
         )
         self.world = world
         self.process = process
@@ -225,6 +227,7 @@ class SimSlot(SlotOrders):
                 guarantee=self.world.options.promises,
                 stands_still=self.world.options.checkpoint_mode == "synchronous",
                 unaligned=self.world.options.checkpoint_mode == "unaligned",
+                in_flight=self.in_flight,
                 vertex=self.graph.vertex_of(name.vertex),
                 handle=handle,
             ),

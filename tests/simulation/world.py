@@ -18,8 +18,10 @@ from chain_backup.effects import ChainRecordLike
 from chain_backup.zookeeper.records import SlotNodeGone, SlotRecord
 from flinkplus.config import Options
 from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import JOB_SLOTS
 from flinkplus.runtime import control
 from flinkplus.runtime.coordinator import Coordinator
 from flinkplus.runtime.dispatch import Dispatch, RegistryTold
@@ -222,11 +224,19 @@ class World:
         if self.failovers is not None and self.parameters.pending_versions:
             protocol = self.failovers._protocol
             protocol._config = replace(protocol._config, pending_versions=True)
+        if self.parameters.in_flight_bytes is not None:
+            self._limit_in_flight(self.coordinator._checkpoints, self.parameters.in_flight_bytes)
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(self.parameters.parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
         self._due_ms = self.coordinator.next_deadline_ms()
         self.coordinator_turns()
+
+    @staticmethod
+    def _limit_in_flight(machine: CheckpointCoordinator, size_bytes: int) -> None:
+        machine._config = replace(
+            machine._config, in_flight_slot_bytes=size_bytes, in_flight_job_bytes=JOB_SLOTS * size_bytes
+        )
 
     def crash_driver(self) -> None:
         """The driver is gone, and Spark's tasks with it; somebody resumes the job."""
