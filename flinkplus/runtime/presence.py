@@ -37,6 +37,7 @@ from flinkplus.protocol.reachability import (
 from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
 from flinkplus.runtime.failovers import Failovers
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.recoveries import RecoveryLog
 
@@ -84,7 +85,8 @@ class Presence:
             self.lose(old, "replaced by a new attempt")
         member, _ = self._members.register(connection, register, self._dispatch.clock.monotonic())
         where = f"process {member.pid} on {member.host}"
-        log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, register.spark_attempt, where)
+        attempt = register.spark_attempt
+        log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, attempt, where, extra=_of(member))
         self._dispatch.rendezvous.send(connection, control.Welcome(member.incarnation))
         self._machines.step_job(events.SlotRegistered(member.slot, member.incarnation))
         if self._runs:
@@ -92,6 +94,7 @@ class Presence:
 
     def lose(self, member: Member, reason: str) -> None:
         """A slot is gone."""
+        log.info("slot %d is gone: %s", member.slot, reason, extra=_of(member))
         self._members.remove(member.slot)
         self._dispatch.drop(member)
         self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
@@ -114,7 +117,7 @@ class Presence:
 
     def evict(self, member: Member, reason: str) -> None:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
-        log.warning("ending slot %d: %s", member.slot, reason)
+        log.warning("ending slot %d: %s", member.slot, reason, extra=_of(member))
         if member.host == socket.gethostname():
             try:
                 os.kill(member.pid, signal.SIGKILL)
@@ -220,13 +223,22 @@ class Presence:
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts ``subtask``."""
         slot = self._deployment.assignment.get(subtask)
-        member = None if slot is None else self._members.get(slot)
-        if member is None:
+        if slot is None or not self.kill_slot(slot):
             log.warning("cannot kill %s: its slot is not registered just now", subtask)
-            return
+
+    def kill_slot(self, slot: int) -> bool:
+        """Fault injection: SIGKILL the process of ``slot``; ``False`` when there is none."""
+        member = self._members.get(slot)
+        if member is None:
+            return False
         self._recoveries.kill_stamped(member.slot, self._dispatch.clock.time())
         if member.host == socket.gethostname():
             with contextlib.suppress(ProcessLookupError):  # dead already; its lost stream is about to say so
                 os.kill(member.pid, signal.SIGKILL)
         else:
             self._dispatch.rendezvous.send(member.connection, control.Die())
+        return True
+
+
+def _of(member: Member) -> dict[str, dict[str, object]]:
+    return about(slot=member.slot)

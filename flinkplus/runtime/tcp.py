@@ -87,6 +87,7 @@ class Connection:
         self._pending: deque[Any] = deque()
         self._writing = memoryview(b"")
         self._watched = 0
+        self._held = False
         self._head = b""
         self._body: bytearray | None = None
         self._filled = 0
@@ -122,7 +123,25 @@ class Connection:
         """Be told when the socket can be read or written."""
         if events != self._watched and self.open:
             self._watched = events
-            self._inbox.watch(self._sock, events, self._on_ready)
+            if not self._held:
+                self._inbox.watch(self._sock, events, self._on_ready)
+
+    def hold(self) -> None:
+        """Fault injection: neither read nor write until ``go_on``. The other end sees a connection that is there, and
+        on which nothing comes.
+        """
+        with self._lock:
+            self._held = True
+        if self.open:
+            self._inbox.forget(self._sock)
+
+    def go_on(self) -> None:
+        """The end of ``hold``."""
+        with self._lock:
+            self._held = False
+        if self.open and self._watched:
+            self._inbox.watch(self._sock, self._watched, self._on_ready)
+        self.write()
 
     def secure(self, certificates: Certificates, server: bool) -> None:
         """TLS from now on; before anything was sent or received. Raises ``OSError``."""
@@ -215,7 +234,7 @@ class Connection:
     def write(self) -> None:
         """Write what is queued, as far as the socket takes it; the loop does the rest."""
         with self._lock:
-            if not (self.open and self.ready):
+            if self._held or not (self.open and self.ready):
                 return
             try:
                 while self._writing or self._pending:
@@ -440,6 +459,14 @@ class Listener:
         self._sweep_later()
         if len(self._strangers) > handshake.MAX_STRANGERS:
             self._make_room()
+
+    def hold(self) -> None:
+        """Fault injection: take no connections until ``go_on``; those who connect meanwhile wait."""
+        self._inbox.forget(self._socket)
+
+    def go_on(self) -> None:
+        """The end of ``hold``."""
+        self._inbox.watch(self._socket, READ, self._accept)
 
     def _make_room(self) -> None:
         """End the oldest of the address that has the most: a crowd from one place keeps nobody out elsewhere."""

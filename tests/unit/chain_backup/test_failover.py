@@ -896,3 +896,20 @@ def test_limits_are_checked(name: str, value: int) -> None:
 def test_a_bad_strategy_is_refused_before_the_job_starts() -> None:
     with pytest.raises(ConfigurationError, match="not the home"):
         FailoverProtocol(TWO_STAGES, 4, FailoverConfig(), lambda index, alive, hosts, replicas: (3,))
+
+
+# ------------------------------------------------------------------------------------------------ what members have
+
+
+def test_it_is_told_which_version_each_member_has() -> None:
+    history = running()
+    assert history.machine.holdings[0] == (C0, 1, 0, [(0, 0, False), (1, 0, False), (2, 0, False)])
+    history.checkpoint(1)
+    assert history.machine.holdings[0] == (C0, 1, 1, [(0, 1, False), (1, 1, False), (2, 1, False)])
+    for event in history.persisted(2):
+        history.at(history.now_ms, event)
+    history.at(history.now_ms, VersionStaged(C0, 2, G1, 2))
+    assert history.machine.holdings[0] == (C0, 1, 2, [(0, 2, False), (1, 1, False), (2, 2, False)])
+    history.recover(history.at(100, lost()))
+    history.at(200, SlotJoined(1, "host1"))
+    assert history.machine.holdings[0][3][-1] == (1, None, True)

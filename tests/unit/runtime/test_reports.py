@@ -13,6 +13,7 @@ from flinkplus.graph import JobGraph
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId
+from flinkplus.protocol.in_flight import AbortCause
 from flinkplus.runtime import control
 from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.presence import Presence
@@ -60,6 +61,18 @@ def test_what_a_subtask_says_is_of_the_deployment_to_the_other_machines() -> Non
     job = Reported()
     job.fail_over()
     assert job.report(2, acked(2)) == [core.SnapshotAcknowledged(CheckpointId(1), C1, G1, HANDLE)]
+    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
+        core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
+    ]
+    handle = {"operator_state": {**HANDLE["operator_state"], "in_flight_bytes": 77}}
+    assert job.report(2, control.SnapshotAcked(2, 1, "count[1]", handle)) == [
+        core.SnapshotAcknowledged(CheckpointId(1), C1, G1, handle, 77)
+    ]
+    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "many", "over budget")) == [
+        core.SnapshotDeclined(CheckpointId(1), C1, G1, "many", AbortCause.OVER_BUDGET)
+    ]
+    with pytest.raises(PeerProtocolError, match="refused for the cause 'whim'"):
+        job.report(2, control.SnapshotRefused(2, 1, "count[1]", "no", "whim"))
     assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
         core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
     ]
