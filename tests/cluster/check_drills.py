@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from experiments.cluster.control import ControlServer
@@ -89,8 +90,14 @@ class Drills:
             process.stdout.close()
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running() -> None:
+    """Hosts that were killed are started again in the middle, and stay: the look is at the end of all drills."""
+
+
 @pytest.fixture(scope="module")
 def drills(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drills]:
+    before = set(psutil.Process().children())
     directory = tmp_path_factory.mktemp("drills")
     corpus = directory / "zipf.txt"
     write_corpus(str(corpus), words=60_000, vocabulary=3_000, seed=7)
@@ -98,6 +105,7 @@ def drills(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drills]:
         made = Drills(cluster, corpus, directory / "log")
         yield made
         made.close()
+    assert not {child for child in psutil.Process().children() if child.is_running()} - before
 
 
 @pytest.mark.parametrize("name", NOTICED_MS)
