@@ -38,6 +38,7 @@ def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.timeout(240)
 def test_a_job_is_looked_at_and_hurt_from_a_shell(
     spark: SparkSession, corpus: Path, tmp_path: Path, command: Command
 ) -> None:
