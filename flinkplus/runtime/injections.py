@@ -84,15 +84,16 @@ class Injections:
             for plane in self._planes:
                 plane.go_on()
 
-    def before_step(self, subtask: str) -> None:
+    def before_step(self, subtask: Any) -> None:
         """A subtask is about to do a step."""
         if not self._slowed:
             return
-        delay_s, until_s = self._slowed.get(subtask, (0.0, 0.0))
+        name = str(subtask.id)
+        delay_s, until_s = self._slowed.get(name, (0.0, 0.0))
         if time.monotonic() < until_s:
             time.sleep(delay_s)
         else:
-            self._slowed.pop(subtask, None)
+            self._slowed.pop(name, None)
 
 
 def stand_still(pid: int, for_s: float) -> None:

@@ -282,7 +282,7 @@ class Slot(SlotOrders):
                 progress = True
                 if subtask.repeating:
                     self._passed_over = 0
-                self._injections.before_step(str(subtask.id))
+                self._injections.before_step(subtask)
                 self.guard(subtask, subtask.run)
                 self._data.flush()
                 if self._unaligned:

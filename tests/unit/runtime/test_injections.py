@@ -170,12 +170,12 @@ def test_slow_steps_wait_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flinkplus.runtime.injections.time.monotonic", lambda: now[0])
     monkeypatch.setattr("flinkplus.runtime.injections.time.sleep", slept.append)
     slow = Injections([], Pulse(), Inbox())
-    slow.before_step("count[1]")
+    slow.before_step(Subtask("count", 1))
     slow.obey(control.Inject("slow", ["count[1]"], for_s=2.0, delay_s=0.3), [], no_guard)
-    for subtask in ("count[1]", "lines[1]", "count[1]"):
-        slow.before_step(subtask)
+    for name in ("count", "lines", "count"):
+        slow.before_step(Subtask(name, 1))
     now[0] = 102.0
-    slow.before_step("count[1]")
+    slow.before_step(Subtask("count", 1))
     assert [delay for delay in slept if delay] == [0.3, 0.3]
 
 
