@@ -209,6 +209,11 @@ class FailoverProtocol:
         return sum(max(0, len(chain.planned) - count) for chain, count in in_step)
 
     @property
+    def drained_hosts(self) -> tuple[str, ...]:
+        """The hosts that get no work, sorted."""
+        return self._plans.drained_hosts
+
+    @property
     def stable(self) -> Mapping[SubtaskId, int]:
         """The newest version that all members of a chain (that count) have; -1: none yet."""
         return {chain.subtask: chain.stable for chain in self._table}

@@ -99,6 +99,11 @@ class Plans:
         return tuple(slot for slot in self._slots if self._hosts[slot] in self._drains)
 
     @property
+    def drained_hosts(self) -> tuple[str, ...]:
+        """Sorted."""
+        return tuple(sorted(self._drains))
+
+    @property
     def hasty(self) -> tuple[int, ...]:
         """The slots that were drained by force."""
         return tuple(slot for slot in self.drained if self._drains[self._hosts[slot]].forced)

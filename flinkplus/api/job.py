@@ -179,7 +179,7 @@ class JobHandle:
         return {} if self.done else self._running.coordinator.placement()
 
     def chains(self) -> dict[str, list[int]]:
-        """The slots that hold the state of each subtask just now, the one that works on it first:
+        """The slots that hold the state of each subtask just now, first the one that works on it, or is about to:
         ``{"count+out[1]": [1, 2, 3], ...}``; empty where there is no local recovery.
         """
         return {} if self.done else self._running.coordinator.chains()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from typing import Any
 
@@ -55,26 +56,22 @@ def _print(status: dict[str, Any], as_json: bool) -> None:
 
 
 def _watch(access: Access, first: dict[str, Any], every_s: float, as_json: bool) -> None:
-    if as_json:
-        status: dict[str, Any] | None = first
-        while status is not None:
-            _print(status, True)
-            status = _again(access, every_s)
-        return
-    console = Console()
-    with Live(tables(first), console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        while (status := _again(access, every_s)) is not None:
-            live.update(tables(status), refresh=True)
-    console.print(f"job {access.name!r} is over")
-
-
-def _again(access: Access, every_s: float) -> dict[str, Any] | None:
-    """The next one; ``None`` when the job is over."""
-    time.sleep(every_s)
     try:
-        return call(access, Status())
-    except NoRunningJob:
-        return None
+        if as_json:
+            _print(first, True)
+            while True:
+                _print(_again(access, every_s), True)
+        console = Console()
+        with Live(tables(first), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while True:
+                live.update(tables(_again(access, every_s)), refresh=True)
+    except NoRunningJob as error:  # which is how it ends
+        print(error, file=sys.stderr)
+
+
+def _again(access: Access, every_s: float) -> dict[str, Any]:
+    time.sleep(every_s)
+    return call(access, Status())
 
 
 def tables(status: dict[str, Any]) -> Group:
@@ -109,8 +106,9 @@ def slot_table(slots: list[dict[str, Any]]) -> Table:
 
 def subtask_table(subtasks: list[dict[str, Any]]) -> Table:
     """Where the subtasks are, and how far."""
-    names = ("generation", "rows_in", "rows_out", "waiting_messages", "keys")
-    table = _table("Subtasks", ("subtask", "slot", "state"), ("generation", "rows in", "rows out", "waiting", "keys"))
+    names = ("generation", "rows_in", "rows_out", "behind_rows", "waiting_messages", "keys")
+    headings = ("generation", "rows in", "rows out", "rows behind", "messages waiting", "keys")
+    table = _table("Subtasks", ("subtask", "slot", "state"), headings)
     table.add_column("")
     for one in subtasks:
         numbers = [_cell(one[name]) for name in names]

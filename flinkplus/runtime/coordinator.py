@@ -540,6 +540,7 @@ class Coordinator:
                 self.figures.subtasks(),
             ),
             "chains": chains_of(chains),
+            "drained_hosts": [] if failovers is None else list(failovers.drained_hosts),
         }
 
     def pids(self) -> dict[int, int]:
@@ -552,7 +553,7 @@ class Coordinator:
         return {str(subtask): hosts[slot] for subtask, slot in self.assignment.items() if slot in hosts}
 
     def chains(self) -> dict[str, list[int]]:
-        """The slots that hold the state of each subtask, the one that works on it first."""
+        """The slots that hold the state of each subtask, first the one that works on it, or is about to."""
         found = {} if self._failovers is None else self._failovers.chains
         return {str(subtask): list(slots) for subtask, slots in found.items()}
 

@@ -145,6 +145,11 @@ class Failovers:
         return self._job_state() is JobState.RUNNING
 
     @property
+    def drained_hosts(self) -> tuple[str, ...]:
+        """The hosts that get no work."""
+        return self._protocol.drained_hosts
+
+    @property
     def chains(self) -> dict[SubtaskId, tuple[int, ...]]:
         """The slots of each chain, head first; any thread may ask."""
         return dict(self._protocol.chains)

@@ -76,6 +76,12 @@ class Pacer:
             rows = min(rows, arrived / max(self._rate_expansion, 1e-9))
         return max(1, min(round(rows), self._batch_rows))
 
+    def behind(self, now: float, counted: int) -> int | None:
+        """Rows that have arrived by now and have not left the operator that the rate counts at; ``None``: no rate."""
+        if self._rate is None or not self._anchor:
+            return None
+        return max(0, int((now - self._anchor) * self._rate) - counted)
+
     def after(self, read: int, widest: int, counted: int) -> None:
         """A read of ``read`` rows became ``widest`` rows where the stream is widest, ``counted`` where the rate
         counts.

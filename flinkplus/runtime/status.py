@@ -74,6 +74,7 @@ def subtasks_of(
                 "state": MOVING if subtask in on_their_way else RUNNING if slot in there else AWAY,
                 "rows_in": operators[0].get("rows_in") if operators else None,
                 "rows_out": heard.get("rows_out"),
+                "behind_rows": heard.get("behind"),
                 "waiting_messages": heard.get("waiting"),
                 "keys": heard.get("keys"),
                 "state_bytes": heard.get("bytes"),

@@ -448,6 +448,7 @@ class Subtask(SubtaskSteps):
             "payload_bytes": self.outputs.payload_bytes,
             "determinant_bytes": self.outputs.determinant_bytes,
             "blocked": self._blocked,
+            "behind": self._behind,
             "waiting": sum(len(end.queue) for end in self.inputs.channels.values()),
             **self._id_counters(),
         }
@@ -457,6 +458,12 @@ class Subtask(SubtaskSteps):
             return {}
         counts = self.seen.counts
         return {"ids_asked": counts.asked, "ids_maybe": counts.maybe, "ids_known": counts.known}
+
+    @property
+    def _behind(self) -> int | None:
+        """Rows that have arrived at a paced source that still reads."""
+        reads = self._is_source and not self.ended
+        return self._pacer.behind(time.monotonic(), self._counted) if reads else None
 
     @property
     def _blocked(self) -> str:

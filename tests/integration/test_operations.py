@@ -68,6 +68,7 @@ def test_a_job_is_looked_at_and_hurt_from_a_shell(
         }
         assert [one["subtask"] for one in found["subtasks"]] == sorted(job.placement())
         assert all(one["rows_out"] > 0 and one["state"] == "running" for one in found["subtasks"])
+        assert [one["behind_rows"] is None for one in found["subtasks"]] == [True] * 3 + [False] * 3
         assert all(len(chain["members"]) == 3 and chain["newest"] >= 1 for chain in found["chains"])
         assert found["job"]["checkpoint_dir"] == job.checkpoint_dir and found["recoveries"] == []
 

@@ -57,6 +57,7 @@ QUICK = (
     "the_last_checkpoint_may_be_unaligned",
     "complete_with_the_first_barrier",
     "newest_version_promoted",
+    "done_when_the_standby_is_there",
     "any_version_makes_do_for_a_base",
     "one_barrier_round_is_enough",
     "logged_and_sent_again",
@@ -79,6 +80,8 @@ def test_seeds_are_clean() -> None:
         assert happened[what], f"the seeds saw no {what}"
     for what in ("came_round", "rounds", "in_flight", "put_back"):
         assert happened[what], f"the seeds saw no {what} in loops"
+    for what in ("migration_done", "migration_cancelled", "drain_done", "rehost", "thinned"):
+        assert happened[what], f"the seeds saw no {what} among the moves"
     assert happened["over_budget"], "all that was in flight was within the budget"
 
 

@@ -84,6 +84,7 @@ STATUS: dict[str, Any] = {
             "generation": 3,
             "rows_in": 12345,
             "rows_out": None,
+            "behind_rows": 321,
             "waiting_messages": 4,
             "keys": 99,
             "blocked": "spill volume full",
@@ -194,6 +195,7 @@ def test_the_tables_say_all_of_it() -> None:
         "watched (abc): running, for 12.0 s; driver: process 17 on driver-1; standby, exactly-once, 3 copies",
         "4,711",
         "12,345",
+        "321",
         "spill volume full",
         "slot-0: 6, slot-2: 4 -2 catching up",
         "6 complete, the last is 6",
@@ -216,12 +218,12 @@ def test_status_as_tables_and_as_json(job: Job, run: Run) -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_watching_ends_with_the_job(job: Job, run: Run, as_json: bool) -> None:
     job.ends_after = 3
-    code, out, _ = run("status", "--access", job.file, "--watch", "0.1", *["--json"] * as_json)
-    assert code == 0
+    code, out, err = run("status", "--access", job.file, "--watch", "0.1", *["--json"] * as_json)
+    assert code == 0 and "job 'watched'" in err and "is over" in err
     if as_json:
         assert [json.loads(line) for line in out.splitlines()] == [STATUS] * 3
     else:
-        assert "job 'watched' is over" in out
+        assert "Chains" in out
 
 
 def test_watching_ends_with_ctrl_c_and_the_job_goes_on(job: Job, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

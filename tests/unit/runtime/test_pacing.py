@@ -56,6 +56,16 @@ def test_a_filter_that_drops_everything_does_not_stop_the_source() -> None:
     assert pacer.rows(1.0, 0) == 500
 
 
+def test_it_is_told_how_far_a_source_is_behind() -> None:
+    pacer = Pacer(100.0, batch_rows=500, flush_s=0.01)
+    assert pacer.behind(10.0, 0) is None, "nothing arrives before it begins"
+    pacer.begin(10.0)
+    assert (pacer.behind(12.0, 150), pacer.behind(12.0, 250)) == (50, 0)
+    unpaced = Pacer(None, batch_rows=500, flush_s=0.01)
+    unpaced.begin(10.0)
+    assert unpaced.behind(12.0, 0) is None
+
+
 FLUSH_S = 0.08
 
 
