@@ -280,6 +280,14 @@ def test_a_host_is_emptied_and_no_chain_gets_shorter() -> None:
     assert history.machine.heads[C3] == history.machine.heads[L3] == 0
 
 
+def test_a_drain_is_answered_at_once_also_while_something_fails_over() -> None:
+    history = running()
+    effects = history.at(100, SlotLost(1, "SIGKILL"))
+    assert reports(drained(history, "host3")) == [(1, "under_way")]
+    history.recover(effects)
+    assert 3 in history.machine.heads.values()
+
+
 def test_a_head_waits_until_whoever_takes_its_place_in_the_chain_has_caught_up() -> None:
     history = running()
     drained(history, "host3")
