@@ -205,7 +205,8 @@ class FailoverProtocol:
     @property
     def missing(self) -> int:
         """How many standbys there should be and are not, or are not in step; 0 while no job runs."""
-        return sum(len(chain.planned) - len(chain.members) + len(chain.catching_up) for chain in self._table)
+        in_step = [(chain, len(chain.members) - len(chain.catching_up)) for chain in self._table]
+        return sum(max(0, len(chain.planned) - count) for chain, count in in_step)
 
     @property
     def drained_hosts(self) -> tuple[str, ...]:

@@ -252,11 +252,15 @@ class Reachability:
     ) -> list[ReachabilityEffect]:
         """Slots that have not joined; first those that others which have joined do not reach."""
         effects: list[ReachabilityEffect] = []
+        until_ms: dict[Place, int] = {}
         for a, b in sorted(pairs, key=lambda pair: not (known[pair[0]].joined or known[pair[1]].joined)):
             slot, other = (a, b) if not known[a].joined else (b, a)
             if known[slot].joined or slot in self._waiting or other in self._waiting:
                 continue
-            self._waiting[slot] = self._strike(now_ms, _place(known[slot], known[other]))
+            place = _place(known[slot], known[other])
+            if place not in until_ms:
+                until_ms[place] = self._strike(now_ms, place)
+            self._waiting[slot] = until_ms[place]
             effects.append(SetSlotAside(slot, f"it and slot {other} do not reach each other"))
         return effects
 
@@ -270,6 +274,7 @@ class Reachability:
             )
             going.append((worst, next(pair for a, b, pair in among if worst in (a, b))))
             among = [edge for edge in among if not any(_is_within(place, worst) for place in edge[:2])]
+        going = _needed(going, pairs, known)
         places = {standing.host for standing in known.values()}
         everybody = len(places) if len(places) > 1 else len(known)
         if 2 * len(going) > everybody:
@@ -283,7 +288,7 @@ class Reachability:
             self._strike(now_ms, place)
             reason = f"slots {a} and {b} do not reach each other: {place[0]} is given up"
             slots = [slot for slot, seen in sorted(known.items()) if _is_within((seen.host, slot), place)]
-            effects += [GiveSlotUp(slot, reason) for slot in slots]
+            effects += [GiveSlotUp(slot, reason) for slot in slots if known[slot].joined]
         return effects
 
     def _rank(
@@ -311,6 +316,18 @@ def pause_ms(count: int) -> int:
 def _place(slot: Standing, peer: Standing) -> Place:
     """What of ``slot`` is to go when it and ``peer`` do not reach each other."""
     return (slot.host, -1) if slot.host != peer.host else (slot.host, slot.slot)
+
+
+def _needed(
+    going: list[tuple[Place, tuple[int, int]]], pairs: list[tuple[int, int]], known: dict[int, Standing]
+) -> list[tuple[Place, tuple[int, int]]]:
+    """``going`` without those whose every pair has lost a slot by the others, which may have been chosen later."""
+    needed = list(going)
+    for one in going:
+        rest = [place for place, _ in needed if place != one[0]]
+        if all(any(_is_within((known[slot].host, slot), place) for slot in pair for place in rest) for pair in pairs):
+            needed.remove(one)
+    return needed
 
 
 def _is_within(place: Place, other: Place) -> bool:

@@ -114,7 +114,7 @@ def read_access(path: str | Path) -> Access:
     be used.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             _check_owner(path, os.fstat(file.fileno()))
             data = file.read(MAX_BYTES)
     except FileNotFoundError:
@@ -125,6 +125,11 @@ def read_access(path: str | Path) -> Access:
     if access.is_over:
         raise NoRunningJob(f"job {access.name!r} ({access.job_id}) is over: its driver has ended without a word")
     return access
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Not waiting for who may have put a pipe there."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _check_owner(path: str | Path, found: os.stat_result) -> None:

@@ -135,14 +135,14 @@ def _executor_hosts(context: SparkContext, stopping: threading.Event) -> list[st
     spark = context._jsc.sc()
     while not spark.schedulerBackend().isReady() and not stopping.wait(READY_POLL_S):
         pass
-    driver = spark.env().blockManager().blockManagerId().hostPort()
     addresses = spark.getExecutorMemoryStatus().keySet().iterator()
-    found = set()
+    found: list[str] = []
     while addresses.hasNext():
-        address = addresses.next()
-        if address != driver:
-            found.add(address.rpartition(":")[0])
-    return sorted(found)
+        found.append(addresses.next().rpartition(":")[0])
+    driver = context.getConf().get("spark.driver.host")
+    if driver in found:
+        found.remove(driver)  # once: it is among them, and an executor may be beside it
+    return sorted(set(found))
 
 
 def _with_homes(context: SparkContext, homes: list[str]) -> RDD[int]:

@@ -17,6 +17,7 @@ from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import RegistryBack, RegistryEvent, RegistryLost, SlotNodeGone, SlotNodeSeen
 from flinkplus.config import Options
+from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol import events
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import SubtaskId
@@ -145,12 +146,16 @@ class Presence:
     # --- slots that do not reach each other
 
     def peers_unreached(self, member: Member, peers: dict[str, int]) -> None:
-        """A slot says whom it does not reach; processes that are gone do not matter."""
-        known = {int(peer): self._members.get(int(peer)) for peer in peers}
-        meant = [slot for slot, other in known.items() if other is not None and other.incarnation == peers[str(slot)]]
+        """A slot says whom it does not reach; processes that are gone do not matter. Raises ``PeerProtocolError``."""
+        try:
+            said = {int(peer): incarnation for peer, incarnation in peers.items()}
+        except ValueError as error:
+            raise PeerProtocolError(f"slot {member.slot} does not reach what is no slot: {error}") from error
+        known = ((slot, incarnation, self._members.get(slot)) for slot, incarnation in sorted(said.items()))
+        meant = tuple(slot for slot, known_as, peer in known if peer is not None and peer.incarnation == known_as)
         if meant:
             log.warning("slot %d does not reach slots %s", member.slot, ", ".join(map(str, meant)))
-        self._step(PeersSilent(member.slot, tuple(sorted(meant))))
+        self._step(PeersSilent(member.slot, meant))
 
     def next_deadline_ms(self) -> int | None:
         """When ``look_for_silent_slots`` has something to do about slots that do not reach each other."""

@@ -275,7 +275,7 @@ def _lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | Non
         return storage.get_blob(ZOOKEEPER_BLOB)
     except CorruptCheckpoint:
         made = secrets.token_bytes(32)
-        storage.put_blob(ZOOKEEPER_BLOB, made)
+        storage.put_blob(ZOOKEEPER_BLOB, made, private=True)
         return made
 
 

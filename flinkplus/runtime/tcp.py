@@ -12,6 +12,7 @@ is counted. A frame's memory is taken only after its length was compared with th
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import struct
@@ -38,6 +39,8 @@ MAX_RECEIVED_BYTES = (1 << 31) + MAX_FRAME_BYTES
 """The longest frame of messages that is taken: one message may be almost 2 GiB."""
 SILENCE_S = 10
 PROBES = 3
+REST_S = 0.1
+"""Of a listener, when the process can open no more files."""
 
 Frame = bytes | bytearray | memoryview
 FrameTaker = Callable[[Frame], None]
@@ -411,7 +414,7 @@ class Listener:
         self._refusals = refusals
         self._welcome = welcome
         self._strangers: dict[Connection, tuple[str, float]] = {}  # where from, since when: the oldest is the first
-        self._sweeping = False
+        self._sweeping = self._held = False
         self._socket = socket.create_server((host, 0), backlog=128)
         self._socket.setblocking(False)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
@@ -427,6 +430,9 @@ class Listener:
             sock, place = self._socket.accept()
         except OSError as error:  # it went away again, or there are no more files: the listener stays
             log.info("cannot accept a connection: %s", error)
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # whoever waits there would have the loop turn without end
+                self._inbox.forget(self._socket)
+                self._inbox.call_later(REST_S, self._rested)
             return
         listening = Listening(self._credentials.secret, self._protocol)
         challenged = False
@@ -460,12 +466,18 @@ class Listener:
         if len(self._strangers) > handshake.MAX_STRANGERS:
             self._make_room()
 
+    def _rested(self) -> None:
+        if not self._held and self._socket.fileno() >= 0:
+            self._inbox.watch(self._socket, READ, self._accept)
+
     def hold(self) -> None:
         """Fault injection: take no connections until ``go_on``; those who connect meanwhile wait."""
+        self._held = True
         self._inbox.forget(self._socket)
 
     def go_on(self) -> None:
         """The end of ``hold``."""
+        self._held = False
         self._inbox.watch(self._socket, READ, self._accept)
 
     def _make_room(self) -> None:

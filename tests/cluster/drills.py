@@ -9,7 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from experiments.cluster.control import Control
 from experiments.cluster.place import Place
@@ -17,9 +18,6 @@ from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.session import open_session
 from tests.integration.cluster_job import RATE, REPEAT, WORKERS, until
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 AWAY_S = 3.0
 JOB = "job"
@@ -34,8 +32,8 @@ class Drill:
         self.standbys = standbys
         self.control = control
         self.struck_s = 0.0
-        placement = job.placement()
-        self.hosts = [placement[f"count+out[{index}]"] for index in range(WORKERS)]
+        self.before = job.placement()
+        self.hosts = list(dict.fromkeys(self.before[name] for name in sorted(self.before) if "count" in name))
         self.hurt: set[str] = set()
 
     def order(self, order: str, host: str, *peers: str) -> None:
@@ -44,7 +42,7 @@ class Drill:
             struck_s = self.control.order(order, host, peer)
             self.struck_s = self.struck_s or struck_s
         if order not in ("heal", "resume"):
-            self.hurt.update((host, *peers))
+            self.hurt.update((*host.split(","), *peers))
 
     def recovered(self, count: int = 1) -> None:
         """Wait for failovers, by standbys or by rollback."""
@@ -78,6 +76,7 @@ class Drill:
                 for one in recoveries
             ],
             "recoveries": recoveries,
+            "before": self.before,
             "after": self.job.placement(),
             "metrics": self.job.metrics(),
         }
@@ -151,8 +150,7 @@ def hangs(drill: Drill) -> None:
 
 def two_hosts(drill: Drill) -> None:
     """Two of four hosts die at once."""
-    drill.order("kill", drill.hosts[1])
-    drill.order("kill", drill.hosts[3])
+    drill.order("kill", f"{drill.hosts[1]},{drill.hosts[3]}")
     drill.recovered()
     drill.checkpoints()
 
@@ -221,17 +219,16 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
 }
 
 
-def run(name: str, corpus: str, place: Place, recovery: str, session: SparkSession) -> dict[str, Any]:
-    """One drill, in a job of its own."""
+def run(name: str, corpus: str, place: Place, directory: Path, given: dict[str, Any], session: Any) -> dict[str, Any]:
+    """One drill, in a job of its own, with the options ``given``."""
     assert place.control is not None
-    directory = place.shared / f"{name}-{recovery}"
-    settings = place.options(directory) | {"recovery": recovery}
-    env = StreamEnvironment(session, parallelism=WORKERS, checkpoint_interval=0.3, **settings)
+    settings = {"parallelism": WORKERS, "checkpoint_interval": 0.3, **place.options(directory), **given}
+    env = StreamEnvironment(session, **settings)
     words = env.read_text(corpus, repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(RATE)
     words.key_by("word").count(name="count").to_parquet(str(directory / "out"), name="out")
     with env.execute(name) as job:
         until(job, lambda: job.metrics()["checkpoints_completed"] >= 2)
-        drill = Drill(job, place.control, recovery == "standby")
+        drill = Drill(job, place.control, "recovery" not in given)
         DRILLS[name](drill)
         job.await_finish(90)
         told = drill.told(name)
@@ -241,14 +238,15 @@ def run(name: str, corpus: str, place: Place, recovery: str, session: SparkSessi
 
 
 def main(corpus: str) -> None:
-    """A line of input, ``DRILL RECOVERY``, is a line of output."""
+    """A line of input (drill, directory below the shared one, options as JSON) is a line of output."""
     place = Place.here()
     session = open_session(place.master, place.session_settings(WORKERS))
     try:
         for line in sys.stdin:
-            name, recovery = line.split()
+            name, directory, options = line.split(maxsplit=2)
             place.await_executors(session, WORKERS)
-            print(json.dumps(run(name, corpus, place, recovery, session)), flush=True)
+            told = run(name, corpus, place, place.shared / directory, json.loads(options), session)
+            print(json.dumps(told), flush=True)
     finally:
         session.stop()
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
@@ -25,8 +27,8 @@ from tests.integration.conftest import assert_exact, expected_counts, wait_for_c
 
 pytestmark = pytest.mark.integration
 
-REPEAT = 2
-DATAGRAMS = 20_000
+REPEAT = 3
+DATAGRAMS = 2_000
 SECRET = b"a secret that is easy to look for in files"
 
 
@@ -45,11 +47,24 @@ def datagram_ports() -> set[int]:
     return {connection.laddr.port for connection in psutil.Process().net_connections("udp")}
 
 
-def zookeeper_port(job: JobHandle) -> int:
-    """That of the server that the job has for itself."""
+def zookeeper_of(job: JobHandle) -> str:
+    """The server that the job has for itself."""
     registry = job._running._registry
     assert registry is not None
-    return int(registry.hosts().rpartition(":")[2])
+    return registry.hosts()
+
+
+def lets_in(hosts: str) -> bool:
+    """Whether a ZooKeeper server gives a stranger a session: who has one can end those of others."""
+    client = KazooClient(hosts)
+    try:
+        client.start(1.0)
+    except KazooTimeoutError:
+        return False
+    finally:
+        client.stop()
+        client.close()
+    return True
 
 
 def flood(port: int) -> None:
@@ -110,7 +125,7 @@ def test_strangers_on_every_port_of_a_job(
         (pulse_port,) = datagram_ports() - pulses
         attackers = [threading.Thread(target=flood, args=(pulse_port,))]
         attackers[0].start()
-        for port in [*ports, zookeeper_port(job)]:
+        for port in [*ports, int(zookeeper_of(job).rpartition(":")[2])]:
             attackers.append(threading.Thread(target=attack, args=(port, held)))
             attackers[-1].start()
         for attacker in attackers:
@@ -121,6 +136,10 @@ def test_strangers_on_every_port_of_a_job(
         assert list(job.slot_pids().values()) == slots and job.recoveries() == []
         job.kill("count:1")
         wait_until(lambda: job.metrics()["failovers"] == 1, "a failover among strangers")
+        assert lets_in(zookeeper_of(job)) == (not tls)
+        keys = [path for path in tmp_path.rglob("*") if path.is_file() and b"PRIVATE KEY" in read(path)]
+        assert sorted(path.name for path in keys) == (["COMMANDS.json", "server.pem"] if tls else [])
+        assert all(path.stat().st_mode & 0o077 == 0 for path in keys)
         for pid in [os.getpid(), *job.slot_pids().values()]:
             assert SECRET not in Path(f"/proc/{pid}/cmdline").read_bytes()
             assert SECRET not in Path(f"/proc/{pid}/environ").read_bytes()

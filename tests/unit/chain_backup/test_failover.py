@@ -180,6 +180,22 @@ def test_a_lost_standby_shortens_chains_and_fails_nothing_over() -> None:
     assert not history.active()
 
 
+def test_standbys_are_missing_until_they_are_in_step() -> None:
+    history = running()
+    assert History().machine.missing == history.machine.missing == 0
+    history.checkpoint(1)
+    history.recover(history.at(100, lost(1)))
+    assert history.machine.missing == 6, "slot 1 was in three chains of each stage"
+    history.at(200, SlotJoined(1, "host1"))
+    assert history.machine.missing == 6
+    members = history.machine.chains
+    joined = [subtask for subtask in TWO_STAGES.subtasks if 1 in members[subtask]]
+    generations = history.machine.generations
+    for left, subtask in zip(range(5, -1, -1), joined, strict=True):
+        history.at(300, VersionStaged(subtask, 1, generations[subtask], 1))
+        assert history.machine.missing == left
+
+
 def test_the_first_standby_that_has_the_last_complete_version_is_promoted() -> None:
     history = running()
     history.at(10, *history.persisted(1), CheckpointCompleted(1))

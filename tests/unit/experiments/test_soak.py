@@ -197,9 +197,11 @@ def test_memory_is_told_by_kind_of_process() -> None:
     own = psutil.Process()
     total = usage.add_up([own], own.pid)
     assert total["driver"] > 5 and total["slots"] == total["java"] == 0
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()", "flinkplus.runtime.x"], stdin=subprocess.PIPE
+        [sys.executable, "-c", code, "flinkplus.runtime.x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as slot:
+        assert slot.stdout is not None and slot.stdout.readline() == b"up\n"
         assert usage.kind_of(psutil.Process(slot.pid)) == "slots"
         slot.communicate()
     assert usage.add_up([own])["other"] > 5

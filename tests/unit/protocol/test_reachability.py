@@ -123,6 +123,16 @@ def test_on_one_host_a_slot_stands_for_itself() -> None:
     assert job.given_up() == [1]
 
 
+def test_who_would_go_for_what_another_one_is_a_reason_for_stays() -> None:
+    job = Job(4, hosts="aabb")
+    job.subtasks = {0: 0, 1: 0, 2: 1, 3: 0}
+    job.say(0, 3)
+    job.say(2, 3)
+    job.look()
+    job.now_ms += PATIENCE_MS
+    assert job.given_up() == [3], "not host a as well, which only slot 3 does not reach"
+
+
 def test_what_is_taken_back_in_time_has_no_effect() -> None:
     job = Job(2)
     job.say(0, 1)
@@ -291,3 +301,22 @@ def test_one_that_dies_while_it_waits_has_to_wait_no_longer() -> None:
     assert job.machine.next_deadline_ms() is None
     job.come(1, "host1")
     assert job.machine.next_deadline_ms() == due_ms
+
+
+def test_slots_of_a_host_that_are_set_aside_together_wait_as_long_as_one() -> None:
+    job = Job(4, hosts="aabb")
+    job.new.update((2, 3))
+    job.say(0, 2, 3)
+    assert [effect.slot for effect in job.look() if isinstance(effect, SetSlotAside)] == [2, 3]
+    job.say(0)
+    begun_ms = job.now_ms
+    assert job.look() == [LetSlotJoin(2), LetSlotJoin(3)]
+    assert job.now_ms - begun_ms == FIRST_PAUSE_MS
+
+
+def test_of_a_host_that_is_given_up_only_those_that_have_joined_are_ended() -> None:
+    job = Job(4, hosts="aabb")
+    job.new.add(3)
+    job.say(0, 2)
+    job.subtasks[0] = 9
+    assert job.given_up() == [2]

@@ -350,6 +350,15 @@ def test_a_file_that_others_may_read_is_not_used(tmp_path: Path) -> None:
         read_access(path)
 
 
+def test_a_pipe_in_the_files_place_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "flinkplus-strangers").mkdir()
+    os.mkfifo(tmp_path / "flinkplus-strangers" / ACCESS_FILE, 0o666)
+    (tmp_path / "flinkplus-mine").mkdir()
+    path = write_access(tmp_path / "flinkplus-mine", an_access())
+    assert [found for found, _ in running_jobs()] == [path]
+
+
 @pytest.mark.parametrize(
     "change",
     [{"format": 2}, {"pid": "1"}, {"key": "xyz"}, {"tls": {"a": 1}}, {"address": None}, {"created_s": 10**400}],
