@@ -13,8 +13,8 @@ Rules:
 - Hosts stay drained, and wishes that were fulfilled stay, until somebody says otherwise. Wishes end with a rollback, a
   drain of their host, and, as long as they are not fulfilled, with the loss of their slot or its refusal.
 
-Invariants: no slot of a drained host is in a plan, unless there are no others; a request ends with one
-``MoveReported``, and has at most one answer of any kind before.
+Invariants: no slot of a drained host is in a plan, unless there are no others; one ``MoveReported`` ends a request,
+those before it say what is left.
 """
 
 from __future__ import annotations
@@ -134,15 +134,13 @@ class Plans:
 
     # --------------------------------------------------------------------------------------------------- requests
 
-    def request(
-        self, event: MoveRequested | DrainRequested | UndrainRequested, table: ChainTable
-    ) -> list[MoveReported]:
+    def request(self, event: Request, table: ChainTable) -> list[MoveReported]:
         """Take a request: who is answered what by that. The plans of all subtasks may be others now."""
         match event:
             case MoveRequested(request, subtask, slot):
                 return self._request_move(request, subtask, slot, table)
             case DrainRequested(request, host, force):
-                return self._request_drain(request, host, force)
+                return self._request_drain(request, host, force, table)
             case UndrainRequested(request, host):
                 return self._request_undrain(request, host)
 
@@ -159,7 +157,7 @@ class Plans:
         self._wishes[subtask] = slot
         return [*ended, MoveReported(request, "under_way", left=(subtask,))]
 
-    def _request_drain(self, request: int, host: str, force: bool) -> list[MoveReported]:
+    def _request_drain(self, request: int, host: str, force: bool, table: ChainTable) -> list[MoveReported]:
         hosts = sorted(set(self._hosts.values()))
         if host not in hosts:
             return [_refused(request, f"no slot is on host {host}; there are {', '.join(hosts)}")]
@@ -180,9 +178,10 @@ class Plans:
         for subtask in [s for s, slot in self._wishes.items() if self._hosts[slot] == host]:
             ended += self._end(subtask, f"host {host} is drained")
             self._wishes.pop(subtask, None)
-        self._drains[host] = _Drain(request, force)
+        left = self._left(host, table)
+        self._drains[host] = _Drain(request, force, left)
         self._layout = layout
-        return ended
+        return [*ended, MoveReported(request, "under_way", left=left)]
 
     def _request_undrain(self, request: int, host: str) -> list[MoveReported]:
         if host not in self._drains:
@@ -241,7 +240,7 @@ class Plans:
         for host, drain in self._drains.items():
             if drain.waiting is None:
                 continue
-            left = tuple(chain.subtask for chain in table if any(self._hosts[slot] == host for slot in chain.members))
+            left = self._left(host, table)
             if not left:
                 reports.append(MoveReported(drain.waiting, "done"))
                 drain.waiting = None
@@ -249,6 +248,10 @@ class Plans:
                 reports.append(MoveReported(drain.waiting, "under_way", left=left))
             drain.left = left
         return reports
+
+    def _left(self, host: str, table: ChainTable) -> tuple[SubtaskId, ...]:
+        """The subtasks of which something is on ``host``."""
+        return tuple(chain.subtask for chain in table if any(self._hosts[slot] == host for slot in chain.members))
 
 
 def _least_loaded(usable: Sequence[int], taken: Sequence[int], hosts: Mapping[int, str], nearest: Sequence[int]) -> int:

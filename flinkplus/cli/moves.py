@@ -50,7 +50,7 @@ def run_migrate(arguments: argparse.Namespace) -> int:
             f"--to {arguments.to!r} is no slot; they are slot-0, slot-1, ...: see flinkplus status"
         )
     return _see_through(
-        arguments, Migrate(arguments.subtask, int(slot[1])), f"{arguments.subtask} is on {arguments.to}"
+        arguments, Migrate(arguments.subtask, int(slot[1])), f"{arguments.subtask} is on slot-{int(slot[1])}"
     )
 
 

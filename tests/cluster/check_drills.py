@@ -146,6 +146,14 @@ def test_a_zombie_has_no_effect(drills: Drills, name: str) -> None:
     assert metrics["fenced_messages"] + metrics["fenced_reports"] > 0
 
 
+def test_a_host_that_is_drained_can_be_shut_down(drills: Drills) -> None:
+    told = drills.run("drained")
+    metrics = told["metrics"]
+    assert (metrics["failovers"], metrics["fallbacks"], told["recoveries"]) == (0, 0, [])
+    assert metrics["handovers"] >= 1
+    assert told["hosts"][1] not in told["after"].values()
+
+
 @pytest.mark.parametrize("name", ["hangs", "cut_off", "peers_cut_for_a_while"])
 def test_a_host_out_of_reach_in_a_job_without_standbys(drills: Drills, name: str) -> None:
     told = drills.run(name, recovery="rollback")

@@ -190,6 +190,14 @@ def master(drill: Drill) -> None:
     drill.recovered()
 
 
+def drained(drill: Drill) -> None:
+    """A host is drained, and then shut down; the others have its work and its standbys."""
+    host = drill.hosts[1]
+    drill.job.drain_host(host).await_done(60)
+    drill.order("kill", host)
+    drill.checkpoints(3)
+
+
 DRILLS: dict[str, Callable[[Drill], None]] = {
     drill.__name__: drill
     for drill in (
@@ -206,6 +214,7 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
         two_hosts,
         zookeeper_servers,
         master,
+        drained,
     )
 }
 

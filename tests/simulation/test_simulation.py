@@ -80,7 +80,7 @@ def test_seeds_are_clean() -> None:
         assert happened[what], f"the seeds saw no {what}"
     for what in ("came_round", "rounds", "in_flight", "put_back"):
         assert happened[what], f"the seeds saw no {what} in loops"
-    for what in ("migration_done", "migration_cancelled", "drain_done", "rehost", "thinned"):
+    for what in ("migration_done", "migration_cancelled", "drain", "rehost", "thinned"):
         assert happened[what], f"the seeds saw no {what} among the moves"
     assert happened["over_budget"], "all that was in flight was within the budget"
 
