@@ -189,8 +189,9 @@ class OutputChannel:
         )
 
     def reconnect(self) -> None:
-        """The stream to the consumer is new: send again whatever it has not consumed."""
-        if not self.resuming:
+        """The stream to the consumer is new: send again whatever was sent and it has not consumed. What it had of a
+        predecessor, and is not made again yet, it still has."""
+        if not self.resuming and self.log.acknowledged < self.log.sent:
             self.log.rewind(self.log.acknowledged)
 
 
