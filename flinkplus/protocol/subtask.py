@@ -379,13 +379,14 @@ class SubtaskSteps(SubtaskLoop):
         if machine is None or self.repeating:
             return False
         if machine.due is not None:
-            return all(end.has_less_waiting_than(MAX_OVERTAKEN_BYTES) for end in self._by_position)
+            recorded = [self.inputs.channels[channel] for channel in machine.overtaken_by(machine.due)]
+            return all(end.waiting_before(machine.due) < MAX_OVERTAKEN_BYTES for end in recorded)
         return bool(self._triggers) and machine.may_overtake(self._triggers[0])
 
     def _may_go_on(self) -> bool:
-        if self._unaligned is not None and self.overdue:
+        if (self._halted is None or bool(self._put_off)) and self._has_work() and self.outputs.accepts:
             return True
-        return (self._halted is None or bool(self._put_off)) and self._has_work() and self.outputs.accepts
+        return self._unaligned is not None and self.overdue
 
     def _has_work(self) -> bool:
         if self._step is not None:

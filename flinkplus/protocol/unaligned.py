@@ -91,6 +91,10 @@ class UnalignedBarriers(RecordingAlignment):
         """Whether the coordinator has said so; of a checkpoint that is not begun."""
         return checkpoint in self._ordered
 
+    def overtaken_by(self, checkpoint: CheckpointId) -> tuple[ChannelId, ...]:
+        """The inputs on which the barrier of ``checkpoint``, which is not begun, was not taken."""
+        return tuple(c for c in self._inputs if checkpoint != self._aligning or c not in self._blocked)
+
     def step(self, now_ms: int, event: BarrierEvent | OvertakingEvent) -> list[BarrierEffect]:
         match event:
             case BarrierSighted(channel, checkpoint):
@@ -150,7 +154,7 @@ class UnalignedBarriers(RecordingAlignment):
             barrier = ForwardBarrier(checkpoint, overtakes=True)
             return [*effects, barrier, *self._unblock(), DeclineCheckpoint(checkpoint, refusal)]
         self._asynchronous[checkpoint] = False
-        recorded = [channel for channel in self._inputs if channel not in self._blocked]
+        recorded = self.overtaken_by(checkpoint)
         here = self._sighted.get(checkpoint, ())
         self._rounds[checkpoint] = [channel for channel in recorded if channel not in here]
         return [
