@@ -191,13 +191,8 @@ class FailoverProtocol:
         """The members of each chain, head first."""
         return {chain.subtask: chain.members for chain in self._table}
 
-    @property
-    def stable(self) -> Mapping[SubtaskId, int]:
-        """The newest version that all members of a chain (that count) have; -1: none yet."""
-        return {chain.subtask: chain.stable for chain in self._table}
-
     def all_have(self, version: int) -> bool:
-        """Whether ``version`` or a newer one is stable in every chain."""
+        """Whether every member of every chain (that counts) has ``version`` or a newer one."""
         return self._running and all(chain.stable >= version for chain in self._table)
 
     @property

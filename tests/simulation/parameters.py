@@ -99,6 +99,7 @@ class Parameters:
     window: int = 4
     budget_bytes: int = 1 << 20
     interval_ms: int = 40
+    min_pause_ms: int = 0
     max_concurrent: int = 1
     rows: int = 3
     pending_versions: bool = False
@@ -282,14 +283,12 @@ def with_overtaking(parameters: Parameters, rng: random.Random) -> Parameters:
     """A job whose checkpoints are unaligned, one in ten of those that can have them; often of slow consumers."""
     if rng.random() >= 0.13 or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
         return parameters
-    work_ms = rng.choice((1, 2, 8, 20))
     return replace(
         parameters,
         aligned_timeout_ms=rng.choice((0, 0, 10, 30)),
         max_concurrent=rng.choice((1, 1, 2, 3)),
         read_ms=rng.choice((0, 2, parameters.read_ms)),
-        work_ms=work_ms,
-        interval_ms=max(parameters.interval_ms, 8 * work_ms),  # checkpoints come before all else
+        work_ms=rng.choice((1, 2, 8, 20)),
     )
 
 

@@ -491,6 +491,7 @@ def options_of(parameters: Parameters) -> Options:
     return Options(
         parallelism=parameters.parallelism,
         checkpoint_interval=parameters.interval_ms / 1000,
+        checkpoint_min_pause=parameters.min_pause_ms / 1000,
         checkpoint_timeout=2.0,
         max_concurrent_checkpoints=parameters.max_concurrent,
         checkpoint_mode=mode_of(parameters),
