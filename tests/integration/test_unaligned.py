@@ -5,6 +5,8 @@ exact.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus.api.stream import Stream
-from tests.integration.failover_jobs import Victim
+from tests.integration.conftest import in_pairs
+from tests.integration.failover_jobs import Victim, side_by_side
 from tests.integration.test_failover import assert_local
 from tests.integration.test_failover_stages import assert_exact, two
 
@@ -42,36 +45,63 @@ def assert_in_flight(victim: Victim) -> None:
     assert complete[-1]["final"] and complete[-1]["in_flight_bytes"] == 0, "nothing is in flight at the end"
 
 
-@pytest.mark.parametrize(
-    ("fault", "options"),
-    [
-        ("snapshot:count[1]#3", {}),
-        ("uploaded:place[0]#3", {"transport": "grpc", "aligned_timeout": 0.1}),
-    ],
-)
-def test_a_kill_in_a_phase_of_an_unaligned_checkpoint(
-    spark: SparkSession, tmp_path: Path, fault: str, options: dict[str, Any]
+STANDBY: list[dict[str, Any]] = [
+    {"faults": ("recording:place[0]#4", "recorded:place[1]#40", "manifest:place[0]#24", "end:place[2]#1")},
+    {
+        "faults": ("alignment:place[0]#4", "uploaded:place[1]#10", "commit:place[0]#16", "snapshot:place[2]#24"),
+        "transport": "grpc",
+        "aligned_timeout": 0.1,
+    },
+]
+"""Slots 0 and 1 die at their first points, whoever works in slot 0 dies once more, then slot 2 does."""
+ROLLBACK: list[dict[str, Any]] = [
+    {"faults": ("recording:place[0]#5",)},
+    {"faults": ("upload:place[0]#4",)},
+    {"faults": ("manifest:place[2]#3",), "aligned_timeout": 0.1},
+    {"faults": ("commit:count[1]#2",)},
+    {"faults": ("recorded:count[2]#9",), "aligned_timeout": 0.1},
+    {"faults": ("end:place[1]#1",)},
+]
+
+
+def at_once(
+    spark: SparkSession, path: Path, variants: Sequence[dict[str, Any]], **options: Any
+) -> AbstractContextManager[list[Victim]]:
+    given = {"between": slow_stage, "checkpoint_mode": "unaligned", **options}
+    return side_by_side(spark, path, [{**given, **variant} for variant in variants], Victim)
+
+
+def died(victim: Victim, times: int) -> None:
+    """Wait until slots have died so often; one that dies at the end of its input does so later."""
+    victim.wait(lambda: victim.metrics["slot_restarts"] >= times, f"{times} slots started again; {victim.metrics}")
+    victim.wait_for_checkpoints(2)
+
+
+def test_kills_in_the_phases_of_unaligned_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
+    with at_once(spark, tmp_path, STANDBY) as victims:
+        for victim, kills in zip(victims, (3, 4), strict=True):
+            died(victim, kills)
+            victim.wait_for_strength()
+        for victim in victims:
+            victim.finish()
+    for victim in victims:
+        assert_local(victim, victim.metrics["failovers"])
+        assert_exact(victim, 2)
+        assert_in_flight(victim)
+        assert victim.metrics["slot_restarts"] >= 3
+
+
+@pytest.mark.parametrize("variants", in_pairs(ROLLBACK), ids=str)
+def test_a_rollback_puts_back_what_was_in_flight(
+    spark: SparkSession, tmp_path: Path, variants: tuple[dict[str, Any], ...]
 ) -> None:
-    with Victim(spark, tmp_path, between=slow_stage, faults=(fault,), checkpoint_mode="unaligned", **options) as victim:
-        victim.wait_for_failovers(1)
-        victim.wait_for_checkpoints(2)
-        victim.finish()
-    assert_local(victim, 1)
-    assert_exact(victim, 2)
-    assert_in_flight(victim)
-
-
-def test_a_rollback_puts_back_what_was_in_flight(spark: SparkSession, tmp_path: Path) -> None:
-    with Victim(
-        spark,
-        tmp_path,
-        between=slow_stage,
-        faults=("upload:place[0]#4",),
-        checkpoint_mode="unaligned",
-        recovery="rollback",
-    ) as victim:
-        victim.wait(lambda: victim.metrics["recoveries"] == 1, "the rollback")
-        victim.wait_for_checkpoints(2)
-        victim.finish()
-    assert_exact(victim, 2)
-    assert_in_flight(victim)
+    with at_once(spark, tmp_path, variants, recovery="rollback") as victims:
+        for victim, variant in zip(victims, variants, strict=True):
+            if not variant["faults"][0].startswith("end"):
+                died(victim, 1)
+        for victim in victims:
+            victim.finish()
+    for victim in victims:
+        assert [recovery["mode"] for recovery in victim.job.recoveries()] == ["rollback"]
+        assert_exact(victim, 2)
+        assert_in_flight(victim)

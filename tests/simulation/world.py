@@ -40,6 +40,7 @@ from tests.simulation.driver import (
 )
 from tests.simulation.graph import SimGraph
 from tests.simulation.parameters import Parameters, child
+from tests.simulation.phases import names_of
 from tests.simulation.slot import SimSlot
 from tests.simulation.standbys import StateFiles
 from tests.simulation.story import brief
@@ -117,6 +118,7 @@ class World:
         self.healed = False
         self.violated: Violation | None = None
         self.counts: Counter[str] = Counter()
+        self.died: Counter[str] = Counter()
         self.ended: str | None = None
         self._timer_ms: int | None = None
         self._due_ms: int | None = None
@@ -358,6 +360,8 @@ class World:
         return [process for process in self.processes.values() if process.index == slot]
 
     def process_ended(self, process: SimSlot, restart: bool = True) -> None:
+        if restart:
+            self.died.update(names_of(self, process))
         self._forget(process)
         self.at(self.now_ms + 1, self._connection_lost, process.connection, "stream closed")
         for other in list(self.processes.values()):
