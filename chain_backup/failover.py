@@ -191,6 +191,11 @@ class FailoverProtocol:
         """The members of each chain, head first."""
         return {chain.subtask: chain.members for chain in self._table}
 
+    @property
+    def missing(self) -> int:
+        """How many standbys there should be and are not, or are not in step; 0 while no job runs."""
+        return sum(len(chain.planned) - len(chain.members) + len(chain.catching_up) for chain in self._table)
+
     def all_have(self, version: int) -> bool:
         """Whether every member of every chain (that counts) has ``version`` or a newer one."""
         return self._running and all(chain.stable >= version for chain in self._table)
@@ -204,6 +209,10 @@ class FailoverProtocol:
     def trimmed(self) -> int:
         """The newest version whose ``TrimLogs`` was ordered, or from which the job started."""
         return self._table.trimmed
+
+    def is_alive(self, slot: int) -> bool:
+        """Whether a slot is there, and may be in chains."""
+        return self._running and self._table.is_alive(slot)
 
     @property
     def active(self) -> bool:

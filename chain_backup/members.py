@@ -53,3 +53,4 @@ class ReplicationFigures:
     files_refused: int = 0
     files_from_storage: int = 0
     bases_fetched: int = 0
+    offers_fenced: int = 0

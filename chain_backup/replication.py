@@ -411,6 +411,7 @@ class ReplicationAgent:
             self._wait_for_chain(peer, frame)
             return
         if topic.generation < member.generation or member.active is not None:
+            self.figures.offers_fenced += 1
             return
         self._early.pop(topic.subtask, None)
         handle = bytes(frame.payload)
@@ -446,6 +447,7 @@ class ReplicationAgent:
         subtask = frame.topic.subtask
         member = self._members.get(subtask)
         if member is not None and frame.topic.generation < member.generation:
+            self.figures.offers_fenced += 1
             return
         if subtask in self._early or len(self._early) < MAX_EARLY_OFFERS:
             self._early[subtask] = (peer, frame._replace(payload=memoryview(bytes(frame.payload))))

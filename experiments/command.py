@@ -11,6 +11,7 @@ from experiments.exactness import command as exactness
 from experiments.overhead import command as overhead
 from experiments.recovery import command as recovery
 from experiments.scaling import command as scaling
+from experiments.soak import command as soak
 
 
 def add_commands(commands: Any) -> None:
@@ -26,3 +27,4 @@ def add_commands(commands: Any) -> None:
     exactness.add_exactness(
         kinds.add_parser("exactness", help="three keyed stages under seeded kills, checked row by row")
     )
+    soak.add_soak(kinds.add_parser("soak", help="one long job, a fault every few seconds, all flat and exact"))

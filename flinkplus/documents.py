@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import types
+import typing
 from typing import Any, NoReturn
 
 
@@ -26,3 +28,20 @@ def whole(value: object) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r:.100} is no whole number")
     return value
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether ``value``, of parsed JSON, is what the type ``hint`` of a field says that it holds."""
+    if hint is Any:
+        return True
+    if hint is float:
+        return type(value) in (int, float)
+    kinds = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(fits(value, kind) for kind in kinds)
+    origin = typing.get_origin(hint)
+    if origin is list:
+        return isinstance(value, list) and (kinds == (Any,) or all(fits(one, kinds[0]) for one in value))
+    if origin is dict:
+        return isinstance(value, dict) and (kinds[1] is Any or all(fits(one, kinds[1]) for one in value.values()))
+    return type(value) is hint

@@ -27,6 +27,10 @@ class CheckpointDirectoryError(FlinkPlusError):
     """A checkpoint directory that is not writable, holds checkpoints already, or belongs to another job."""
 
 
+class JobRunsElsewhere(FlinkPlusError):
+    """Another driver runs the job; two would spoil its checkpoints and its output."""
+
+
 class CorruptCheckpoint(FlinkPlusError):
     """A manifest that is truncated, altered, or of an unknown format."""
 
@@ -73,6 +77,14 @@ class InsufficientSlots(FlinkPlusError):
 
 class JavaError(FlinkPlusError):
     """Java is absent, too old, or cannot be started."""
+
+
+class CommandRefused(FlinkPlusError):
+    """A running job does not do what it was told from outside; the message says why."""
+
+
+class NoRunningJob(FlinkPlusError):
+    """There is no running job to be told anything: none was found, it is over, or it does not answer."""
 
 
 class PeerProtocolError(FlinkPlusError):

@@ -1,7 +1,8 @@
 """Failures of hosts, ordered from within the cluster: a socket of the harness, in a directory that both see.
 
 A request is one line of JSON, ``{"order": "kill", "host": "worker-2"}``, and so is the answer: ``{"time_s": ...}``, the
-moment right before it was carried out, or ``{"error": ...}``.
+moment right before it was carried out, or ``{"error": ...}``. The order ``usage`` changes nothing; its answer has the
+host's memory and disk, as ``Cluster.usage`` gives it, under ``usage``.
 
 Rules: orders are carried out one after the other. Whoever can open the socket may give them: it is the user's own.
 """
@@ -26,7 +27,8 @@ from experiments.cluster.namespaces import Cluster
 from experiments.cluster.network import ClusterError
 from flinkplus.errors import FlinkPlusError
 
-ORDERS = ("kill", "pause", "resume", "revive", "cut")
+ORDERS = ("kill", "pause", "resume", "revive", "cut", "lose", "heal")
+USAGE = "usage"
 CONTROL_FILE = "control"
 TIMEOUT_S = 60.0
 MAX_REQUEST_BYTES = 10_000
@@ -76,6 +78,11 @@ class ControlServer:
             order, host, peer = request["order"], request["host"], request.get("peer")
         except (ValueError, KeyError, TypeError) as error:
             return {"error": f"not a request: {error!r}"}
+        if order == USAGE:
+            try:
+                return {"time_s": time.time(), USAGE: self._cluster.usage(host)}
+            except (FlinkPlusError, OSError) as error:
+                return {"error": str(error)}
         if order not in ORDERS:
             return {"error": f"{order!r} is none of {', '.join(ORDERS)}"}
         with self._lock:
@@ -83,6 +90,8 @@ class ControlServer:
             try:
                 if order == "cut":
                     self._cluster.cut(host, peer)
+                elif order == "lose":
+                    self._cluster.lose(host, peer)
                 else:
                     getattr(self._cluster, order)(host)
             except (FlinkPlusError, OSError) as error:
@@ -98,6 +107,14 @@ class Control:
 
     def order(self, order: str, host: str, peer: str | None = None) -> float:
         """Have it done; when that began, in seconds since the Unix epoch. Raises ``ClusterError``."""
+        return float(self._ask(order, host, peer)["time_s"])
+
+    def usage(self, host: str) -> dict[str, float]:
+        """Memory and disk of a host; see ``Cluster.usage``. Raises ``ClusterError``."""
+        found: dict[str, float] = self._ask(USAGE, host)[USAGE]
+        return found
+
+    def _ask(self, order: str, host: str, peer: str | None = None) -> dict[str, Any]:
         request = {"order": order, "host": host, "peer": peer}
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -111,4 +128,5 @@ class Control:
             raise ClusterError(f"{order} {host}: no answer from the harness: {error}") from error
         if "time_s" not in answer:
             raise ClusterError(f"{order} {host}: {answer.get('error', 'no answer from the harness')}")
-        return float(answer["time_s"])
+        answered: dict[str, Any] = answer
+        return answered

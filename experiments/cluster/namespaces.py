@@ -22,6 +22,7 @@ from typing_extensions import Self
 from experiments.cluster.compose import Service, find_compose, read_compose
 from experiments.cluster.host import Host, end_abandoned, note_process, noted_process
 from experiments.cluster.network import ClusterError, Namespace, Network
+from experiments.cluster.usage import add_up, directory_mb
 from flinkplus.runtime.cleanup import remove_tree
 
 PREFIX = "flinkplus-cluster-"
@@ -196,6 +197,22 @@ class Cluster:
         """A host hears nothing of ``peer`` any more, nor the other way round; ``None``: of anybody."""
         self._host_named(name)
         self.network.cut(name, peer)
+
+    def usage(self, name: str) -> dict[str, float]:
+        """MB of memory on a host by kind of process, and ``disk``: what slots have there (see ``usage``)."""
+        host = self._host_named(name)
+        disk = sum(directory_mb(path) for path in host.scratch.glob("flinkplus-*"))
+        return {**add_up(host.processes()), "disk": round(disk, 2)}
+
+    def lose(self, name: str, peer: str | None = None) -> None:
+        """What a host sends to ``peer`` does not arrive any more, but for the other direction; ``None``: to anybody."""
+        self._host_named(name)
+        self.network.lose(name, peer)
+
+    def heal(self, name: str) -> None:
+        """Everything arrives again that is from or to a host."""
+        self._host_named(name)
+        self.network.heal(name)
 
     def _host_named(self, name: str) -> Host:
         try:

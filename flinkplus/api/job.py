@@ -104,7 +104,9 @@ class JobHandle:
         ``message_ids``: how many IDs of messages the filters of the inputs were ``asked`` about, of how many the Bloom
         filter said ``maybe``, how many were ``known``, and the ``false_positive_rate`` of the Bloom filters.
 
-        ``refused_connections``: of those who could not prove to be of the job; ``malformed_frames``: dropped, unread.
+        ``refused_connections``: of those who could not prove to be of the job; ``malformed_frames``: dropped, unread;
+        ``fenced_messages`` (messages, credit, versions) and ``fenced_reports`` (acknowledgements and the like): of
+        slots that were given up and of subtasks that were replaced, without effect.
 
         ``blocked``: sources that stand still, and why (``spill volume full: ...``).
 
@@ -146,6 +148,10 @@ class JobHandle:
         options = self._running.coordinator.options
         found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
         self._running.coordinator.kill(found)
+
+    def missing_standbys(self) -> int:
+        """How many standbys there should be and are not, or are not in step yet: 0 at full redundancy."""
+        return 0 if self.done else self._running.coordinator.missing_standbys()
 
     def slot_pids(self) -> dict[int, int]:
         """The process of each registered slot."""

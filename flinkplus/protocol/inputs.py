@@ -69,6 +69,8 @@ class InputGate:
         self._grant = grant
         self._make_cursor = make_cursor
         self.channels: dict[ChannelId, InputChannel] = {}
+        self.stale = 0
+        """Messages of fenced generations that came, and had no effect."""
         self._order: deque[InputChannel] = deque()
 
     def add(

@@ -30,7 +30,7 @@ from typing_extensions import assert_never
 from flinkplus.errors import NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol import events
 from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.channel import Accept, Duplicate
+from flinkplus.protocol.channel import Accept, Duplicate, Stale
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import (
     CLOCK_CHOICES,
@@ -275,6 +275,8 @@ class SubtaskSteps(SubtaskLoop):
                     self._compare(end.producer, message, payload)
                 # Sent again over a new stream: the credit that would have told so was lost with the old one.
                 self.inputs.grant_anew(end)
+            case Stale():
+                self.inputs.stale += 1
 
     def _arrived(self, machine: UnalignedBarriers, message: Message, payload: Any) -> None:
         if self._open_records:

@@ -32,6 +32,7 @@ class ActiveSubtasks:
         self._producers: dict[tuple[int, int], Subtask] = {}
         self._order: list[Subtask] = []
         self._early: dict[ChannelId, Credit] = {}
+        self._stale = 0
         self._limits: dict[ChannelId, tuple[int, int]] = {}  # with the generation of the consumer
 
     def __iter__(self) -> Iterator[Subtask]:
@@ -78,6 +79,15 @@ class ActiveSubtasks:
             producer.outputs.channels[channel].credit(*credit)
         return producer
 
+    @property
+    def stale(self) -> int:
+        """Messages and credit of fenced generations that came to all that are or were active here."""
+        return self._stale + sum(subtask.inputs.stale for subtask in self._order)
+
+    def stale_credit(self) -> None:
+        """Credit of a fenced consumer has come."""
+        self._stale += 1
+
     def retire_for_successor(self, subtask: Subtask) -> None:
         """Close a subtask whose successor will be in this slot as well: what consumers have allowed the one to send,
         perhaps when they had been told of the other, they have allowed the other. Nobody will say it again.
@@ -93,6 +103,7 @@ class ActiveSubtasks:
             return False
         del self._subtasks[subtask.id]
         self._order.remove(subtask)
+        self._stale += subtask.inputs.stale
         for table in (self._consumers, self._producers):
             for key in [key for key, value in table.items() if value is subtask]:
                 del table[key]

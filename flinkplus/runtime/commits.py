@@ -7,15 +7,16 @@ complete checkpoint alone is enough to complete the output, whatever commits wer
 the rows that are in a complete checkpoint, per sink.
 
 Rules: called from one worker thread, in the order the coordinator core gives. Commits are idempotent in the committers.
+When another driver has taken the job over, nothing is written, moved or removed any more: ``JobRunsElsewhere``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from flinkplus.errors import CorruptCheckpoint
+from flinkplus.errors import CorruptCheckpoint, JobRunsElsewhere
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
@@ -29,12 +30,26 @@ class Commits:
 
     def __init__(self, graph: JobGraph, storage: CheckpointStorage) -> None:
         self._storage = storage
+        self._taken_over: Callable[[str], None] = lambda reason: None
         self.sinks: dict[str, Sink] = {n.name: n.body for n in graph.nodes if isinstance(n.body, Sink)}
         self.committers: dict[str, SinkCommitter] = {name: sink.committer() for name, sink in self.sinks.items()}
         self._manifests: dict[int, dict[str, Any]] = {}
         self._newest = CheckpointId(0)
         self._uncommitted: dict[str, list[dict[str, Any]]] = {name: [] for name in self.sinks}
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
+        for committer in self.committers.values():
+            committer.allow_only_if(self._check)
+
+    def tell(self, taken_over: Callable[[str], None]) -> None:
+        """Whom to tell, once it is found out, that another driver has taken the job over; from the worker's thread."""
+        self._taken_over = taken_over
+
+    def _check(self) -> None:
+        try:
+            self._storage.check_run()
+        except JobRunsElsewhere as error:
+            self._taken_over(str(error))
+            raise
 
     @property
     def all_committed(self) -> bool:
@@ -56,6 +71,7 @@ class Commits:
         final: bool,
     ) -> None:
         """Write the manifest of a checkpoint."""
+        self._check()
         staged = self._staged(handles)
         commits = {}
         for name, files in staged.items():
@@ -87,6 +103,7 @@ class Commits:
 
     def commit(self, checkpoint: CheckpointId) -> None:
         """Make visible what the checkpoint covers; may be called again."""
+        self._check()
         manifest = self.manifest(checkpoint)
         for name, part in manifest["commits"].items():
             self.committers[name].commit(checkpoint, part["files"])
@@ -111,6 +128,7 @@ class Commits:
 
     def retract_after(self, checkpoint: CheckpointId | None) -> None:
         """Take back output committed after ``checkpoint``; the job goes on from there."""
+        self._check()
         for committer in self.committers.values():
             committer.retract_after(checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if checkpoint is not None and c <= checkpoint}
@@ -124,12 +142,14 @@ class Commits:
 
     def drop_after(self, checkpoint: CheckpointId | None) -> None:
         """Drop every stored checkpoint newer than ``checkpoint``: they are void and must not be found again."""
+        self._check()
         for newer in reversed(self._storage.checkpoints()):
             if checkpoint is None or newer > checkpoint:
                 self.drop(CheckpointId(newer))
 
     def collect_garbage(self, generation: Generation) -> None:
         """Remove state files that no manifest names and no running snapshot may name."""
+        self._check()
         self._storage.collect_garbage(generation, self._newest)
 
     def drop(self, checkpoint: CheckpointId) -> None:
@@ -137,6 +157,7 @@ class Commits:
 
         Of the latter only the manifest goes, if it is there all the same: the subtasks go on building upon its files.
         """
+        self._check()
         self._manifests.pop(checkpoint, None)
         if checkpoint > self._newest:
             self._storage.withdraw(checkpoint)
@@ -150,10 +171,12 @@ class Commits:
 
     def finish(self) -> None:
         """The job finished: leave only committed output."""
+        self._check()
         for committer in self.committers.values():
             committer.finish()
 
     def discard(self) -> None:
         """The job ended otherwise: remove what is staged and not committed."""
+        self._check()
         for committer in self.committers.values():
             committer.discard()

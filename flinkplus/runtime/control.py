@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dedup.digests import Digests, pack_digests, unpack_digests
-from flinkplus.documents import parse_document, whole
+from flinkplus.documents import fits, parse_document, whole
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.determinants import Run
 
@@ -128,13 +127,15 @@ class Exhausted:
 class Heartbeat:
     """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked).
 
-    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped.
+    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped;
+    ``fenced``: messages, credit and versions of fenced generations that came, and had no effect.
     """
 
     generation: int
     subtasks: dict[str, dict[str, Any]]
     refused: int = 0
     malformed: int = 0
+    fenced: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,15 @@ class PeersReady:
     """The answer to ``Peers``: there is a stream to every one of them."""
 
     serial: int
+
+
+@dataclass(frozen=True)
+class PeersUnreached:
+    """Slots that this one does not reach, or that it does not hear, although it sends to them: all of them (slot ->
+    incarnation), said when it changes. ``flinkplus.protocol.reachability`` decides what follows.
+    """
+
+    peers: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -382,6 +392,7 @@ ControlMessage = (
     | Promoted
     | PromotionRefused
     | PeersReady
+    | PeersUnreached
     | SessionLost
     | Stopped
     | Welcome
@@ -407,23 +418,6 @@ _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__
 _HINTS: dict[str, dict[str, Any]] = {name: typing.get_type_hints(cls) for name, cls in _CLASSES.items()}
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether ``value`` is what a field says that it holds."""
-    if hint is Any:
-        return True
-    if hint is float:
-        return type(value) in (int, float)
-    kinds = typing.get_args(hint)
-    if isinstance(hint, types.UnionType):
-        return any(_fits(value, kind) for kind in kinds)
-    origin = typing.get_origin(hint)
-    if origin is list:
-        return isinstance(value, list) and (kinds == (Any,) or all(_fits(one, kinds[0]) for one in value))
-    if origin is dict:
-        return isinstance(value, dict) and (kinds[1] is Any or all(_fits(one, kinds[1]) for one in value.values()))
-    return type(value) is hint
-
-
 def encode(message: ControlMessage) -> bytes:
     """The message as JSON bytes."""
     body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
@@ -438,7 +432,7 @@ def decode(data: bytes) -> ControlMessage:
             raise PeerProtocolError(f"control format {outer['v']!r:.100}, this program speaks {FORMAT_VERSION}")
         message: ControlMessage = _CLASSES[outer["type"]](**outer["body"])
         for name, hint in _HINTS[outer["type"]].items():
-            if not _fits(getattr(message, name), hint):
+            if not fits(getattr(message, name), hint):
                 raise TypeError(f"{name} of {outer['type']} is something else")
     except (ValueError, KeyError, TypeError) as error:
         raise PeerProtocolError(f"malformed control message: {error!r:.300}") from error

@@ -12,10 +12,13 @@ everything given back.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +29,7 @@ from typing_extensions import assert_never
 from chain_backup.failover import FailoverProtocol
 from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.config import Options
-from flinkplus.errors import FlinkPlusError, JobFailed, PeerProtocolError
+from flinkplus.errors import FlinkPlusError, JobFailed, JobRunsElsewhere, PeerProtocolError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
@@ -34,8 +37,11 @@ from flinkplus.protocol.config import earliest_ms
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.reachability import Reachability
 from flinkplus.runtime import control
 from flinkplus.runtime.checkpoints import CheckpointDriver
+from flinkplus.runtime.command_door import CommandDoor
+from flinkplus.runtime.commands import Commands
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.deployments import JobDriver
@@ -55,7 +61,7 @@ from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
-from flinkplus.runtime.limits import configs
+from flinkplus.runtime.limits import configs, reachability_config
 from flinkplus.runtime.members import Members
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
@@ -78,11 +84,14 @@ log = logging.getLogger("flinkplus.coordinator")
 
 @dataclass(frozen=True)
 class Addresses:
-    """``host:port`` of where slots register, hold their lifelines to, and send their pulses (``None``: nowhere)."""
+    """``host:port`` of where slots register, hold their lifelines to, and send their pulses (``None``: nowhere), and of
+    where shells give commands.
+    """
 
     rendezvous: str
     lifelines: str
     pulses: str | None
+    commands: str = ""
 
     def at(self, host: str) -> Addresses:
         """The same ports, as seen from elsewhere."""
@@ -91,14 +100,20 @@ class Addresses:
             return f"{host}:{address.rpartition(':')[2]}"
 
         pulses = None if self.pulses is None else reached(self.pulses)
-        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses)
+        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses, reached(self.commands))
 
 
-def dispatch_at(options: Options, host: str, credentials: Credentials) -> Dispatch:
-    """Where slots that have ``credentials`` can reach a coordinator on ``host``."""
+def dispatch_at(
+    options: Options, host: str, credentials: Credentials, for_commands: Credentials | None = None
+) -> Dispatch:
+    """Where slots that have ``credentials`` can reach a coordinator on ``host``, and shells that have
+    ``for_commands`` (``None``: nobody gives commands).
+    """
     inbox: Inbox[InboxEvent] = Inbox()
     dispatch = Dispatch(rendezvous(options, credentials, host, inbox), Members(options.parallelism), inbox)
     dispatch.make_lifelines = lambda: Lifelines(host, credentials, inbox, inbox.put)
+    if for_commands is not None:
+        dispatch.make_door = lambda commands: CommandDoor(host, for_commands, inbox, commands)
     timeout_s = options.hang_timeout
     if timeout_s is not None:
         dispatch.make_pulses = lambda: Pulses(host, credentials.secret, timeout_s, inbox, dispatch.clock)
@@ -120,6 +135,7 @@ class Coordinator:
         self.options = options
         self.commits = commits
         self.result = JobResult()
+        self.commands = Commands()
         self.recoveries = RecoveryLog(self._has_results)
         self.figures = Figures(graph, options.checkpoint_mode)
         self._dispatch = dispatch
@@ -152,7 +168,16 @@ class Coordinator:
         self._checkpoint_driver = CheckpointDriver(
             self._dispatch, self, self._deployment, commits, self.figures, self._reach
         )
-        self._presence = Presence(self._dispatch, self, self._deployment, self.recoveries, options, self.give_up)
+        self._presence = Presence(
+            self._dispatch,
+            self,
+            self._deployment,
+            self.recoveries,
+            options,
+            self.taken_over,
+            lambda: self._job.state,
+            self._machine("reachability", Reachability, reachability_config(options)),
+        )
         self._job_driver = JobDriver(
             self._dispatch,
             self,
@@ -168,6 +193,7 @@ class Coordinator:
         if not options.promises.repeats or restore.checkpoint is not None:  # an earlier run may have promised less
             self._job_driver.match = partial(matched, topology=topology_of(graph, options.parallelism))
         self._presence.failovers = self._failovers
+        self._job_driver.interrupted = self._interrupted
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
@@ -197,7 +223,7 @@ class Coordinator:
             self.options.promises,
             "partial" if self.options.partial else "standby",
         )
-        self._job_driver.started, self._job_driver.interrupted = failovers.started, failovers.interrupted
+        self._job_driver.started = failovers.started
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
@@ -205,6 +231,11 @@ class Coordinator:
         if self.options.standbys:
             failovers.replicated = self.figures.replicated
         return failovers
+
+    def _interrupted(self) -> None:
+        self._presence.interrupted()
+        if self._failovers is not None:
+            self._failovers.interrupted()
 
     def _has_results(self, subtask: str) -> bool:
         """Whether a subtask has a sink or keyed state."""
@@ -219,8 +250,16 @@ class Coordinator:
         assert self._dispatch.make_lifelines is not None
         lifelines = self._dispatch.lifelines = self._dispatch.make_lifelines()
         pulses = self._dispatch.pulses = None if self._dispatch.make_pulses is None else self._dispatch.make_pulses()
+        door = self._dispatch.door = (
+            None if self._dispatch.make_door is None else self._dispatch.make_door(self.commands)
+        )
         self._thread.start()
-        return Addresses(address, lifelines.address, None if pulses is None else pulses.address)
+        return Addresses(
+            address,
+            lifelines.address,
+            None if pulses is None else pulses.address,
+            "" if door is None else door.address,
+        )
 
     def write_records_to(self, registry: RecordWriter) -> None:
         """Where the records of chains go; to be said before ``start``."""
@@ -237,6 +276,12 @@ class Coordinator:
         """End the job now: there is nothing left that could run it."""
         self._ask(lambda: self._end(JobState.FAILED, JobFailed(reason)))
 
+    def taken_over(self, reason: str) -> None:
+        """End the job here: another driver runs it."""
+        error = JobFailed(reason)
+        error.__cause__ = JobRunsElsewhere(reason)
+        self._ask(lambda: self._end(JobState.FAILED, error))
+
     def cancel(self) -> None:
         """Ask for the end of the job; returns at once."""
         self._ask(lambda: self.step_job(events.CancelRequested()))
@@ -251,6 +296,16 @@ class Coordinator:
     def _drain(self) -> None:
         self._deployment.draining = True
         self._dispatch.tell_all(control.Drain(self._deployment.generation))
+
+    def missing_standbys(self) -> int:
+        """How many standbys there should be and are not, or are not in step yet; 0 when the job is over."""
+        answer: Future[int] = Future()
+        failovers = self._failovers
+        self._ask(lambda: answer.set_result(0 if failovers is None else failovers.missing_standbys))
+        while not self.result.done.is_set():
+            with contextlib.suppress(FutureTimeout):
+                return answer.result(MAX_IDLE_S)
+        return 0
 
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""
@@ -307,6 +362,7 @@ class Coordinator:
             self._job.next_deadline_ms(),
             self._checkpoints.next_deadline_ms(),
             None if self._failovers is None else self._failovers.next_deadline_ms(),
+            self._presence.next_deadline_ms(),
         )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
@@ -421,12 +477,14 @@ class Coordinator:
         }
 
     def security_figures(self) -> dict[str, int]:
-        """Connections refused and frames dropped, by the driver and by every slot that there ever was."""
-        servers = [self._dispatch.rendezvous, self._dispatch.lifelines]
+        """What driver and slots, all that there ever were, have refused: of strangers, and of the fenced."""
+        servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
         return {
             "refused_connections": refused + self.figures.refused,
             "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "fenced_messages": self.figures.fenced_messages,
+            "fenced_reports": self.figures.fenced_reports,
         }
 
     def pids(self) -> dict[int, int]:

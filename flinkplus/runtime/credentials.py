@@ -1,7 +1,8 @@
 """What lets a process take part in a job: made by the driver, shipped to every slot with Spark's own task.
 
 Rules: it is never sent over FlinkPlus's own connections, never written to a file of FlinkPlus, never on a command line,
-and its ``repr`` does not show it.
+and its ``repr`` does not show it. What is written, for the owner of the job only (``access``), are the credentials for
+commands: a key from which nothing can be learnt of the secret, and certificates of another authority.
 """
 
 from __future__ import annotations
@@ -32,18 +33,26 @@ class Credentials:
     tls: Certificates | str | None = field(default=None, repr=False)
 
     @classmethod
-    def made(cls, options: Options, job_id: str) -> Credentials:
-        """New ones. Raises ``ConfigurationError`` for files that cannot be used."""
+    def made(cls, options: Options, job_id: str, lasting: bytes | None = None) -> Credentials:
+        """New ones. ``lasting``: a secret that all runs of the job have, for what stands in an ensemble longer than a
+        run. Raises ``ConfigurationError`` for files that cannot be used."""
         secret = make_secret()
         made = cls(
             secret,
-            _zookeeper(options.zookeeper_acl or (OPEN if options.zookeeper else JOB), job_id, secret),
+            _zookeeper(options.zookeeper_acl or (OPEN if options.zookeeper else JOB), job_id, lasting or secret),
             made_for(job_id) if options.tls is True else options.tls or None,
         )
         certificates = made.certificates
         if certificates is not None:
             context(certificates, True)  # raises here, and not in every slot
         return made
+
+    def for_commands(self, job_id: str) -> Credentials:
+        """What lets a shell give the job commands, and do nothing else."""
+        return Credentials(
+            derived(self.secret, "commands"),
+            tls=made_for(f"{job_id} commands") if isinstance(self.tls, Certificates) else self.tls,
+        )
 
     @property
     def certificates(self) -> Certificates | None:

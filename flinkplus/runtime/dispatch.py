@@ -27,6 +27,8 @@ from flinkplus.runtime.members import Member, Members
 
 if TYPE_CHECKING:
     from chain_backup.zookeeper.records import RegistryEvent
+    from flinkplus.runtime.command_door import CommandDoor
+    from flinkplus.runtime.commands import Commands
     from flinkplus.runtime.inbox import Inbox
     from flinkplus.runtime.lifeline import LifelineCut, Lifelines
     from flinkplus.runtime.planes import LinkEvent, Rendezvous
@@ -142,6 +144,8 @@ class Dispatch:
         self.lifelines: Lifelines | None = None
         self.make_pulses: Callable[[], Pulses] | None = None
         self.pulses: Pulses | None = None
+        self.make_door: Callable[[Commands], CommandDoor] | None = None
+        self.door: CommandDoor | None = None
         self.members = members
         self.inbox = inbox
         self.clock = clock
@@ -210,6 +214,8 @@ class Dispatch:
         """End the workers, when they have done what they were told, and the connections."""
         self.registry.shutdown(wait=False, cancel_futures=True)
         self.storage.shutdown(wait=True)
+        if self.door is not None:
+            self.door.close()
         self.rendezvous.close()
         if self.lifelines is not None:
             self.lifelines.close()

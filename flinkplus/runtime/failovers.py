@@ -97,6 +97,11 @@ class Failovers:
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
         self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
 
+    @property
+    def missing_standbys(self) -> int:
+        """How many there should be and are not, or are not in step; those of a failover under way count as missing."""
+        return self._protocol.missing + self._protocol.active
+
     # --- the job's life
 
     def started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
@@ -236,6 +241,14 @@ class Failovers:
     def registered(self, member: Member) -> None:
         """A new incarnation of a slot is there while the job runs: have everyone connect to it."""
         self._joining.begin(member)
+
+    def set_aside(self, slot: int) -> None:
+        """A slot that has not joined is not to, for now."""
+        self._joining.set_aside(slot)
+
+    def has_joined(self, slot: int) -> bool:
+        """Whether a slot takes part in the running job."""
+        return self._protocol.is_alive(slot)
 
     def _joined(self, members: list[Member]) -> None:
         for member in members:

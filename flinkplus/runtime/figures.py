@@ -82,22 +82,30 @@ class Figures:
         self.last_complete: int | None = None
         self.completed = 0
         self._final = False
-        self._dropped: dict[tuple[int, int], tuple[int, int]] = {}
+        self._dropped: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.fenced_reports = 0
+        """Of slots that were given up, or of subtasks of older generations; without effect."""
 
-    def heard_of_strangers(self, process: tuple[int, int], refused: int, malformed: int) -> None:
+    def heard_of_strangers(self, process: tuple[int, int], refused: int, malformed: int, fenced: int = 0) -> None:
         """What the process of a slot (slot, incarnation) has refused and dropped so far."""
-        if refused or malformed:
-            self._dropped = {**self._dropped, process: (refused, malformed)}
+        told = (refused, malformed, fenced)
+        if any(told) and self._dropped.get(process) != told:
+            self._dropped = {**self._dropped, process: told}
 
     @property
     def refused(self) -> int:
         """Connections refused by slots."""
-        return sum(refused for refused, _ in self._dropped.values())
+        return sum(refused for refused, _, _ in self._dropped.values())
 
     @property
     def malformed(self) -> int:
         """Frames dropped by slots."""
-        return sum(malformed for _, malformed in self._dropped.values())
+        return sum(malformed for _, malformed, _ in self._dropped.values())
+
+    @property
+    def fenced_messages(self) -> int:
+        """Messages, credit and versions of fenced generations that came to slots, without effect."""
+        return sum(fenced for _, _, fenced in self._dropped.values())
 
     def heard(self, subtasks: dict[str, dict[str, Any]]) -> None:
         """A slot's heartbeat. One that was under way when the last checkpoint completed has nothing new to say."""

@@ -105,6 +105,10 @@ class GrpcControlLink:
         """Queue a message; may be called in any thread."""
         self._writer.put([control.encode(message)])
 
+    def is_silent(self, now_s: float, limit_s: float) -> bool:
+        """See ``ControlLink``. gRPC does not show its sockets."""
+        return False
+
     def close(self) -> None:
         """Close the stream, after what was queued is written."""
         self._io.submit(self._close()).result(timeout=CLOSE_TIMEOUT_S)

@@ -234,6 +234,10 @@ class GrpcDataPlane(Attachments):
     def expire(self, now_s: float) -> None:
         """gRPC has time limits of its own."""
 
+    def silent(self, now_s: float, limit_s: float) -> dict[int, int]:
+        """See ``DataPlane``. gRPC does not show its sockets: the stream breaks when its own keepalive gives it up."""
+        return {}
+
     def close(self) -> None:
         """Close all streams and the server, bounded."""
         self._io.submit(self._close()).result(timeout=CLOSE_TIMEOUT_S + 5)

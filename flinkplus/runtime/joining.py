@@ -3,7 +3,8 @@
 It is told what the others know (``Join``), everyone is told who there is now (``Peers``), and when all have answered
 the newest such call, it has joined.
 
-Rules: a slot that is lost meanwhile is not waited for; the others are called again, without it.
+Rules: a slot that is lost meanwhile is not waited for; the others are called again, without it. So it is with one that
+is set aside, since some do not reach it, until it begins anew.
 """
 
 from __future__ import annotations
@@ -22,13 +23,21 @@ class Joining:
         self._serial = 0
         self._joining: dict[int, Member] = {}
         self._waiting: set[int] = set()
+        self._aside: set[int] = set()  # never iterated
 
     def reset(self) -> None:
         """A deployment connects everyone anyway."""
-        self._joining, self._waiting = {}, set()
+        self._joining, self._waiting, self._aside = {}, set(), set()
+
+    def set_aside(self, slot: int) -> None:
+        """Nobody is to be connected to a slot that has not joined."""
+        self._aside.add(slot)
+        if self._joining.pop(slot, None) is not None:
+            self._call()
 
     def begin(self, member: Member) -> None:
-        """A slot has registered."""
+        """A slot has registered, or need not stand aside any more."""
+        self._aside.discard(member.slot)
         self._joining[member.slot] = member
         self.tell(member)
         self._call()
@@ -46,6 +55,7 @@ class Joining:
     def lost(self, slot: int) -> None:
         """A slot is gone, and is not waited for."""
         self._joining.pop(slot, None)
+        self._aside.discard(slot)
         if self._joining:
             self._call()
 
@@ -62,5 +72,8 @@ class Joining:
 
     def _call(self) -> None:
         self._serial += 1
-        self._waiting = {member.slot for member in self._dispatch.members.all()}
-        self._dispatch.tell_all(control.Peers(self._serial, self._dispatch.members.addresses()))
+        members = [member for member in self._dispatch.members.all() if member.slot not in self._aside]
+        self._waiting = {member.slot for member in members}
+        peers = control.Peers(self._serial, {str(one.slot): [one.incarnation, one.address] for one in members})
+        for member in members:
+            self._dispatch.tell(member.slot, peers)

@@ -29,10 +29,11 @@ from typing import Any
 from flinkplus.errors import PeerRefused
 from flinkplus.runtime import handshake
 from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.dialing import dial
 from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import COORDINATOR
-from flinkplus.runtime.tcp import LENGTH, Broken, Connection, Frame, Listener, framed, parse_address
+from flinkplus.runtime.tcp import Broken, Connection, Frame, Listener
 from flinkplus.runtime.tls import context
 
 log = logging.getLogger("flinkplus.lifeline")
@@ -160,39 +161,8 @@ def _have_no_files_but(kept: int) -> None:
 
 
 def _connect(address: str, credentials: Credentials, name: str, tls: ssl.SSLContext | None) -> socket.socket:
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    connection = socket.create_connection(parse_address(address), CONNECT_TIMEOUT_S)
-    try:
-        if tls is not None:
-            connection = tls.wrap_socket(connection)
-        connecting = Connecting(credentials.secret, PROTOCOL, name, COORDINATOR)
-        connection.sendall(framed(connecting.hello))
-        connection.sendall(framed(connecting.answer(_frame(connection, deadline))))
-        if _frame(connection, deadline):
-            raise ConnectionError("the driver answered with something else than a welcome")
-        connection.setblocking(True)
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    except BaseException:
-        connection.close()
-        raise
+    connecting = Connecting(credentials.secret, PROTOCOL, name, COORDINATOR)
+    connection = dial(address, connecting, tls, CONNECT_TIMEOUT_S)
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return connection
-
-
-def _frame(connection: socket.socket, deadline: float) -> bytes:
-    """A frame of the handshake. Raises ``OSError``, also when it is too long or too late."""
-    (size,) = LENGTH.unpack(_bytes(connection, LENGTH.size, deadline))
-    if size > handshake.MAX_BYTES:
-        raise ConnectionError(f"the driver answered with {size} bytes")
-    return _bytes(connection, size, deadline)
-
-
-def _bytes(connection: socket.socket, size: int, deadline: float) -> bytes:
-    found = b""
-    while len(found) < size:
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        part = connection.recv(size - len(found))
-        if not part:
-            raise ConnectionError("refused by the driver")
-        found += part
-    return found

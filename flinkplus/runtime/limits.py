@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from flinkplus.config import Options
 from flinkplus.protocol.config import CheckpointConfig, RecoveryConfig
+from flinkplus.protocol.reachability import ReachabilityConfig
 
 RESTART_PATIENCE = 3  # Spark itself takes up to spark.network.timeout, 120 s, to see that a host is gone
+
+
+def reachability_config(options: Options) -> ReachabilityConfig:
+    """How slots that do not reach each other are judged, from the user's options."""
+    gather_s = options.heartbeat_interval if options.hang_timeout is None else options.hang_timeout / 4
+    return ReachabilityConfig(max(1, round(gather_s * 1000)), round(options.heartbeat_timeout * 1000))
 
 
 def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:

@@ -100,6 +100,11 @@ class DataPlane(Protocol):
     def expire(self, now_s: float) -> None:
         """Give up what has not been connected in time (``now_s``: monotonic clock); called now and then."""
 
+    def silent(self, now_s: float, limit_s: float) -> dict[int, int]:
+        """The peers (slot -> incarnation) of which nothing has come back for ``limit_s`` of what was sent to them; see
+        ``silence``. To be asked several times within that span.
+        """
+
     def close(self) -> None:
         """Close all streams and the server, bounded."""
 
@@ -139,6 +144,9 @@ class ControlLink(Protocol):
 
     def send(self, message: control.ControlMessage) -> None:
         """Send a message; may be called in any thread, and before the connection is there."""
+
+    def is_silent(self, now_s: float, limit_s: float) -> bool:
+        """Whether nothing has come back of what was sent, as in ``DataPlane.silent``."""
 
     def close(self) -> None:
         """Close the stream, after what was queued is written; bounded."""

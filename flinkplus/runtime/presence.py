@@ -18,7 +18,21 @@ from typing_extensions import assert_never
 from chain_backup.zookeeper.records import RegistryBack, RegistryEvent, RegistryLost, SlotNodeGone, SlotNodeSeen
 from flinkplus.config import Options
 from flinkplus.protocol import events
+from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import SubtaskId
+from flinkplus.protocol.reachability import (
+    GiveSlotUp,
+    JobRestarted,
+    LetSlotJoin,
+    PeersSilent,
+    Reachability,
+    ReachabilityEvent,
+    SetSlotAside,
+    SlotCame,
+    SlotGone,
+    SlotsSeen,
+    Standing,
+)
 from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
 from flinkplus.runtime.failovers import Failovers
@@ -29,7 +43,9 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class Presence:
-    """The coordinator's view of the slots. ``give_up`` ends the job; ``failovers`` is set when there are standbys."""
+    """The coordinator's view of the slots. ``taken_over`` ends the job here; ``failovers`` is set when there are
+    standbys.
+    """
 
     def __init__(
         self,
@@ -38,15 +54,19 @@ class Presence:
         deployment: Deployment,
         recoveries: RecoveryLog,
         options: Options,
-        give_up: Callable[[str], None],
+        taken_over: Callable[[str], None],
+        job_state: Callable[[], JobState] = lambda: JobState.RUNNING,
+        reachability: Reachability | None = None,
     ) -> None:
+        self._job_state = job_state
+        self._reachability = Reachability() if reachability is None else reachability
         self._dispatch = dispatch
         self._members = dispatch.members
         self._machines = machines
         self._deployment = deployment
         self._recoveries = recoveries
         self._options = options
-        self._give_up = give_up
+        self._taken_over = taken_over
         self._looked_s = dispatch.clock.monotonic()
         self.failovers: Failovers | None = None
         self.registry_lost: str | None = None
@@ -66,14 +86,15 @@ class Presence:
         log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, register.spark_attempt, where)
         self._dispatch.rendezvous.send(connection, control.Welcome(member.incarnation))
         self._machines.step_job(events.SlotRegistered(member.slot, member.incarnation))
-        if self.failovers is not None and self.failovers.running:
-            self.failovers.registered(member)
+        if self._runs:
+            self._step(SlotCame(member.slot, member.host))
 
     def lose(self, member: Member, reason: str) -> None:
         """A slot is gone."""
         self._members.remove(member.slot)
         self._dispatch.drop(member)
         self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
+        self._step(SlotGone(member.slot))
         if self.failovers is not None and self.failovers.running:
             self.failovers.slot_lost(member, reason)
         else:
@@ -86,6 +107,7 @@ class Presence:
         for member in self._members.all():
             self._members.remove(member.slot)
             self._dispatch.drop(member)
+            self._step(SlotGone(member.slot))
             self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
             self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
 
@@ -113,6 +135,63 @@ class Presence:
             for member in [member for member in self._members.all() if member.pulse in silent]:
                 self.evict(member, f"it hangs, or is cut off: no sign of life for {pulses.timeout_s} s")
 
+        due_ms = self._reachability.next_deadline_ms()
+        if due_ms is not None and self._dispatch.now_ms() >= due_ms:
+            self._step(SlotsSeen(self._standings()))
+
+    # --- slots that do not reach each other
+
+    def peers_unreached(self, member: Member, peers: dict[str, int]) -> None:
+        """A slot says whom it does not reach; processes that are gone do not matter."""
+        known = {int(peer): self._members.get(int(peer)) for peer in peers}
+        meant = [slot for slot, other in known.items() if other is not None and other.incarnation == peers[str(slot)]]
+        if meant:
+            log.warning("slot %d does not reach slots %s", member.slot, ", ".join(map(str, meant)))
+        self._step(PeersSilent(member.slot, tuple(sorted(meant))))
+
+    def next_deadline_ms(self) -> int | None:
+        """When ``look_for_silent_slots`` has something to do about slots that do not reach each other."""
+        return self._reachability.next_deadline_ms()
+
+    def interrupted(self) -> None:
+        """A rollback began, or the end: all that are there are deployed."""
+        self._step(JobRestarted())
+
+    def _standings(self) -> tuple[Standing, ...]:
+        if self._job_state() is not JobState.RUNNING:
+            return ()
+        pulses, failovers = self._dispatch.pulses, self.failovers
+        return tuple(
+            Standing(
+                member.slot,
+                member.host,
+                len(self._deployment.on(member.slot)),
+                failovers is None or failovers.has_joined(member.slot),
+                pulses is not None and pulses.is_doubtful(member.pulse),
+            )
+            for member in self._members.all()
+        )
+
+    def _step(self, event: ReachabilityEvent) -> None:
+        for effect in self._reachability.step(self._dispatch.now_ms(), event):
+            member = self._members.get(effect.slot)
+            if member is None:
+                continue
+            match effect:
+                case GiveSlotUp(_, reason):
+                    self.evict(member, reason)
+                case SetSlotAside(slot, reason):
+                    log.warning("slot %d does not join for now: %s", slot, reason)
+                    if self.failovers is not None:
+                        self.failovers.set_aside(slot)
+                case LetSlotJoin():
+                    if self._runs and self.failovers is not None:
+                        self.failovers.registered(member)
+                case _:
+                    assert_never(effect)
+
+    # --- what others say
+
     def registry_told(self, event: RegistryEvent) -> None:
         """ZooKeeper says something."""
         match event:
@@ -124,7 +203,7 @@ class Presence:
                 log.warning("ZooKeeper: %s", reason)
                 self.registry_lost = reason
                 if final:
-                    self._give_up(f"another driver has taken the job over: {reason}")
+                    self._taken_over(f"another driver has taken the job over: {reason}")
             case RegistryBack():
                 log.warning("ZooKeeper is back")
                 self.registry_lost = None

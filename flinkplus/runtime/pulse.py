@@ -7,11 +7,12 @@ a heartbeat may take its time (``heartbeat_timeout``).
 
 Rules: a slot of which no pulse ever came (a network that carries no UDP, a system without processes like these) is
 judged by its heartbeats alone. A datagram is believed when it is signed with a key of the job's secret and newer than
-the last.
+the last. A slot that says that it does not hear the driver (the network loses one direction only) is as good as silent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
@@ -25,7 +26,7 @@ from typing import Any
 
 from flinkplus.runtime.clock import Clock
 from flinkplus.runtime.inbox import READ, Inbox
-from flinkplus.runtime.pulse_process import COUNT, MAC_BYTES
+from flinkplus.runtime.pulse_process import COUNT, DEAF, HEARS, MAC_BYTES
 from flinkplus.runtime.tcp import parse_address
 
 log = logging.getLogger("flinkplus.pulse")
@@ -52,7 +53,7 @@ class Pulses:
         self._key = pulse_key(secret)
         self._inbox = inbox
         self._clock = clock
-        self._last: dict[str, tuple[int, float]] = {}
+        self._last: dict[str, tuple[int, float, bool]] = {}
         self._looked_s = clock.monotonic()
         self._socket = socket.socket(family, kind, protocol)
         self._socket.setblocking(False)
@@ -74,12 +75,12 @@ class Pulses:
         name, count = said[: -COUNT.size - 1], said[-COUNT.size :]
         if not name or not hmac.compare_digest(hmac.digest(self._key, said, "sha256")[:MAC_BYTES], mac):
             return
-        text, (number,) = name.decode("ascii", "replace"), COUNT.unpack(count)
+        text, (number, deaf) = name.decode("ascii", "replace"), COUNT.unpack(count)
         last = self._last.get(text)
         if last is None and len(self._last) >= MAX_NAMES:
             del self._last[next(iter(self._last))]
         if last is None or number > last[0]:
-            self._last[text] = (number, self._clock.monotonic())
+            self._last[text] = (number, self._clock.monotonic(), deaf)
 
     @property
     def due(self) -> bool:
@@ -95,15 +96,25 @@ class Pulses:
         now_s, before_s = self._clock.monotonic(), self._looked_s
         self._looked_s = now_s
         if now_s - before_s > self.timeout_s / 2:
-            self._last = {name: (number, now_s) for name, (number, _) in self._last.items()}
+            self._last = {name: (number, now_s, deaf) for name, (number, _, deaf) in self._last.items()}
             return []
         known = [name for name in names if name in self._last]
-        if not any(self._age_s(name, now_s) > self.timeout_s for name in known):
+        if not any(self._is_late(name, now_s) for name in known):
             return []
         self.receive()  # what waits in the socket was in time
-        late = [name for name in known if self._age_s(name, now_s) > self.timeout_s]
-        well = [name for name in known if self._age_s(name, now_s) < self.timeout_s / 2]
+        late = [name for name in known if self._is_late(name, now_s)]
+        well = [name for name in known if name not in late and self._age_s(name, now_s) < self.timeout_s / 2]
         return late if len(well) >= len(late) else []
+
+    def is_doubtful(self, name: str) -> bool:
+        """Whether this one may be about to be late."""
+        if name not in self._last:
+            return False
+        self.receive()
+        return self._last[name][2] or self._age_s(name, self._clock.monotonic()) > self.timeout_s / 2
+
+    def _is_late(self, name: str, now_s: float) -> bool:
+        return self._last[name][2] or self._age_s(name, now_s) > self.timeout_s
 
     def _age_s(self, name: str, now_s: float) -> float:
         return now_s - self._last[name][1]
@@ -143,6 +154,13 @@ class Pulse:
             process.stdin.flush()
         except OSError as error:
             log.info("no pulse to %s: %s", address, error)
+
+    def tell(self, deaf: bool) -> None:
+        """Say from now on that this slot does not hear the driver, or that it does."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended, which the driver knows by its silence
+                self._process.stdin.write(DEAF if deaf else HEARS)
+                self._process.stdin.flush()
 
     def close(self) -> None:
         """End it."""

@@ -1,9 +1,10 @@
 """What a slot's pulse is: a small process that sends a datagram to the driver again and again, as long as the slot's
-process lives and is not stopped.
+process lives and is not stopped. A datagram also tells whether the slot hears the driver.
 
 It is a process of its own since no thread of the slot's is punctual: whatever holds the interpreter holds them all. It
 is run by its text (``python -c``), so it imports the standard library only. The first line on its stdin says what to
-do; the end of its stdin, that the slot is gone.
+do, what comes later whether the slot hears the driver (the last byte counts); the end of its stdin, that the slot is
+gone.
 """
 
 import contextlib
@@ -14,16 +15,19 @@ import select
 import socket
 import struct
 
-COUNT = struct.Struct(">Q")
+COUNT = struct.Struct(">Q?")
+HEARS, DEAF = b"1", b"0"
 MAC_BYTES = 16
 ORDER_BYTES = 4096
 STOPPED = (b"T", b"t")
 PREFERRED = -10
 
 
-def datagram(name: str, count: int, key: bytes) -> bytes:
-    """Number ``count`` of the pulse ``name``, as those who know the key can check."""
-    said = name.encode() + b"\0" + COUNT.pack(count)
+def datagram(name: str, count: int, key: bytes, deaf: bool = False) -> bytes:
+    """Number ``count`` of the pulse ``name``, as those who know the key can check. ``deaf``: nothing that the driver
+    sends arrives here.
+    """
+    said = name.encode() + b"\0" + COUNT.pack(count, deaf)
     return said + hmac.digest(key, said, "sha256")[:MAC_BYTES]
 
 
@@ -38,18 +42,24 @@ def stands_still(pid: int) -> bool:
 
 def beat() -> None:
     """Send until stdin ends."""
-    order = json.loads(os.read(0, ORDER_BYTES))
+    line, _, said = os.read(0, ORDER_BYTES).partition(b"\n")
+    order = json.loads(line)
     if hasattr(os, "setpriority"):
         with contextlib.suppress(OSError):  # only root may: it is little work, and should be punctual
             os.setpriority(os.PRIO_PROCESS, 0, PREFERRED)
     family, kind, protocol, _, address = socket.getaddrinfo(order["host"], order["port"], type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as out:
         count = 0
-        while not select.select([0], [], [], order["interval_s"] if count else 0)[0]:
+        while True:
+            if select.select([0], [], [], order["interval_s"] if count else 0)[0]:
+                said = os.read(0, ORDER_BYTES)
+                if not said:
+                    return
             count += 1
             if not stands_still(order["pid"]):
                 with contextlib.suppress(OSError):  # no way there just now
-                    out.sendto(datagram(order["name"], count, bytes.fromhex(order["key"])), address)
+                    deaf = said.endswith(DEAF)
+                    out.sendto(datagram(order["name"], count, bytes.fromhex(order["key"]), deaf), address)
 
 
 if __name__ == "__main__":

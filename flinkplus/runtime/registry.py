@@ -1,6 +1,8 @@
 """The job's place in ZooKeeper: an embedded server unless there is an ensemble, the election, the chains' records.
 
 Rules: starting is done by a thread of its own while Spark starts the slots' job; whoever needs the result waits for it.
+The driver of a job that is resumed in an ensemble is elected before anything else is done (``elect_first``): another
+may run it.
 ``close`` gives everything back whatever was reached. Nothing of ZooKeeper is loaded by a job that does not use it.
 """
 
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from chain_backup.effects import ChainRecordLike
 from flinkplus.config import Options
+from flinkplus.errors import JobRunsElsewhere
 
 if TYPE_CHECKING:
     from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from chain_backup.zookeeper.registry import Registry
 
 ELECTION_TIMEOUT_S = 30.0
+SUCCESSION_PATIENCE_S = 6.0  # beyond the session of a driver that has died just now
 START_TIMEOUT_S = 60.0
 URGENT_TIMEOUT_S = 15.0
 IDLE_TIMEOUT_S = 5.0  # for what no failover waits for: it must not keep one waiting behind it
@@ -42,9 +46,8 @@ class RecordWriter(Protocol):
 class JobRegistry:
     """One job in ZooKeeper.
 
-    ``application``: the job's name there. ``bind`` and ``reach``: where an embedded server listens, and the host that
-    slots know that by. ``deliver`` gets the registry's events, in other threads; ``give_up`` the reason why there is
-    none. ``auth``: see ``Registry``.
+    ``application``: the job's name there, the same in every run of it. ``bind`` and ``reach``: where an embedded server
+    listens, and the host that slots know that by. ``auth``: see ``Registry``.
     """
 
     def __init__(
@@ -54,8 +57,6 @@ class JobRegistry:
         directory: Path,
         bind: str,
         reach: str,
-        deliver: Callable[[RegistryEvent], None],
-        give_up: Callable[[str], None],
         auth: str | None = None,
     ) -> None:
         self._options = options
@@ -63,8 +64,9 @@ class JobRegistry:
         self._directory = directory
         self._bind = bind
         self._reach = reach
-        self._deliver = deliver
-        self._give_up = give_up
+        self._deliver: Callable[[RegistryEvent], None] | None = None
+        self._undelivered: list[RegistryEvent] = []
+        self._give_up: Callable[[str], None] = lambda reason: None
         self._auth = auth
         self._hosts: Future[str] = Future()
         self._elected: Future[Registry] = Future()
@@ -74,15 +76,48 @@ class JobRegistry:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._start, name="flinkplus-zookeeper", daemon=True)
 
-    def begin(self) -> None:
-        """Start in the background."""
-        self._thread.start()
+    def elect_first(self) -> None:
+        """Become the coordinator of a job that another driver ran, or runs.
+
+        Raises ``JobRunsElsewhere`` when that one is still there, ``RegistryUnavailable`` when ZooKeeper is not.
+        """
+        from chain_backup.zookeeper.errors import CoordinatorElsewhere
+
+        assert self._options.zookeeper is not None
+        self._hosts.set_result(self._options.zookeeper)
+        try:
+            patience_s = 2 * self._options.session_timeout + SUCCESSION_PATIENCE_S
+            self._elected.set_result(self._elect(self._options.zookeeper, patience_s))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, CoordinatorElsewhere):
+                raise JobRunsElsewhere(f"{error}, which is alive; end that driver first") from error
+            raise
+
+    def begin(self, deliver: Callable[[RegistryEvent], None], give_up: Callable[[str], None]) -> None:
+        """Start in the background, if that was not done yet. ``deliver`` gets the registry's events, in other threads;
+        ``give_up`` the reason why there is none."""
+        self._give_up = give_up
+        with self._lock:
+            self._deliver = deliver
+            for event in self._undelivered:
+                deliver(event)
+            self._undelivered.clear()
+        if not self._elected.done():
+            self._thread.start()
+
+    def _told(self, event: RegistryEvent) -> None:
+        with self._lock:
+            if self._deliver is None:
+                self._undelivered.append(event)
+            else:
+                self._deliver(event)
 
     def _start(self) -> None:
         try:
             hosts = self._options.zookeeper or self._start_server()
             self._hosts.set_result(hosts)
-            registry = self._elect(hosts)
+            registry = self._elect(hosts, ELECTION_TIMEOUT_S)
             self._elected.set_result(registry)
             if self._server is not None:
                 registry.rehearse(REHEARSED_WRITES, REHEARSAL_TIMEOUT_S)
@@ -93,7 +128,7 @@ class JobRegistry:
             if not self._closing.is_set():
                 self._give_up(f"no coordination through ZooKeeper: {type(error).__name__}: {error}")
 
-    def _elect(self, hosts: str) -> Registry:
+    def _elect(self, hosts: str, timeout_s: float) -> Registry:
         from chain_backup.zookeeper.errors import RegistryUnavailable
         from chain_backup.zookeeper.registry import Registry
 
@@ -104,10 +139,10 @@ class JobRegistry:
                 hosts,
                 self._application,
                 session_timeout_s=self._options.session_timeout,
-                deliver=self._deliver,
+                deliver=self._told,
                 auth=self._auth,
             )
-        registry.elect(ELECTION_TIMEOUT_S)
+        registry.elect(timeout_s)
         return registry
 
     def _start_server(self) -> str:
@@ -132,14 +167,13 @@ class JobRegistry:
         found = [ChainRecord(str(r.subtask), r.generation, tuple(r.members), r.stable) for r in records]
         self._elected.result(timeout_s).write(found, timeout_s)
 
-    def close(self) -> None:
-        """Remove the job from ZooKeeper and end what was started; when this returns, nothing is left."""
-        if self._thread.ident is None:
-            return
+    def close(self, clean: bool = True) -> None:
+        """Remove the job from ZooKeeper (``clean``) and end what was started; when this returns, nothing is left."""
         with self._lock:
             self._closing.set()
         if self._registry is not None:
-            self._registry.close(clean=True)  # whoever waits for an answer is told
-        self._thread.join(START_TIMEOUT_S)
+            self._registry.close(clean=clean)  # whoever waits for an answer is told
+        if self._thread.ident is not None:
+            self._thread.join(START_TIMEOUT_S)
         if self._server is not None:
             self._server.stop()

@@ -58,11 +58,12 @@ class Reports:
             return
         member = self._dispatch.members.on(connection)
         if member is None:
+            self._figures.fenced_reports += 1
             return  # a connection that was given up
         member.heard_s = self._dispatch.clock.monotonic()
         match message:
-            case control.Heartbeat(generation, subtasks, refused, malformed):
-                self._figures.heard_of_strangers((member.slot, member.incarnation), refused, malformed)
+            case control.Heartbeat(generation, subtasks, refused, malformed, fenced):
+                self._figures.heard_of_strangers((member.slot, member.incarnation), refused, malformed, fenced)
                 self._heard(member, generation, subtasks)
             case control.Deployed(generation, restore_ms):
                 if generation == self._deployment.generation:
@@ -71,6 +72,8 @@ class Reports:
             case control.RestoreRefused(generation, checkpoint, subtask, reason):
                 why = f"state of {subtask}: {reason}"
                 self._machines.step_job(events.RestoreFailed(Generation(generation), CheckpointId(checkpoint), why))
+            case control.PeersUnreached(peers):
+                self._presence.peers_unreached(member, peers)
             case control.SessionLost(reason):
                 self._presence.lose(member, reason)
             case control.Stopped():
@@ -90,6 +93,7 @@ class Reports:
         """
         name, said = parse_subtask(message.subtask), Generation(message.generation)
         if not self._is_current(name, said):
+            self._figures.fenced_reports += 1
             return
         generation = self._deployment.generation
         match message:

@@ -4,7 +4,9 @@
 checkpoint
 directory holds. A ``RunningJob`` owns the coordinator, the Spark job of the slots and the job's own directory.
 
-Rules: what was begun is undone when a later step fails. However the job ends (finish, failure, ``cancel``, the
+Rules: what was begun is undone when a later step fails. Of the drivers that want to run a job one may: nothing of its
+checkpoints and its output is touched before that is settled (``claim``, ``registry``), and never by one that was
+replaced (``CheckpointStorage.begin_run``). However the job ends (finish, failure, ``cancel``, the
 interpreter's exit) the slots are stopped, the ports closed and the job's directory removed.
 """
 
@@ -14,6 +16,8 @@ import atexit
 import contextlib
 import logging
 import os
+import secrets
+import socket
 import tempfile
 import threading
 import time
@@ -42,10 +46,12 @@ from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import CheckpointId, Generation
 from flinkplus.runtime import staging
+from flinkplus.runtime.access import ACCESS_FILE, Access, publish, withdraw, write_access
+from flinkplus.runtime.claim import Claim
 from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
-from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.credentials import JOB, Credentials
 from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
@@ -59,7 +65,7 @@ from flinkplus.state.files import absolute
 from flinkplus.state.storage import CheckpointStorage
 
 PLAN_BLOB = "plan"
-RUNS_BLOB = "runs"
+ZOOKEEPER_BLOB = "zookeeper"
 PLAN_FORMAT = 1
 GENERATIONS_PER_RUN = 100_000
 GRACEFUL_STOP_S = 2.0
@@ -98,7 +104,7 @@ def start_job(
     try:
         storage = CheckpointStorage(directory.checkpoints)
         fingerprint = graph.fingerprint(options.parallelism)
-        storage.prepare({"name": name, "fingerprint": fingerprint}, resume)
+        storage.prepare({"name": name, "fingerprint": fingerprint}, resume, lambda: directory.claim(resume))
         claimed = None if resume else storage
         old = _load_plan(storage, directory.checkpoints) if resume else None
         if old is not None:
@@ -136,7 +142,8 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     directory = JobDirectory(spark, given)
     try:
         fingerprint = plan.graph.fingerprint(given.parallelism)
-        storage.prepare({"name": plan.name, "fingerprint": fingerprint}, resume=True)
+        job = {"name": plan.name, "fingerprint": fingerprint}
+        storage.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
         return _launch(spark, replace(plan, options=given), storage, directory, resume=True)
     except BaseException:
         directory.remove()
@@ -228,34 +235,59 @@ def _launch(
     for node in plan.graph.nodes:
         if isinstance(node.body, Source) and not resume:
             node.body = node.body.planned()
-    commits = Commits(plan.graph, storage)
+    credentials = Credentials.made(plan.options, plan.output_id, _lasting_secret(plan.options, storage))
+    registry = _registry_of(spark, plan, directory, credentials)
     try:
-        commits.prepare(resume)
-        return _launch_prepared(spark, plan, storage, commits, directory, resume)
+        if resume and registry is not None and plan.options.zookeeper is not None:
+            registry.elect_first()
+        runs = _earlier_runs(storage) if resume else 0
+        storage.begin_run(runs + 1)
+        commits = Commits(plan.graph, storage)
+        try:
+            commits.prepare(resume)
+            restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
+            if resume:
+                restore = _find_restore(storage, commits, restore)
+            storage.put_blob(PLAN_BLOB, cloudpickle.dumps(plan))
+            return RunningJob(spark, plan, commits, restore, directory, credentials, registry)
+        except BaseException:
+            if not resume:
+                commits.discard()  # or what was prepared would refuse the next try
+            raise
     except BaseException:
-        if not resume:
-            commits.discard()  # or what was prepared would refuse the next try
+        if registry is not None:
+            registry.close()
         raise
 
 
-def _launch_prepared(
-    spark: SparkSession, plan: Plan, storage: CheckpointStorage, commits: Commits, directory: JobDirectory, resume: bool
-) -> RunningJob:
-    runs = _earlier_runs(storage) if resume else 0
-    restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
-    if resume:
-        restore = _find_restore(storage, commits, restore)
-    blob = cloudpickle.dumps(plan)
-    storage.put_blob(PLAN_BLOB, blob)
-    storage.put_blob(RUNS_BLOB, str(runs + 1).encode())
-    return RunningJob(spark, plan, commits, restore, directory)
+def _lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None:
+    """What all runs of the job derive their password for its nodes in an ensemble from: the next run finds those of the
+    last. It is in the checkpoint directory."""
+    if options.zookeeper is None or options.zookeeper_acl != JOB:
+        return None
+    try:
+        return storage.get_blob(ZOOKEEPER_BLOB)
+    except CorruptCheckpoint:
+        made = secrets.token_bytes(32)
+        storage.put_blob(ZOOKEEPER_BLOB, made)
+        return made
+
+
+def _registry_of(
+    spark: SparkSession, plan: Plan, directory: JobDirectory, credentials: Credentials
+) -> JobRegistry | None:
+    """Whoever recovers beside the stream needs one; and whoever has an ensemble is the only driver of the job there."""
+    if not plan.options.local and plan.options.zookeeper is None:
+        return None
+    bind, reach = coordinator_hosts(spark)
+    return JobRegistry(plan.options, plan.output_id, directory.path / "zookeeper", bind, reach, credentials.zookeeper)
 
 
 def _earlier_runs(storage: CheckpointStorage) -> int:
     """How many runs of the job there may have been: their generations must not be used again."""
     try:
-        return int(storage.get_blob(RUNS_BLOB))
-    except (CorruptCheckpoint, ValueError) as error:
+        return storage.earlier_runs()
+    except CorruptCheckpoint as error:
         log.warning("the number of earlier runs is taken from the newest checkpoint: %s", error)
     found = storage.latest_valid()
     return 1 if found is None else int(found[1]["generation"]) // GENERATIONS_PER_RUN + 1
@@ -308,25 +340,45 @@ class JobDirectory:
             raise ConfigurationError(f"work_dir {options.work_dir!r} cannot be used: {error}") from error
         mark_running(self.path)
         self.ephemeral = options.checkpoint_dir is None
+        self._ensemble = options.zookeeper is not None
+        self._claim: Claim | None = None
         self.checkpoints = absolute(options.checkpoint_dir or str(self.path / "checkpoints"))
         self.scratch = str(self.path) if self.local else None
 
-    def remove(self, job_id: str | None = None) -> None:
-        """Remove the directory, when the slots of job ``job_id`` (``None``: there were none) have left it."""
+    def claim(self, resume: bool) -> None:
+        """Have the checkpoints to ourselves until ``remove``. Raises ``JobRunsElsewhere``."""
+        if not self.ephemeral:
+            self._claim = Claim(self.checkpoints, tried=resume and self._ensemble)
+
+    def remove(self, run: str | None = None) -> None:
+        """Remove the directory, when the slots of this ``run`` (``None``: there were none) have left it."""
         mark_over(self.path)
-        if job_id is not None:
-            wait_for_slots(job_id, self.path, REMOVE_PATIENCE_S)
+        if run is not None:
+            wait_for_slots(run, self.path, REMOVE_PATIENCE_S)
         remove_tree(self.path, REMOVE_PATIENCE_S)
+        if self._claim is not None:
+            self._claim.release()
 
 
 class RunningJob:
-    """A job from the start of its slots until nothing of it is left; ``closed`` is set then."""
+    """A job from the start of its slots until nothing of it is left; ``closed`` is set then.
+
+    ``job_id`` survives a resume; each run has a number of its own, too.
+    """
 
     def __init__(
-        self, spark: SparkSession, plan: Plan, commits: Commits, restore: Restore, directory: JobDirectory
+        self,
+        spark: SparkSession,
+        plan: Plan,
+        commits: Commits,
+        restore: Restore,
+        directory: JobDirectory,
+        credentials: Credentials,
+        registry: JobRegistry | None,
     ) -> None:
         self.name = plan.name
-        self.job_id = uuid.uuid4().hex[:12]
+        self.job_id = plan.output_id
+        self._run = uuid.uuid4().hex[:12]
         self.checkpoint_dir = directory.checkpoints
         self.restored_from = restore.checkpoint
         self.closed = threading.Event()
@@ -334,29 +386,25 @@ class RunningJob:
         self._commits = commits
         self._started_s = time.monotonic()
         self._elapsed_s: float | None = None
-        credentials = Credentials.made(plan.options, self.job_id)
         bind, reach = coordinator_hosts(spark)
+        for_commands = credentials.for_commands(self.job_id)
         self.coordinator = Coordinator(
-            plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials)
+            plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials, for_commands)
         )
-        self._registry: JobRegistry | None = None
-        if plan.options.local:
-            self._registry = JobRegistry(
-                plan.options,
-                self.job_id,
-                directory.path / "zookeeper",
-                bind,
-                reach,
-                self.coordinator.registry_told,
-                self.coordinator.give_up,
-                credentials.zookeeper,
-            )
-            self.coordinator.write_records_to(self._registry)
+        commits.tell(self.coordinator.taken_over)
+        self._registry = registry
+        if registry is not None:
+            self.coordinator.write_records_to(registry)
         addresses = self.coordinator.start().at(reach)
-        if self._registry is not None:
-            self._registry.begin()
+        driver = (os.getpid(), psutil.Process().create_time())
+        self._storage = CheckpointStorage(directory.checkpoints)
+        self._let_shells_in(
+            Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, for_commands)
+        )
+        if registry is not None:
+            registry.begin(self.coordinator.registry_told, self.coordinator.give_up)
         config = SlotConfig(
-            job_id=self.job_id,
+            job_id=self._run,
             job_name=plan.name,
             slots=plan.options.parallelism,
             first_generation=restore.generation + 1,
@@ -369,7 +417,7 @@ class RunningJob:
             checkpoint_dir=directory.checkpoints,
             scratch=directory.scratch,
             directory=str(directory.path) if directory.one_host else None,
-            driver=(os.getpid(), psutil.Process().create_time()),
+            driver=driver,
             local=directory.local,
             application=self.job_id,
         )
@@ -377,13 +425,26 @@ class RunningJob:
         def with_zookeeper() -> SlotConfig:
             return config if self._registry is None else replace(config, zookeeper=self._registry.hosts())
 
-        self._slots = SlotsJob(
-            spark, with_zookeeper, self.job_id, self.coordinator.slots_down, self.coordinator.give_up
-        )
+        self._slots = SlotsJob(spark, with_zookeeper, self._run, self.coordinator.slots_down, self.coordinator.give_up)
         self._slots.start()
         self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
         self._closer.start()
         _at_exit(self)
+
+    def _let_shells_in(self, access: Access) -> None:
+        """Say where commands are taken. A job that cannot runs all the same."""
+        try:
+            publish(self._storage, write_access(self._directory.path, access), access)
+        except (OSError, FlinkPlusError) as error:
+            log.warning("job %s takes no commands from outside: %s", self.name, error)
+
+    def _shut_shells_out(self) -> None:
+        try:
+            path = self._directory.path / ACCESS_FILE
+            path.unlink(missing_ok=True)
+            withdraw(self._storage, path)
+        except (OSError, FlinkPlusError, ValueError) as error:
+            log.info("where job %s took commands is still said in its checkpoint directory: %s", self.name, error)
 
     def cancel(self) -> None:
         """Ask for the end; ``closed`` tells when it is reached."""
@@ -407,10 +468,11 @@ class RunningJob:
             if result.error is None:
                 result.error = JobFailed(f"the job's output could not be completed: {error}")
         finally:
+            self._shut_shells_out()
             if self._registry is not None:
                 self._registry.close()
                 self.coordinator.join(GRACEFUL_STOP_S)
-            self._directory.remove(self.job_id)
+            self._directory.remove(self._run)
             self.closed.set()
 
     @property

@@ -90,6 +90,11 @@ if TYPE_CHECKING:
 SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpreter
 MALFORMED_LIMIT = 20
 ORPHAN_PATIENCE_S = 2.0
+LOOKS_IN_TIMEOUT = 4
+GIVEN_UP_SHARE = 2
+"""Of ``heartbeat_timeout``: a slot whose heartbeats have not been answered for so long was given up long ago."""
+SILENT_SHARE = 0.75
+"""Of ``hang_timeout``: for so long nothing may come back of what was sent. The rest is for the driver, to decide."""
 MOST_PASSED_OVER = 4
 """Turns that a subtask which repeats steps gives up to others, one after the other."""
 
@@ -201,6 +206,12 @@ class Slot(SlotOrders):
         self._faults = Faults(config.options.faults, config.first_generation)
         self._peers = Peers(index, self._data)
         self._next_heartbeat = 0.0
+        hang_s = config.options.hang_timeout
+        self._silence_s = None if hang_s is None else hang_s * SILENT_SHARE
+        looks_s = config.options.heartbeat_interval if hang_s is None else hang_s / LOOKS_IN_TIMEOUT
+        self._heartbeat_s = min(config.options.heartbeat_interval, looks_s)
+        self._unreached: dict[int, int] = {}
+        self._deaf_since: float | None = None
         self._passed_over = 0
         self._preference = Preference()
         self.orphaned = False
@@ -312,11 +323,29 @@ class Slot(SlotOrders):
         self._link.send(control.VersionStaged(generation, subtask, version))
 
     def _heartbeat(self, now: float) -> None:
-        self._next_heartbeat = now + self._options.heartbeat_interval
+        self._next_heartbeat = now + self._heartbeat_s
         self._data.expire(now)
+        if self._silence_s is not None:
+            self._look_for_silence(now, self._silence_s)
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        self._link.heartbeat = control.Heartbeat(self._generation, progress, self._data.refusals.total, self._malformed)
+        fenced = self.active.stale + (0 if self._failover is None else self._failover.standbys.fenced)
+        refused, malformed = self._data.refusals.total, self._malformed
+        self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced)
+
+    def _look_for_silence(self, now: float, limit_s: float) -> None:
+        """Say who is not reached, when that changes; of the driver, in a way that may still get there."""
+        unreached = self._data.silent(now, limit_s)
+        if unreached != self._unreached:
+            self._unreached = unreached
+            self._link.send(control.PeersUnreached({str(peer): unreached[peer] for peer in sorted(unreached)}))
+        deaf = self._link.is_silent(now, limit_s)
+        if deaf != (self._deaf_since is not None):
+            self._deaf_since = now if deaf else None
+            self._pulse.tell(deaf)
+        patience_s = GIVEN_UP_SHARE * self._options.heartbeat_timeout
+        if self._deaf_since is not None and now - self._deaf_since > patience_s:
+            self._handle(ControlLost(0, f"nothing has come back from it for {patience_s} s", time.time()))
 
     # --- events
 
@@ -374,7 +403,7 @@ class Slot(SlotOrders):
     def _welcome(self, incarnation: int) -> None:
         config = self._config
         self._data.incarnation = incarnation
-        if config.zookeeper is None or not self._options.local:
+        if config.zookeeper is None:
             return
         from chain_backup.zookeeper.session import SlotSession
 

@@ -134,6 +134,8 @@ class SlotOrders(ABC):
 
     def _credit(self, producer: Subtask, channel: ChannelId, credit: Credit) -> None:
         end = producer.outputs.channels[channel]
+        if credit[0] < end.consumer_generation:
+            self.active.stale_credit()
         end.credit(*credit)
         producer.outputs.pump(end)
 

@@ -157,6 +157,11 @@ class Standbys:
                     return
         self._submit(run)
 
+    @property
+    def fenced(self) -> int:
+        """Versions that heads of older generations have offered, in vain."""
+        return self._agent.figures.offers_fenced
+
     def close(self) -> None:
         """Close every copy; waits for what is under way."""
         self._closed = True

@@ -26,6 +26,7 @@ from flinkplus.runtime import handshake
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import READ, WRITE, Inbox
+from flinkplus.runtime.silence import Silence
 from flinkplus.runtime.tls import Certificates, TlsSocket
 
 log = logging.getLogger("flinkplus.tcp")
@@ -89,6 +90,7 @@ class Connection:
         self._head = b""
         self._body: bytearray | None = None
         self._filled = 0
+        self._silence = Silence()
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -239,6 +241,16 @@ class Connection:
     def unwritten(self) -> bool:
         """Whether something waits to be written."""
         return bool(self._writing or self._pending)
+
+    def is_silent(self, now_s: float, limit_s: float) -> bool:
+        """Whether nothing has come back for ``limit_s`` of what was sent, though it should have; to be asked several
+        times within that span, in the loop."""
+        if not self.open:
+            return False
+        try:
+            return self._silence.lasts_s(self._sock, now_s, limit_s) >= limit_s
+        except OSError:
+            return False  # it has broken: its callback is about to say so
 
     # --- the end
 

@@ -83,6 +83,10 @@ class TcpControlLink:
         if self._connection is not None:
             self._connection.send([control.encode(message)])
 
+    def is_silent(self, now_s: float, limit_s: float) -> bool:
+        """See ``ControlLink``."""
+        return self._connection is not None and self._connection.is_silent(now_s, limit_s)
+
     def close(self) -> None:
         """See ``ControlLink``."""
         self._closing.set()

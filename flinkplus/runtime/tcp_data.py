@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flinkplus.runtime.credentials import Credentials
-from flinkplus.runtime.handshake import Connecting, Listening, Refusals, slot_name
+from flinkplus.runtime.handshake import Connecting, Listening, Refusals, parse_slot_name, slot_name
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import (
     Attachments,
@@ -49,6 +49,7 @@ class TcpDataPlane(Attachments):
         self._targets: dict[int, tuple[int, str]] = {}
         self._out: dict[int, Outgoing] = {}
         self._back: dict[int, Connection] = {}
+        self._back_from: dict[int, int] = {}
         self._attached: set[Connection] = set()
         self._due: deque[Connection] = deque()
 
@@ -70,6 +71,7 @@ class TcpDataPlane(Attachments):
         self._back[peer] = (
             connection  # an older one stays until its own end: what comes on it is fenced, if it is to be
         )
+        self._back_from[peer] = parse_slot_name(found.name)[1]
         self._attached.add(connection)
         connection.welcome(lambda frame: self._deliver(FrameArrived(peer, frame)), gone)
         self._deliver(PeerAttached(peer))
@@ -154,6 +156,17 @@ class TcpDataPlane(Attachments):
             connection = self._due.popleft()
             connection.due = False
             connection.write()
+
+    def silent(self, now_s: float, limit_s: float) -> dict[int, int]:
+        """See ``DataPlane``."""
+        found: dict[int, int] = {}
+        for peer, connection in self._back.items():
+            if connection.is_silent(now_s, limit_s):
+                found[peer] = self._back_from[peer]
+        for peer, outgoing in self._out.items():
+            if outgoing.is_silent(now_s, limit_s):
+                found[peer] = self._targets[peer][0]
+        return found
 
     def close(self) -> None:
         """See ``DataPlane``."""

@@ -186,6 +186,10 @@ class TlsSocket:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 raise BlockingIOError from None
 
+    def getsockopt(self, level: int, name: int, size: int) -> bytes:
+        """Of the connection."""
+        return self._sock.getsockopt(level, name, size)
+
     def shutdown(self, how: int) -> None:
         """Of the connection; TLS is left as it is, for what still comes in."""
         socket.socket.shutdown(self._sock, how)

@@ -20,7 +20,7 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -76,6 +76,10 @@ class SinkCommitter(ABC):
     All methods may be repeated after a failure. They raise ``OSError`` when the file system does (trying again may
     help), and ``OutputDirectoryError`` when the directory cannot be used or a staged file has gone (it will not).
     """
+
+    def allow_only_if(self, check: Callable[[], None]) -> None:
+        """From now on nothing outside of this process is changed without ``check``, which raises if it must not be."""
+        return None
 
     def prepare(self, resume: bool) -> None:
         """Make the output ready before the first deployment.

@@ -16,7 +16,7 @@ that were rolled back) are removed in passing, at the latest by ``finish``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from flinkplus.errors import OutputDirectoryError
@@ -40,6 +40,9 @@ class FileCommitter(SinkCommitter):
         self._log = SparkFileLog(files)
         self._committed_through: int | None = None  # None: not read from the log yet
         self._generations: dict[int, int] = {}  # the newest one seen of each subtask
+
+    def allow_only_if(self, check: Callable[[], None]) -> None:
+        self._files.check = check
 
     # --- before the first deployment ----------------------------------------------------------------------------------
 
@@ -75,10 +78,11 @@ class FileCommitter(SinkCommitter):
 
         As good as empty: what this very job began to prepare, and what a job left that ended before its first commit.
         """
-        ignored = {f".{OWNER_FILE}{TEMPORARY_SUFFIX}", OWNER_FILE}
         is_mine = self._read_owner() == self._owner
         for entry in self._files.entries():
-            if entry.name in ignored:
+            if entry.name == OWNER_FILE:
+                continue
+            if entry.name.startswith(f".{OWNER_FILE}.") and entry.name.endswith(TEMPORARY_SUFFIX):
                 continue
             if entry.name == STAGING_DIRECTORY and is_mine:
                 continue

@@ -1,7 +1,8 @@
 """The output directory of a job: every file operation of the file sinks, on a local path or a ``pyarrow.fs`` URI.
 
 Rules: names are relative to the directory. ``write`` is atomic (a hidden temporary file, then a move); ``move``
-replaces. Removing what is not there is no error, so that every operation can be repeated. Locally a path is made
+replaces. Removing what is not there is no error, so that every operation can be repeated. With ``check`` nothing is
+renamed or removed without asking before, once everything else is done. Locally a path is made
 absolute but links are not followed, because Spark compares the logged paths with the one that the reader was given.
 
 Survives the death of any process. Whether a write survives a power failure is left to the file system.
@@ -12,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -34,10 +37,15 @@ class FileEntry:
 
 
 class OutputFiles:
-    """The directory ``location``: a local path, or a URI that ``pyarrow.fs`` knows."""
+    """The directory ``location``: a local path, or a URI that ``pyarrow.fs`` knows.
+
+    ``check`` is called before anything is renamed or removed, and raises when that is not for this process to do.
+    """
 
     def __init__(self, location: str) -> None:
         self.location = location
+        self.check: Callable[[], None] = lambda: None
+        self._mark = secrets.token_hex(4)  # in names of temporary files: those of others are not taken for our own
         self._fs, self._base = filesystem_of(location)
         if isinstance(self._fs, fs.LocalFileSystem):
             self._base = os.path.abspath(self._base)
@@ -74,7 +82,7 @@ class OutputFiles:
     def write(self, name: str, content: bytes) -> None:
         """Write a file, whole or not at all; an existing one is replaced."""
         directory, last = posixpath.split(name)
-        temporary = posixpath.join(directory, f".{last}{TEMPORARY_SUFFIX}")
+        temporary = posixpath.join(directory, f".{last}.{self._mark}{TEMPORARY_SUFFIX}")
         with self._fs.open_output_stream(self._path(temporary)) as stream:
             stream.write(content)
         self.move(temporary, name)
@@ -85,10 +93,12 @@ class OutputFiles:
 
     def move(self, source: str, target: str) -> None:
         """Rename; atomic on a local file system and on HDFS."""
+        self.check()
         self._fs.move(self._path(source), self._path(target))
 
     def delete(self, name: str) -> None:
         """Remove a file."""
+        self.check()
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(self._path(name))
 
@@ -98,6 +108,7 @@ class OutputFiles:
 
     def delete_dir(self, name: str) -> None:
         """Remove a directory with all it holds."""
+        self.check()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self._fs.delete_dir(self._path(name))
 

@@ -10,8 +10,9 @@ Rules:
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
@@ -31,13 +32,14 @@ class Files(Protocol):
     def describe(self, name: str) -> str: ...
     def make_root(self) -> None: ...
     def read(self, name: str) -> bytes: ...
-    def write(self, name: str, data: bytes) -> None: ...
+    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None) -> None: ...
     def put(self, local: Path, name: str) -> None: ...
     def fetch(self, name: str, local: Path) -> None: ...
     def size(self, name: str) -> int: ...
     def chunks(self, name: str) -> Iterator[bytes]: ...
     def names(self, folder: str) -> list[str]: ...
     def delete(self, name: str) -> None: ...
+    def delete_unfinished(self, folder: str) -> None: ...
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
@@ -102,6 +104,7 @@ class LocalDirectory:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._mark = secrets.token_hex(4)  # in names of temporary files: those of others are not taken for our own
 
     def _path(self, name: str) -> Path:
         return self._root / name
@@ -115,8 +118,9 @@ class LocalDirectory:
     def read(self, name: str) -> bytes:
         return self._path(name).read_bytes()
 
-    def write(self, name: str, data: bytes) -> None:
-        with self._published(name) as target:
+    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None) -> None:
+        """``check`` is called when all is written, before it has its name; if it raises, nothing was written."""
+        with self._published(name, check) as target:
             target.write(data)
 
     def put(self, local: Path, name: str) -> None:
@@ -124,16 +128,18 @@ class LocalDirectory:
             shutil.copyfileobj(source, target, COPY_CHUNK_BYTES)
 
     @contextmanager
-    def _published(self, name: str) -> Iterator[BinaryIO]:
+    def _published(self, name: str, check: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
         """A file to write, which is there under its name, for good, when the block has ended well, and not before."""
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        temporary = path.with_name(f"{path.name}.{self._mark}{TEMPORARY_SUFFIX}")
         try:
             with temporary.open("wb") as target:
                 yield target
                 target.flush()
                 os.fsync(target.fileno())
+            if check is not None:
+                check()
             temporary.replace(path)
             sync_path(path.parent)
         except BaseException:
@@ -157,6 +163,11 @@ class LocalDirectory:
     def delete(self, name: str) -> None:
         remove_file(self._path(name))
 
+    def delete_unfinished(self, folder: str) -> None:
+        """Remove what is being written there: it will never have its name."""
+        for path in self._path(folder).glob(f"*{TEMPORARY_SUFFIX}"):
+            path.unlink(missing_ok=True)
+
 
 class ArrowDirectory:
     """A directory of any pyarrow file system: S3, GCS, HDFS."""
@@ -179,7 +190,9 @@ class ArrowDirectory:
         with self._fs.open_input_stream(self._path(name)) as source:
             return bytes(source.read())
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None) -> None:
+        if check is not None:
+            check()
         self._make_parent(name)
         with self._fs.open_output_stream(self._path(name)) as target:
             target.write(data)
@@ -219,6 +232,9 @@ class ArrowDirectory:
     def delete(self, name: str) -> None:
         if self._fs.get_file_info(self._path(name)).type == fs.FileType.File:
             self._fs.delete_file(self._path(name))
+
+    def delete_unfinished(self, folder: str) -> None:
+        """Nothing to do: a write is there when it is closed."""
 
 
 def is_uri(location: str) -> bool:

@@ -4,6 +4,7 @@ Layout::
 
     JOB.json                                   whose directory this is
     blobs/<name>                               what a fresh job needs to resume (the pickled plan)
+    blobs/runs                                 which run of the job this is, and a mark of its driver
     state/<subtask>/<generation>-<checkpoint>-<n>.sst   written once, named by manifests
     checkpoints/<checkpoint, 8 digits>.json    one line of header with format and checksum, then JSON; written last
 
@@ -12,6 +13,9 @@ Rules:
 - what no manifest names is garbage, except files of the running generation that are newer than the last complete
   checkpoint: a snapshot still under way may name those;
 - a manifest that is short, altered or of another format is ``CorruptCheckpoint``, never half-believed;
+- a driver takes the directory over with ``begin_run``; of one that had it before, wherever it stood still and whenever
+  it goes on, no manifest appears any more, and it finds out with ``check_run`` before it does anything else. On object
+  stores, where nothing is renamed, a manifest whose writing has begun may still appear;
 - a manifest is the runtime's: storage reads only ``checkpoint``, ``generation`` and ``subtasks[*].files`` of it.
 
 Any thread may call anything here.
@@ -22,15 +26,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
 
 from flinkplus.documents import parse_document
-from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, CorruptState, StateError
+from flinkplus.errors import (
+    CheckpointDirectoryError,
+    CorruptCheckpoint,
+    CorruptState,
+    JobRunsElsewhere,
+    StateError,
+)
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
 from flinkplus.state.files import open_directory
 
@@ -39,7 +50,8 @@ MANIFEST_FORMAT = 1
 MANIFEST_MAGIC = b"flinkplus-manifest"
 JOB_FILE = "JOB.json"
 PROBE_FILE = "WRITABLE.probe"
-_STATE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst(\.tmp)?$")
+RUNS_BLOB = "runs"
+_STATE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst((\.[0-9a-f]+)?\.tmp)?$")
 _MANIFEST_NAME = re.compile(r"^checkpoints/(\d{8,})\.json$")
 
 Manifest = dict[str, Any]
@@ -75,11 +87,13 @@ class CheckpointStorage:
             ) from error
         self._lock = threading.Lock()
         self._named: dict[int, frozenset[str]] = {}
+        self._run: bytes | None = None
 
     # -- the directory --------------------------------------------------------------------------------------------
 
-    def prepare(self, job: dict[str, Any], resume: bool) -> None:
-        """Claim the directory for ``job`` (a JSON-able dict with ``name`` and ``fingerprint``).
+    def prepare(self, job: dict[str, Any], resume: bool, claim: Callable[[], None] = lambda: None) -> None:
+        """Claim the directory for ``job`` (a JSON-able dict with ``name`` and ``fingerprint``). ``claim`` is called
+        when it is known to be the job's, before anything there is changed, and raises when another process has it.
 
         ``resume=False`` makes a new checkpoint history, ``resume=True`` continues the one that is there. Raises
         ``CheckpointDirectoryError`` when the directory cannot be written, belongs to another job, holds something
@@ -91,6 +105,7 @@ class CheckpointStorage:
             self._files.delete(PROBE_FILE)
             present = self._job()
             self._check_owner(job, present, resume)
+            claim()
             if not resume:
                 for name in self._files.names("state"):
                     self._files.delete(name)
@@ -157,6 +172,29 @@ class CheckpointStorage:
             raise CheckpointDirectoryError(f"checkpoint directory {self.uri!r} holds no job; check the path")
         return job
 
+    # -- runs -----------------------------------------------------------------------------------------------------
+
+    def earlier_runs(self) -> int:
+        """How many runs of the job have begun. Raises ``CorruptCheckpoint`` when that is not known."""
+        text = self.get_blob(RUNS_BLOB)
+        try:
+            return int(text.split()[0])
+        except (ValueError, IndexError):
+            raise CorruptCheckpoint(f"blob {RUNS_BLOB} says {text[:50]!r}, which is no number of runs") from None
+
+    def begin_run(self, number: int) -> None:
+        """Take the directory over for run ``number`` of the job, whoever had it before."""
+        run = b"%d %s" % (number, secrets.token_hex(8).encode())
+        self.put_blob(RUNS_BLOB, run)
+        for folder in ("blobs", "checkpoints"):
+            self._files.delete_unfinished(folder)
+        self._run = run
+
+    def check_run(self) -> None:
+        """Raises ``JobRunsElsewhere`` when another driver has begun a run since this one has."""
+        if self._run is not None and self.get_blob(RUNS_BLOB) != self._run:
+            raise JobRunsElsewhere(f"another driver has taken over the job in {self.uri!r}")
+
     # -- blobs and state files ------------------------------------------------------------------------------------
 
     def put_blob(self, name: str, data: bytes) -> None:
@@ -170,6 +208,10 @@ class CheckpointStorage:
             return _unseal(b"flinkplus-blob", self._files.read(full), self._files.describe(full))
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"{self._files.describe(full)} is missing; the job cannot be resumed") from error
+
+    def drop_blob(self, name: str) -> None:
+        """Remove what was stored under ``name``, if there is something."""
+        self._files.delete(f"blobs/{name}")
 
     def upload(self, local: Path, name: str) -> None:
         """Copy a local state file into the store under ``name`` (``<subtask>/<generation>-<checkpoint>-<n>.sst``)."""
@@ -197,7 +239,7 @@ class CheckpointStorage:
         names = frozenset(file.name for file in manifest_files(manifest))
         body = json.dumps(manifest, sort_keys=True).encode()
         try:
-            self._files.write(_manifest_name(checkpoint), sealed(MANIFEST_MAGIC, body))
+            self._files.write(_manifest_name(checkpoint), sealed(MANIFEST_MAGIC, body), self.check_run)
         except OSError as error:
             raise StateError(f"manifest {checkpoint} cannot be stored in {self.uri!r}: {error}") from error
         with self._lock:

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
+from flinkplus.runtime import command_door, lifeline, tcp_control, tcp_data
 from flinkplus.runtime import credentials as credentials_module
-from flinkplus.runtime import lifeline, tcp_control, tcp_data
 from flinkplus.runtime.handshake import Connecting, slot_name
 from flinkplus.runtime.planes import COORDINATOR
 from flinkplus.runtime.tcp import framed
@@ -46,6 +46,7 @@ def attack(port: int, held: list[socket.socket]) -> int:
             (tcp_data.PROTOCOL, slot_name(0, 1000), slot_name(1, 1)),
             (tcp_control.PROTOCOL, slot_name(1, 0), COORDINATOR),
             (lifeline.PROTOCOL, "1-0123456789abcdef", COORDINATOR),
+            (command_door.PROTOCOL, command_door.SHELL, COORDINATOR),
         )
     ]
     said = [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100_000, b"\0\0\0\0" * 1000]
@@ -81,7 +82,7 @@ def test_strangers_on_every_port_of_a_job(
         wait_for_checkpoint(job)
         slots = list(job.slot_pids().values())
         ports = [*ports_of(slots), *(set(ports_of([os.getpid()])) - mine)]
-        assert len(ports) == 3 + 2, "each slot's, the coordinator's, and that of the lifelines"
+        assert len(ports) == 3 + 3, "each slot's; the coordinator's, that of the lifelines, and that of commands"
         attackers = []
         for port in ports:
             attackers.append(threading.Thread(target=attack, args=(port, held)))

@@ -8,14 +8,17 @@
 5. *checkpoints*: a complete one is a consistent cut, and every file that it names is in durable storage.
 6. *repetition*: whoever is promoted repeats all steps that anybody alive has seen an effect of, through whomever.
 7. *event time*: no row comes behind a watermark that is later; a subtask's watermark never goes back.
-8. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``).
+8. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
+   running job that do not reach each other, one is given up before long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flinkplus.protocol.channel import REPLAY_WINDOWS
+from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
@@ -28,6 +31,7 @@ from tests.simulation.subtask import event_time_ms, fold
 
 if TYPE_CHECKING:
     from flinkplus.protocol.inputs import InputChannel
+    from tests.simulation.network import Stream
     from tests.simulation.slot import SimSlot
     from tests.simulation.subtask import SimSubtask, WatchedLog
     from tests.simulation.world import World
@@ -36,6 +40,9 @@ Content = tuple[Kind, Any, int, int, bytes, int]
 NOTHING: dict[int, Content] = {}
 MOST_OF_A_STEP = 3
 """Messages that a step puts into one channel."""
+UNREACHED_MS = 2_500
+JUDGED_MS = 500
+"""How long two slots may not reach each other; and in a job that has just begun to run (again)."""
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
 
@@ -97,6 +104,29 @@ class Checks:
     def _wrong(self, invariant: str, why: str) -> NoReturn:
         self._world.violated = Violation(invariant, why)  # whoever catches what is raised here must not hide it
         raise self._world.violated
+
+    # --- slots
+
+    def not_reached(self, stream: Stream, lasts: Callable[[], bool], first: bool = True) -> None:
+        """One end of ``stream`` has said that it does not reach the other. ``lasts``: whether that is so still."""
+        world = self._world
+        wait_ms = UNREACHED_MS if first else JUDGED_MS
+        world.at(world.now_ms + wait_ms, self._still_not_reached, stream, lasts, first)
+
+    def _still_not_reached(self, stream: Stream, lasts: Callable[[], bool], first: bool) -> None:
+        world, coordinator, ends = self._world, self._world.coordinator, (stream.owner, stream.target)
+        if coordinator is None or not (lasts() and stream.is_silent) or any(end.paused for end in ends):
+            return
+        failovers = coordinator._failovers
+        joined = failovers is None or all(failovers.has_joined(end.index) for end in ends)
+        if coordinator._job.state is not JobState.RUNNING or not joined:
+            return
+        if any(world.member(end.index) is not end for end in ends):
+            return
+        if first:
+            self.not_reached(stream, lasts, first=False)
+        else:
+            self._wrong("progress", f"{ends[0]} and {ends[1]} do not reach each other, and none is given up")
 
     # --- subtasks and their messages
 

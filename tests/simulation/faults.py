@@ -119,6 +119,26 @@ class Faults:
         self._world.breaks_at_join += 1
         self._until(fault, "_less", "breaks_at_join")
 
+    def _silence(self, fault: Fault) -> None:
+        start, end = self._pair(fault)
+        self._silent_for(fault, [(start, end), (end, start)])
+
+    def _silence_one_way(self, fault: Fault) -> None:
+        self._silent_for(fault, [self._pair(fault)])
+
+    def _silence_around(self, fault: Fault) -> None:
+        start, _ = self._pair(fault)
+        others = [slot for slot in range(self._world.parameters.parallelism) if slot != start]
+        self._silent_for(fault, [way for other in others for way in ((start, other), (other, start))])
+
+    def _silent_for(self, fault: Fault, ways: list[tuple[int, int]]) -> None:
+        """Nothing arrives that way, and no stream breaks."""
+        self._world.silence(ways, 1)
+        self._until(fault, "_hear_again", ways)
+
+    def _hear_again(self, ways: list[tuple[int, int]]) -> None:
+        self._world.silence(ways, -1)
+
     def _mend(self, start: int, end: int) -> None:
         self._world.cut(start, end, -1)
 

@@ -29,6 +29,7 @@ from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
+from flinkplus.protocol.reachability import Reachability
 from flinkplus.protocol.recording import RecordingAlignment
 from flinkplus.protocol.rounds import LoopRounds
 from flinkplus.protocol.snapshots import SubtaskSnapshots
@@ -426,7 +427,7 @@ def aborts_taken_while_repeating(original: Any) -> Any:
 # --- failover
 
 
-@mutation(chains, "recovery_line")
+@mutation(chains, "recovery_line", scenario="25")
 def received_ignored(original: Any) -> Any:
     """A version counts as usable though messages before it were never delivered."""
 
@@ -868,6 +869,21 @@ def ancestors_are_known_anew(original: Any) -> Any:
 def barriers_of_the_version_count(original: Any) -> Any:
     """A barrier that was in flight at a version is one like any other when its turn comes."""
     return lambda self, subtask, inputs, version, *rest, **more: original(self, subtask, inputs, 0, *rest, **more)
+
+
+# --- slots that do not reach each other
+
+
+@mutation(Reachability, "_judge")
+def nobody_is_given_up(original: Any) -> Any:
+    """Slots that do not reach each other wait for the network."""
+    return lambda self, now_ms, pairs, known: []
+
+
+@mutation(Reachability, "_judge")
+def only_the_first_word_counts(original: Any) -> Any:
+    """Nobody is given up unless most say at once that they do not reach it."""
+    return lambda self, now_ms, pairs, known: original(self, now_ms, pairs, known) if len(pairs) > 1 else []
 
 
 # --- rollback

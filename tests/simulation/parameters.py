@@ -37,7 +37,11 @@ TIMED_FAULTS = (
     "reads_wrong",
 )
 OTHER_FAULTS = ("crash_host", "crash_driver", "no_manifest", "no_commit", "watch_late")
-FAULTS = (*SLOT_FAULTS, *TIMED_FAULTS, *OTHER_FAULTS)
+DRAWN_FAULTS = (*SLOT_FAULTS, *TIMED_FAULTS, *OTHER_FAULTS)
+SILENCES = ("silence", "silence_one_way", "silence_around")
+"""The network loses what goes between two slots, or in one direction, or between one slot and all others; nobody's
+stream breaks."""
+FAULTS = (*DRAWN_FAULTS, *SILENCES)
 LOCAL_FAULTS = ("refuse_promotion", "expire")
 """Of recoveries beside the stream only."""
 STANDBY_FAULTS = ("frames_wrong", "reads_wrong")
@@ -56,6 +60,10 @@ WEIGHTS = {
 }
 DURATIONS_MS = (5, 30, 150, 700, 2_500)
 SLOW_MS = 150
+SILENCES_MS = (30, 150, 700, 2_500, 20_000)
+"""The last: for good, unless there is a rollback."""
+SILENT = 0.06
+"""Share of the jobs in which there is a silence."""
 LOOPS = 0.1
 """Share of the jobs that have loops, of those that can have some."""
 
@@ -159,13 +167,13 @@ def draw(seed: int, looped: bool = False) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (1, 11, 8, 2))[0]
-    parallelism = rng.choices((1, 2, 3, 4, 5, 8), (4, 32, 20, 3, 1, 1))[0]
+    parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 68, 36, 6, 2, 1))[0]
     if stages * parallelism > 16:
         parallelism = 4
     recovery = "standby" if rng.random() < 0.8 else "rollback"
     if child(seed, "partial").random() < 0.08:
         recovery = "partial"
-    records = rng.choices((0, 4, 9, 18, 45), (2, 15, 14, 3, 1))[0]
+    records = rng.choices((0, 4, 8, 16, 40), (2, 16, 14, 3, 1))[0]
     parameters = Parameters(
         seed=seed,
         stages=stages,
@@ -211,9 +219,9 @@ def draw(seed: int, looped: bool = False) -> Parameters:
         parameters = with_overtaking(parameters, child(seed, "unaligned"))
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
-        parameters = replace(parameters, records=max(records, 20), parallelism=3 if stages <= 3 else parallelism)
+        parameters = replace(parameters, records=max(records, 16), parallelism=3 if stages <= 3 else parallelism)
     if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
-        parameters = replace(parameters, records=max(records, 20), rows=1, read_bytes=20, read_ms=6)
+        parameters = replace(parameters, records=max(records, 16), rows=1, read_bytes=20, read_ms=6)
     return replace(parameters, faults=faults)
 
 
@@ -236,7 +244,7 @@ def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
     """A job of at least three stages with an edge that leads back, or two, if there is a place for one."""
     stages = max(3, parameters.stages)
     edges = parameters.edges if stages == parameters.stages else draw_edges(rng, stages)
-    parallelism = min(parameters.parallelism, 3)
+    parallelism = min(parameters.parallelism, rng.choice((2, 3)))
     reached = {at: {at} for at in range(stages)}
     for start, end in sorted(edges, reverse=True):
         reached[start] |= reached[end]
@@ -259,7 +267,7 @@ def with_loops(parameters: Parameters, rng: random.Random) -> Parameters:
         watermarks=False,
         sharing_depth=depth,
         recovery="rollback" if parameters.recovery == "partial" else parameters.recovery,
-        records=max(10, min(parameters.records, 18)),
+        records=max(8, min(parameters.records, 16)),
         work_ms=rng.choice((2, 8, 8)),  # who is slow has rows waiting when the barrier comes
         interval_ms=rng.choice((15, 40)),
         latency_ms=rng.choice((2, 6)),
@@ -304,7 +312,7 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
     horizon_ms = 20 + parameters.records * parameters.read_ms // (parameters.rows + 1) * 2
     count = rng.choices((0, 1, 2, 3, 6), (2, 6, 7, 5, 1))[0]
     needless = {"standby": (), "partial": STANDBY_FAULTS}.get(parameters.recovery, (*LOCAL_FAULTS, *STANDBY_FAULTS))
-    kinds = [kind for kind in FAULTS if kind not in needless]
+    kinds = [kind for kind in DRAWN_FAULTS if kind not in needless]
     weights = [WEIGHTS.get(kind, 1) for kind in kinds]
     faults = []
     at_ms = 0
@@ -316,7 +324,20 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
         kind = rng.choices(kinds, weights)[0]
         target, duration_ms = rng.randrange(64), rng.choice(DURATIONS_MS)
         faults += _company(rng, parameters, Fault(at_ms, kind, target, duration_ms))
+    faults += _silences(child(seed, "silence"), parameters, horizon_ms)
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
+
+
+def _silences(rng: random.Random, parameters: Parameters, horizon_ms: int) -> list[Fault]:
+    """None as a rule; sometimes one, rarely another one while the first is being dealt with."""
+    if rng.random() >= SILENT or parameters.parallelism < 2:
+        return []
+    at_ms = rng.randrange(10, 10 + horizon_ms)
+    faults = []
+    for _ in range(rng.choice((1, 1, 2))):
+        faults.append(Fault(at_ms, rng.choice(SILENCES), rng.randrange(64), rng.choice(SILENCES_MS)))
+        at_ms += rng.choice((0, 20, 100, 300))
+    return faults
 
 
 def _company(rng: random.Random, parameters: Parameters, fault: Fault) -> list[Fault]:

@@ -63,6 +63,7 @@ QUICK = (
     "loops_are_not_waited_for",
     "back_edges_stay_in_memory",
     "how_many_were_taken_is_not_noted",
+    "nobody_is_given_up",
 )
 """What is found out within the small budget."""
 

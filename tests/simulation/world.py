@@ -109,6 +109,7 @@ class World:
         self._up_ms: dict[int, int] = {}
         self._down_ms: dict[int, int] = {}
         self._cuts: Counter[tuple[int, int]] = Counter()
+        self._silences: Counter[tuple[int, int]] = Counter()
         self.breaks_at_join = 0
         self._slow: Counter[tuple[int, int]] = Counter()
         self.duplicates = self.frames_wrong = self.reads_wrong = 0
@@ -365,7 +366,7 @@ class World:
         self._forget(process)
         self.at(self.now_ms + 1, self._connection_lost, process.connection, "stream closed")
         for other in list(self.processes.values()):
-            if other.data.targets(process):
+            if other.data.targets(process) and not self.is_silent(process.index, other.index):
                 other.later(self.rng_network.randint(1, 4), other.data.broke, process.index)
         if restart and not self.on_slot(process.index):
             self.at(self.now_ms + self.rng_spark.randint(3, 60), self._restart, process.index, self._runs)
@@ -465,6 +466,18 @@ class World:
         if by > 0:
             for process in self.on_slot(start):
                 process.data.broke(end)
+
+    def is_silent(self, start: int, end: int) -> bool:
+        """Whether nothing arrives that goes this way."""
+        return self._silences[start, end] > 0
+
+    def silence(self, ways: list[tuple[int, int]], by: int) -> None:
+        """What goes these ways does not arrive (any more, or again); by and by both ends find out."""
+        for way in ways:
+            self._silences[way] += by
+        if by < 0:
+            for process in list(self.processes.values()):
+                process.data.hear_again()
 
     def slow(self, start: int, end: int, by: int) -> None:
         self._slow[start, end] += by

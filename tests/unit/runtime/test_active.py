@@ -23,6 +23,7 @@ def producer(first: int, received: int, consumer_generation: int = 1, resuming: 
         id=SubtaskId("source", 0),
         plan=SimpleNamespace(vertex=vertex),
         outputs=SimpleNamespace(channels={CHANNEL: end}),
+        inputs=SimpleNamespace(stale=0),
         close=log.close,
     )
 

@@ -109,6 +109,7 @@ def test_a_slot_is_heard_and_told(cluster: Cluster) -> None:
     cluster.until(lambda: messages(cluster.heard[0]) == [REGISTER])
     cluster.coordinator.send(cluster.heard[0][0].connection, control.Welcome(4))
     cluster.until(lambda: messages(cluster.heard[1]) == [control.Welcome(4)])
+    assert not link.is_silent(time.monotonic(), 0.1)
     assert cluster.coordinator.refusals.total == cluster.coordinator.malformed == 0
 
 
@@ -149,6 +150,9 @@ def test_slots_exchange_frames(cluster: Cluster) -> None:
     other.send_back(0, [b"and back"])
     other.flush()
     cluster.until(lambda: any(isinstance(e, FrameArrived) and bytes(e.frame) == b"and back" for e in heard))
+    for _ in range(4):
+        assert one.silent(time.monotonic(), 0.1) == other.silent(time.monotonic(), 0.1) == {}
+        cluster.wait(0.03)
 
 
 @pytest.mark.parametrize(

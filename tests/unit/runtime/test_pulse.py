@@ -139,10 +139,35 @@ def test_names_are_bounded(driver: Driver) -> None:
     assert len(driver.pulses._last) == MAX_NAMES
 
 
+def test_who_does_not_hear_the_driver_is_given_up(driver: Driver) -> None:
+    driver.hear(*"abcd")
+    driver.count += 1
+    driver.send(datagram("b", driver.count, KEY, deaf=True))
+    assert driver.pulses.is_doubtful("b") and not driver.pulses.is_doubtful("a")
+    assert driver.pulses.silent("abcd") == ["b"]
+    driver.hear("b")
+    assert driver.pulses.silent("abcd") == [], "it hears again"
+
+
+def test_when_most_do_not_hear_the_driver_nobody_is_given_up(driver: Driver) -> None:
+    driver.hear(*"abc")
+    driver.count += 1
+    for name in "bc":
+        driver.send(datagram(name, driver.count, KEY, deaf=True))
+    assert driver.turns(2.0, "abc", "a") == []
+
+
+def test_one_that_may_be_about_to_be_late_is_doubtful(driver: Driver) -> None:
+    driver.hear(*"ab")
+    assert driver.turns(TIMEOUT_S / 2 + 0.06, "ab", "a") == []
+    assert driver.pulses.is_doubtful("b") and not driver.pulses.is_doubtful("a")
+    assert not driver.pulses.is_doubtful("nobody")
+
+
 def heard(driver: Driver, name: str) -> int:
     """The number of the last pulse."""
     driver.inbox.sleep(0.02)
-    return driver.pulses._last.get(name, (0, 0.0))[0]
+    return driver.pulses._last[name][0] if name in driver.pulses._last else 0
 
 
 def until(driver: Driver, name: str, number: int) -> None:
@@ -155,11 +180,18 @@ def test_the_process_sends_until_it_is_closed(driver: Driver) -> None:
     pulse = Pulse()
     pulse.open(driver.pulses.address, SECRET, "slot", 0.1)
     until(driver, "slot", 3)
+    for deaf in (True, False, True):
+        pulse.tell(deaf)
+        deadline = time.monotonic() + 10
+        while driver.pulses._last["slot"][2] is not deaf:
+            heard(driver, "slot")
+            assert time.monotonic() < deadline
     (process,) = [p for p in psutil.Process().children() if "ORDER_BYTES" in " ".join(p.cmdline())]
     assert KEY.hex() not in " ".join(process.cmdline())
     pulse.close()
     assert not process.is_running()
     pulse.close()
+    pulse.tell(True)
 
 
 SLOT = """\

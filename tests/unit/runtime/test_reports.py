@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from flinkplus.config import Options
@@ -132,3 +133,77 @@ def test_all_slots_gone_at_once_is_a_rollback_with_its_reason() -> None:
     job.presence.lose_all("Spark gave the job up")
     assert job.heard == [core.SlotLost(slot, 1, "Spark gave the job up") for slot in range(3)]
     assert job.failovers.counts["fallbacks"] == 1
+
+
+# --- slots that do not reach each other
+
+
+class Standing(Reported):
+    """Time passes as the test says."""
+
+    def __init__(self, standbys: bool = True) -> None:
+        super().__init__(standbys)
+        self.later_s = 0.0
+        self.dispatch.clock = self
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.later_s
+
+    time = monotonic
+
+    def unreached(self, slot: int, **peers: int) -> None:
+        self.report(slot, control.PeersUnreached({name.removeprefix("slot"): peers[name] for name in peers}))
+
+    def look(self, after_s: float) -> None:
+        self.later_s += after_s
+        for member in self.members.all():
+            member.heard_s = self.monotonic()
+        self.presence.look_for_silent_slots()
+
+    def is_there(self, slot: int) -> bool:
+        return self.members.get(slot) is not None
+
+
+def test_of_two_slots_that_do_not_reach_each_other_one_is_ended_and_its_subtasks_go_on_elsewhere() -> None:
+    job = Standing()
+    job.unreached(1, slot2=1)
+    due_ms = job.presence.next_deadline_ms()
+    assert due_ms is not None and due_ms - job.dispatch.now_ms() <= 100
+    job.look(0.05)
+    assert job.is_there(2), "the other one may have something to say"
+    job.look(0.06)
+    assert job.is_there(1) and not job.is_there(2)
+    assert [fence.failed for fence in job.told(control.Fence, 1)] == [{"lines[2]": 0, "count[2]": 0}]
+
+
+def test_what_is_said_of_a_process_that_is_gone_has_no_effect() -> None:
+    job = Standing()
+    job.unreached(1, slot2=7)
+    assert job.presence.next_deadline_ms() is None
+    job.look(1.0)
+    assert job.is_there(2)
+
+
+def test_slots_of_a_job_without_standbys_are_ended_too() -> None:
+    job = Standing(standbys=False)
+    job.unreached(0, slot1=1)
+    job.look(0.2)
+    assert job.is_there(0) and not job.is_there(1)
+
+
+def test_one_that_comes_back_from_there_joins_after_a_pause() -> None:
+    job = Standing()
+    job.unreached(1, slot2=1)
+    job.look(0.2)
+    job.told(control.Peers)
+    register = control.Register(2, 1, 1002, "here", "here:22")
+    job.reports.take(99, register)
+    assert job.told(control.Peers) == [], "not yet"
+    job.look(2.0)
+    (peers,) = job.told(control.Peers, 1)
+    assert sorted(peers.addresses) == ["0", "1", "2"]
+    job.unreached(1, slot2=2)
+    job.look(0.2)
+    assert job.is_there(2), "it has not joined, so it has nothing to lose"
+    (peers,) = job.told(control.Peers, 1)
+    assert sorted(peers.addresses) == ["0", "1"]

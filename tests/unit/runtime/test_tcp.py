@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -516,3 +518,25 @@ def test_names_of_slots() -> None:
     for name in ("", "slot-", "slot-1", "slot-1.", "slot-.1", "slot--1.2", "host-1.2", "slot-1.2.3", "slot-1.x"):
         with pytest.raises(PeerRefused):
             handshake.parse_slot_name(name)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells")
+def test_a_peer_that_does_not_answer_is_silent(planes: Planes) -> None:
+    """Its system drops what comes, for too many wait to be accepted."""
+    with socket.socket() as server, contextlib.ExitStack() as others:
+        server.bind((HOST, 0))
+        server.listen(0)
+        for _ in range(4):
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                other.connect(server.getsockname())
+        one = planes.planes[0]
+        one.connect({1: (5, planes.addresses[1]), 2: (7, f"{HOST}:{server.getsockname()[1]}")})
+        planes.until(0, PeerConnected(1, 5))
+        deadline = time.monotonic() + 10
+        while one.silent(time.monotonic(), 0.3) != {2: 7}:
+            assert time.monotonic() < deadline
+            planes.inbox.sleep(0.05)
+        one.connect({1: (5, planes.addresses[1])})
+        assert one.silent(time.monotonic(), 0.3) == {}

@@ -1,0 +1,139 @@
+"""Faults of a running job, carried out: each begins, holds for a while, and is taken back, so that redundancy can come
+back by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from experiments.cluster.control import Control
+from experiments.recovery.workload import Trigger
+from experiments.running import RunError
+from experiments.soak.settings import Draw
+from flinkplus.api.job import JobHandle
+from flinkplus.cli.wordcount import COUNT
+
+SERVER_TIMEOUT_S = 2.0
+WAIT_S = 60.0
+POLL_S = 0.05
+ORDERS = {"host": "kill", "hang": "pause", "cut": "cut"}
+
+
+class Striker:
+    """Strikes one job. ``control``: of the cluster, if it runs on one; ``zookeeper``: its ensemble."""
+
+    def __init__(
+        self,
+        job: JobHandle,
+        parallelism: int,
+        trigger: Trigger,
+        stop: threading.Event,
+        control: Control | None = None,
+        zookeeper: str = "",
+    ) -> None:
+        self._job = job
+        self._parallelism = parallelism
+        self._trigger = trigger
+        self._stop = stop
+        self._control = control
+        self._servers = [server for server in zookeeper.split(",") if server]
+
+    def strike(self, draw: Draw) -> str:
+        """Do it, and take it back when it has held for its time; returns what was struck.
+
+        Raises ``RunError`` when ``stop`` is set, or when there is nothing to strike.
+        """
+        if draw.kind == "sigkill":
+            index = draw.target % self._parallelism
+            self._job.kill(f"{COUNT}[{index}]")
+            return f"{COUNT}[{index}]"
+        if draw.kind == "exception":
+            return self._raise_in(draw.target % self._parallelism)
+        if draw.kind == "pause":
+            return self._pause(draw)
+        if draw.kind == "zookeeper":
+            return self._kill_server(draw)
+        return self._strike_host(draw)
+
+    def _raise_in(self, index: int) -> str:
+        before = self._trigger.raised_s(index)
+        self._trigger.pull(index)
+        self._until(lambda: self._trigger.raised_s(index) != before, f"subtask {index} has raised")
+        return f"{COUNT}[{index}]"
+
+    def _pause(self, draw: Draw) -> str:
+        pids = self._job.slot_pids()
+        if not pids:
+            raise RunError("no slot is there that could be paused")
+        slot = sorted(pids)[draw.target % len(pids)]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[slot], signal.SIGSTOP)
+            try:
+                self._hold(draw)
+            finally:
+                os.kill(pids[slot], signal.SIGCONT)  # gone, unless it was not noticed
+        return f"slot {slot}"
+
+    def _strike_host(self, draw: Draw) -> str:
+        assert self._control is not None
+        hosts = sorted(set(self._job.placement().values()))
+        if not hosts:
+            raise RunError("no host is there that could be struck")
+        host = hosts[draw.target % len(hosts)]
+        self._control.order(ORDERS[draw.kind], host)
+        try:
+            self._hold(draw)
+        finally:
+            self._control.order("revive", host)
+        return host
+
+    def _kill_server(self, draw: Draw) -> str:
+        assert self._control is not None
+        server = self._servers[draw.target % len(self._servers)]
+        host = server.partition(":")[0]
+        leads = serves(server) == "leader"
+        self._control.order("kill", host)
+        try:
+            self._hold(draw)
+        finally:
+            self._control.order("revive", host)
+        self._until(self.ensemble_serves, f"all of {', '.join(self._servers)} serve again")
+        return f"{host} (leader)" if leads else host
+
+    def ensemble_serves(self) -> bool:
+        """Whether every server of the ensemble takes part in it."""
+        return all(serves(server) is not None for server in self._servers)
+
+    def _hold(self, draw: Draw) -> None:
+        if self._stop.wait(draw.hold_s):
+            raise RunError("interrupted")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            if self._stop.wait(POLL_S):
+                raise RunError("interrupted")
+            if self._job.done or time.monotonic() > deadline:
+                raise RunError(f"not within {WAIT_S:.0f} s: {what}")
+
+
+def serves(server: str) -> str | None:
+    """``leader`` or ``follower``; ``None`` for a server of ZooKeeper that serves nobody just now."""
+    host, _, port = server.partition("/")[0].rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), SERVER_TIMEOUT_S) as connection:
+            connection.settimeout(SERVER_TIMEOUT_S)
+            connection.sendall(b"srvr")
+            answer = b""
+            while part := connection.recv(4096):
+                answer += part
+    except OSError:
+        return None
+    modes = [line.partition(b":")[2].strip().decode() for line in answer.splitlines() if line.startswith(b"Mode:")]
+    return modes[0] if modes and modes[0] in ("leader", "follower") else None

@@ -1,0 +1,241 @@
+"""How a shell finds a running job, and shows that it may command it: the job's *access file*.
+
+The file, ``COMMANDS.json``, is in the job's own directory on the driver's host (mode 700), and only the user that the
+job runs as can read it (mode 600). It has the address of the job's door for commands, the key to it (which opens
+nothing else), the certificates for it if the job has TLS, and whose driver it is. It goes with the job. In the
+checkpoint directory, which more people may read, and which may be on another machine, is only where it is.
+
+Rules: a file that others can read or could have written is not used. What a killed driver has left behind is told from
+what runs: by the process on the driver's own host, elsewhere by nobody answering.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flinkplus.documents import fits, parse_document
+from flinkplus.errors import ConfigurationError, CorruptCheckpoint, NoRunningJob, PeerProtocolError, PeerRefused
+from flinkplus.runtime import tls
+from flinkplus.runtime.command_door import PROTOCOL, SHELL
+from flinkplus.runtime.commands import REPLY_BYTES, Body, decode_reply, encode_request
+from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.dialing import dial, receive_frame
+from flinkplus.runtime.handshake import Connecting
+from flinkplus.runtime.planes import COORDINATOR
+from flinkplus.runtime.tcp import framed
+from flinkplus.state.storage import CheckpointStorage
+
+FORMAT = 1
+ACCESS_FILE = "COMMANDS.json"
+ACCESS_BLOB = "commands"
+CONNECT_TIMEOUT_S = 5.0
+REPLY_TIMEOUT_S = 60.0
+ELSEWHERE = "copy that file to a place of your own (mode 600) and give it as --access FILE"
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the file holds. ``driver``: its process and when that was created, on ``host``."""
+
+    job_id: str
+    name: str
+    address: str
+    host: str
+    driver: tuple[int, float]
+    credentials: Credentials = field(repr=False)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the driver is known to be gone; on another host that cannot be seen."""
+        if self.host != socket.gethostname():
+            return False
+        pid, created_s = self.driver
+        try:
+            process = psutil.Process(pid)
+            return process.create_time() != created_s or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+
+def write_access(directory: Path, access: Access) -> Path:
+    """Write the file of a job into its own directory; whole, or not at all."""
+    certificates = access.credentials.tls
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "job_id": access.job_id,
+        "name": access.name,
+        "address": access.address,
+        "host": access.host,
+        "pid": access.driver[0],
+        "created_s": access.driver[1],
+        "key": access.credentials.secret.hex(),
+        "tls": certificates if certificates is None or isinstance(certificates, str) else _pem(certificates),
+    }
+    path, made = directory / ACCESS_FILE, directory / f".{ACCESS_FILE}.tmp"
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(document, file)
+    made.rename(path)
+    return path
+
+
+def _pem(certificates: tls.Certificates) -> dict[str, str]:
+    return {name: value.decode("ascii") for name, value in vars(certificates).items()}
+
+
+def publish(storage: CheckpointStorage, path: Path, access: Access) -> None:
+    """Say in the checkpoint directory where the job's access file is."""
+    told = {"format": FORMAT, "job_id": access.job_id, "host": access.host, "file": str(path)}
+    storage.put_blob(ACCESS_BLOB, json.dumps(told).encode())
+
+
+def withdraw(storage: CheckpointStorage, path: Path) -> None:
+    """Say so no more, unless another run of the job has said something since."""
+    try:
+        if parse_document(storage.get_blob(ACCESS_BLOB)).get("file") == str(path):
+            storage.drop_blob(ACCESS_BLOB)
+    except CorruptCheckpoint:
+        return  # it was never said, or is gone
+
+
+def read_access(path: str | Path) -> Access:
+    """Raises ``NoRunningJob`` when there is no such file or the job is over, ``ConfigurationError`` when it is not to
+    be used.
+    """
+    try:
+        with open(path, "rb") as file:
+            _check_owner(path, os.fstat(file.fileno()))
+            found = parse_document(file.read())
+        access = _parse(found)
+    except FileNotFoundError:
+        raise NoRunningJob(f"there is no {str(path)!r}: the job is over, or runs on another host") from None
+    except OSError as error:
+        raise ConfigurationError(f"{str(path)!r} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{str(path)!r} is no access file of this version: {error!r:.200}") from error
+    if access.is_over:
+        raise NoRunningJob(f"job {access.name!r} ({access.job_id}) is over: its driver has ended without a word")
+    return access
+
+
+def _check_owner(path: str | Path, found: os.stat_result) -> None:
+    if not hasattr(os, "geteuid"):
+        return
+    if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigurationError(
+            f"{str(path)!r} is not yours alone (mode {stat.S_IMODE(found.st_mode):03o}): others may have read the key "
+            "in it, or have put it there; use the one that the job has made, as the user that the job runs as"
+        )
+
+
+def _parse(found: Any) -> Access:
+    hints = {
+        "format": int,
+        "job_id": str,
+        "name": str,
+        "address": str,
+        "host": str,
+        "pid": int,
+        "created_s": float,
+        "key": str,
+        "tls": str | dict[str, str] | None,
+    }
+    for name, hint in hints.items():
+        if not fits(found[name], hint):
+            raise TypeError(f"{name} is something else")
+    if found["format"] != FORMAT:
+        raise ValueError(f"format {found['format']}, known is {FORMAT}")
+    certificates = found["tls"]
+    if isinstance(certificates, dict):
+        certificates = tls.Certificates(**{name: text.encode("ascii") for name, text in certificates.items()})
+    return Access(
+        found["job_id"],
+        found["name"],
+        found["address"],
+        found["host"],
+        (found["pid"], float(found["created_s"])),
+        Credentials(bytes.fromhex(found["key"]), tls=certificates),
+    )
+
+
+def access_of(checkpoint_dir: str) -> Access:
+    """The running job that ``checkpoint_dir`` belongs to. Raises as ``read_access``, and
+    ``CheckpointDirectoryError`` for a directory of no job.
+    """
+    storage = CheckpointStorage(checkpoint_dir)
+    storage.job()
+    try:
+        found = parse_document(storage.get_blob(ACCESS_BLOB))
+        host, file = str(found["host"]), str(found["file"])
+    except (CorruptCheckpoint, ValueError, KeyError, TypeError):
+        raise NoRunningJob(f"no job runs on the checkpoint directory {checkpoint_dir!r} just now") from None
+    if host != socket.gethostname() and not os.path.exists(file):
+        raise NoRunningJob(f"the job's driver is on {host}, where {file} is: run this there, or {ELSEWHERE}")
+    try:
+        return read_access(file)
+    except NoRunningJob as error:
+        raise NoRunningJob(f"no job runs on the checkpoint directory {checkpoint_dir!r} any more: {error}") from None
+
+
+def running_jobs(directory: str | None = None) -> list[tuple[Path, Access]]:
+    """The access files of jobs whose own directories are in ``directory`` (``None``: the system's temporary space),
+    that this user may use, with what they hold. Jobs that are over are left out.
+    """
+    found = []
+    for path in sorted(Path(directory or tempfile.gettempdir()).glob(f"flinkplus-*/{ACCESS_FILE}")):
+        try:
+            found.append((path, read_access(path)))
+        except (ConfigurationError, NoRunningJob):
+            continue  # of somebody else, or of the past
+    return found
+
+
+def the_running_job() -> Access:
+    """The only job of this user on this host. Raises ``NoRunningJob``, ``ConfigurationError`` when there are more."""
+    found = running_jobs()
+    if not found:
+        raise NoRunningJob("no running job of yours was found on this host; give --checkpoint-dir or --access")
+    if len(found) > 1:
+        jobs = "".join(f"\n  {access.name}: --access {path}" for path, access in found)
+        raise ConfigurationError(f"there are {len(found)} running jobs; say which:{jobs}")
+    return found[0][1]
+
+
+def call(access: Access, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Body:
+    """Have the job carry out ``request``, and wait for its answer.
+
+    Raises ``CommandRefused`` when it does not, ``NoRunningJob`` when nobody answers, in ``timeout_s`` or at all.
+    """
+    job = f"job {access.name!r} ({access.job_id}) at {access.address}"
+    certificates = access.credentials.certificates
+    try:
+        connection = dial(
+            access.address,
+            Connecting(access.credentials.secret, PROTOCOL, SHELL, COORDINATOR),
+            None if certificates is None else tls.context(certificates, False),
+            CONNECT_TIMEOUT_S,
+        )
+    except (OSError, PeerRefused) as error:
+        raise NoRunningJob(f"{job} does not let this shell in, or is over: {error}") from error
+    with connection:
+        try:
+            connection.sendall(framed(encode_request(request)))
+            reply = receive_frame(connection, time.monotonic() + timeout_s, REPLY_BYTES)
+        except TimeoutError:
+            raise NoRunningJob(f"{job} has not answered within {timeout_s:g} s") from None
+        except OSError as error:
+            raise NoRunningJob(f"{job} ended before it had answered: {error}") from error
+    try:
+        return decode_reply(reply)
+    except PeerProtocolError as error:
+        raise NoRunningJob(f"{job}: {error}") from error

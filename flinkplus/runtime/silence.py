@@ -1,0 +1,70 @@
+"""How long nothing has come back of what was sent on a connection, as the system's TCP has it.
+
+What a socket has sent is acknowledged by the *system* at the other end, at once, whatever the process there does: that
+it computes for a long time, is stopped, or reads nothing says nothing here. So silence means that the network loses
+what goes there, or what comes back, or that the host stands still.
+
+Rules: a connection on which nothing waits for an answer is not silent. Progress is any segment that was delivered, also
+out of order; where the other end takes no more (a window of zero), any segment that comes in. Time between two looks
+counts for half the limit at most, so that a host which was frozen itself does not take that for the silence of others.
+Where the system tells nothing of that kind (it is Linux that does), nobody is ever silent.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from typing import Protocol
+
+TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
+INFO_BYTES = 256
+PROBES = struct.Struct("=3xB")
+UNACKED = struct.Struct("=24xI")
+BYTES_ACKED = struct.Struct("=120xQ")
+SEGMENTS_IN = struct.Struct("=140xI")
+DELIVERED = struct.Struct("=192xI")
+"""Where they are in the kernel's ``struct tcp_info``, which only ever grows at its end."""
+
+
+class HasOptions(Protocol):
+    """A socket, as far as it is needed here."""
+
+    def getsockopt(self, level: int, name: int, size: int, /) -> bytes: ...
+
+
+def waits_for(info: bytes) -> tuple[int, ...] | None:
+    """What changes with every sign of the other end, while one is due; ``None``: none is."""
+    if len(info) < SEGMENTS_IN.size:
+        return None
+    (unacked,), (probes,) = UNACKED.unpack_from(info), PROBES.unpack_from(info)
+    if unacked:
+        delivered = DELIVERED.unpack_from(info) if len(info) >= DELIVERED.size else ()
+        return (*BYTES_ACKED.unpack_from(info), *delivered)
+    return (-1, *SEGMENTS_IN.unpack_from(info)) if probes else None
+
+
+class Silence:
+    """Of one connection."""
+
+    __slots__ = ("_looked_s", "_mark", "_silent_s")
+
+    def __init__(self) -> None:
+        self._mark: tuple[int, ...] | None = None
+        self._looked_s = 0.0
+        self._silent_s = 0.0
+
+    def lasts_s(self, sock: HasOptions, now_s: float, limit_s: float) -> float:
+        """A look: for how many seconds nothing has come back. Raises ``OSError``."""
+        if TCP_INFO is None:
+            return 0.0
+        return self.goes_on(waits_for(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, INFO_BYTES)), now_s, limit_s)
+
+    def goes_on(self, mark: tuple[int, ...] | None, now_s: float, limit_s: float) -> float:
+        """``lasts_s``, after what the system has said."""
+        if mark is None or mark != self._mark:
+            self._silent_s = 0.0
+        else:
+            self._silent_s += min(now_s - self._looked_s, limit_s / 2)
+        self._mark, self._looked_s = mark, now_s
+        return self._silent_s

@@ -1,0 +1,256 @@
+"""Drills on the job's host of a cluster: a WordCount for each, in whose middle something happens to hosts or network;
+what was seen, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from experiments.cluster.control import Control
+from experiments.cluster.place import Place
+from flinkplus import StreamEnvironment
+from flinkplus.api.job import JobHandle
+from flinkplus.cli.session import open_session
+from tests.integration.cluster_job import RATE, REPEAT, WORKERS, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AWAY_S = 3.0
+JOB = "job"
+ZOOKEEPERS = ("zk-1", "zk-2", "zk-3")
+
+
+class Drill:
+    """One job with an accident. ``control``: orders to the harness."""
+
+    def __init__(self, job: JobHandle, control: Control) -> None:
+        self.job = job
+        self.control = control
+        self.struck_s = 0.0
+        placement = job.placement()
+        self.hosts = [placement[f"count+out[{index}]"] for index in range(WORKERS)]
+        self.hurt: set[str] = set()
+
+    def order(self, order: str, host: str, *peers: str) -> None:
+        """The first order is when it begins."""
+        for peer in peers or (None,):
+            struck_s = self.control.order(order, host, peer)
+            self.struck_s = self.struck_s or struck_s
+        if order != "heal":
+            self.hurt.update((host, *peers))
+
+    def recovered(self, count: int = 1) -> None:
+        """Wait for failovers, by standbys or by rollback."""
+        until(self.job, lambda: len([one for one in self.job.recoveries() if _is_done(one)]) >= count)
+
+    def checkpoints(self, count: int = 2) -> None:
+        """Wait until the job has got somewhere."""
+        before = self.job.metrics()["checkpoints_completed"]
+        until(self.job, lambda: self.job.metrics()["checkpoints_completed"] >= before + count)
+
+    def told(self, name: str) -> dict[str, Any]:
+        recoveries = [one for one in self.job.recoveries() if one["mode"] != "handover"]
+        return {
+            "drill": name,
+            "hosts": self.hosts,
+            "struck_s": self.struck_s,
+            "noticed_ms": [round((one["begin_s"] - self.struck_s) * 1e3) for one in recoveries],
+            "recovered_ms": [
+                None
+                if one["recovery_ms"] is None
+                else round((one["begin_s"] - self.struck_s) * 1e3 + one["recovery_ms"])
+                for one in recoveries
+            ],
+            "recoveries": recoveries,
+            "after": self.job.placement(),
+            "metrics": self.job.metrics(),
+        }
+
+
+def _is_done(recovery: dict[str, Any]) -> bool:
+    return recovery["mode"] != "handover" and recovery["recovery_ms"] is not None
+
+
+# --- what happens
+
+
+def peers_cut(drill: Drill) -> None:
+    """Two slots cannot reach each other, for good; the driver reaches both."""
+    drill.order("cut", drill.hosts[1], drill.hosts[2])
+    drill.recovered()
+
+
+def peer_not_heard(drill: Drill) -> None:
+    """What one slot sends to another is lost, for good."""
+    drill.order("lose", drill.hosts[1], drill.hosts[2])
+    drill.recovered()
+
+
+def peers_cut_for_a_while(drill: Drill) -> None:
+    drill.order("cut", drill.hosts[3], drill.hosts[0])
+    drill.recovered()
+    time.sleep(1.0)
+    drill.order("heal", drill.hosts[3])
+    drill.checkpoints()
+
+
+def all_peers_cut(drill: Drill) -> None:
+    """A slot reaches the driver, and no other slot."""
+    drill.order("cut", drill.hosts[1], *(host for host in drill.hosts if host != drill.hosts[1]))
+    drill.recovered()
+
+
+def driver_cut(drill: Drill) -> None:
+    drill.order("cut", drill.hosts[1], JOB)
+    drill.recovered()
+    time.sleep(AWAY_S)
+    drill.order("heal", drill.hosts[1])
+    drill.checkpoints()
+
+
+def driver_not_heard(drill: Drill) -> None:
+    """What the driver sends to a slot is lost."""
+    drill.order("lose", JOB, drill.hosts[1])
+    drill.recovered()
+    time.sleep(AWAY_S)
+    drill.order("heal", drill.hosts[1])
+    drill.checkpoints()
+
+
+def driver_does_not_hear(drill: Drill) -> None:
+    """What a slot sends to the driver is lost."""
+    drill.order("lose", drill.hosts[1], JOB)
+    drill.recovered()
+    time.sleep(AWAY_S)
+    drill.order("heal", drill.hosts[1])
+    drill.checkpoints()
+
+
+def zookeeper_cut(drill: Drill) -> None:
+    """A slot reaches everybody but ZooKeeper: its session expires."""
+    drill.order("cut", drill.hosts[1], *ZOOKEEPERS)
+    drill.recovered()
+    drill.order("heal", drill.hosts[1])
+    drill.checkpoints()
+
+
+def cut_off(drill: Drill) -> None:
+    """A host is cut off from all, and comes back as a zombie."""
+    drill.order("cut", drill.hosts[1])
+    drill.recovered()
+    time.sleep(AWAY_S)
+    drill.order("heal", drill.hosts[1])
+    drill.checkpoints()
+
+
+def hangs(drill: Drill) -> None:
+    drill.order("pause", drill.hosts[1])
+    drill.recovered()
+    time.sleep(AWAY_S)
+    drill.order("resume", drill.hosts[1])
+    drill.checkpoints()
+
+
+def two_hosts(drill: Drill) -> None:
+    """Two of four hosts die at once."""
+    drill.order("kill", drill.hosts[1])
+    drill.order("kill", drill.hosts[3])
+    drill.recovered()
+    drill.checkpoints()
+
+
+def zookeeper_servers(drill: Drill) -> None:
+    """A ZooKeeper server that follows dies and comes back; then the leader, and a host with it."""
+    leader = next(server for server in ZOOKEEPERS if mode_of(server) == "leader")
+    follower = next(server for server in ZOOKEEPERS if server != leader)
+    drill.order("kill", follower)
+    drill.checkpoints()
+    drill.order("revive", follower)
+    until(drill.job, lambda: mode_of(follower) == "follower")
+    drill.struck_s = 0.0
+    drill.order("kill", leader)
+    drill.order("kill", drill.hosts[1])
+    drill.recovered()
+    drill.checkpoints()
+
+
+def mode_of(server: str) -> str:
+    """What a ZooKeeper server is in its ensemble; empty when it does not answer."""
+    try:
+        with socket.create_connection((server, 2181), 1.0) as connection:
+            connection.sendall(b"srvr")
+            with connection.makefile() as answer:
+                return next((line.split()[1] for line in answer if line.startswith("Mode: ")), "")
+    except OSError:
+        return ""
+
+
+def master(drill: Drill) -> None:
+    """Spark's master dies; a failover after it works all the same."""
+    drill.order("kill", "master")
+    drill.checkpoints()
+    drill.struck_s = 0.0
+    drill.order("kill", drill.hosts[1])
+    drill.recovered()
+
+
+DRILLS: dict[str, Callable[[Drill], None]] = {
+    drill.__name__: drill
+    for drill in (
+        peers_cut,
+        peer_not_heard,
+        peers_cut_for_a_while,
+        all_peers_cut,
+        driver_cut,
+        driver_not_heard,
+        driver_does_not_hear,
+        zookeeper_cut,
+        cut_off,
+        hangs,
+        two_hosts,
+        zookeeper_servers,
+        master,
+    )
+}
+
+
+def run(name: str, corpus: str, place: Place, recovery: str, session: SparkSession) -> dict[str, Any]:
+    """One drill, in a job of its own."""
+    assert place.control is not None
+    directory = place.shared / f"{name}-{recovery}"
+    settings = place.options(directory) | {"recovery": recovery}
+    env = StreamEnvironment(session, parallelism=WORKERS, checkpoint_interval=0.3, **settings)
+    words = env.read_text(corpus, repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(RATE)
+    words.key_by("word").count(name="count").to_parquet(str(directory / "out"), name="out")
+    with env.execute(name) as job:
+        until(job, lambda: job.metrics()["checkpoints_completed"] >= 2)
+        drill = Drill(job, place.control)
+        DRILLS[name](drill)
+        job.await_finish(90)
+        told = drill.told(name)
+    for host in sorted(drill.hurt):
+        place.control.order("revive", host)
+    return told
+
+
+def main(corpus: str) -> None:
+    """A line of input, ``DRILL RECOVERY``, is a line of output."""
+    place = Place.here()
+    session = open_session(place.master, place.session_settings(WORKERS))
+    try:
+        for line in sys.stdin:
+            name, recovery = line.split()
+            place.await_executors(session, WORKERS)
+            print(json.dumps(run(name, corpus, place, recovery, session)), flush=True)
+    finally:
+        session.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
