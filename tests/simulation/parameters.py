@@ -86,7 +86,8 @@ class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
     ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are
-    unaligned (``None``: never). ``watermarks``: sources send them, and every other stage
+    unaligned (``None``: never). ``quick_barriers``: to take one that had overtaken takes no time; else as long as a
+    step does. ``watermarks``: sources send them, and every other stage
     holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
@@ -114,6 +115,7 @@ class Parameters:
     watermarks: bool = False
     synchronous: bool = False
     aligned_timeout_ms: int | None = None
+    quick_barriers: bool = False
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
@@ -291,13 +293,17 @@ def with_overtaking(parameters: Parameters, rng: random.Random) -> Parameters:
     """A job whose checkpoints are unaligned, one in ten of those that can have them; often of slow consumers."""
     if rng.random() >= 0.13 or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
         return parameters
-    return replace(
+    work_ms = rng.choice((1, 2, 8, 20))
+    parameters = replace(
         parameters,
         aligned_timeout_ms=rng.choice((0, 0, 10, 30)),
         max_concurrent=rng.choice((1, 1, 2, 3)),
         read_ms=rng.choice((0, 2, parameters.read_ms)),
-        work_ms=rng.choice((1, 2, 8, 20)),
+        work_ms=work_ms,
     )
+    if rng.random() < 0.5:
+        return replace(parameters, quick_barriers=True)
+    return replace(parameters, interval_ms=max(parameters.interval_ms, 8 * work_ms))  # checkpoints go first
 
 
 def pair(target: int, parallelism: int) -> tuple[int, int]:

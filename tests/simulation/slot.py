@@ -158,8 +158,8 @@ class SimSlot(SlotOrders):
             world.at(max(world.now_ms + 1, round(min(deadlines) * 1000)), self._work)
 
     def _pass_barriers(self, subtask: SimSubtask, now: float) -> None:
-        """To take a barrier that had overtaken takes no time."""
-        while self.alive and subtask.passes_barrier and subtask.runnable(now):
+        """What comes behind a barrier that had overtaken, if that is taken in no time."""
+        while self.world.parameters.quick_barriers and self.alive and subtask.passes_barrier and subtask.runnable(now):
             subtask.passes_barrier = False
             self.guard(subtask, subtask.run)
 

@@ -158,6 +158,7 @@ def test_nothing_stands_still_where_barriers_may_overtake_little() -> None:
 def test_checkpoints_as_close_together_as_steps_leave_time_for_work_and_with_a_pause_more_of_it() -> None:
     """Barriers that overtake come before all work, and here three checkpoints are under way all the time."""
     steps = Parameters(stages=3, edges=((0, 1), (1, 2)), rows=2, read_ms=0, work_ms=20, window=2, aligned_timeout_ms=0)
+    steps = steps.with_changes(quick_barriers=True)
     taken = {}
     for pause_ms in (0, 100):
         parameters = steps.with_changes(interval_ms=1, max_concurrent=3, min_pause_ms=pause_ms)
