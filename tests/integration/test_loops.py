@@ -23,7 +23,7 @@ LIMIT_S = 60.0
     ("name", "faults"),
     [
         ("components", ("logging:spread[1]#4", "manifest:spread[0]#4")),
-        ("components", ("returned:spread[0]#7", "upload:spread[1]#5")),
+        ("components", ("returned:spread[0]#7", "upload:lowest[1]#4")),
         ("pagerank", ("round:rank[2]#1",)),
         ("pagerank", ("returned:pushing[2]#2", "commit:pushing[0]#3")),
     ],

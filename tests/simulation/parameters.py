@@ -66,6 +66,8 @@ SILENT = 0.06
 """Share of the jobs in which there is a silence."""
 LOOPS = 0.1
 """Share of the jobs that have loops, of those that can have some."""
+OVERTAKING = 0.13
+"""Share of the jobs whose checkpoints are unaligned, of those that can have them."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,9 @@ def child(seed: int, name: str) -> Rng:
     return Rng(f"{seed}/{name}")
 
 
-def draw(seed: int, looped: bool = False) -> Parameters:
-    """The parameters of a seed. ``looped``: there is a loop wherever there can be one."""
+def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameters:
+    """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
+    unaligned."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (1, 11, 8, 2))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 68, 36, 6, 2, 1))[0]
@@ -212,13 +215,13 @@ def draw(seed: int, looped: bool = False) -> Parameters:
         parameters = replace(parameters, max_concurrent=1, interval_ms=100, records=min(records, 12))
     if parameters.guarantee == "at-most-once":
         parameters = replace(parameters, watermarks=False)  # such a job, if it holds rows back, recovers by rollback
-    if looped:
+    if looped or overtaking:
         parameters = replace(parameters, guarantee="exactly-once", synchronous=False)
-    may_loop = parameters.guarantee == "exactly-once" and not parameters.synchronous
+    may_loop = parameters.guarantee == "exactly-once" and not parameters.synchronous and not overtaking
     if may_loop and child(seed, "loops").random() < (1 if looped else LOOPS):
         parameters = with_loops(parameters, child(seed, "loop"))
     if not looped:
-        parameters = with_overtaking(parameters, child(seed, "unaligned"))
+        parameters = with_overtaking(parameters, child(seed, "unaligned"), 1 if overtaking else OVERTAKING)
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 16), parallelism=3 if stages <= 3 else parallelism)
@@ -289,9 +292,9 @@ def _fits(edges: tuple[tuple[int, int], ...], loops: tuple[tuple[int, int], ...]
     return True
 
 
-def with_overtaking(parameters: Parameters, rng: random.Random) -> Parameters:
-    """A job whose checkpoints are unaligned, one in ten of those that can have them; often of slow consumers."""
-    if rng.random() >= 0.13 or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
+def with_overtaking(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job whose checkpoints are unaligned, a ``share`` of those that can have them; often of slow consumers."""
+    if rng.random() >= share or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
         return parameters
     work_ms = rng.choice((1, 2, 8, 20))
     parameters = replace(
