@@ -12,6 +12,8 @@ Rules:
   when it falls too many complete checkpoints behind. (It would keep every log in the job from being trimmed.)
 - A slot joins the chains that it is planned for, and no others: another one would have to fetch all the state, and
   would keep the home slot out of its own chains.
+- Plans change while the job runs. A standby that is not planned any more is *surplus*: it leaves when all planned
+  members are there and have what is complete, so that a chain never gets shorter by a change of plans.
 
 - Without standbys a chain has one member, its head. When that is lost, another living slot takes its place, which has
   nothing, and gets the version from the durable store.
@@ -22,7 +24,7 @@ nor of aborted ones but the newest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chain_backup.effects import ChainRecordLike, FormChains
@@ -97,9 +99,11 @@ class Chain:
         self.members = (slot, *(member for member in self.members if member != slot))
 
     def put_best_first(self, complete: int) -> None:
-        """Choose the head to be promoted: the first member that has ``complete`` or newer, else the first."""
+        """Choose the head to be promoted: the first member that has ``complete`` or newer, better one that is not
+        surplus; else the first."""
         ready = [slot for slot in self.members if self.newest_staged(slot) >= complete]
-        self.put_first((ready or list(self.members))[0])
+        planned = [slot for slot in ready if slot in self.planned]
+        self.put_first((planned or ready or list(self.members))[0])
 
     def begin(self, version: int, unsettled: int) -> None:
         """The head is told to begin from ``version``, in the newest generation."""
@@ -142,30 +146,37 @@ class ChainTable:
 
     def form(
         self,
-        planned: Sequence[tuple[int, ...]],
+        planned: Callable[[SubtaskId], tuple[int, ...]],
         slots: Sequence[int],
         generation: Generation,
         version: int,
         cursors: Mapping[SubtaskId, Cursors],
     ) -> None:
-        """A deployment began at ``version``, whose cursors are ``cursors`` (absent: all 0); every slot is alive, and
-        every chain is as ``planned`` for the index of its subtask."""
+        """A deployment began at ``version``, whose cursors are ``cursors`` (absent: all 0); every slot is alive, every
+        subtask is at work on the slot of its number, and every chain is as ``planned``, but for its head."""
         self._alive = set(slots)
         self.complete = self.trimmed = version
         self._unwritten = set(self._topology.subtasks)
-        self._chains = {
-            subtask: Chain(
+        chains: dict[SubtaskId, Chain] = {}
+        for subtask in self._topology.subtasks:
+            head = slots[subtask.index % len(slots)]
+            standbys = [slot for slot in planned(subtask) if slot != head] if self._standbys else []
+            chains[subtask] = Chain(
                 subtask=subtask,
-                planned=planned[subtask.index],
-                members=planned[subtask.index] if self._standbys else planned[subtask.index][:1],
+                planned=planned(subtask),
+                members=(head, *standbys),
                 generation=generation,
                 working=generation,
                 restored=version,
                 persisted={version: cursors.get(subtask, Cursors())},
-                staged={slot: {0} for slot in planned[subtask.index][1:]} if version == 0 and self._standbys else {},
+                staged={slot: {0} for slot in standbys} if version == 0 else {},
             )
-            for subtask in self._topology.subtasks
-        }
+        self._chains = chains
+
+    def replan(self, planned: Callable[[SubtaskId], tuple[int, ...]]) -> None:
+        """Chains ought to be as ``planned`` from now on."""
+        for chain in self:
+            chain.planned = planned(chain.subtask)
 
     def __getitem__(self, subtask: SubtaskId) -> Chain:
         return self._chains[subtask]
@@ -193,12 +204,14 @@ class ChainTable:
         self[subtask].remove(self[subtask].head)
         self._unwritten.add(subtask)
 
-    def put_anywhere(self, subtask: SubtaskId, but: Sequence[int]) -> None:
+    def put_anywhere(self, subtask: SubtaskId, but: Sequence[int], last: Collection[int]) -> None:
         """A subtask without a head gets one, on a living slot, if there is any ``but`` these: home if possible, else
-        where its standbys would be, else where fewest are at work."""
+        where its standbys would be, else where fewest are at work, and only then on one of the ``last``."""
         chain = self[subtask]
         at_work = [other.head for other in self if other.members]
-        others = sorted(self._alive.difference(chain.planned), key=lambda slot: (at_work.count(slot), slot))
+        others = sorted(
+            self._alive.difference(chain.planned), key=lambda slot: (slot in last, at_work.count(slot), slot)
+        )
         fit = [slot for slot in (*chain.planned, *others) if slot in self._alive and slot not in but]
         chain.members = tuple(fit[:1])
         self._unwritten.add(subtask)
@@ -223,6 +236,24 @@ class ChainTable:
             for slot in chain.planned:
                 if slot in self._alive and slot not in chain.members:
                     chain.add_tail(slot)
+                    self._unwritten.add(chain.subtask)
+
+    def is_full(self, chain: Chain, but_dead: bool) -> bool:
+        """Whether all planned members of ``chain`` (``but_dead``: all that live) are there and have what is
+        complete."""
+        wanted = [slot for slot in chain.planned if slot != chain.head and (slot in self._alive or not but_dead)]
+        return not self._standbys or all(
+            slot in chain.members and slot not in chain.catching_up and chain.newest_staged(slot) >= self.complete
+            for slot in wanted
+        )
+
+    def thin_out(self, hasty: Collection[int]) -> None:
+        """Surplus standbys leave, where the chain is full without them. ``hasty``: slots that do not wait for members
+        that are dead."""
+        for chain in self if self._standbys else ():
+            for slot in [slot for slot in chain.members[1:] if slot not in chain.planned]:
+                if self.is_full(chain, slot in hasty):
+                    chain.remove(slot)
                     self._unwritten.add(chain.subtask)
 
     def written(self, subtasks: Sequence[SubtaskId]) -> tuple[ChainRecordLike, ...]:

@@ -6,6 +6,7 @@ from chain_backup.events import (
     FailoverEvent,
     HeadPersisted,
     JobStarted,
+    MoveRequested,
     PromotionFailed,
     SlotFenced,
     SlotJoined,
@@ -42,6 +43,8 @@ class EventCheck:
                 self._check_slot(slot)
             case SubtaskFailed(subtask, generation):
                 self._check_subtask(subtask, generation, newest)
+            case MoveRequested(_, subtask):
+                self._check_subtask(subtask, Generation(0), newest)
             case HeadPersisted(subtask, generation, _, cursors):
                 self._check_subtask(subtask, generation, newest)
                 if not self._fits(subtask, cursors):

@@ -18,6 +18,8 @@ class FailoverConfig:
     """Members of a chain, the head included; fewer when there are fewer slots."""
     failback: bool = True
     """Whether subtasks go back to their home slot when it is back."""
+    handover: bool = True
+    """Whether work may be handed over at all."""
     fence_timeout_ms: int = 2_000
     """For a living slot to fence; those that have not are evicted."""
     promote_timeout_ms: int = 5_000

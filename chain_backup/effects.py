@@ -12,7 +12,10 @@ from typing import Literal, TypeAlias
 from flinkplus.protocol.ids import Generation, SubtaskId
 
 FailoverKind: TypeAlias = Literal["slot", "exception", "handover"]
-"""What a failover is for: a slot was lost; a subtask threw; subtasks go back to their home slot, as planned."""
+"""What a failover is for: a slot was lost; a subtask threw; subtasks go to their home slot, as planned."""
+
+MoveStatus: TypeAlias = Literal["refused", "under_way", "done", "cancelled"]
+"""What became of a request: all but ``under_way`` end it."""
 
 FailoverPhaseName: TypeAlias = Literal["detect", "fence", "promote", "restore", "replay"]
 """detect: the failure is known. fence: ZooKeeper and the slots are being told of the new generation and heads (in a
@@ -127,6 +130,18 @@ class TrimLogs:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class MoveReported:
+    """What became of ``request``, for whoever made it. ``left``: subtasks of which something is not yet where it ought
+    to be. ``at_risk``: it was refused because chains would have fewer members, or be on fewer hosts."""
+
+    request: int
+    status: MoveStatus
+    reason: str = ""
+    left: tuple[SubtaskId, ...] = ()
+    at_risk: bool = False
+
+
 FailoverEffect: TypeAlias = (
     WriteRecords
     | FormChains
@@ -138,4 +153,5 @@ FailoverEffect: TypeAlias = (
     | FailoverDone
     | FallBack
     | TrimLogs
+    | MoveReported
 )

@@ -56,6 +56,37 @@ class SubtaskFailed:
     deterministic: bool = True
 
 
+# ------------------------------------------------------------------------------------------------------ planned moves
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRequested:
+    """The head of ``subtask`` is wanted on ``slot``: ``MoveReported`` answers, of this ``request`` (never used
+    twice)."""
+
+    request: int
+    subtask: SubtaskId
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """All that is on ``host`` is wanted elsewhere, and nothing new there: ``MoveReported`` answers. ``force``: even
+    where chains get shorter, or share hosts, by that."""
+
+    request: int
+    host: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainRequested:
+    """``host`` may be given work again: ``MoveReported`` answers, at once."""
+
+    request: int
+    host: str
+
+
 # ------------------------------------------------------------------------------------------ versions and checkpoints
 
 
@@ -143,6 +174,9 @@ FailoverEvent: TypeAlias = (
     | SlotLost
     | SlotJoined
     | SubtaskFailed
+    | MoveRequested
+    | DrainRequested
+    | UndrainRequested
     | HeadPersisted
     | VersionStaged
     | CheckpointCompleted
@@ -158,10 +192,12 @@ FailoverEvent: TypeAlias = (
 __all__ = [
     "CheckpointAborted",
     "CheckpointCompleted",
+    "DrainRequested",
     "FailoverEvent",
     "HeadPersisted",
     "JobInterrupted",
     "JobStarted",
+    "MoveRequested",
     "PromotionFailed",
     "RecordsRefused",
     "RecordsWritten",
@@ -171,5 +207,6 @@ __all__ = [
     "StandbysPromoted",
     "SubtaskFailed",
     "TimeAdvanced",
+    "UndrainRequested",
     "VersionStaged",
 ]

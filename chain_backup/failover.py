@@ -36,6 +36,9 @@ Rules:
 - A handover is a failover that nothing makes necessary: only after a complete checkpoint, only when nothing else is
   going on, only what is provable. Until the first slot is told to fence, it can still be called off, and is, for any
   failure.
+- Work is handed to wherever its plan says that it belongs (``plans``): back home after a failover, or elsewhere, when
+  somebody asks for it. Nobody hands over to leave a chain shorter than it was: a head that is not planned any more
+  waits until all planned members have caught up.
 
 Invariants: generations and attempts rise and are never used twice; at most one slot is head of a subtask, and it is
 alive; no line is older than what is trimmed or complete; every wait has a deadline of its own.
@@ -43,6 +46,7 @@ alive; no line is older than what is trimmed or complete; every wait has a deadl
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +64,7 @@ from chain_backup.effects import (
     FailoverPhaseName,
     FallBack,
     FenceSlots,
+    MoveReported,
     PromoteStandbys,
     ReplaceInCheckpoints,
     TrimLogs,
@@ -68,10 +73,12 @@ from chain_backup.effects import (
 from chain_backup.events import (
     CheckpointAborted,
     CheckpointCompleted,
+    DrainRequested,
     FailoverEvent,
     HeadPersisted,
     JobInterrupted,
     JobStarted,
+    MoveRequested,
     PromotionFailed,
     RecordsRefused,
     RecordsWritten,
@@ -81,10 +88,12 @@ from chain_backup.events import (
     StandbysPromoted,
     SubtaskFailed,
     TimeAdvanced,
+    UndrainRequested,
     VersionStaged,
 )
 from chain_backup.line import NoLine, provable
-from chain_backup.placement import Strategy, members, spread
+from chain_backup.placement import PlacementError, Strategy, spread
+from chain_backup.plans import Plans, Request
 from chain_backup.topology import Topology
 from flinkplus.protocol.ids import ChannelId, Generation, SubtaskId, invariant
 
@@ -149,7 +158,7 @@ class FailoverProtocol:
         self._topology = topology
         self._slots = tuple(range(slots))
         self._config = config or FailoverConfig()
-        self._strategy = strategy
+        self._plans = Plans(topology, self._slots, self._config.replicas, strategy)
         self._check = EventCheck(topology, self._slots)
         self._running = False
         self._table = self._no_chains()
@@ -162,29 +171,31 @@ class FailoverProtocol:
         self._failover: _Failover | None = None
         self._attempt: _Attempt | None = None
         self._promotions: dict[tuple[int, int], _Promotion] = {}  # (attempt, slot)
-        self._place({})
 
     def _no_chains(self) -> ChainTable:
         return ChainTable(self._topology, not self._config.partial)
-
-    def _place(self, hosts: Mapping[int, str]) -> list[tuple[int, ...]]:
-        replicas = min(self._config.replicas, len(self._slots))
-        return [
-            members(self._strategy, index, self._slots, {slot: hosts.get(slot, "") for slot in self._slots}, replicas)
-            for index in range(self._topology.parallelism)
-        ]
 
     # ------------------------------------------------------------------------------------------------- what is so
 
     @property
     def heads(self) -> Mapping[SubtaskId, int]:
-        """Where each subtask is at work, or will be when the failover under way is over; empty while no job runs."""
-        return {chain.subtask: chain.head for chain in self._table}
+        """Where each subtask is at work, or will be when the failover under way is over; empty while no job runs.
+        What a handover moves is where it was, as long as nobody has been told."""
+        before = self._untold
+        return {
+            chain.subtask: before[chain.subtask][0] if chain.subtask in before else chain.head for chain in self._table
+        }
 
     @property
     def generations(self) -> Mapping[SubtaskId, Generation]:
         """The newest generation of each subtask: the one that slots are told to accept."""
-        return {chain.subtask: chain.generation for chain in self._table}
+        before = self._untold
+        return {chain.subtask: chain.working if chain.subtask in before else chain.generation for chain in self._table}
+
+    @property
+    def _untold(self) -> Mapping[SubtaskId, tuple[int, ...]]:
+        """What a handover moves that nobody has been told of yet, with its members before."""
+        return {} if self._attempt is None or self._attempt.undo is None else self._attempt.undo
 
     @property
     def chains(self) -> Mapping[SubtaskId, tuple[int, ...]]:
@@ -194,7 +205,43 @@ class FailoverProtocol:
     @property
     def missing(self) -> int:
         """How many standbys there should be and are not, or are not in step; 0 while no job runs."""
-        return sum(len(chain.planned) - len(chain.members) + len(chain.catching_up) for chain in self._table)
+        in_step = [(chain, len(chain.members) - len(chain.catching_up)) for chain in self._table]
+        return sum(max(0, len(chain.planned) - count) for chain, count in in_step)
+
+    @property
+    def drained_hosts(self) -> tuple[str, ...]:
+        """The hosts that get no work, sorted."""
+        return self._plans.drained_hosts
+
+    @property
+    def holdings(self) -> list[tuple[SubtaskId, int, int, list[tuple[int, int | None, bool]]]]:
+        """Of each chain: its subtask and generation, the newest version of its head, and for each member, head first:
+        the slot, the newest version that it has (``None``: none), and whether it is catching up.
+        """
+        return [
+            (
+                chain.subtask,
+                int(chain.generation),
+                max(chain.persisted),
+                [
+                    (
+                        slot,
+                        max(chain.persisted)
+                        if place == 0
+                        else held
+                        if (held := chain.newest_staged(slot)) >= 0
+                        else None,
+                        slot in chain.catching_up,
+                    )
+                    for place, slot in enumerate(chain.members)
+                ],
+            )
+            for chain in self._table
+        ]
+
+    def versions(self, subtask: SubtaskId) -> tuple[int, ...]:
+        """Those that ``subtask`` may have to go back to; none while no job runs."""
+        return tuple(self._table[subtask].persisted) if self._running else ()
 
     def all_have(self, version: int) -> bool:
         """Whether every member of every chain (that counts) has ``version`` or a newer one."""
@@ -244,19 +291,23 @@ class FailoverProtocol:
         if not self._running:
             return []
         effects = self._handle(now_ms, event)
-        return effects + self._advance(now_ms)
+        effects += self._advance(now_ms)
+        if self._running and self._failover is None:
+            effects += self._plans.progress(self._table)
+        return effects
 
     def _handle(self, now_ms: int, event: FailoverEvent) -> list[FailoverEffect]:
         match event:
             case TimeAdvanced() | JobStarted():
                 return []
             case JobInterrupted():
-                self._stop()
-                return []
+                return self._stop("the job was interrupted")
             case SlotLost(slot, reason):
                 return self._on_slots_lost(now_ms, [slot], f"slot {slot}: {reason}")
-            case SlotJoined(slot):
-                return self._on_joined(slot)
+            case SlotJoined(slot, host):
+                return self._on_joined(slot, host)
+            case MoveRequested() | DrainRequested() | UndrainRequested():
+                return self._on_request(event)
             case SubtaskFailed():
                 return self._on_subtask_failed(now_ms, event)
             case HeadPersisted() | VersionStaged() | CheckpointCompleted() | CheckpointAborted():
@@ -278,15 +329,15 @@ class FailoverProtocol:
     # ------------------------------------------------------------------------------------------- the job's life
 
     def _on_started(self, event: JobStarted) -> list[FailoverEffect]:
-        planned = self._place(dict(event.hosts))
-        self._stop()
+        self._plans.hosted(dict(event.hosts))
+        self._stop("")
         self._running = True
         self._newest_generation = event.generation
-        self._table.form(planned, self._slots, event.generation, event.version, dict(event.cursors))
+        self._table.form(self._plans.of, self._slots, event.generation, event.version, dict(event.cursors))
         return self._tell()
 
-    def _stop(self) -> None:
-        """Forget the deployment, not the numbers that were used."""
+    def _stop(self, reason: str) -> list[FailoverEffect]:
+        """Forget the deployment, not the numbers that were used, nor which hosts are drained."""
         self._running = False
         self._table = self._no_chains()
         self._failover = self._attempt = None
@@ -294,6 +345,7 @@ class FailoverProtocol:
         self._threw.clear()
         self._not_home.clear()
         self._in_step.clear()
+        return [*self._plans.interrupted(reason)]
 
     def _tell(self) -> list[FailoverEffect]:
         """Write down and broadcast the members that changed."""
@@ -325,7 +377,8 @@ class FailoverProtocol:
                 self._in_step = {slot for slot in fit if self._has_at_home(slot, before)}
             case _:
                 assert_never(event)
-        return self._trim() + self._hand_back(now_ms)
+        settled = self._trim() if self._failover is not None else self._settle()
+        return settled + self._hand_back(now_ms)
 
     def _trim(self) -> list[FailoverEffect]:
         """Let go of what no line can need. Not during a failover: its line may be any version since the last trim."""
@@ -340,7 +393,7 @@ class FailoverProtocol:
         lost = [slot for slot in slots if self._table.is_alive(slot)]
         if not lost:
             return []
-        effects = self._call_off()
+        effects = self._call_off() + self._replanned(self._plans.lost(lost))
         failed = self._table.lose(lost)
         if failed:
             return effects + self._fail(now_ms, "slot", failed, reason)
@@ -351,17 +404,37 @@ class FailoverProtocol:
         self._attempt.awaited = [slot for slot in self._attempt.awaited if slot not in lost]
         return effects + self._promote_when_ready(now_ms)
 
-    def _on_joined(self, slot: int) -> list[FailoverEffect]:
+    def _on_joined(self, slot: int, host: str) -> list[FailoverEffect]:
         if self._table.is_alive(slot):
             return []
+        with contextlib.suppress(PlacementError):  # the user's own strategy: the next deployment says so
+            self._plans.hosted({slot: host})
+        self._table.replan(self._plans.of)
         self._table.join(slot)
         self._not_home.pop(slot, None)
         return [] if self._failover is not None else self._settle()
 
     def _settle(self) -> list[FailoverEffect]:
-        """Nothing is under way: back to full strength."""
+        """Nothing is under way: back to full strength, and to the plans."""
         self._table.replenish()
+        self._table.thin_out(self._plans.hasty)
         return self._tell() + self._trim()
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def _on_request(self, event: Request) -> list[FailoverEffect]:
+        if not self._config.handover:
+            why = "work cannot be handed over without a loss under this guarantee"
+            return [MoveReported(event.request, "refused", why)]
+        reports = self._plans.request(event, self._table)
+        if any(report.status == "refused" for report in reports):
+            return [*reports]
+        effects = self._call_off() + self._replanned(reports)
+        return effects if self._failover is not None else effects + self._settle()
+
+    def _replanned(self, reports: list[MoveReported]) -> list[FailoverEffect]:
+        self._table.replan(self._plans.of)
+        return [*reports]
 
     # ------------------------------------------------------------------------------------------------ failures
 
@@ -417,7 +490,7 @@ class FailoverProtocol:
         """Whoever is nowhere any more gets a slot on which it was not refused."""
         for subtask in moved:
             if not self._table[subtask].members:
-                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()))
+                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._plans.drained)
 
     def _unsafe(self, together: tuple[SubtaskId, ...]) -> str | None:
         """Why these cannot be moved together, if they cannot."""
@@ -455,8 +528,7 @@ class FailoverProtocol:
     def _fall_back(
         self, kind: FailoverKind, subtasks: tuple[SubtaskId, ...], reason: str, error: object
     ) -> list[FailoverEffect]:
-        self._stop()
-        return [FallBack(kind, subtasks, reason, error)]
+        return [*self._stop(reason), FallBack(kind, subtasks, reason, error)]
 
     def _open(self) -> _Failover:
         invariant(self._failover is not None, "no failover is under way")
@@ -548,19 +620,23 @@ class FailoverProtocol:
                 failed += promotion.subtasks
                 for subtask in promotion.subtasks:
                     self._open().refused.setdefault(subtask, []).append(key[1])
+        if not failed:
+            return []
+        reports = [report for _, slot in keys for report in self._plans.refused(slot, failed, reason)]
+        effects = self._replanned(reports)
         for subtask in failed:
             self._table.drop_head(subtask)
-        return self._fail(now_ms, self._open().kind, failed, reason) if failed else []
+        return effects + self._fail(now_ms, self._open().kind, failed, reason)
 
     # --------------------------------------------------------------------------------------------------- handover
 
     def _hand_back(self, now_ms: int) -> list[FailoverEffect]:
         """Begin to move the work of one slot back home: once for each complete checkpoint, and soon after it, so that
         little is repeated. So a slot must have been in step when it became complete, not come to it long after."""
-        if self._failover is not None or not self._config.failback:
+        if self._failover is not None:
             return []
         for slot in self._slots:
-            if slot in self._in_step and self._has_at_home(slot, self._table.complete):
+            if slot in self._in_step and self._has_at_home(slot, self._table.complete) and self._may_leave(slot):
                 return self._hand_over(now_ms, slot)
         return []
 
@@ -571,8 +647,25 @@ class FailoverProtocol:
             return bool(away) and self._table.is_alive(slot)
         return bool(away) and all(chain.newest_staged(slot) >= version for chain in away)
 
+    def _may_leave(self, slot: int) -> bool:
+        """Whether no chain whose head goes to ``slot`` gets shorter for good by that."""
+        hasty = self._plans.hasty
+        leaving = [chain for chain in self._away(slot) if chain.head not in chain.planned]
+        return all(self._table.is_full(chain, chain.head in hasty) for chain in leaving)
+
     def _away(self, slot: int) -> list[Chain]:
-        return [chain for chain in self._table if chain.home == slot != chain.head]
+        away = [chain for chain in self._table if self._goal(chain) == slot != chain.head]
+        return [chain for chain in away if self._config.handover and self._is_due(chain)]
+
+    def _goal(self, chain: Chain) -> int:
+        """Where the head of ``chain`` goes: home; when it must leave, and its home is away, where another member is."""
+        if chain.head in chain.planned:
+            return chain.home
+        return next((slot for slot in chain.planned if self._table.is_alive(slot)), chain.home)
+
+    def _is_due(self, chain: Chain) -> bool:
+        """Whether the head of ``chain`` is to go home."""
+        return self._config.failback or self._plans.is_moving(chain.subtask) or chain.head not in chain.planned
 
     def _hand_over(self, now_ms: int, slot: int) -> list[FailoverEffect]:
         """Move as many as can be moved at once without doubt; the others follow after the next checkpoints."""
@@ -585,7 +678,8 @@ class FailoverProtocol:
             return []
         moved = self._moved_with(moving)
         undo = {subtask: self._table[subtask].members for subtask in moved}
-        failover = self._join_failover("handover", f"slot {slot} is back", None)
+        reason = self._plans.reason(self._table[moving[0]])
+        failover = self._join_failover("handover", reason, None)
         failover.subtasks.update(dict.fromkeys(moving))
         failover.moved.update(dict.fromkeys(moved))
         for subtask in moving:

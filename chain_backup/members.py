@@ -50,6 +50,7 @@ class ReplicationFigures:
     versions_staged: int = 0
     versions_applied: int = 0
     frames_refused: int = 0
+    frames_malformed: int = 0
     files_refused: int = 0
     files_from_storage: int = 0
     bases_fetched: int = 0

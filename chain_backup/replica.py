@@ -208,8 +208,12 @@ class Replica:
 
         ``arriving``: the files of a version of which some are held and others on their way.
         """
-        for old in [other for other in self.staged if other < number]:
-            del self.staged[old]
+        self.forget([other for other in self.staged if other < number], arriving)
+
+    def forget(self, numbers: Sequence[int], arriving: Sequence[StateFile] = ()) -> None:
+        """These versions are not needed any more, nor the files that only they name; see ``forget_before``."""
+        for number in numbers:
+            del self.staged[number]
         for copy in list(self._copies):
             if not any(copy.begins(version.files) for version in self.staged.values()):
                 self._leave(copy)

@@ -17,6 +17,7 @@ Rules:
 - retries are bounded: a file that keeps failing is taken from durable storage, a version that cannot be taken is left
   out, a hop that only loses frames falls silent until the next version or stream;
 - a standby's RocksDB gets a version when it is trimmed to, see ``replica``. Between versions nothing runs here;
+- a version whose checkpoint is given up is kept only while it is the newest: handles may be large;
 - a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
   what the predecessor does not have either, is fetched from durable storage ``beside`` everything else.
 
@@ -45,6 +46,8 @@ from flinkplus.state.backend import Prepared
 from flinkplus.state.delta import StateFile
 
 MAX_EARLY_OFFERS = 1024
+MAX_ABORTED = 64
+"""Checkpoints that were given up since the last trim and are remembered; the oldest are forgotten first."""
 MAX_BEHIND = 2
 """Of how many versions a successor is sent each; one that is further behind gets the newest only."""
 
@@ -100,6 +103,7 @@ class ReplicationAgent:
         self._transfers = 0
         self._streams = 0
         self._trimmed = 0
+        self._aborted: deque[int] = deque(maxlen=MAX_ABORTED)
 
     # -- who is who -----------------------------------------------------------------------------------------------
 
@@ -183,6 +187,7 @@ class ReplicationAgent:
         self._discard_partial(member)
         member.replica.take_own(files, generation)
         member.replica.stage(number, generation, encode_handle(handle), files)
+        self._forget_aborted(member)
         self._new_version(member)
         self._fetch_next(member)
 
@@ -221,11 +226,24 @@ class ReplicationAgent:
     def trim(self, version: int) -> None:
         """``version`` is complete and stable: standbys apply it, and what is older goes."""
         self._trimmed = max(self._trimmed, version)
+        self._aborted = deque((aborted for aborted in self._aborted if aborted > version), MAX_ABORTED)
         for member in list(self._members.values()):
             if member.active is None and self.slot not in member.members:
                 self._drop(member)
             else:
                 self._tend_soon(member)
+
+    def abort(self, version: int) -> None:
+        """The checkpoint of ``version`` is given up."""
+        self._aborted.append(version)
+        for member in self._members.values():
+            self._forget_aborted(member)
+
+    def _forget_aborted(self, member: Member) -> None:
+        newest = max(member.replica.staged, default=0)
+        aborted = [number for number in member.replica.staged if number in self._aborted and number < newest]
+        if aborted:
+            member.replica.forget(aborted, () if member.inbound is None else member.inbound.files)
 
     # -- the copies -----------------------------------------------------------------------------------------------
 
@@ -337,6 +355,7 @@ class ReplicationAgent:
             found = decode(frame)
         except PeerProtocolError as error:
             log.warning("slot %d: %s", peer, error)
+            self.figures.frames_malformed += 1
             self._lost(hop)
             return
         if found.kind is Kind.PROBE:
@@ -572,6 +591,7 @@ class ReplicationAgent:
             self._offer_next(member)  # and no PROBE, which would begin the successor's tries anew for nothing
         else:
             self._new_version(member)
+        self._forget_aborted(member)
         self._tend_soon(member)
         self._fetch_next(member)
 

@@ -30,6 +30,8 @@ FULL_DEPTH = "full"
 CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
 MAX_FLUSH_S = 0.1
+MAX_IN_FLIGHT_MB = 128
+"""Half of what a message between driver and slot may have (``flinkplus.runtime.control.MAX_BYTES``)."""
 SPREAD, MAX_SPREAD_S = 0.2, 0.2
 
 
@@ -43,7 +45,9 @@ class Options:
     ``checkpoint_mode``: ``aligned`` (asynchronous barrier snapshots), ``unaligned``: barriers overtake what waits in
     channels, and that belongs to the checkpoint, or ``synchronous``: the whole job stands still for each, as a baseline
     to compare with. ``aligned_timeout``: seconds for which barriers of an unaligned checkpoint do not overtake, so that
-    it is an aligned one if these are enough; ``None`` is 0. ``window``: messages in flight per channel. ``transport``:
+    it is an aligned one if these are enough; ``None`` is 0. ``in_flight_mb``: MiB of messages that were in flight that
+    the snapshots of a slot may hold, one snapshot half of it, a checkpoint four times as much
+    (``flinkplus.protocol.in_flight``); else it is given up. ``window``: messages in flight per channel. ``transport``:
     of messages between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message aimed at. ``flush_interval``:
     seconds between two reads of a paced source. ``max_restarts``: recoveries after exceptions before the job fails.
     ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it fails. ``memtable_entries``: keys
@@ -66,7 +70,9 @@ class Options:
     between slots and driver: True (certificates are made for the job), or a directory that every host has them in
     (``flinkplus.runtime.tls``). ``trace_output``: a directory that slots and driver share, where time and rows of every
     output are noted (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the
-    coordinator's machines do (``flinkplus.runtime.recorder``). ``faults``: see ``flinkplus.runtime.faults``.
+    coordinator's machines do (``flinkplus.runtime.recorder``). ``allow_inject``: whether the job takes ``flinkplus
+    inject``, from who has its key for commands (``flinkplus.runtime.access``). ``log``: how driver and slots write
+    their logs (``flinkplus.runtime.logs``). ``faults``: see ``flinkplus.runtime.faults``.
     """
 
     parallelism: int = 2
@@ -78,6 +84,7 @@ class Options:
     checkpoint_dir: str | None = None
     checkpoint_mode: str = "aligned"
     aligned_timeout: float | None = None
+    in_flight_mb: int = 64
     guarantee: str = "exactly-once"
     recovery: str = "standby"
     replicas: int = 3
@@ -106,6 +113,8 @@ class Options:
     work_dir: str | None = None
     trace_output: str | None = None
     record_machines: str | None = None
+    allow_inject: bool = True
+    log: str | None = None
     faults: tuple[str, ...] = ()
 
     def checked(self) -> Options:
@@ -116,6 +125,7 @@ class Options:
             ("retained_checkpoints", 1, 1000),
             ("replicas", 1, 100),
             ("cache_memory_mb", 1, 1_000_000),
+            ("in_flight_mb", 1, MAX_IN_FLIGHT_MB),
             ("max_restarts", 0, 1_000_000),
             ("max_slot_losses", 0, 1_000_000),
             ("batch_rows", 1, 1_000_000),
@@ -162,6 +172,7 @@ class Options:
             ("work_dir", "a path, a URI"),
             ("trace_output", "a path"),
             ("record_machines", "a path"),
+            ("log", "'json', 'text', 'json:debug', ..."),
             ("zookeeper", "HOST:PORT,..."),
             ("zookeeper_acl", "'job', 'open', a path of a file with USER:PASSWORD"),
         ):
@@ -171,6 +182,8 @@ class Options:
         tls: Any = self.tls
         if not isinstance(tls, bool) and (not isinstance(tls, str) or not tls.strip()):
             raise ConfigurationError(f"tls must be True, False or a directory with certificates, not {tls!r}")
+        if not isinstance(self.allow_inject, bool):
+            raise ConfigurationError(f"allow_inject must be True or False, not {self.allow_inject!r}")
         faults: Any = self.faults
         if isinstance(faults, str) or not all(isinstance(fault, str) for fault in faults):
             raise ConfigurationError(f"faults must be a sequence of texts, not {faults!r}")
@@ -219,6 +232,11 @@ class Options:
     def until_unaligned(self) -> float | None:
         """Seconds from the trigger of a checkpoint until its barriers overtake; ``None``: they never do."""
         return self.aligned_timeout or 0.0 if self.checkpoint_mode == "unaligned" else None
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Of messages that were in flight, in the snapshots of a slot."""
+        return self.in_flight_mb << 20
 
     @property
     def promises(self) -> Guarantee:
@@ -295,7 +313,7 @@ def _parse(key: str, text: str, name: str) -> Any:
         return None
     if name == "sharing_depth" and text.strip().lower() == FULL_DEPTH:
         return None
-    if name == "tls" and text.strip().lower() in ("true", "false"):
+    if name in ("tls", "allow_inject") and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
     if name == "faults":
         return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -75,6 +75,18 @@ class InsufficientSlots(FlinkPlusError):
     """Spark cannot run all slots of the job at once."""
 
 
+class MoveRefused(FlinkPlusError):
+    """Work cannot be moved as asked; nothing was changed."""
+
+
+class RedundancyAtRisk(MoveRefused):
+    """A host was not drained: standbys would be fewer, or share hosts, without it. ``force=True`` drains it."""
+
+
+class MoveCancelled(FlinkPlusError):
+    """Work that was to be moved stays, or went elsewhere: something failed on the way, or another request came."""
+
+
 class JavaError(FlinkPlusError):
     """Java is absent, too old, or cannot be started."""
 
@@ -83,12 +95,20 @@ class CommandRefused(FlinkPlusError):
     """A running job does not do what it was told from outside; the message says why."""
 
 
+class InjectedFailure(FlinkPlusError):
+    """Raised in a subtask on order, by ``flinkplus inject exception``."""
+
+
 class NoRunningJob(FlinkPlusError):
     """There is no running job to be told anything: none was found, it is over, or it does not answer."""
 
 
 class PeerProtocolError(FlinkPlusError):
     """A peer sent what the protocol does not allow; nothing was changed by it."""
+
+
+class ControlMessageTooLarge(FlinkPlusError):
+    """A message between a slot and the driver that is longer than its receiver would take; it was not sent."""
 
 
 class PeerRefused(FlinkPlusError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -56,11 +57,17 @@ class Client:
 
     ``on_state(state, reason)`` is called from kazoo's connection thread with ``KazooState`` values; no more after
     ``close`` has begun. ``auth``: ``user:password``, who alone may read and change what this client makes; ``None``:
-    everybody may. Raises ``ConfigurationError`` for hosts or a session timeout that cannot work.
+    everybody may. ``tls``: what connections are encrypted with. Raises ``ConfigurationError`` for hosts or a session
+    timeout that cannot work.
     """
 
     def __init__(
-        self, hosts: str, session_timeout_s: float, on_state: Callable[[str], None], auth: str | None = None
+        self,
+        hosts: str,
+        session_timeout_s: float,
+        on_state: Callable[[str], None],
+        auth: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if session_timeout_s < MIN_SESSION_TIMEOUT_S:
             raise ConfigurationError(
@@ -68,7 +75,7 @@ class Client:
             )
         self.closing = threading.Event()
         self._on_state = on_state
-        self._handler = _Handler()
+        self._handler = _Handler(tls)
         try:
             self.kazoo = KazooClient(
                 hosts,
@@ -179,8 +186,9 @@ def commit(transaction: TransactionRequest, deadline: float) -> tuple[Sequence[A
 class _Handler(SequentialThreadingHandler):
     """kazoo's threads and sockets, within our reach: threads have names and are joined, the socket can be cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
         super().__init__()
+        self._tls = tls
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._severed = False
@@ -195,6 +203,8 @@ class _Handler(SequentialThreadingHandler):
     def create_connection(self, *args: Any, **kwargs: Any) -> socket.socket:
         kwargs["timeout"] = min(CONNECT_TIMEOUT_S, kwargs.get("timeout") or CONNECT_TIMEOUT_S)
         made: socket.socket = super().create_connection(*args, **kwargs)
+        if self._tls is not None:
+            made = self._tls.wrap_socket(made)
         with self._lock:
             self._socket = made
             if self._severed:

@@ -7,6 +7,7 @@ so nothing is forced to disk. A stop is a kill: what was committed is in the fil
 
 The port: ZooKeeper takes ``clientPort=0`` for "not set", but a ``server.N`` line may ask for client port 0, and with
 one server in it and ``standaloneEnabled`` that is all the line does. Which port it became is read from the process.
+With TLS there is no such way: a port that the system has chosen is kept for the server until it binds it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -30,7 +34,10 @@ from flinkplus.errors import ConfigurationError
 
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 JARS = ("zookeeper", "slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl", "metrics-core", "snappy-java")
-HEAP = "64m"
+JARS_OF_TLS = ("netty-buffer", "netty-codec", "netty-common", "netty-handler", "netty-resolver", "netty-transport")
+HEAP_MB = 64
+HEAP_MB_FOR_CONNECTION = 1.5  # a request may announce a megabyte, and memory is taken before it comes
+CONNECTIONS_OF_STRANGERS = 128
 MAX_SESSION_TIMEOUT_MS = 60_000
 NICENESS = -10  # if we may: every failover waits for its answer, which is little work but many switches of threads
 START_TIMEOUT_S = 30.0
@@ -39,7 +46,7 @@ RESTART_TRIES = 4  # its port may be taken for a moment, by an outgoing connecti
 LOG_LINES = 15
 
 JVM_OPTIONS = (
-    f"-Xmx{HEAP}",
+    f"-Xms{HEAP_MB}m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-XX:-UsePerfData",
@@ -58,13 +65,26 @@ initLimit=10
 syncLimit=5
 dataDir={data}
 maxClientCnxns=0
+maxCnxns={connections}
 maxSessionTimeout={max_session_timeout_ms}
 admin.enableServer=false
 4lw.commands.whitelist=srvr
 forceSync=no
 preAllocSize=256
 standaloneEnabled=true
-server.1={bind}:1:2:participant;{bind}:{port}
+"""
+IN_CLEAR = "server.1={bind}:1:2:participant;{bind}:{port}\n"
+BY_TLS = """\
+secureClientPortAddress={bind}
+secureClientPort={port}
+serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory
+ssl.keyStore.location={directory}/server.pem
+ssl.trustStore.location={directory}/authority.pem
+ssl.protocol=TLSv1.3
+ssl.enabledProtocols=TLSv1.3
+ssl.clientAuth=need
+ssl.hostnameVerification=false
+ssl.clientHostnameVerification=false
 """
 
 LOGGING = """\
@@ -88,12 +108,26 @@ exec 3<&- "$@"
 """
 
 
+@dataclass(frozen=True)
+class Tls:
+    """Those who may connect, and be connected to, show a certificate of ``authority``. PEM, the key in PKCS #8;
+    ``client``: for connections to the server.
+    """
+
+    authority: bytes = field(repr=False)
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    client: ssl.SSLContext = field(repr=False)
+
+
 class EmbeddedZooKeeper:
     """One server. ``start`` blocks until it serves; ``stop`` ends it and, unless ``directory`` was given, its data.
 
     ``jars``: where ZooKeeper's jars are (default: Spark's). ``directory``: an own directory for its data (default: a
     temporary one). ``tick_ms``: sessions may be two ticks long or longer. ``bind``: an IPv4 address of this machine
-    that the slots can reach; whoever reaches it can write where no access list forbids it (option ``zookeeper_acl``).
+    that the slots can reach; whoever reaches it can write where no access list forbids it (option ``zookeeper_acl``),
+    unless there is ``tls``. ``clients``: how many there will be; of strangers so many are let in beside them that they
+    cannot take all of its memory.
     """
 
     def __init__(
@@ -103,6 +137,8 @@ class EmbeddedZooKeeper:
         java: str | None = None,
         tick_ms: int = 100,
         bind: str = "127.0.0.1",
+        tls: Tls | None = None,
+        clients: int = 64,
     ) -> None:
         if tick_ms <= 0:
             raise ConfigurationError(f"ZooKeeper's tick must take 1 ms or more, not {tick_ms}")
@@ -111,6 +147,8 @@ class EmbeddedZooKeeper:
         self._java = java
         self._tick_ms = tick_ms
         self._bind = bind
+        self._tls = tls
+        self._connections = 2 * clients + CONNECTIONS_OF_STRANGERS
         self._directory: Path | None = None
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -138,13 +176,17 @@ class EmbeddedZooKeeper:
             raise ZooKeeperStartError("the embedded ZooKeeper has been started already")
         if not isinstance(_address(self._bind), ipaddress.IPv4Address):
             raise ZooKeeperStartError(f"the embedded ZooKeeper binds an IPv4 address, not {self._bind!r}")
-        java, jars = _java(self._java), _class_path(self._jars if self._jars is not None else find_jars())
+        names = JARS if self._tls is None else JARS + JARS_OF_TLS
+        java, jars = _java(self._java), _class_path(self._jars if self._jars is not None else find_jars(), names)
+        first = not self._port
         try:
-            self._process = self._launch(java, jars)
-            self._port = self._await_serving(self._process)
+            with nullcontext(self._port) if self._tls is None or self._port else _kept_port(self._bind) as port:
+                self._process = self._launch(java, jars, port)
+                self._port = self._await_serving(self._process)
         except BaseException as error:
             self._kill()
-            if not self._port:  # else this was a restart, whose data may yet be wanted
+            if first:  # else this was a restart, whose data may yet be wanted
+                self._port = 0
                 self._remove()
             if isinstance(error, OSError):
                 raise ZooKeeperStartError(f"the embedded ZooKeeper cannot be started: {error}") from error
@@ -180,11 +222,12 @@ class EmbeddedZooKeeper:
     ) -> None:
         self.stop()
 
-    def _launch(self, java: str, jars: str) -> subprocess.Popen[bytes]:
+    def _launch(self, java: str, jars: str, port: int) -> subprocess.Popen[bytes]:
         if self._directory is None:
             self._directory = self._given or Path(tempfile.mkdtemp(prefix="flinkplus-zookeeper-"))
-        self._write_configuration(self._directory)
-        command = [java, *JVM_OPTIONS, "-cp", jars]
+        self._write_configuration(self._directory, port)
+        heap_mb = HEAP_MB + int(self._connections * HEAP_MB_FOR_CONNECTION)
+        command = [java, *JVM_OPTIONS, f"-Xmx{heap_mb}m", "-cp", jars]
         command += [f"-Dlog4j2.configurationFile={(self._directory / 'log4j2.properties').as_uri()}"]
         command += [MAIN_CLASS, str(self._directory / "zoo.cfg")]
         remove = "" if self._given is not None else str(self._directory)
@@ -201,18 +244,26 @@ class EmbeddedZooKeeper:
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         return process
 
-    def _write_configuration(self, directory: Path) -> None:
+    def _write_configuration(self, directory: Path, port: int) -> None:
         data = directory / "data"
         data.mkdir(parents=True, exist_ok=True)
         (data / "myid").write_text("1\n")
         (directory / "log4j2.properties").write_text(LOGGING)
+        listen = IN_CLEAR
+        if self._tls is not None:
+            listen = BY_TLS
+            (directory / "authority.pem").write_bytes(self._tls.authority)
+            with open(os.open(directory / "server.pem", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(self._tls.key + b"\n" + self._tls.certificate)
         (directory / "zoo.cfg").write_text(
-            CONFIGURATION.format(
+            (CONFIGURATION + listen).format(
                 tick_ms=self._tick_ms,
                 data=data,
+                directory=directory,
                 max_session_timeout_ms=MAX_SESSION_TIMEOUT_MS,
                 bind=self._bind,
-                port=self._port,
+                port=port,
+                connections=self._connections,
             )
         )
 
@@ -225,7 +276,7 @@ class EmbeddedZooKeeper:
                 raise ZooKeeperStartError(self._last_words(f"ended with status {process.returncode}"))
             if port is None:
                 port = _listening(process.pid)
-            elif _serves(self._bind, port):
+            elif _serves(self._bind, port, None if self._tls is None else self._tls.client):
                 return port
             time.sleep(POLL_S)
         raise ZooKeeperStartError(self._last_words(f"did not serve within {START_TIMEOUT_S:.0f} s"))
@@ -267,8 +318,8 @@ def find_jars() -> Path:
     )
 
 
-def _class_path(jars: Path) -> str:
-    found = {name: sorted(jars.glob(f"{name}-*.jar")) for name in JARS}
+def _class_path(jars: Path, names: Sequence[str]) -> str:
+    found = {name: sorted(jars.glob(f"{name}-*.jar")) for name in names}
     missing = [name for name, paths in found.items() if not paths]
     if missing:
         raise ZooKeeperStartError(f"{jars} lacks the jars of {', '.join(missing)}")
@@ -301,10 +352,22 @@ def _listening(pid: int) -> int | None:
         return None
 
 
-def _serves(host: str, port: int) -> bool:
+@contextmanager
+def _kept_port(host: str) -> Iterator[int]:
+    """A port that the system gives to nobody else meanwhile, but that a server may bind."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, 0))
+        yield sock.getsockname()[1]
+
+
+def _serves(host: str, port: int, tls: ssl.SSLContext | None) -> bool:
     """Whether the server answers that it serves; before that it accepts connections, but only to refuse requests."""
     try:
-        with socket.create_connection((host, port), timeout=1.0) as connection:
+        with ExitStack() as opened:
+            connection = opened.enter_context(socket.create_connection((host, port), timeout=1.0))
+            if tls is not None:
+                connection = opened.enter_context(tls.wrap_socket(connection))
             connection.sendall(b"srvr")
             answer = b""
             while chunk := connection.recv(4096):

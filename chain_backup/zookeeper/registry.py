@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -50,8 +51,8 @@ class Registry:
     """Connects in the background. ``elect`` must have succeeded before anything else is called.
 
     ``deliver`` is called from other threads with ``RegistryEvent``s, from ``elect`` until ``close``; it must only
-    enqueue. ``auth``: ``user:password``, who alone may see and change the application's nodes. Raises
-    ``ConfigurationError``.
+    enqueue. ``auth``: ``user:password``, who alone may see and change the application's nodes; ``tls``: what
+    connections are encrypted with. Raises ``ConfigurationError``.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Registry:
         session_timeout_s: float = SESSION_TIMEOUT_S,
         deliver: Callable[[RegistryEvent], None],
         auth: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         servers, prefix = split_hosts(hosts)
         self._paths = Paths(application, prefix)
@@ -75,7 +77,7 @@ class Registry:
         self._slots: dict[int, tuple[int, SlotRecord]] = {}  # what was told: czxid and record
         self._stale: set[int] = set()  # told slots whose node has changed since
         self._watches: dict[int, Callable[[object], None]] = {}
-        self._client = Client(servers, session_timeout_s, self._state_changed, auth)
+        self._client = Client(servers, session_timeout_s, self._state_changed, auth, tls)
         self._chains = ChainStore(self._client, self._paths)
         self._client.start()
 

@@ -7,6 +7,7 @@ incarnation. Nothing here blocks the slot: connecting, registering and watching 
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,7 +37,7 @@ class SlotSession:
 
     ``deliver`` is called from other threads with ``SessionOpened`` (registered), ``SessionSuspended``, ``SessionBack``
     and ``SessionExpired``; it must only enqueue. ``close`` removes the registration.
-    ``auth``: as in ``Registry``. Raises ``ConfigurationError``.
+    ``auth``, ``tls``: as in ``Registry``. Raises ``ConfigurationError``.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class SlotSession:
         session_timeout_s: float,
         deliver: Callable[[SessionEvent], None],
         auth: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         servers, prefix = split_hosts(hosts)
         self._paths = Paths(application, prefix)
@@ -61,7 +63,7 @@ class SlotSession:
         self._suspended = False
         self._opened = False
         self._ended = False
-        self._client = Client(servers, session_timeout_s, self._state_changed, auth)
+        self._client = Client(servers, session_timeout_s, self._state_changed, auth, tls)
         self._client.start()
 
     @property

@@ -90,6 +90,8 @@ class ControlServer:
             try:
                 if order == "cut":
                     self._cluster.cut(host, peer)
+                elif order == "kill":
+                    self._cluster.kill(*host.split(","))
                 elif order == "lose":
                     self._cluster.lose(host, peer)
                 else:
@@ -106,7 +108,9 @@ class Control:
         self._path = path
 
     def order(self, order: str, host: str, peer: str | None = None) -> float:
-        """Have it done; when that began, in seconds since the Unix epoch. Raises ``ClusterError``."""
+        """Have it done; when that began, in seconds since the Unix epoch. ``kill`` takes several hosts, with commas
+        between them. Raises ``ClusterError``.
+        """
         return float(self._ask(order, host, peer)["time_s"])
 
     def usage(self, host: str) -> dict[str, float]:

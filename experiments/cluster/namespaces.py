@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -171,9 +172,12 @@ class Cluster:
             raise ClusterError("the cluster is not running")
         return self._network
 
-    def kill(self, name: str) -> None:
-        """A host dies: all its processes at once. Its connections break."""
-        self._host_named(name).kill()
+    def kill(self, *names: str) -> None:
+        """Hosts die: all their processes at once. Their connections break."""
+        hosts = [self._host_named(name) for name in names]
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            for end in [pool.submit(host.kill) for host in hosts]:
+                end.result()
 
     def revive(self, name: str) -> None:
         """Whatever was done to a host, it is up and connected again, with an empty disk if it was down."""

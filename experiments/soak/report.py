@@ -107,9 +107,14 @@ def verdict(content: dict[str, Any]) -> list[str]:
         for row in content["flat"]
         if not row["flat"]
     ]
+    uncalled = [fault for fault in content["runs"] if fault["fallbacks"] and not fault["doomed"]]
     final = content["final"]
-    if final is not None and final["fallbacks"]:
-        problems.append(f"{final['fallbacks']} rollbacks that no fault called for: {final['fallback_reasons']}")
+    if uncalled:
+        reasons = [] if final is None else final["fallback_reasons"]
+        problems.append(f"{len(uncalled)} rollbacks that the fault did not call for: {reasons}")
+    doomed = [fault for fault in content["runs"] if fault["doomed"]]
+    if doomed:
+        problems.append(f"{len(doomed)} times a host was struck that had all members of a chain")
     return problems
 
 

@@ -116,7 +116,7 @@ class SoakRun:
                 if self._stop.wait(POLL_S):
                     raise RunError("interrupted")
             begun(one)
-            before, at_s = job.metrics(), sampler.since_begin_s()
+            before, at_s, chains = job.metrics(), sampler.since_begin_s(), job.chain_hosts()
             struck = striker.strike(one)
             taken_back_s = time.monotonic()
             told_s = self._restored(job)
@@ -130,6 +130,8 @@ class SoakRun:
                 "hold_s": one.hold_s,
                 "failovers": metrics["failovers"] - before["failovers"],
                 "fallbacks": metrics["fallbacks"] - before["fallbacks"],
+                "together": sum(len(set(hosts)) == 1 for hosts in chains.values()),
+                "doomed": sum(set(hosts) == {struck} for hosts in chains.values()),
                 "recovery_ms": max(
                     (r["recovery_ms"] for r in recoveries if r["recovery_ms"] is not None), default=None
                 ),

@@ -10,10 +10,16 @@ import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.moves import PlannedMove
 from flinkplus.runtime.names import find_subtask
 from flinkplus.runtime.output_trace import read_traces
 from flinkplus.runtime.running import RunningJob
 from flinkplus.sinks.collect import CollectCommitter
+
+
+def _begun(move: PlannedMove) -> PlannedMove:
+    move.await_answer()
+    return move
 
 
 class JobHandle:
@@ -30,6 +36,7 @@ class JobHandle:
 
     @property
     def job_id(self) -> str:
+        """The job's name in ZooKeeper and in its output directories, the same after a resume."""
         return self._running.job_id
 
     @property
@@ -104,9 +111,13 @@ class JobHandle:
         ``message_ids``: how many IDs of messages the filters of the inputs were ``asked`` about, of how many the Bloom
         filter said ``maybe``, how many were ``known``, and the ``false_positive_rate`` of the Bloom filters.
 
-        ``refused_connections``: of those who could not prove to be of the job; ``malformed_frames``: dropped, unread;
-        ``fenced_messages`` (messages, credit, versions) and ``fenced_reports`` (acknowledgements and the like): of
-        slots that were given up and of subtasks that were replaced, without effect.
+        ``refused_connections``: of those who could not prove to be of the job; ``refused_datagrams``: that were no
+        pulses of the job's; ``malformed_frames``: dropped, unread; ``fenced_messages`` (messages, credit, versions) and
+        ``fenced_reports`` (acknowledgements and the like): of slots that were given up and of subtasks that were
+        replaced, without effect.
+
+        ``checkpoints_aborted``: of those that were given up; ``checkpoints_over_budget``: since more was in flight than
+        they may hold (option ``in_flight_mb``).
 
         ``blocked``: sources that stand still, and why (``spill volume full: ...``).
 
@@ -128,7 +139,7 @@ class JobHandle:
         return self._running.coordinator.recoveries.as_dicts()
 
     def handovers(self) -> list[dict[str, Any]]:
-        """Every planned move of work to a slot that had come back, told like a recovery."""
+        """Every planned move of work (to a slot that had come back, or as asked), told like a recovery."""
         return self._running.coordinator.recoveries.handovers()
 
     def output_trace(self) -> dict[str, list[tuple[float, int]]]:
@@ -153,6 +164,10 @@ class JobHandle:
         """How many standbys there should be and are not, or are not in step yet: 0 at full redundancy."""
         return 0 if self.done else self._running.coordinator.missing_standbys()
 
+    def chain_hosts(self) -> dict[str, list[str]]:
+        """The host of each member of each subtask's chain, the working one first; empty without standbys."""
+        return {} if self.done else self._running.coordinator.chain_hosts()
+
     def slot_pids(self) -> dict[int, int]:
         """The process of each registered slot."""
         return {} if self.done else self._running.coordinator.pids()
@@ -162,6 +177,40 @@ class JobHandle:
         whose slot is away.
         """
         return {} if self.done else self._running.coordinator.placement()
+
+    def chains(self) -> dict[str, list[int]]:
+        """The slots that hold the state of each subtask just now, first the one that works on it, or is about to:
+        ``{"count+out[1]": [1, 2, 3], ...}``; empty where there is no local recovery.
+        """
+        return {} if self.done else self._running.coordinator.chains()
+
+    # --- planned moves
+
+    def migrate(self, subtask: str, slot: int) -> PlannedMove:
+        """Move ``subtask`` (``count:1``, with all that is fused with it) to ``slot``, without a stop: the slot gets a
+        standby if it has none, and takes over right after a complete checkpoint. It is the subtask's home from then on,
+        until the next migration, a drain of its host, or a rollback.
+
+        Returns when that is begun; ``await_done`` of what is returned waits for its end. Raises ``MoveRefused`` when
+        the slot does not exist, is away, or is on a drained host, and when the job does not run, or has nobody who
+        could take over (``recovery``, ``guarantee``).
+        """
+        coordinator = self._running.coordinator
+        found = find_subtask(subtask, coordinator.graph, coordinator.options.parallelism)
+        return _begun(coordinator.moves.migrate(found, slot))
+
+    def drain_host(self, host: str, force: bool = False) -> PlannedMove:
+        """Move all work and all standbys off ``host``, and give it nothing new until ``undrain_host``.
+
+        Returns when that is begun; ``left`` of what is returned says what is left to do, ``await_done`` waits until
+        nothing is. Raises ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, without
+        ``host``, unless ``force``; else ``MoveRefused`` as ``migrate`` does.
+        """
+        return _begun(self._running.coordinator.moves.drain(host, force))
+
+    def undrain_host(self, host: str) -> None:
+        """Use ``host`` again: what belongs there moves back. Raises ``MoveRefused`` when it is not drained."""
+        self._running.coordinator.moves.undrain(host).await_answer()
 
     def collected(self, name: str) -> pa.Table:
         """The committed rows of a ``collect`` sink. Raises ``ConfigurationError`` when there is no such sink."""

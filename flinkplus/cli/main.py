@@ -17,6 +17,9 @@ from typing import Any
 
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
+from flinkplus.cli.inject import add_inject
+from flinkplus.cli.moves import add_moves
+from flinkplus.cli.status import add_status
 from flinkplus.config import CHECKPOINT_MODES
 from flinkplus.errors import (
     CheckpointDirectoryError,
@@ -64,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
     _add_resume(commands)
     _add_corpus(commands)
     add_example(commands)
+    add_status(commands)
+    add_inject(commands)
+    add_moves(commands)
     importlib.import_module(EXPERIMENTS).add_commands(commands)
     return top
 

@@ -106,8 +106,8 @@ class BarrierMachine(ABC):
                 return self._on_abort(checkpoint)
             case SnapshotPersisted(checkpoint, handle):
                 return self._on_persisted(checkpoint, handle)
-            case SnapshotFailed(checkpoint, reason):
-                return self._on_failed(checkpoint, reason)
+            case SnapshotFailed():
+                return self._on_failed(event)
             case _:
                 assert_never(event)
 
@@ -168,10 +168,10 @@ class BarrierMachine(ABC):
             return []
         return [DiscardSnapshot(checkpoint) if aborted else AcknowledgeCheckpoint(checkpoint, handle)]
 
-    def _on_failed(self, checkpoint: CheckpointId, reason: str) -> list[BarrierEffect]:
-        self._check_was_begun(checkpoint)
-        aborted = self._asynchronous.pop(checkpoint, True)
-        return [] if aborted else [DeclineCheckpoint(checkpoint, reason)]
+    def _on_failed(self, failed: SnapshotFailed) -> list[BarrierEffect]:
+        self._check_was_begun(failed.checkpoint)
+        aborted = self._asynchronous.pop(failed.checkpoint, True)
+        return [] if aborted else [DeclineCheckpoint(failed.checkpoint, failed.reason, failed.cause)]
 
     def _was_begun(self, checkpoint: CheckpointId) -> bool:
         """Whether a snapshot may have been ordered."""

@@ -16,7 +16,10 @@ Rules:
 - When every source of the running generation is exhausted, and every loop too (its head says so), a last checkpoint
   (``final``) is triggered at once, beside any pending one, and after failures again, a bounded number of times. No
   other kind is triggered after it.
-- Where checkpoints may be unaligned, all but the last one are, from ``aligned_timeout_ms`` behind the trigger on.
+- Where checkpoints may be unaligned, all but the last one are, from ``aligned_timeout_ms`` behind the trigger on. But
+  one that comes after one that was given up since too much was in flight is aligned: so not all of them are given up.
+- What was in flight is limited: of the snapshots that a deployment brings into one slot, those of one index, and of
+  all. A checkpoint that holds more is given up; it might be too large to be restored.
 - A subtask that local failover replaced goes on from an older version: what it had said of newer pending checkpoints
   is void, unless they are ready or being stored, and if it is a source it is told again to begin them. But for a
   pending last one: the source may have its end before it once more, so that one is aborted, and another follows.
@@ -68,6 +71,7 @@ from flinkplus.protocol.events import (
     TimeAdvanced,
 )
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId, invariant
+from flinkplus.protocol.in_flight import AbortCause
 
 NAMED_AT_MOST = 4
 """Subtasks that a reason names before it says how many others there are."""
@@ -81,7 +85,9 @@ class _Pending:
     final: bool
     triggered_ms: int
     handles: dict[SubtaskId, object] = field(default_factory=dict)
+    in_flight_bytes: dict[SubtaskId, int] = field(default_factory=dict)  # of those handles that hold any
     acknowledged_ms: int | None = None  # when the last one came: it is ready
+    may_overtake: bool = True
     overtakes: bool = False  # it was said that its barriers wait for nothing
 
 
@@ -112,6 +118,8 @@ class CheckpointCoordinator:
         self._periodic_at_ms: int | None = None
         self._pause_until_ms = 0
         self._requested = False
+        self._too_much_in_flight = False
+        """Since the last one was triggered, one was given up for that."""
         self._final_at_ms: int | None = None
         self._final_failures = 0
         self._final_complete = False
@@ -284,6 +292,7 @@ class CheckpointCoordinator:
                 continue
             for subtask in again:
                 pending.handles.pop(subtask, None)
+                pending.in_flight_bytes.pop(subtask, None)
             if sources:
                 effects.append(TriggerCheckpoint(pending.checkpoint, sources, pending.final, self._generation))
         return effects
@@ -310,17 +319,35 @@ class CheckpointCoordinator:
 
     def _on_acknowledged(self, now_ms: int, event: SnapshotAcknowledged) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
-        if pending is not None and event.subtask not in pending.handles:
-            pending.handles[event.subtask] = event.handle
-            if len(pending.handles) == len(self._subtasks):
-                pending.acknowledged_ms = now_ms
+        if pending is None or event.subtask in pending.handles:
+            return []
+        if event.in_flight_bytes:
+            pending.in_flight_bytes[event.subtask] = event.in_flight_bytes
+            excess = self._too_much(pending, event.subtask.index)
+            if excess is not None:
+                return self._abort(now_ms, pending, excess, cause=AbortCause.OVER_BUDGET)
+        pending.handles[event.subtask] = event.handle
+        if len(pending.handles) == len(self._subtasks):
+            pending.acknowledged_ms = now_ms
         return []
+
+    def _too_much(self, pending: _Pending, index: int) -> str | None:
+        """Why the checkpoint holds too much of what was in flight, after one of the subtasks of ``index`` answered."""
+        held = pending.in_flight_bytes
+        in_slot, most = sum(size for subtask, size in held.items() if subtask.index == index), self._config
+        if in_slot > most.in_flight_slot_bytes:
+            where, size, limit = f"to subtasks {index}", in_slot, most.in_flight_slot_bytes
+        elif sum(held.values()) > most.in_flight_job_bytes:
+            where, size, limit = "in the job", sum(held.values()), most.in_flight_job_bytes
+        else:
+            return None
+        return f"{size:,} bytes were in flight {where}, and {limit:,} are the most"
 
     def _on_declined(self, now_ms: int, event: SnapshotDeclined) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
         if pending is None or event.subtask in pending.handles:
             return []
-        return self._abort(now_ms, pending, f"{event.subtask} declined: {event.reason}")
+        return self._abort(now_ms, pending, f"{event.subtask} declined: {event.reason}", cause=event.cause)
 
     def _on_stored(self, now_ms: int, checkpoint: CheckpointId) -> list[CheckpointingEffect]:
         if checkpoint != self._storing:
@@ -352,13 +379,21 @@ class CheckpointCoordinator:
             effects.append(DropCheckpoint(self._complete.pop(0)))
         return effects
 
-    def _abort(self, now_ms: int, pending: _Pending, reason: str, blame: bool = True) -> list[CheckpointingEffect]:
+    def _abort(
+        self,
+        now_ms: int,
+        pending: _Pending,
+        reason: str,
+        blame: bool = True,
+        cause: AbortCause = AbortCause.OTHER,
+    ) -> list[CheckpointingEffect]:
         """``blame``: whether this is one of the attempts at a last checkpoint that may fail."""
         del self._pending[pending.checkpoint]
+        self._too_much_in_flight |= cause is AbortCause.OVER_BUDGET
         self._pause_until_ms = now_ms + self._config.min_pause_ms
         effects: list[CheckpointingEffect] = [
             AbortCheckpoint(pending.checkpoint, reason, self._generation),
-            self._record(now_ms, pending, CheckpointOutcome.ABORTED, reason),
+            self._record(now_ms, pending, CheckpointOutcome.ABORTED, reason, cause),
         ]
         if pending.final and self._running and blame:
             self._final_failures += 1
@@ -368,7 +403,14 @@ class CheckpointCoordinator:
                 self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
         return effects
 
-    def _record(self, now_ms: int, pending: _Pending, outcome: CheckpointOutcome, reason: str) -> RecordCheckpoint:
+    def _record(
+        self,
+        now_ms: int,
+        pending: _Pending,
+        outcome: CheckpointOutcome,
+        reason: str,
+        cause: AbortCause | None = None,
+    ) -> RecordCheckpoint:
         return RecordCheckpoint(
             CheckpointStats(
                 checkpoint=pending.checkpoint,
@@ -381,6 +423,7 @@ class CheckpointCoordinator:
                 ended_ms=now_ms,
                 acknowledged=len(pending.handles),
                 subtasks=len(self._subtasks),
+                cause=cause,
             )
         )
 
@@ -424,7 +467,9 @@ class CheckpointCoordinator:
         """When its barriers shall overtake; None: never, or they do."""
         timeout_ms = self._config.aligned_timeout_ms
         done = pending.final or pending.overtakes or pending.acknowledged_ms is not None
-        return None if timeout_ms is None or done else pending.triggered_ms + timeout_ms
+        if timeout_ms is None or done or not pending.may_overtake:
+            return None
+        return pending.triggered_ms + timeout_ms
 
     def _let_overtake(self, now_ms: int) -> list[CheckpointingEffect]:
         effects: list[CheckpointingEffect] = []
@@ -483,5 +528,6 @@ class CheckpointCoordinator:
     def _trigger(self, now_ms: int, final: bool) -> list[CheckpointingEffect]:
         checkpoint = self._next_id
         self._next_id = CheckpointId(checkpoint + 1)
-        self._pending[checkpoint] = _Pending(checkpoint, final, now_ms)
+        self._pending[checkpoint] = _Pending(checkpoint, final, now_ms, may_overtake=not self._too_much_in_flight)
+        self._too_much_in_flight = False
         return [*self._let_overtake(now_ms), TriggerCheckpoint(checkpoint, self._sources, final, self._generation)]

@@ -53,6 +53,10 @@ class CheckpointConfig:
     """Last checkpoints that may fail, one after the other, in one generation."""
     final_retry_ms: int = 500
     """From a failed last checkpoint to the next attempt at one: a short outage must not use them up."""
+    in_flight_slot_bytes: int = 64 << 20
+    """Of messages that were in flight, in the snapshots of one index, which a deployment brings into one slot."""
+    in_flight_job_bytes: int = 256 << 20
+    """Of them, in all snapshots of a checkpoint."""
 
     def __post_init__(self) -> None:
         _check_at_least(self, tuple(field.name for field in fields(self)), 0)

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Literal, TypeAlias
 
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import AbortCause
 
 # ---------------------------------------------------------------------------------------------------- alignment
 
@@ -62,6 +63,7 @@ class AcknowledgeCheckpoint:
 class DeclineCheckpoint:
     checkpoint: CheckpointId
     reason: str
+    cause: AbortCause = AbortCause.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,8 @@ class CheckpointStats:
     ended_ms: int
     acknowledged: int
     subtasks: int
+    cause: AbortCause | None = None
+    """Of an aborted one."""
 
 
 @dataclass(frozen=True, slots=True)

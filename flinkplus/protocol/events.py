@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from flinkplus.protocol.effects import FailureKind
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import AbortCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class SnapshotFailed:
 
     checkpoint: CheckpointId
     reason: str
+    cause: AbortCause = AbortCause.OTHER
 
 
 BarrierEvent: TypeAlias = BarrierArrived | CheckpointTriggered | CheckpointAborted | SnapshotPersisted | SnapshotFailed
@@ -132,10 +134,13 @@ class SourceExhausted:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotAcknowledged:
+    """``in_flight_bytes``: what messages that were in flight take in ``handle``."""
+
     checkpoint: CheckpointId
     subtask: SubtaskId
     generation: Generation
     handle: object
+    in_flight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,7 @@ class SnapshotDeclined:
     subtask: SubtaskId
     generation: Generation
     reason: str
+    cause: AbortCause = AbortCause.OTHER
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from flinkplus.protocol.cycles import NO_CYCLES, Cycles
 from flinkplus.protocol.determinants import Run
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import InFlightBudget
 from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.outputs import Peer
 
@@ -45,7 +46,8 @@ class Promotion:
 class Incarnation:
     """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
     ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``, ``cycles``: of the job;
-    ``stands_still``: behind each barrier until the checkpoint has ended; ``unaligned``: barriers may overtake."""
+    ``stands_still``: behind each barrier until the checkpoint has ended; ``unaligned``: barriers may overtake.
+    ``in_flight``: the budget of its slot."""
 
     subtask: SubtaskId
     generation: Generation
@@ -59,6 +61,7 @@ class Incarnation:
     stands_still: bool = False
     unaligned: bool = False
     cycles: Cycles = NO_CYCLES
+    in_flight: InFlightBudget = field(default_factory=InFlightBudget)
 
     @property
     def runs_ahead(self) -> bool:

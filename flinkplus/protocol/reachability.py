@@ -252,11 +252,15 @@ class Reachability:
     ) -> list[ReachabilityEffect]:
         """Slots that have not joined; first those that others which have joined do not reach."""
         effects: list[ReachabilityEffect] = []
+        until_ms: dict[Place, int] = {}
         for a, b in sorted(pairs, key=lambda pair: not (known[pair[0]].joined or known[pair[1]].joined)):
             slot, other = (a, b) if not known[a].joined else (b, a)
             if known[slot].joined or slot in self._waiting or other in self._waiting:
                 continue
-            self._waiting[slot] = self._strike(now_ms, _place(known[slot], known[other]))
+            place = _place(known[slot], known[other])
+            if place not in until_ms:
+                until_ms[place] = self._strike(now_ms, place)
+            self._waiting[slot] = until_ms[place]
             effects.append(SetSlotAside(slot, f"it and slot {other} do not reach each other"))
         return effects
 
@@ -283,7 +287,7 @@ class Reachability:
             self._strike(now_ms, place)
             reason = f"slots {a} and {b} do not reach each other: {place[0]} is given up"
             slots = [slot for slot, seen in sorted(known.items()) if _is_within((seen.host, slot), place)]
-            effects += [GiveSlotUp(slot, reason) for slot in slots]
+            effects += [GiveSlotUp(slot, reason) for slot in slots if known[slot].joined]
         return effects
 
     def _rank(

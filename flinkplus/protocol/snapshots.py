@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import assert_never
@@ -16,40 +15,26 @@ from typing_extensions import assert_never
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.barriers import BarrierMachine
 from flinkplus.protocol.ids import ChannelId, CheckpointId
+from flinkplus.protocol.in_flight import (
+    MAX_LOGGED_BYTES,
+    AbortCause,
+    ChannelLogged,
+    Logs,
+    SnapshotLogs,
+    in_flight_bytes,
+)
 from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import OutputChannels
 from flinkplus.protocol.work import SubtaskWork
 
-MAX_LOGGED_BYTES = 16 << 20
-"""Of what is in flight on one channel. When it is more the checkpoint is declined: a snapshot is held in memory."""
 NO_TIME_MS = 0
 """The machine has no deadlines: the coordinator times every checkpoint."""
 
-
-@dataclass(slots=True)
-class ChannelLogged:
-    """What was in flight on a channel at a snapshot. ``next``: the ``seq`` behind it, when it is all there. Of more
-    than ``MAX_LOGGED_BYTES`` nothing is kept."""
-
-    messages: list[tuple[Message, Any]] = field(default_factory=list)
-    size_bytes: int = 0
-    next: int = 0
-
-    def add(self, message: Message, payload: Any) -> None:
-        self.size_bytes += message.size
-        if self.is_too_large:
-            self.messages.clear()
-        else:
-            self.messages.append((message, payload))
-
-    @property
-    def is_too_large(self) -> bool:
-        return self.size_bytes > MAX_LOGGED_BYTES
+__all__ = ["MAX_LOGGED_BYTES", "NO_TIME_MS", "SubtaskSnapshots"]
 
 
-Logs = Mapping[ChannelId, ChannelLogged]
 OpenLogs = dict[ChannelId, dict[CheckpointId, ChannelLogged]]
 """Those that are not whole yet, of channels that have any."""
 
@@ -75,11 +60,11 @@ class SubtaskSnapshots(SubtaskWork):
         self._complete = incarnation.checkpoint
         self._cursors_at: dict[CheckpointId, dict[str, int]] = {}
         self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
-        self._logs: dict[CheckpointId, dict[ChannelId, ChannelLogged]] = {}
+        self._logs: dict[CheckpointId, SnapshotLogs] = {}
         self._open_logs: OpenLogs = {}
         self._open_records: OpenLogs = {}
-        self._not_whole: dict[CheckpointId, str] = {}
-        """Snapshots whose asynchronous part is under way, and that lack what was in flight; why."""
+        self._persisting: dict[CheckpointId, SnapshotLogs] = {}
+        """What was in flight at those snapshots whose asynchronous part is under way."""
 
     def _handle_barriers(self, machine: BarrierMachine, version: CheckpointId, saved: Mapping[str, Any]) -> None:
         """All channels are there, as they were at ``version``; ``machine`` decides from now on."""
@@ -107,7 +92,7 @@ class SubtaskSnapshots(SubtaskWork):
 
     def _record(self, checkpoint: CheckpointId, end: InputChannel) -> None:
         """All that is before the barrier of ``checkpoint`` on a channel, and the barrier, belong to the snapshot."""
-        record = self._logs.setdefault(checkpoint, {})[end.channel] = ChannelLogged()
+        record = self._open_log(checkpoint, end.channel)
         for message, payload in end.queue:
             record.add(message, payload)
             if message.kind is Kind.BARRIER and message.epoch == checkpoint:
@@ -115,22 +100,33 @@ class SubtaskSnapshots(SubtaskWork):
                 return
         self._open_records.setdefault(end.channel, {})[checkpoint] = record
 
+    def _open_log(self, checkpoint: CheckpointId, channel: ChannelId) -> ChannelLogged:
+        if checkpoint not in self._logs:
+            self._logs[checkpoint] = SnapshotLogs(self._incarnation.in_flight)
+        return self._logs[checkpoint].open(channel)
+
     def logs_of(self, checkpoint: CheckpointId) -> Logs:
         """What was in flight when the state was copied. To be called once, in ``_persist``."""
-        logs = self._logs.pop(checkpoint, {})
-        for channel, log in logs.items():
-            if log.is_too_large:
-                self._not_whole[checkpoint] = f"{log.size_bytes:,} bytes were in flight on {channel}"
-        return logs
+        logs = self._logs.pop(checkpoint, None)
+        if logs is None:
+            return {}
+        self._persisting[checkpoint] = logs
+        return logs.channels
 
     def add_logs(self, logs: Logs, saved: dict[str, Any]) -> None:
-        """Add to ``saved`` (what ``saved_cursors`` gave when the state was copied) what was in flight then. In any
-        thread."""
-        if logs:
-            saved["inputs"] |= {str(channel): log.next for channel, log in logs.items()}
-            saved["in_flight"] = {
-                str(channel): [self._pack(*message) for message in log.messages] for channel, log in logs.items()
-            }
+        """Add to ``saved`` (what ``saved_cursors`` gave when the state was copied) what was in flight then, and what
+        that takes there: ``in_flight_bytes``. In any thread."""
+        if not logs:
+            return
+        packed = {str(channel): [self._pack(*message) for message in log.messages] for channel, log in logs.items()}
+        saved["inputs"] |= {str(channel): log.next for channel, log in logs.items()}
+        saved["in_flight"] = packed
+        saved["in_flight_bytes"] = sum(self._size_of(message) for messages in packed.values() for message in messages)
+
+    def release_logs(self) -> None:
+        """The subtask is closed: it holds nothing of what was in flight."""
+        for logs in (*self._logs.values(), *self._persisting.values()):
+            logs.release()
 
     def _cursors_behind_barrier(self) -> dict[str, int]:
         """Where the outputs stand when the barrier, which is sent next, is out."""
@@ -156,8 +152,15 @@ class SubtaskSnapshots(SubtaskWork):
 
     def persisted(self, checkpoint: CheckpointId, handle: dict[str, Any] | None, reason: str) -> None:
         """The asynchronous part of a snapshot ended, with a handle or a reason why not."""
-        reason = self._not_whole.pop(checkpoint, reason)
-        if handle is not None and not reason:
+        logs, excess = self._persisting.pop(checkpoint, None), ""
+        if logs is not None:
+            if handle is not None:
+                logs.stored(in_flight_bytes(handle))
+            logs.release()
+            excess = logs.excess
+        if excess:
+            self._obey(events.SnapshotFailed(checkpoint, excess, AbortCause.OVER_BUDGET))
+        elif handle is not None and not reason:
             self._obey(events.SnapshotPersisted(checkpoint, handle))
         else:
             self._obey(events.SnapshotFailed(checkpoint, reason))
@@ -190,13 +193,12 @@ class SubtaskSnapshots(SubtaskWork):
             case effects.AcknowledgeCheckpoint(checkpoint, handle):
                 assert isinstance(handle, dict)
                 self._acknowledge(checkpoint, handle)
-            case effects.DeclineCheckpoint(checkpoint, reason):
-                self._decline(checkpoint, reason)
+            case effects.DeclineCheckpoint(checkpoint, reason, cause):
+                self._decline(checkpoint, reason, cause)
             case effects.DiscardSnapshot(checkpoint):
                 self._discard(checkpoint)
             case effects.LogChannel(checkpoint, channel):
-                self._logs.setdefault(checkpoint, {})[channel] = log = ChannelLogged()
-                self._open_logs.setdefault(channel, {})[checkpoint] = log
+                self._open_logs.setdefault(channel, {})[checkpoint] = self._open_log(checkpoint, channel)
                 self._on_point("logging")
             case effects.CloseLog(checkpoint, channel):
                 _close(self._open_logs, checkpoint, channel, self.inputs.channels[channel].cursor.consumed)

@@ -21,7 +21,7 @@ barrier machine's affair, and ``snapshots`` obeys it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -637,6 +637,9 @@ class SubtaskSteps(SubtaskLoop):
             self._report_exhausted()
 
     # --- a failure of others
+
+    def stand_in_for(self, failed: Collection[SubtaskId]) -> None:
+        """Some subtasks, perhaps of the same source, are not at work for a moment: a driver may do some of theirs."""
 
     def fence_inputs(
         self, failed: Mapping[SubtaskId, int], generation: Generation

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 from flinkplus.protocol.ids import ChannelId, CheckpointId
+from flinkplus.protocol.in_flight import AbortCause
 from flinkplus.protocol.inputs import InputChannel
 from flinkplus.protocol.messages import Message
 
@@ -86,6 +87,10 @@ class SubtaskWork(ABC):
     def _unpack(self, packed: Any) -> tuple[Message, Any]:
         """The message again."""
 
+    def _size_of(self, packed: Any) -> int:
+        """What it takes in a snapshot, in bytes: it is text."""
+        return len(packed)
+
     @abstractmethod
     def _discard(self, checkpoint: CheckpointId) -> None:
         """A snapshot is of no use any more."""
@@ -95,7 +100,7 @@ class SubtaskWork(ABC):
         """Tell the chain and the coordinator."""
 
     @abstractmethod
-    def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
+    def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
         """Tell the coordinator."""
 
     @abstractmethod

@@ -38,6 +38,7 @@ from flinkplus.state.storage import CheckpointStorage
 FORMAT = 1
 ACCESS_FILE = "COMMANDS.json"
 ACCESS_BLOB = "commands"
+MAX_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 60.0
 ELSEWHERE = "copy that file to a place of your own (mode 600) and give it as --access FILE"
@@ -113,19 +114,22 @@ def read_access(path: str | Path) -> Access:
     be used.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             _check_owner(path, os.fstat(file.fileno()))
-            found = parse_document(file.read())
-        access = _parse(found)
+            data = file.read(MAX_BYTES)
     except FileNotFoundError:
         raise NoRunningJob(f"there is no {str(path)!r}: the job is over, or runs on another host") from None
     except OSError as error:
         raise ConfigurationError(f"{str(path)!r} cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{str(path)!r} is no access file of this version: {error!r:.200}") from error
+    access = parse_access(data, str(path))
     if access.is_over:
         raise NoRunningJob(f"job {access.name!r} ({access.job_id}) is over: its driver has ended without a word")
     return access
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Not waiting for who may have put a pipe there."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _check_owner(path: str | Path, found: os.stat_result) -> None:
@@ -136,6 +140,14 @@ def _check_owner(path: str | Path, found: os.stat_result) -> None:
             f"{str(path)!r} is not yours alone (mode {stat.S_IMODE(found.st_mode):03o}): others may have read the key "
             "in it, or have put it there; use the one that the job has made, as the user that the job runs as"
         )
+
+
+def parse_access(data: bytes, where: str) -> Access:
+    """What an access file holds. Raises ``ConfigurationError``."""
+    try:
+        return _parse(parse_document(data))
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise ConfigurationError(f"{where!r} is no access file of this version: {error!r:.200}") from error
 
 
 def _parse(found: Any) -> Access:

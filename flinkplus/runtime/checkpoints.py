@@ -9,11 +9,13 @@ from typing_extensions import assert_never
 
 from flinkplus.errors import FlinkPlusError
 from flinkplus.protocol import effects, events
+from flinkplus.protocol.effects import CheckpointOutcome
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.dispatch import CheckpointWorkDone, Deployment, Dispatch, Machines
 from flinkplus.runtime.figures import Figures
+from flinkplus.runtime.logs import about
 
 log = logging.getLogger("flinkplus.coordinator")
 
@@ -82,6 +84,10 @@ class CheckpointDriver:
                 self._dispatch.storage.submit(self._drop, checkpoint)
             case effects.RecordCheckpoint(stats):
                 self._figures.checkpoint(stats)
+                level = logging.DEBUG if stats.outcome is CheckpointOutcome.COMPLETE else logging.INFO
+                why = f": {stats.reason}" if stats.reason else ""
+                fields = about(generation=self._deployment.generation, phase="checkpoint")
+                log.log(level, "checkpoint %d is %s%s", stats.checkpoint, stats.outcome.value, why, extra=fields)
             case effects.FinalCheckpointCommitted(_):
                 machines.step_job(events.FinalCommitted())
             case effects.FinalCheckpointAbandoned(_, generation, reason):

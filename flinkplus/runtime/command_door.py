@@ -3,12 +3,14 @@
 Who has proved to know the key for commands (``Credentials.for_commands``) sends one request, gets one reply, and may
 send the next. That key opens no other port, and no other key of the job opens this one.
 
-Rules: a request is carried out in the coordinator's thread. A second one before the reply, and whatever is too long,
-ends the connection. ``MAX_SHELLS`` are served at a time.
+Rules: a request is carried out in the coordinator's thread, as one of its events. A second one before the reply, and
+whatever is too long, ends the connection. ``MAX_SHELLS`` are served at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from flinkplus.errors import PeerRefused
@@ -26,13 +28,29 @@ SHELL = "shell"
 MAX_SHELLS = 32
 
 
+@dataclass
+class _Shell:
+    """Somebody who gives commands. ``waits``: for a reply, which ``later`` brings."""
+
+    waits: bool = False
+    later: Later | None = None
+
+
 class CommandDoor:
     """The driver's end."""
 
-    def __init__(self, host: str, credentials: Credentials, inbox: Inbox[Any], commands: Commands) -> None:
-        """``credentials``: those for commands."""
+    def __init__(
+        self,
+        host: str,
+        credentials: Credentials,
+        inbox: Inbox[Any],
+        commands: Commands,
+        soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """``credentials``: those for commands. ``soon``: has the coordinator call something when it is its turn."""
         self._commands = commands
-        self._shells: dict[Connection, Later | None] = {}
+        self._soon = soon
+        self._shells: dict[Connection, _Shell] = {}
         self.refusals = Refusals()
         self._listener = Listener(inbox, host, PROTOCOL, credentials, self.refusals, self._welcome)
         self.address = self._listener.address
@@ -43,22 +61,29 @@ class CommandDoor:
         if len(self._shells) >= MAX_SHELLS:
             raise PeerRefused(handshake.CROWD, f"more than {MAX_SHELLS} shells at a time")
 
+        shell = self._shells[connection] = _Shell()
+
         def take(frame: Frame) -> None:
-            waiting = self._shells.get(connection)
-            if waiting is not None and not waiting.done:
+            if shell.waits:
                 raise Broken("a request before the reply to the last one")
-            self._shells[connection] = self._commands.obey(bytes(frame), answer)
+            shell.waits = True
+            request = bytes(frame)
+            self._soon(lambda: obey(request))
+
+        def obey(request: bytes) -> None:
+            if connection in self._shells:
+                shell.later = self._commands.obey(request, answer)
 
         def answer(reply: bytes) -> None:
+            shell.waits = False
             if connection in self._shells:
                 connection.send([reply])
 
         def gone(_reason: str) -> None:
-            waiting = self._shells.pop(connection, None)
-            if waiting is not None:
-                waiting.wanted = False
+            self._shells.pop(connection, None)
+            if shell.later is not None:
+                shell.later.wanted = False
 
-        self._shells[connection] = None
         connection.welcome(take, gone, joined=False, limit=REQUEST_BYTES)
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ class Commands:
     def _obey(self, data: bytes) -> Later:
         later = Later()
         try:
-            request, carry_out = self._decode(data)
+            request, carry_out = self.decode(data)
             found = carry_out(request)
         except FlinkPlusError as error:
             later.refuse(error)
@@ -109,8 +109,8 @@ class Commands:
             later.give(found)
         return later
 
-    def _decode(self, data: bytes) -> tuple[Any, Callable[[Any], Body | Later]]:
-        """Raises ``CommandRefused``."""
+    def decode(self, data: bytes) -> tuple[Any, Callable[[Any], Body | Later]]:
+        """The request in ``data``, and who carries it out. Raises ``CommandRefused``."""
         try:
             outer = parse_document(data)
             version, name, body = outer["v"], outer["request"], outer["body"]

@@ -8,6 +8,7 @@ the rows that are in a complete checkpoint, per sink.
 
 Rules: called from one worker thread, in the order the coordinator core gives. Commits are idempotent in the committers.
 When another driver has taken the job over, nothing is written, moved or removed any more: ``JobRunsElsewhere``.
+Manifests may be large: those before the newest whose output is committed are on storage only.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class Commits:
         for name, part in manifest["commits"].items():
             self.committers[name].commit(checkpoint, part["files"])
             self._uncommitted[name] = not_yet_committed(self._uncommitted[name], checkpoint)
+        self._manifests = {c: m for c, m in self._manifests.items() if c >= checkpoint}
 
     def manifest(self, checkpoint: CheckpointId) -> dict[str, Any]:
         """The manifest, from memory or storage. Raises ``CorruptCheckpoint``."""

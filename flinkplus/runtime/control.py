@@ -17,12 +17,14 @@ from typing import Any
 
 from dedup.digests import Digests, pack_digests, unpack_digests
 from flinkplus.documents import fits, parse_document, whole
-from flinkplus.errors import PeerProtocolError
+from flinkplus.errors import ControlMessageTooLarge, PeerProtocolError
 from flinkplus.protocol.determinants import Run
+from flinkplus.protocol.in_flight import AbortCause
 
 FORMAT_VERSION = 1
 MAX_BYTES = 256 << 20
-"""The longest message that is taken: a promotion tells of all determinants and digests since the last checkpoint."""
+"""The longest message that is sent or taken: a promotion tells of all determinants and digests since the last
+checkpoint, a deployment of all that was in flight."""
 
 
 def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
@@ -98,10 +100,21 @@ class SnapshotAcked:
 
 @dataclass(frozen=True)
 class SnapshotRefused:
+    """``cause``: the value of an ``AbortCause``."""
+
     generation: int
     checkpoint: int
     subtask: str
     reason: str
+    cause: str = AbortCause.OTHER.value
+
+    @property
+    def abort_cause(self) -> AbortCause:
+        """Raises ``PeerProtocolError``."""
+        try:
+            return AbortCause(self.cause)
+        except ValueError as error:
+            raise PeerProtocolError(f"a snapshot is refused for the cause {self.cause!r:.100}") from error
 
 
 @dataclass(frozen=True)
@@ -377,6 +390,20 @@ class Die:
     """Fault injection: kill your own process with SIGKILL."""
 
 
+@dataclass(frozen=True)
+class Inject:
+    """Fault injection (``injections``): ``exception`` in ``subtasks``, at once; ``pause`` the process, ``cut`` it off
+    from ``peers`` (slots, and -1 for the driver; ``None``: all), or ``slow`` down each step of ``subtasks`` by
+    ``delay_s``: for ``for_s``.
+    """
+
+    fault: str
+    subtasks: list[str]
+    for_s: float = 0.0
+    delay_s: float = 0.0
+    peers: list[int] | None = None
+
+
 ControlMessage = (
     Register
     | Deployed
@@ -412,6 +439,7 @@ ControlMessage = (
     | Complete
     | Stop
     | Die
+    | Inject
 )
 
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__args__}
@@ -419,9 +447,13 @@ _HINTS: dict[str, dict[str, Any]] = {name: typing.get_type_hints(cls) for name, 
 
 
 def encode(message: ControlMessage) -> bytes:
-    """The message as JSON bytes."""
+    """The message as JSON bytes. Raises ``ControlMessageTooLarge``: the receiver would break the connection."""
+    name = type(message).__name__
     body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    return json.dumps({"v": FORMAT_VERSION, "type": type(message).__name__, "body": body}).encode()
+    data = json.dumps({"v": FORMAT_VERSION, "type": name, "body": body}).encode()
+    if len(data) > MAX_BYTES:
+        raise ControlMessageTooLarge(f"{name} would take {len(data):,} bytes, and {MAX_BYTES:,} are the most")
+    return data
 
 
 def decode(data: bytes) -> ControlMessage:

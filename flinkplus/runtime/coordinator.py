@@ -62,8 +62,12 @@ from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs, reachability_config
+from flinkplus.runtime.logs import speak_as
 from flinkplus.runtime.members import Members
+from flinkplus.runtime.move_commands import MoveCommands
+from flinkplus.runtime.moves import Moves
 from flinkplus.runtime.names import find_subtask, parse_subtask
+from flinkplus.runtime.operations import Operations
 from flinkplus.runtime.outcome import JobResult, Restore, error_of
 from flinkplus.runtime.placements import failover_protocol, topology_of
 from flinkplus.runtime.planes import ControlArrived, ControlLost, rendezvous
@@ -75,6 +79,7 @@ from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import matched
 from flinkplus.runtime.reports import Reports
+from flinkplus.runtime.status import chains_of, slots_of, subtasks_of
 
 MAX_IDLE_S = 0.1
 STOP_AT_ONCE_S = 3.0
@@ -113,7 +118,9 @@ def dispatch_at(
     dispatch = Dispatch(rendezvous(options, credentials, host, inbox), Members(options.parallelism), inbox)
     dispatch.make_lifelines = lambda: Lifelines(host, credentials, inbox, inbox.put)
     if for_commands is not None:
-        dispatch.make_door = lambda commands: CommandDoor(host, for_commands, inbox, commands)
+        dispatch.make_door = lambda commands: CommandDoor(
+            host, for_commands, inbox, commands, lambda action: inbox.put(UserAsked(action))
+        )
     timeout_s = options.hang_timeout
     if timeout_s is not None:
         dispatch.make_pulses = lambda: Pulses(host, credentials.secret, timeout_s, inbox, dispatch.clock)
@@ -136,6 +143,8 @@ class Coordinator:
         self.commits = commits
         self.result = JobResult()
         self.commands = Commands()
+        self.job_id: str | None = None
+        """What the job is called in its logs; to be said before ``start``."""
         self.recoveries = RecoveryLog(self._has_results)
         self.figures = Figures(graph, options.checkpoint_mode)
         self._dispatch = dispatch
@@ -197,7 +206,12 @@ class Coordinator:
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
+        self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
+        self._operations.add_to(self.commands)
+        self.moves = Moves(self._ask, lambda: self.state, self._failovers)
+        MoveCommands(self.moves, graph, options).add_to(self.commands)
         self._preference = Preference()
+        self._malformed = 0
         self.ended_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
 
@@ -299,13 +313,27 @@ class Coordinator:
 
     def missing_standbys(self) -> int:
         """How many standbys there should be and are not, or are not in step yet; 0 when the job is over."""
-        answer: Future[int] = Future()
         failovers = self._failovers
-        self._ask(lambda: answer.set_result(0 if failovers is None else failovers.missing_standbys))
+        return self._answer(lambda: 0 if failovers is None else failovers.missing_standbys, 0)
+
+    def chain_hosts(self) -> dict[str, list[str]]:
+        """The hosts of each chain's members, the head's first; none when the job is over, or has no standbys."""
+
+        def hosts() -> dict[str, list[str]]:
+            chains = {} if self._failovers is None else self._failovers.chains
+            where = {member.slot: member.host for member in self._members.all()}
+            return {str(subtask): [where.get(slot, "") for slot in slots] for subtask, slots in chains.items()}
+
+        return self._answer(hosts, {})
+
+    def _answer(self, question: Callable[[], M], otherwise: M) -> M:
+        """What ``question`` says in the coordinator's thread; ``otherwise`` when the job is over."""
+        answer: Future[M] = Future()
+        self._ask(lambda: answer.set_result(question()))
         while not self.result.done.is_set():
             with contextlib.suppress(FutureTimeout):
                 return answer.result(MAX_IDLE_S)
-        return 0
+        return otherwise
 
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""
@@ -314,12 +342,16 @@ class Coordinator:
     def _ask(self, action: Callable[[], None]) -> None:
         self._inbox.put(UserAsked(action))
 
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._inbox.call_later(delay_s, lambda: self._ask(action))
+
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
     # --- the loop
 
     def _run(self) -> None:
+        speak_as(job=self.job_id)
         try:
             while not self.result.done.is_set():
                 self._turn()
@@ -331,6 +363,7 @@ class Coordinator:
             self._dispatch.close()
             if self._recorder is not None:
                 self._recorder.close()
+            self.moves.close()
             self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:
@@ -387,6 +420,7 @@ class Coordinator:
                 try:
                     self._reports.take(connection, message)
                 except PeerProtocolError as error:
+                    self._malformed += 1
                     log.warning("dropped a malformed message of connection %d: %s", connection, error)
             case ControlLost(connection, reason, time_s):
                 self._dispatch.event_s = time_s
@@ -480,11 +514,33 @@ class Coordinator:
         """What driver and slots, all that there ever were, have refused: of strangers, and of the fenced."""
         servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.door]
         refused = sum(server.refusals.total for server in servers if server is not None)
+        pulses = self._dispatch.pulses
         return {
             "refused_connections": refused + self.figures.refused,
-            "malformed_frames": self._dispatch.rendezvous.malformed + self.figures.malformed,
+            "refused_datagrams": 0 if pulses is None else pulses.refused,
+            "malformed_frames": self._dispatch.rendezvous.malformed + self._malformed + self.figures.malformed,
             "fenced_messages": self.figures.fenced_messages,
             "fenced_reports": self.figures.fenced_reports,
+        }
+
+    def status_figures(self) -> dict[str, Any]:
+        """Slots, subtasks and chains; only in the coordinator's thread."""
+        deployment, members, failovers = self._deployment, self._members.all(), self._failovers
+        chains = [] if failovers is None else failovers.holdings
+        now_s = self._dispatch.clock.monotonic()
+        return {
+            "slots": slots_of(
+                self.options.parallelism, members, self._members.incarnations, deployment.assignment, chains, now_s
+            ),
+            "subtasks": subtasks_of(
+                deployment.assignment,
+                deployment.generations,
+                [member.slot for member in members],
+                () if failovers is None else failovers.moving,
+                self.figures.subtasks(),
+            ),
+            "chains": chains_of(chains),
+            "drained_hosts": [] if failovers is None else list(failovers.drained_hosts),
         }
 
     def pids(self) -> dict[int, int]:
@@ -495,6 +551,11 @@ class Coordinator:
         """Host of each subtask whose slot is registered."""
         hosts = {member.slot: member.host for member in self._members.all()}
         return {str(subtask): hosts[slot] for subtask, slot in self.assignment.items() if slot in hosts}
+
+    def chains(self) -> dict[str, list[int]]:
+        """The slots that hold the state of each subtask, first the one that works on it, or is about to."""
+        found = {} if self._failovers is None else self._failovers.chains
+        return {str(subtask): list(slots) for subtask, slots in found.items()}
 
     @property
     def slot_restarts(self) -> int:

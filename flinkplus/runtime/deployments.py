@@ -8,13 +8,14 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from flinkplus.errors import CorruptCheckpoint, CorruptState, FlinkPlusError
+from flinkplus.errors import ControlMessageTooLarge, CorruptCheckpoint, CorruptState, FlinkPlusError
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.effects import RecoveryPhase
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.dispatch import Deployment, Dispatch, JobWorkDone, Machines
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.recoveries import RecoveryLog
 
@@ -91,6 +92,8 @@ class JobDriver:
     def _record(self, effect: RecoveryPhase) -> None:
         names = [str(subtask) for subtask in effect.subtasks]
         detected_s = self._dispatch.event_s if effect.phase == "detect" else self._dispatch.clock.time()
+        fields = about(subtask=", ".join(names) or None, generation=self._deployment.generation, phase=effect.phase)
+        log.info("rollback %d, %s: %s", effect.recovery, effect.phase, effect.reason, extra=fields)
         self._recoveries.entered(
             "rollback", effect.recovery, effect.phase, effect.failure, names, effect.reason, detected_s
         )
@@ -105,7 +108,8 @@ class JobDriver:
         self._dispatch.storage.submit(self._collect_garbage, generation)
         running = events.JobRunning(tuple(deployment.assignment), self._sources, generation, self._heads)
         self._machines.step_checkpoints(running)
-        self.started(*self._restored)
+        restored, self._restored = self._restored, (CheckpointId(0), {})  # they may be large, and have served
+        self.started(*restored)
 
     def _collect_garbage(self, generation: Generation) -> None:
         try:
@@ -152,4 +156,7 @@ class JobDriver:
                 {name: handle for name, handle in handles.items() if name in mine},
                 {name: rows for name, rows in self._recoveries.marks.items() if name in mine},
             )
-            self._dispatch.tell(member.slot, deploy)
+            try:
+                self._dispatch.tell(member.slot, deploy)
+            except ControlMessageTooLarge as error:  # the checkpoint is sound: nothing may be taken back for that
+                raise ControlMessageTooLarge(f"checkpoint {restore} on slot {member.slot}: {error}") from error

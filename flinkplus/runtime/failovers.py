@@ -20,7 +20,7 @@ from chain_backup import effects, events
 from chain_backup.failover import FailoverProtocol
 from chain_backup.line import Cursors
 from chain_backup.topology import Topology
-from flinkplus.errors import NondeterministicOperator
+from flinkplus.errors import ControlMessageTooLarge, NondeterministicOperator
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import FailureKind, JobState
 from flinkplus.protocol.guarantee import Guarantee
@@ -29,11 +29,13 @@ from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, FailoverWorkDone, Machines
 from flinkplus.runtime.fencing import FenceAnswers, Handles
 from flinkplus.runtime.joining import Joining
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.names import parse_channel, parse_subtask
 from flinkplus.runtime.recoveries import HANDOVER, STANDBY, RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import following, output_cursor
+from flinkplus.runtime.status import Chain
 
 KEPT_REASONS = 100
 PROGRESS = (events.HeadPersisted, events.VersionStaged, events.CheckpointCompleted, events.CheckpointAborted)
@@ -94,6 +96,8 @@ class Failovers:
         self._writing = (0, 0.0)  # the newest attempt whose records were ordered, and when
         self.replicated: Callable[[CheckpointId], None] | None = None
         """Called when all members of all chains have a version."""
+        self.moved: Callable[[effects.MoveReported], None] | None = None
+        """Called when there is news of a request."""
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
         self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
 
@@ -126,9 +130,29 @@ class Failovers:
         )
 
     @property
+    def holdings(self) -> list[Chain]:
+        """See ``FailoverProtocol``; none without standbys."""
+        return list(self._protocol.holdings) if self._mode == STANDBY else []
+
+    @property
+    def moving(self) -> list[SubtaskId]:
+        """The subtasks that are on their way."""
+        return list(self._moving)
+
+    @property
     def running(self) -> bool:
         """Whether failures are this machine's at all, just now."""
         return self._job_state() is JobState.RUNNING
+
+    @property
+    def drained_hosts(self) -> tuple[str, ...]:
+        """The hosts that get no work."""
+        return self._protocol.drained_hosts
+
+    @property
+    def chains(self) -> dict[SubtaskId, tuple[int, ...]]:
+        """The slots of each chain, head first; any thread may ask."""
+        return dict(self._protocol.chains)
 
     def is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
         """Whether what ``subtask`` says in ``generation`` counts, while the job runs."""
@@ -215,7 +239,13 @@ class Failovers:
         """The head has a new version, and so has the durable store."""
         self._handles.add(subtask, checkpoint, handle)
         self.step(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
+        self._dispatch.soon(lambda: self._keep_handles(subtask))
         self._note_replicated(checkpoint)
+
+    def _keep_handles(self, subtask: SubtaskId) -> None:
+        versions = self._protocol.versions(subtask)
+        if versions:
+            self._handles.keep(subtask, versions)
 
     def _note_replicated(self, version: CheckpointId) -> None:
         if self.replicated is not None and self._protocol.all_have(version):
@@ -305,6 +335,8 @@ class Failovers:
                 self._record(effect)
             case effects.FailoverDone():
                 last, self._under_way = self._under_way, None
+                if last is not None:
+                    log.info("what was failing over is at work", extra=about(phase="done"))
                 if last is not None and last.phase == "replay":
                     self.counts["handovers" if last.kind == HANDOVER else "failovers"] += 1
                 elif last is not None:
@@ -318,6 +350,9 @@ class Failovers:
                     self._evict(member, reason)
             case effects.TrimLogs(version):
                 tell_all(control.Trim(version))
+            case effects.MoveReported():
+                if self.moved is not None:
+                    self.moved(effect)
             case _:
                 assert_never(effect)
 
@@ -368,7 +403,11 @@ class Failovers:
             self._complete,
             subtasks,
         )
-        self._dispatch.tell(effect.slot, order)
+        try:
+            self._dispatch.tell(effect.slot, order)
+        except ControlMessageTooLarge as error:
+            first, _ = effect.subtasks[0]
+            self.step(events.PromotionFailed(effect.attempt, effect.slot, first, str(error)))
 
     def _otherwise(self, subtask: SubtaskId, version: CheckpointId) -> dict[str, Any]:
         """What a promoted subtask is told where messages are not the same again."""
@@ -404,6 +443,9 @@ class Failovers:
         elif effect.phase == "replay" and self._promoted_s:
             entered_s = min(entered_s, self._promoted_s)
         names, moved = [str(subtask) for subtask in effect.subtasks], [str(subtask) for subtask in effect.moved]
+        fields = about(subtask=", ".join(names), generation=self._protocol.newest_generation, phase=effect.phase)
+        what = "handover" if effect.kind == HANDOVER else "failover"
+        log.info("%s %d, %s: %s", what, effect.number, effect.phase, effect.reason, extra=fields)
         self._recoveries.entered(
             self._mode, effect.number, effect.phase, effect.kind, names, effect.reason, entered_s, moved
         )
@@ -419,7 +461,7 @@ class Failovers:
         self._machines.step_job(core.LocalFailoverRefused(failure, subtasks, reason, error, kind != "handover"))
 
     def _count_fallback(self, reason: str) -> None:
-        log.warning("the whole job rolls back: %s", reason)
+        log.warning("the whole job rolls back: %s", reason, extra=about(phase="fallback"))
         self.counts["fallbacks"] += 1
         self.fallback_reasons.append(reason)
 

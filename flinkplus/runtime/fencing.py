@@ -1,10 +1,12 @@
 """What a new head is told: the snapshot handle of its version, and what the fenced slots have answered.
 
-Rules: a handle is kept until a newer checkpoint is complete; answers are of one attempt, the newest.
+Rules: a handle is kept until a newer checkpoint is complete, or its own is given up and the next version is there;
+answers are of one attempt, the newest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from chain_backup.topology import Topology
@@ -31,6 +33,11 @@ class Handles:
     def get(self, subtask: SubtaskId, version: CheckpointId) -> dict[str, Any]:
         """The handle, empty for the very start of the job. Raises ``KeyError`` for a version that nobody has told."""
         return self._handles[subtask][version] if version else {}
+
+    def keep(self, subtask: SubtaskId, versions: Collection[int]) -> None:
+        """It goes back to none but these."""
+        known = self._handles.get(subtask, {})
+        self._handles[subtask] = {kept: handle for kept, handle in known.items() if kept in versions}
 
     def drop_before(self, version: CheckpointId) -> None:
         """Nobody goes back before ``version``."""

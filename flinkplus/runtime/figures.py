@@ -14,6 +14,7 @@ from typing import Any
 from dedup.filter import FilterCounts
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.effects import CheckpointOutcome, CheckpointStats
+from flinkplus.protocol.in_flight import AbortCause, in_flight_bytes
 from flinkplus.runtime.names import parse_subtask
 
 KEPT_CHECKPOINTS = 1000
@@ -29,7 +30,7 @@ class CheckpointFigures:
     snapshot is in the durable store, ``chain_ms`` until all standbys have it too (``None``: not, or there are none),
     ``duration_ms`` until it is complete. The longest of any subtask: ``alignment_ms``, ``sync_ms``, ``async_ms``.
     ``mode``: how it was taken, ``unaligned`` if that is so of any subtask; ``in_flight_bytes``: of messages that are a
-    part of it.
+    part of it, as they are stored; in ``bytes_new`` and ``bytes_total``, too. ``cause``: of an aborted one.
     """
 
     checkpoint: int
@@ -38,6 +39,7 @@ class CheckpointFigures:
     status: str = "pending"
     final: bool = False
     reason: str = ""
+    cause: str = ""
     duration_ms: float | None = None
     trigger_ms: float | None = None
     durable_ms: float | None = None
@@ -59,11 +61,12 @@ class CheckpointFigures:
             "final": self.final,
             "mode": self.mode,
             "reason": self.reason,
+            "cause": self.cause,
             "triggered_s": round(self.triggered_s, 3),
             "duration_ms": self.duration_ms,
             **{phase: _rounded(getattr(self, phase)) for phase in PHASES},
-            "bytes_new": self.bytes_new,
-            "bytes_total": self.bytes_total,
+            "bytes_new": self.bytes_new + self.in_flight_bytes,
+            "bytes_total": self.bytes_total + self.in_flight_bytes,
             "keys": self.keys,
             "in_flight_bytes": self.in_flight_bytes,
         }
@@ -80,7 +83,7 @@ class Figures:
         self._checkpoints: dict[int, CheckpointFigures] = {}
         self._kept: deque[int] = deque()
         self.last_complete: int | None = None
-        self.completed = 0
+        self.completed = self.aborted = self.over_budget = 0
         self._final = False
         self._dropped: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.fenced_reports = 0
@@ -139,7 +142,7 @@ class Figures:
             handle.get("keys", 0),
             handle.get("bytes_total", 0),
             handle.get("bytes_new", 0),
-            handle.get("in_flight_bytes", 0),
+            in_flight_bytes(handle),
         )
         figures.keys, figures.bytes_total, figures.bytes_new, figures.in_flight_bytes = map(
             sum, zip(*figures.sizes.values(), strict=True)
@@ -163,6 +166,10 @@ class Figures:
         figures.reason = stats.reason
         figures.final = stats.final
         figures.duration_ms = float(stats.ended_ms - stats.triggered_ms)
+        if stats.cause is not None:
+            figures.cause = stats.cause.value
+            self.aborted += 1
+            self.over_budget += stats.cause is AbortCause.OVER_BUDGET
         if stats.outcome is CheckpointOutcome.COMPLETE:
             self.last_complete = stats.checkpoint
             self.completed += 1

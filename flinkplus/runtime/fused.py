@@ -196,6 +196,14 @@ class FusedOperators:
             saved[member.node.name] = entry
         return saved
 
+    def settle(self, saved: dict[str, Any]) -> None:
+        """Finish what sinks have set aside in ``stage``, and complete what that gave. In any thread. Raises whatever
+        finishing raises."""
+        for member in self.members.values():
+            if member.writer is not None:
+                entry = saved[member.node.name]
+                entry["staged"] = member.writer.settle(entry["staged"])
+
     def restore(self, saved: dict[str, Any], promoted: bool = False) -> None:
         """Take back what ``stage`` gave, or begin at the start when ``saved`` is empty.
 

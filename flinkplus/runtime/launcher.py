@@ -5,6 +5,9 @@ The Spark job has one ``spark_task`` for each slot and is submitted from a backg
 whose process died, up to ``spark.task.maxFailures`` times; when Spark gives the whole job up (at once in ``local[N]``,
 which never retries), the launcher submits it again.
 
+On several hosts each slot has one that Spark prefers for it (``at_home``): otherwise every restart would put a slot
+anywhere, and after some of them most slots could be on one host.
+
 Rules: the user's session is left as it was found; nothing of the job runs after ``stop`` returned, as far as Spark
 obeys.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import re
 import sys
 import threading
@@ -24,6 +28,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark import RDD, InheritableThread, SparkContext
 from pyspark.core.broadcast import Broadcast
+from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
 from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, InsufficientSlots
@@ -34,6 +39,7 @@ LOOPBACK = "127.0.0.1"
 ENOUGH_TASK_FAILURES = 100
 RESUBMIT_PAUSE_S = 0.2
 STOP_TIMEOUT_S = 15.0
+READY_POLL_S = 0.05
 LOCAL_MASTER = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*([0-9]+)\s*)?\])?$")
 LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0-9]+\s*\]$")
 
@@ -107,6 +113,53 @@ def coordinator_hosts(spark: SparkSession) -> tuple[str, str]:
     return conf.get("spark.driver.bindAddress") or host, host
 
 
+def at_home(context: SparkContext, slots: int, stopping: threading.Event) -> RDD[int]:
+    """A row and a partition for each slot. When there are executors on several hosts, each of them is home to every
+    so many-th slot: Spark starts a slot there while it has room, elsewhere after ``spark.locality.wait``, and there
+    again when it is restarted and the host is back.
+    """
+    plain: RDD[int] = context.parallelize(range(slots), slots)
+    if local_master(context.master) is not None:
+        return plain
+    try:
+        hosts = _executor_hosts(context, stopping)
+        return plain if len(hosts) < 2 else _with_homes(context, [hosts[slot % len(hosts)] for slot in range(slots)])
+    except Py4JError as error:  # a Spark that is made differently inside
+        log.info("slots have no homes: %s", (str(error).splitlines() or [type(error).__name__])[0])
+        return plain
+
+
+def _executor_hosts(context: SparkContext, stopping: threading.Event) -> list[str]:
+    """The hosts with executors, once Spark itself would start tasks: when there are enough, or it waits no longer."""
+    assert context._jsc is not None
+    spark = context._jsc.sc()
+    while not spark.schedulerBackend().isReady() and not stopping.wait(READY_POLL_S):
+        pass
+    addresses = spark.getExecutorMemoryStatus().keySet().iterator()
+    found: list[str] = []
+    while addresses.hasNext():
+        found.append(addresses.next().rpartition(":")[0])
+    driver = context.getConf().get("spark.driver.host")
+    if driver in found:
+        found.remove(driver)  # once: it is among them, and an executor may be beside it
+    return sorted(set(found))
+
+
+def _with_homes(context: SparkContext, homes: list[str]) -> RDD[int]:
+    """What ``parallelize`` makes, with a preferred host for each partition, which PySpark cannot say itself."""
+    assert context._jsc is not None and context._jvm is not None
+    jvm = context._jvm
+    to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
+    entries = jvm.java.util.ArrayList()
+    for slot, host in enumerate(homes):
+        preferred = jvm.java.util.ArrayList()
+        preferred.add(host)
+        entries.add(jvm.scala.Tuple2(pickle.dumps([slot]), to_seq(preferred)))
+    tags = getattr(getattr(jvm.scala.reflect, "ClassTag$"), "MODULE$")
+    made = context._jsc.sc().makeRDD(to_seq(entries), tags.apply(jvm.java.lang.Class.forName("[B")))
+    return RDD(made.toJavaRDD(), context, AutoBatchedSerializer(CPickleSerializer()))
+
+
 def _with_our_python(context: SparkContext, rdd: RDD[Any]) -> None:
     """Have this job's workers run the driver's own Python.
 
@@ -177,11 +230,12 @@ class SlotsJob:
         context.setJobGroup(self._group, f"FlinkPlus slots of {config.job_name}", interruptOnCancel=False)
         plan = self._plan = self._plan or context.broadcast(config)
 
-        def task(index: int, _rows: Iterable[Any]) -> Iterator[Any]:
+        def task(index: int, rows: Iterable[Any]) -> Iterator[Any]:
+            list(rows)  # or Spark takes its worker for one that has not finished
             run_slot(index, plan.value)
             return iter(())
 
-        slots = context.parallelize(range(config.slots), config.slots).mapPartitionsWithIndex(task)
+        slots = at_home(context, config.slots, self._stopping).mapPartitionsWithIndex(task)
         if config.local:
             _with_our_python(context, slots)
         slots.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flinkplus.config import Options
 from flinkplus.protocol.config import CheckpointConfig, RecoveryConfig
+from flinkplus.protocol.in_flight import JOB_SLOTS
 from flinkplus.protocol.reachability import ReachabilityConfig
 
 RESTART_PATIENCE = 3  # Spark itself takes up to spark.network.timeout, 120 s, to see that a host is gone
@@ -28,6 +29,8 @@ def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:
         min_pause_ms=ms(options.checkpoint_min_pause),
         max_concurrent=options.max_concurrent_checkpoints,
         retained=options.retained_checkpoints,
+        in_flight_slot_bytes=options.in_flight_bytes,
+        in_flight_job_bytes=JOB_SLOTS * options.in_flight_bytes,
     )
     recovery = RecoveryConfig(
         max_restarts=options.max_restarts,

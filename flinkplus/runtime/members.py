@@ -99,6 +99,11 @@ class Members:
             member.heard_s = now_s
 
     @property
+    def incarnations(self) -> dict[int, int]:
+        """How many processes of each slot have registered."""
+        return dict(self._incarnations)
+
+    @property
     def restarts(self) -> int:
         """Registrations beyond the first of each slot."""
         return sum(max(0, count - 1) for count in self._incarnations.values())

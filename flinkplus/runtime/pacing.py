@@ -36,6 +36,7 @@ class Pacer:
         self._flush_s = flush_s
         self._offset = turn * flush_s
         self._anchor = 0.0
+        self._others: tuple[float, ...] = ()
         self._expansion: float | None = None
         self._rate_expansion: float | None = None
 
@@ -48,11 +49,25 @@ class Pacer:
         if self._rate is None:
             return now
         arrives = self._anchor + counted / self._rate
-        ticks = math.ceil((arrives - self._offset) / self._flush_s - TICK_TOLERANCE)
-        return self._offset + ticks * self._flush_s
+        own = self._tick(self._offset, arrives)
+        return min(own, *self._others) if self._others else own
+
+    def _tick(self, offset: float, since: float) -> float:
+        """The first tick, of those that are ``offset`` behind the first subtask's, at ``since`` or later."""
+        return offset + math.ceil((since - offset) / self._flush_s - TICK_TOLERANCE) * self._flush_s
+
+    def stand_in(self, now: float, turn: float, patience_s: float) -> None:
+        """Read also when it is next the ``turn`` of another subtask, which cannot, and at once when it has been within
+        ``patience_s``. Without a rate there are no turns.
+        """
+        if self._rate is not None:
+            ticks = (self._tick(turn * self._flush_s, since) for since in (now - patience_s, now))
+            self._others = (*self._others, *ticks)
 
     def rows(self, now: float, counted: int) -> int:
         """How many source rows to read now."""
+        if self._others:
+            self._others = tuple(tick for tick in self._others if tick > now)
         if self._expansion is None or self._rate_expansion is None:
             return FIRST_READ_ROWS if self._rate is None else 1
         rows = self._batch_rows / max(self._expansion, 1e-9)
@@ -60,6 +75,12 @@ class Pacer:
             arrived = (now - self._anchor) * self._rate - counted
             rows = min(rows, arrived / max(self._rate_expansion, 1e-9))
         return max(1, min(round(rows), self._batch_rows))
+
+    def behind(self, now: float, counted: int) -> int | None:
+        """Rows that have arrived by now and have not left the operator that the rate counts at; ``None``: no rate."""
+        if self._rate is None or not self._anchor:
+            return None
+        return max(0, int((now - self._anchor) * self._rate) - counted)
 
     def after(self, read: int, widest: int, counted: int) -> None:
         """A read of ``read`` rows became ``widest`` rows where the stream is widest, ``counted`` where the rate

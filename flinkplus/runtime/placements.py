@@ -49,6 +49,7 @@ def failover_protocol(
         partial=options.partial,
         replicas=options.members,
         failback=options.failback == "auto" and options.promises.replays,
+        handover=options.promises.replays,
         max_concurrent_checkpoints=options.max_concurrent_checkpoints,
         sharing_depth=options.depth,
     )

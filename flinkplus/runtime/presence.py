@@ -17,6 +17,7 @@ from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import RegistryBack, RegistryEvent, RegistryLost, SlotNodeGone, SlotNodeSeen
 from flinkplus.config import Options
+from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol import events
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import SubtaskId
@@ -36,6 +37,7 @@ from flinkplus.protocol.reachability import (
 from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
 from flinkplus.runtime.failovers import Failovers
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.recoveries import RecoveryLog
 
@@ -83,7 +85,8 @@ class Presence:
             self.lose(old, "replaced by a new attempt")
         member, _ = self._members.register(connection, register, self._dispatch.clock.monotonic())
         where = f"process {member.pid} on {member.host}"
-        log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, register.spark_attempt, where)
+        attempt = register.spark_attempt
+        log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, attempt, where, extra=_of(member))
         self._dispatch.rendezvous.send(connection, control.Welcome(member.incarnation))
         self._machines.step_job(events.SlotRegistered(member.slot, member.incarnation))
         if self._runs:
@@ -91,6 +94,7 @@ class Presence:
 
     def lose(self, member: Member, reason: str) -> None:
         """A slot is gone."""
+        log.info("slot %d is gone: %s", member.slot, reason, extra=_of(member))
         self._members.remove(member.slot)
         self._dispatch.drop(member)
         self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
@@ -113,7 +117,7 @@ class Presence:
 
     def evict(self, member: Member, reason: str) -> None:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
-        log.warning("ending slot %d: %s", member.slot, reason)
+        log.warning("ending slot %d: %s", member.slot, reason, extra=_of(member))
         if member.host == socket.gethostname():
             try:
                 os.kill(member.pid, signal.SIGKILL)
@@ -142,12 +146,16 @@ class Presence:
     # --- slots that do not reach each other
 
     def peers_unreached(self, member: Member, peers: dict[str, int]) -> None:
-        """A slot says whom it does not reach; processes that are gone do not matter."""
-        known = {int(peer): self._members.get(int(peer)) for peer in peers}
-        meant = [slot for slot, other in known.items() if other is not None and other.incarnation == peers[str(slot)]]
+        """A slot says whom it does not reach; processes that are gone do not matter. Raises ``PeerProtocolError``."""
+        try:
+            said = {int(peer): incarnation for peer, incarnation in peers.items()}
+        except ValueError as error:
+            raise PeerProtocolError(f"slot {member.slot} does not reach what is no slot: {error}") from error
+        known = ((slot, incarnation, self._members.get(slot)) for slot, incarnation in sorted(said.items()))
+        meant = tuple(slot for slot, known_as, peer in known if peer is not None and peer.incarnation == known_as)
         if meant:
             log.warning("slot %d does not reach slots %s", member.slot, ", ".join(map(str, meant)))
-        self._step(PeersSilent(member.slot, tuple(sorted(meant))))
+        self._step(PeersSilent(member.slot, meant))
 
     def next_deadline_ms(self) -> int | None:
         """When ``look_for_silent_slots`` has something to do about slots that do not reach each other."""
@@ -215,13 +223,22 @@ class Presence:
     def kill(self, subtask: SubtaskId) -> None:
         """Fault injection: SIGKILL the process that hosts ``subtask``."""
         slot = self._deployment.assignment.get(subtask)
-        member = None if slot is None else self._members.get(slot)
-        if member is None:
+        if slot is None or not self.kill_slot(slot):
             log.warning("cannot kill %s: its slot is not registered just now", subtask)
-            return
+
+    def kill_slot(self, slot: int) -> bool:
+        """Fault injection: SIGKILL the process of ``slot``; ``False`` when there is none."""
+        member = self._members.get(slot)
+        if member is None:
+            return False
         self._recoveries.kill_stamped(member.slot, self._dispatch.clock.time())
         if member.host == socket.gethostname():
             with contextlib.suppress(ProcessLookupError):  # dead already; its lost stream is about to say so
                 os.kill(member.pid, signal.SIGKILL)
         else:
             self._dispatch.rendezvous.send(member.connection, control.Die())
+        return True
+
+
+def _of(member: Member) -> dict[str, dict[str, object]]:
+    return about(slot=member.slot)

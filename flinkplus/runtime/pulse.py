@@ -7,18 +7,23 @@ a heartbeat may take its time (``heartbeat_timeout``).
 
 Rules: a slot of which no pulse ever came (a network that carries no UDP, a system without processes like these) is
 judged by its heartbeats alone. A datagram is believed when it is signed with a key of the job's secret and newer than
-the last. A slot that says that it does not hear the driver (the network loses one direction only) is as good as silent.
+the last; others are counted. A slot that says that it does not hear the driver (the network loses one direction only)
+is as good as silent. On Linux the kernel throws away what does not begin with the job's tag, so that a flood of
+datagrams takes no pulse's place in the socket's buffer. Whatever else comes in numbers may have done so: then silence
+proves nothing, and heartbeats alone tell.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hmac
 import json
 import logging
 import os
 import pkgutil
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -26,7 +31,7 @@ from typing import Any
 
 from flinkplus.runtime.clock import Clock
 from flinkplus.runtime.inbox import READ, Inbox
-from flinkplus.runtime.pulse_process import COUNT, DEAF, HEARS, MAC_BYTES
+from flinkplus.runtime.pulse_process import COUNT, DEAF, HEARS, MAC_BYTES, TAG_BYTES, tag
 from flinkplus.runtime.tcp import parse_address
 
 log = logging.getLogger("flinkplus.pulse")
@@ -34,14 +39,57 @@ log = logging.getLogger("flinkplus.pulse")
 PULSES_IN_TIMEOUT = 4
 MAX_DATAGRAM_BYTES = 512
 MAX_NAMES = 10_000
-MAX_AT_ONCE = 10_000
+MAX_AT_ONCE = 1000
+CROWD = 32
+"""So many datagrams at once that are not believed may have filled the buffer."""
 STOP_TIMEOUT_S = 2.0
 LOOK_S = 0.02
+
+LINUX = sys.platform.startswith("linux")
+# The socket module does not name them.
+SO_ATTACH_FILTER, SO_MEMINFO = 26, 55
+MEMINFO = struct.Struct("=9I")  # the last number is that of datagrams thrown away
+INSTRUCTION = struct.Struct("=HBBI")
+LOAD_LENGTH, LOAD_WORD, IF_MORE, IF_EQUAL, RETURN = 0x80, 0x20, 0x25, 0x15, 0x06
+UDP_HEADER_BYTES = 8
 
 
 def pulse_key(secret: bytes) -> bytes:
     """What pulses are signed with: a key that proves nothing elsewhere."""
     return hmac.digest(secret, b"flinkplus-pulse/1", "sha256")
+
+
+def _filter(begin: bytes) -> bytes:
+    """A program for the kernel (classic BPF) that takes datagrams which begin with ``begin`` and are not too long."""
+    first, second = struct.unpack(">II", begin)
+    return b"".join(
+        INSTRUCTION.pack(*instruction)
+        for instruction in (
+            (LOAD_LENGTH, 0, 0, 0),
+            (IF_MORE, 5, 0, UDP_HEADER_BYTES + MAX_DATAGRAM_BYTES),
+            (LOAD_WORD, 0, 0, UDP_HEADER_BYTES),
+            (IF_EQUAL, 0, 3, first),
+            (LOAD_WORD, 0, 0, UDP_HEADER_BYTES + 4),
+            (IF_EQUAL, 0, 1, second),
+            (RETURN, 0, 0, 0xFFFF),
+            (RETURN, 0, 0, 0),
+        )
+    )
+
+
+def _attach_filter(sock: socket.socket, begin: bytes) -> bool:
+    """Have the kernel take nothing but datagrams that begin with ``begin``; false where it cannot be asked to."""
+    if not LINUX:
+        return False
+    program = _filter(begin)
+    kept = ctypes.create_string_buffer(program, len(program))
+    try:
+        told = struct.pack("@HP", len(program) // INSTRUCTION.size, ctypes.addressof(kept))
+        sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, told)
+    except OSError as error:
+        log.info("no filter for pulses: %s", error)
+        return False
+    return True
 
 
 class Pulses:
@@ -51,36 +99,60 @@ class Pulses:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         self.timeout_s = timeout_s
         self._key = pulse_key(secret)
+        self._tag = tag(self._key)
         self._inbox = inbox
         self._clock = clock
         self._last: dict[str, tuple[int, float, bool]] = {}
         self._looked_s = clock.monotonic()
+        self._unbelieved = self._thrown_away = self._told = 0
+        self._crowded = False
         self._socket = socket.socket(family, kind, protocol)
         self._socket.setblocking(False)
+        _attach_filter(self._socket, self._tag)
         self._socket.bind(address)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
-        inbox.watch(self._socket, READ, lambda _ready: self.receive())
+        inbox.watch(self._socket, READ, self._on_ready)
 
-    def receive(self) -> None:
-        """Take what has come."""
+    def _on_ready(self, _events: int) -> None:
+        self.receive()
+
+    def receive(self) -> bool:
+        """Take what has come; true when it is a crowd of strangers', in which pulses may be missing."""
+        before = self._unbelieved
         for _ in range(MAX_AT_ONCE):
             try:
                 said = self._socket.recv(MAX_DATAGRAM_BYTES)
             except OSError:  # there is no more; or somebody was told that nobody listens, which is not for us
-                return
-            self._take(said)
+                break
+            if not self._believed(said):
+                self._unbelieved += 1
+                self._crowded |= len(said) == MAX_DATAGRAM_BYTES  # it was longer, and may have been as long as many
+        self._crowded |= self._unbelieved - before >= CROWD
+        return self._crowded
 
-    def _take(self, datagram: bytes) -> None:
+    def _believed(self, datagram: bytes) -> bool:
         said, mac = datagram[:-MAC_BYTES], datagram[-MAC_BYTES:]
-        name, count = said[: -COUNT.size - 1], said[-COUNT.size :]
+        name, count = said[TAG_BYTES : -COUNT.size - 1], said[-COUNT.size :]
         if not name or not hmac.compare_digest(hmac.digest(self._key, said, "sha256")[:MAC_BYTES], mac):
-            return
+            return False
         text, (number, deaf) = name.decode("ascii", "replace"), COUNT.unpack(count)
         last = self._last.get(text)
         if last is None and len(self._last) >= MAX_NAMES:
             del self._last[next(iter(self._last))]
-        if last is None or number > last[0]:
-            self._last[text] = (number, self._clock.monotonic(), deaf)
+        if last is not None and number <= last[0]:
+            return False
+        self._last[text] = (number, self._clock.monotonic(), deaf)
+        return True
+
+    @property
+    def refused(self) -> int:
+        """Datagrams that were not believed, or not taken in at all; any thread may ask."""
+        try:
+            found = self._socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO.size)
+            self._thrown_away = MEMINFO.unpack(found)[-1]
+        except (OSError, struct.error):  # closed, or another system, which does not tell
+            pass
+        return self._unbelieved + self._thrown_away
 
     @property
     def due(self) -> bool:
@@ -91,20 +163,35 @@ class Pulses:
         """Those of ``names`` that are to be given up: silent for ``timeout_s``, while not fewer others are heard well.
 
         When most are late, the reason is rather here, or in a machine that is too busy for everybody: then heartbeats
-        have to tell. The same holds for the time in which this loop itself was not there to listen.
+        have to tell. The same holds for the time in which this loop itself was not there to listen, or in which a crowd
+        of other datagrams came.
         """
         now_s, before_s = self._clock.monotonic(), self._looked_s
         self._looked_s = now_s
-        if now_s - before_s > self.timeout_s / 2:
-            self._last = {name: (number, now_s, deaf) for name, (number, _, deaf) in self._last.items()}
-            return []
+        self._tell_of_strangers()
+        if self._crowded or now_s - before_s > self.timeout_s / 2:
+            return self._none_silent(now_s)
         known = [name for name in names if name in self._last]
         if not any(self._is_late(name, now_s) for name in known):
             return []
-        self.receive()  # what waits in the socket was in time
+        if self.receive():  # what waits in the socket was in time
+            return self._none_silent(now_s)
         late = [name for name in known if self._is_late(name, now_s)]
         well = [name for name in known if name not in late and self._age_s(name, now_s) < self.timeout_s / 2]
         return late if len(well) >= len(late) else []
+
+    def _none_silent(self, now_s: float) -> list[str]:
+        """Nobody could be heard: everybody's time begins again."""
+        self._crowded = False
+        self._last = {name: (number, now_s, deaf) for name, (number, _, deaf) in self._last.items()}
+        return []
+
+    def _tell_of_strangers(self) -> None:
+        """In the log: the first datagram that was refused, the second, the fourth and so on."""
+        refused = self.refused
+        if refused.bit_length() > self._told:
+            self._told = refused.bit_length()
+            log.warning("%s: %d datagrams refused so far", self.address, refused)
 
     def is_doubtful(self, name: str) -> bool:
         """Whether this one may be about to be late."""
@@ -154,6 +241,11 @@ class Pulse:
             process.stdin.flush()
         except OSError as error:
             log.info("no pulse to %s: %s", address, error)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that sends, if there is one."""
+        return None if self._process is None else self._process.pid
 
     def tell(self, deaf: bool) -> None:
         """Say from now on that this slot does not hear the driver, or that it does."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from chain_backup.effects import ChainRecordLike
 from flinkplus.config import Options
 from flinkplus.errors import JobRunsElsewhere
+from flinkplus.runtime.tls import Certificates, context
 
 if TYPE_CHECKING:
     from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
@@ -47,7 +48,8 @@ class JobRegistry:
     """One job in ZooKeeper.
 
     ``application``: the job's name there, the same in every run of it. ``bind`` and ``reach``: where an embedded server
-    listens, and the host that slots know that by. ``auth``: see ``Registry``.
+    listens, and the host that slots know that by. ``auth``: see ``Registry``. ``certificates``: by which an embedded
+    server and its clients know each other.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class JobRegistry:
         bind: str,
         reach: str,
         auth: str | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         self._options = options
         self._application = application
@@ -68,6 +71,7 @@ class JobRegistry:
         self._undelivered: list[RegistryEvent] = []
         self._give_up: Callable[[str], None] = lambda reason: None
         self._auth = auth
+        self._certificates = None if options.zookeeper else certificates
         self._hosts: Future[str] = Future()
         self._elected: Future[Registry] = Future()
         self._server: EmbeddedZooKeeper | None = None
@@ -141,18 +145,23 @@ class JobRegistry:
                 session_timeout_s=self._options.session_timeout,
                 deliver=self._told,
                 auth=self._auth,
+                tls=None if self._certificates is None else context(self._certificates, False),
             )
         registry.elect(timeout_s)
         return registry
 
     def _start_server(self) -> str:
-        from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
+        from chain_backup.zookeeper.embedded import EmbeddedZooKeeper, Tls
 
         java = "java"
         if os.environ.get("JAVA_HOME"):
             java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
         bind = socket.getaddrinfo(self._bind, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-        self._server = EmbeddedZooKeeper(directory=self._directory, java=java, bind=str(bind))
+        tls, certificates = None, self._certificates
+        if certificates is not None:
+            tls = Tls(certificates.authority, certificates.certificate, certificates.key, context(certificates, False))
+        clients = self._options.parallelism + 1
+        self._server = EmbeddedZooKeeper(directory=self._directory, java=java, bind=str(bind), tls=tls, clients=clients)
         return f"{self._reach}:{self._server.start().rpartition(':')[2]}"
 
     def hosts(self) -> str:

@@ -15,10 +15,12 @@ from typing_extensions import assert_never
 from flinkplus.errors import FlinkPlusError, JobFailed, NondeterministicOperator, UserFunctionError
 from flinkplus.protocol import events
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import in_flight_bytes
 from flinkplus.runtime import control
 from flinkplus.runtime.dispatch import Deployment, Dispatch, Machines
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.figures import Figures
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.names import parse_subtask
 from flinkplus.runtime.presence import Presence
@@ -104,10 +106,12 @@ class Reports:
                 number = CheckpointId(checkpoint)
                 if self._failovers is not None:
                     self._failovers.acknowledged(name, said, number, handle)
-                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle))
+                held = in_flight_bytes(handle)
+                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle, held))
             case control.SnapshotRefused(_, checkpoint, _, reason):
+                cause = message.abort_cause
                 self._machines.step_checkpoints(
-                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason)
+                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason, cause)
                 )
             case control.Exhausted():
                 self._machines.step_checkpoints(events.SourceExhausted(name, generation))
@@ -141,7 +145,8 @@ class Reports:
             error.args = (failure.reason,)
         else:
             error = JobFailed(f"subtask {failure.subtask}: {failure.reason}")
-        log.info("subtask %s failed: %s", failure.subtask, failure.reason)
+        fields = about(subtask=failure.subtask, generation=failure.generation, phase="detect")
+        log.info("subtask %s failed: %s", failure.subtask, failure.reason, extra=fields)
         self._recoveries.subtask_failed(failure.subtask, failure.time_s)
         if self._failovers is not None and self._failovers.running:
             self._failovers.subtask_failed(subtask, Generation(failure.generation), failure.reason, error)

@@ -53,10 +53,12 @@ from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.credentials import JOB, Credentials
 from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
+from flinkplus.runtime.logs import about, install, wanted
+from flinkplus.runtime.operations import Status
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
 from flinkplus.runtime.registry import JobRegistry
-from flinkplus.runtime.scratch import mark_over, mark_running, wait_for_slots
+from flinkplus.runtime.scratch import JOB_PREFIX, mark_over, mark_running, sweep_jobs, wait_for_slots
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -71,6 +73,8 @@ GENERATIONS_PER_RUN = 100_000
 GRACEFUL_STOP_S = 2.0
 EXIT_WAIT_S = 20.0
 REMOVE_PATIENCE_S = 5.0
+SHOWN = 100
+"""Checkpoints, recoveries and handovers that ``status`` tells of, the last ones."""
 
 log = logging.getLogger("flinkplus")
 
@@ -97,6 +101,7 @@ def start_job(
 ) -> RunningJob:
     """Check, prepare and start a job; returns once its slots are being started."""
     check_loops(graph, options)
+    wanted(options.log)
     check_cluster(spark, options.parallelism)
     find_strategy(options.placement)
     directory = JobDirectory(spark, options)
@@ -137,6 +142,7 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
     _check_mode(plan.options, given)
     check_loops(plan.graph, given)
+    wanted(given.log)
     check_cluster(spark, given.parallelism)
     find_strategy(given.placement)
     directory = JobDirectory(spark, given)
@@ -269,7 +275,7 @@ def _lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | Non
         return storage.get_blob(ZOOKEEPER_BLOB)
     except CorruptCheckpoint:
         made = secrets.token_bytes(32)
-        storage.put_blob(ZOOKEEPER_BLOB, made)
+        storage.put_blob(ZOOKEEPER_BLOB, made, private=True)
         return made
 
 
@@ -280,7 +286,15 @@ def _registry_of(
     if not plan.options.local and plan.options.zookeeper is None:
         return None
     bind, reach = coordinator_hosts(spark)
-    return JobRegistry(plan.options, plan.output_id, directory.path / "zookeeper", bind, reach, credentials.zookeeper)
+    return JobRegistry(
+        plan.options,
+        plan.output_id,
+        directory.path / "zookeeper",
+        bind,
+        reach,
+        credentials.zookeeper,
+        credentials.certificates,
+    )
 
 
 def _earlier_runs(storage: CheckpointStorage) -> int:
@@ -335,10 +349,11 @@ class JobDirectory:
                 "them can reach"
             )
         try:
-            self.path = Path(tempfile.mkdtemp(prefix="flinkplus-", dir=options.work_dir))
+            sweep_jobs(options.work_dir)
+            self.path = Path(tempfile.mkdtemp(prefix=JOB_PREFIX, dir=options.work_dir))
         except OSError as error:
             raise ConfigurationError(f"work_dir {options.work_dir!r} cannot be used: {error}") from error
-        mark_running(self.path)
+        self._alive: int | None = mark_running(self.path)
         self.ephemeral = options.checkpoint_dir is None
         self._ensemble = options.zookeeper is not None
         self._claim: Claim | None = None
@@ -358,6 +373,9 @@ class JobDirectory:
         remove_tree(self.path, REMOVE_PATIENCE_S)
         if self._claim is not None:
             self._claim.release()
+        alive, self._alive = self._alive, None
+        if alive is not None:
+            os.close(alive)
 
 
 class RunningJob:
@@ -388,6 +406,9 @@ class RunningJob:
         self._elapsed_s: float | None = None
         bind, reach = coordinator_hosts(spark)
         for_commands = credentials.for_commands(self.job_id)
+        setting = wanted(plan.options.log)
+        install(setting)
+        log.info("job %r begins", self.name, extra=about(job=self.job_id))
         self.coordinator = Coordinator(
             plan.graph, plan.options, commits, restore, dispatch_at(plan.options, bind, credentials, for_commands)
         )
@@ -395,6 +416,8 @@ class RunningJob:
         self._registry = registry
         if registry is not None:
             self.coordinator.write_records_to(registry)
+        self.coordinator.job_id = self.job_id
+        self.coordinator.commands.add(Status, lambda _request: self._status())
         addresses = self.coordinator.start().at(reach)
         driver = (os.getpid(), psutil.Process().create_time())
         self._storage = CheckpointStorage(directory.checkpoints)
@@ -420,6 +443,7 @@ class RunningJob:
             driver=driver,
             local=directory.local,
             application=self.job_id,
+            log=setting,
         )
 
         def with_zookeeper() -> SlotConfig:
@@ -473,6 +497,7 @@ class RunningJob:
                 self._registry.close()
                 self.coordinator.join(GRACEFUL_STOP_S)
             self._directory.remove(self._run)
+            log.info("job %r is over: %s", self.name, self.coordinator.state, extra=about(job=self.job_id))
             self.closed.set()
 
     @property
@@ -480,6 +505,30 @@ class RunningJob:
         """Seconds since the subtasks were first started, to the end of the job."""
         started, ended = self.coordinator.first_started_s, self.coordinator.ended_s
         return None if started is None else (ended or time.monotonic()) - started
+
+    def _status(self) -> dict[str, Any]:
+        """What ``flinkplus status`` is told; in the coordinator's thread."""
+        options, recoveries = self.coordinator.options, self.coordinator.recoveries
+        return {
+            "job": {
+                "job_id": self.job_id,
+                "name": self.name,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "recovery": options.recovery,
+                "guarantee": options.guarantee,
+                "parallelism": options.parallelism,
+                "replicas": options.members if options.standbys else 1,
+                "checkpoint_interval_s": options.checkpoint_interval,
+                "checkpoint_dir": self.checkpoint_dir,
+                "restored_from": self.restored_from,
+            },
+            "metrics": self.metrics(),
+            **self.coordinator.status_figures(),
+            "checkpoints": self.coordinator.figures.checkpoints()[-SHOWN:],
+            "recoveries": recoveries.as_dicts()[-SHOWN:],
+            "handovers": recoveries.handovers()[-SHOWN:],
+        }
 
     def metrics(self) -> dict[str, Any]:
         """Figures so far; see ``JobHandle.metrics``."""
@@ -494,6 +543,8 @@ class RunningJob:
             **figures.totals(),
             "blocked": figures.blocked(),
             "checkpoints_completed": figures.completed,
+            "checkpoints_aborted": figures.aborted,
+            "checkpoints_over_budget": figures.over_budget,
             "last_checkpoint": figures.last_complete,
             "recoveries": len(self.coordinator.recoveries),
             **self.coordinator.security_figures(),

@@ -5,12 +5,14 @@ what dead processes left there; nobody touches the directory of a living one.
 
 A job's own directory, on the driver's host, is marked: ``RUNNING``, then ``OVER`` until the driver has removed it. A
 slot that Spark starts when the job is over has nothing to do. A directory without a mark was made anew, by a slot that
-was late: that slot removes it.
+was late: that slot removes it. The driver holds a lock on the mark as long as it lives: what a dead one has left is
+removed by the next job on the host.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ from pathlib import Path
 import psutil
 
 RUNNING, OVER = "RUNNING", "OVER"
+JOB_PREFIX = "flinkplus-"
 LOOK_S = 0.01
 
 
@@ -50,9 +53,33 @@ def wait_for_slots(job_id: str, base: str | Path, patience_s: float) -> None:
         time.sleep(LOOK_S)
 
 
-def mark_running(job: Path) -> None:
-    """Say in a job's own directory that the job runs."""
-    (job / RUNNING).touch()
+def mark_running(job: Path) -> int:
+    """Say in a job's own directory that the job runs. The open file that is returned is its driver's sign of life."""
+    unmarked = job / f".{RUNNING}"
+    handle = os.open(unmarked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # this file system has no locks: nobody will take this driver for dead
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    unmarked.rename(job / RUNNING)
+    return handle
+
+
+def sweep_jobs(base: str | None) -> None:
+    """Remove the directories of jobs whose drivers are dead below ``base`` (``None``: the temporary space)."""
+    for job in Path(base or tempfile.gettempdir()).glob(f"{JOB_PREFIX}*"):
+        if _is_abandoned(job):
+            shutil.rmtree(job, ignore_errors=True)
+
+
+def _is_abandoned(job: Path) -> bool:
+    for mark in (RUNNING, OVER):
+        with contextlib.suppress(OSError):  # no such mark, not ours to open, no locks, or a driver that lives
+            handle = os.open(job / mark, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            finally:
+                os.close(handle)
+    return False
 
 
 def mark_over(job: Path) -> None:

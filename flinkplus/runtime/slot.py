@@ -57,8 +57,10 @@ from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import clear_away, remove_tree
 from flinkplus.runtime.faults import Faults
 from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.injections import Injections
 from flinkplus.runtime.lifeline import Lifeline
 from flinkplus.runtime.log_codec import MessageCodec
+from flinkplus.runtime.logs import about, install, speak_as
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.planes import (
     ControlArrived,
@@ -78,6 +80,7 @@ from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.tls import context
 from flinkplus.runtime.wire import Message, decode_frame, encode
 from flinkplus.state import removal
 from flinkplus.state.backend import SubtaskState
@@ -143,6 +146,8 @@ def run_slot(index: int, config: SlotConfig) -> None:
     if is_over(config.directory):
         _remove_job(config, orphaned=False)
         return
+    speak_as(whole_process=True, job=config.application, slot=index)
+    install(config.log)
     use_one_arena()
     previous = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -178,9 +183,10 @@ class Slot(SlotOrders):
     def __init__(self, index: int, config: SlotConfig, scratch: Path) -> None:
         graph: JobGraph = cloudpickle.loads(config.plan)
         unaligned = self._unaligned = config.options.checkpoint_mode == "unaligned"
-        super().__init__(index, config.options.parallelism, graph, time, config.options.depth, unaligned)
+        options = config.options
+        super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
         self._config = config
-        self._options = config.options
+        self._options = options
         self._scratch = scratch
         self._storage = CheckpointStorage(config.checkpoint_dir)
         self._inbox: Inbox[SlotEvent] = Inbox()
@@ -190,12 +196,15 @@ class Slot(SlotOrders):
         self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._pulse = Pulse()
+        self._injections = Injections([self._data, self._link], self._pulse, self._inbox)
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
         if self._options.standbys or self.cycles:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
         if self._options.local:
-            standbys = Standbys(index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put)
+            standbys = Standbys(
+                index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put, self._in_turn
+            )
             self._failover = SlotFailover(self, standbys, time)
             if self._options.promises.repeats:
                 self._ids = RocksStore(scratch / "ids")
@@ -273,6 +282,7 @@ class Slot(SlotOrders):
                 progress = True
                 if subtask.repeating:
                     self._passed_over = 0
+                self._injections.before_step(str(subtask.id))
                 self.guard(subtask, subtask.run)
                 self._data.flush()
                 if self._unaligned:
@@ -290,7 +300,8 @@ class Slot(SlotOrders):
         try:
             action(*arguments)
         except Exception as error:
-            log.info("subtask %s failed", subtask.id, exc_info=True)
+            fields = about(subtask=str(subtask.id), generation=subtask.generation, phase="detect")
+            log.info("subtask %s failed", subtask.id, exc_info=True, extra=fields)
             self._fail(subtask, error)
 
     def _fail(self, subtask: Subtask, error: Exception) -> None:
@@ -329,8 +340,10 @@ class Slot(SlotOrders):
             self._look_for_silence(now, self._silence_s)
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        fenced = self.active.stale + (0 if self._failover is None else self._failover.standbys.fenced)
-        refused, malformed = self._data.refusals.total, self._malformed
+        refused, malformed, fenced = self._data.refusals.total, self._malformed, self.active.stale
+        if self._failover is not None:
+            malformed += self._failover.standbys.malformed
+            fenced += self._failover.standbys.fenced
         self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced)
 
     def _look_for_silence(self, now: float, limit_s: float) -> None:
@@ -356,7 +369,10 @@ class Slot(SlotOrders):
             case ControlArrived(_, message, _):
                 if isinstance(message, control.Promote):
                     self._preference.begin(time.monotonic())
-                self._obey(message)
+                if isinstance(message, control.Inject):
+                    self._injections.obey(message, list(self.active), self.guard)
+                else:
+                    self._obey(message)
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:
@@ -407,6 +423,7 @@ class Slot(SlotOrders):
             return
         from chain_backup.zookeeper.session import SlotSession
 
+        certificates = None if self._options.zookeeper else config.credentials.certificates
         record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
         self._session = SlotSession(
             config.zookeeper,
@@ -416,6 +433,7 @@ class Slot(SlotOrders):
             self._options.session_timeout,
             self._inbox.put,
             config.credentials.zookeeper,
+            None if certificates is None else context(certificates, False),
         )
 
     def _lose_session(self) -> None:
@@ -455,6 +473,7 @@ class Slot(SlotOrders):
             guarantee=self._options.promises,
             stands_still=self._options.checkpoint_mode == "synchronous",
             unaligned=self._unaligned,
+            in_flight=self.in_flight,
         )
         ports = SubtaskPorts(
             self._link.send,
@@ -493,15 +512,12 @@ class Slot(SlotOrders):
         return MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
 
     def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
-        """Run the asynchronous part of a snapshot in the pool; its end comes back through the inbox.
-
-        The slots take turns, for a part of the checkpoint interval: all at once would keep the stream from the
-        processors.
-        """
+        """Run the asynchronous part of a snapshot in the pool, in turn; its end comes back through the inbox."""
         generation = self.generations[name]
+        due = time.monotonic() + self._turn_s
 
         def in_turn() -> dict[str, Any]:
-            time.sleep(self._options.snapshot_spread * self.index / self.parallelism)
+            time.sleep(max(0.0, due - time.monotonic()))
             return work()
 
         future = self._pool.submit(in_turn)
@@ -515,6 +531,16 @@ class Slot(SlotOrders):
             self._inbox.put(SnapshotWritten(generation, name, checkpoint, handle, reason))
 
         future.add_done_callback(done)
+
+    @property
+    def _turn_s(self) -> float:
+        """How long this slot waits with what all slots are told at once. They take turns, for a part of the checkpoint
+        interval: all at once would keep the stream from the processors.
+        """
+        return self._options.snapshot_spread * self.index / self.parallelism
+
+    def _in_turn(self, call: Callable[[], None]) -> None:
+        self._inbox.call_later(self._turn_s, call)
 
     def close(self) -> None:
         """Give everything back, bounded."""

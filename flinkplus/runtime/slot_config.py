@@ -17,7 +17,8 @@ class SlotConfig:
     ``zookeeper`` (hosts) and ``application`` are set when there are standbys.
     ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``directory``
     is the job's own, when it is on the slots' host as well: a slot sees there that the job is over, and removes it when
-    the ``driver`` (process id, creation time) is dead: nobody else is left to do it.
+    the ``driver`` (process id, creation time) is dead: nobody else is left to do it. ``log``: how slots write their
+    logs (``flinkplus.runtime.logs``).
     """
 
     job_id: str
@@ -37,6 +38,7 @@ class SlotConfig:
     zookeeper: str | None = None
     pulses: str | None = None
     application: str = ""
+    log: str | None = None
 
 
 def slot_host(config: SlotConfig) -> str:

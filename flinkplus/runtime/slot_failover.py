@@ -29,6 +29,7 @@ from flinkplus.protocol.lineage import Lineage
 from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks
 from flinkplus.runtime.clock import Clock
+from flinkplus.runtime.logs import about
 from flinkplus.runtime.names import parse_subtask
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class SlotFailover:
         for subtask in host.active:
             self._fence_inputs(subtask, failed, order.generation, answer)
             self._fence_outputs(subtask, failed, order.generation, answer)
+            subtask.stand_in_for(failed)
         answer.determinants.update(self._known_steps(failed))
         host.report(answer)
 
@@ -220,6 +222,8 @@ class SlotFailover:
             subtask.go_on_after(CheckpointId(max(order.complete, promotion.complete)))
             given_up = [*promotion.subtasks[subtask.id].get("given_up", ()), *promotion.given_up]
             overtaking = [*promotion.subtasks[subtask.id].get("overtaking", ()), *promotion.overtaking]
+            fields = about(subtask=str(subtask.id), generation=order.generation, phase="replay")
+            log.info("begins from version %d", promotion.subtasks[subtask.id]["version"], extra=fields)
             host.guard(subtask, self._begin, subtask, order, given_up, overtaking)
             host.reach("promoted", order.generation - 1, subtask.id)
         milliseconds = (self._clock.monotonic() - promotion.begun) * 1e3
@@ -242,7 +246,8 @@ class SlotFailover:
                 promotion.drop(name)
 
     def abort(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is given up: who is about to become active has to know."""
+        """A checkpoint is given up: who is about to become active has to know, and who keeps versions."""
+        self.standbys.abort(checkpoint)
         for promotion in self._promotions.values():
             promotion.given_up.append(checkpoint)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkplus.errors import CorruptState
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.in_flight import InFlightBudget
 from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.inputs import InputChannel
 from flinkplus.protocol.lineage import Lineage
@@ -50,6 +51,7 @@ class SlotOrders(ABC):
         clock: Clock,
         sharing_depth: int | None = None,
         unaligned: bool = False,
+        in_flight_bytes: int = InFlightBudget().slot_bytes,
     ) -> None:
         self.index = index
         self.parallelism = parallelism
@@ -59,6 +61,7 @@ class SlotOrders(ABC):
         self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
         self.cycles = graph.cycles()
         self.runs_ahead = unaligned or bool(self.cycles)
+        self.in_flight = InFlightBudget(in_flight_bytes)
         self.active = ActiveSubtasks(graph)
         self.slots: dict[SubtaskId, int] = {}
         self.generations: dict[SubtaskId, Generation] = {}

@@ -41,7 +41,9 @@ class StandbyReady:
 
 
 class Standbys:
-    """Called by the slot's loop; ``deliver`` may be called in any thread and must only enqueue."""
+    """Called by the slot's loop; ``deliver`` may be called in any thread and must only enqueue. ``in_turn`` has the
+    loop call something when it is this slot's turn to do what all slots are told at once.
+    """
 
     def __init__(
         self,
@@ -51,9 +53,11 @@ class Standbys:
         send: Callable[[int, list[Any]], None],
         staged: Callable[[str, int, int], None],
         deliver: Callable[[StandbyReady], None],
+        in_turn: Callable[[Callable[[], None]], None],
     ) -> None:
         self._send = send
         self._deliver = deliver
+        self._in_turn = in_turn
         self._closed = False
         self._lock = threading.Lock()
         self._agents_turn = threading.Lock()
@@ -109,6 +113,11 @@ class Standbys:
         with contextlib.suppress(RuntimeError):  # it is being closed
             self._pool.submit(counted)
 
+    @property
+    def malformed(self) -> int:
+        """Frames of replication that could not be read."""
+        return self._agent.figures.frames_malformed
+
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
         """Who follows whom, of all subtasks of the job."""
         self._post(self._agent.form, chains)
@@ -126,8 +135,12 @@ class Standbys:
         self._post(self._agent.peer_connected, peer)
 
     def trim(self, version: int) -> None:
-        """Nobody goes back before ``version``."""
-        self._post(self._agent.trim, version)
+        """Nobody goes back before ``version``. What follows from that is work which nobody waits for."""
+        self._in_turn(lambda: self._post(self._agent.trim, version))
+
+    def abort(self, version: int) -> None:
+        """A checkpoint is given up."""
+        self._post(self._agent.abort, version)
 
     def retire(self, subtask: str) -> None:
         """An active subtask of this slot was fenced."""

@@ -13,7 +13,7 @@ import base64
 import contextlib
 import random
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -22,14 +22,14 @@ import pyarrow as pa
 
 from dedup.filter import MessageFilter
 from flinkplus.config import Options
-from flinkplus.errors import CorruptState
+from flinkplus.errors import ControlMessageTooLarge, CorruptState
 from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.columns import merge
 from flinkplus.operators.routes import partitioner
 from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import AbortCause, Logs, in_flight_bytes
 from flinkplus.protocol.incarnation import Incarnation, Promotion
-from flinkplus.protocol.snapshots import Logs
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
@@ -147,6 +147,7 @@ class Subtask(SubtaskSteps):
         except BaseException:
             self.close()
             raise
+        plan.handle = {}  # what was in flight in it may be large
         self._mark = plan.mark  # without it, a promoted subtask is told which messages are new
         self._alignment_began: float | None = None
         self._fresh = promotion is not None and self._mark is None  # nothing new was put out since the promotion
@@ -231,6 +232,21 @@ class Subtask(SubtaskSteps):
         while self.repeats_on and time.perf_counter() - begun < REPLAY_SLICE_S:
             super().run()
         self.busy_s += time.perf_counter() - begun
+
+    def stand_in_for(self, failed: Collection[SubtaskId]) -> None:
+        """Have the turns of a source's ``failed`` subtasks not be missed: the last living one before each reads then.
+
+        What is downstream of the source would hear of nobody for two turns otherwise.
+        """
+        if not self._is_source or self._rate is None:
+            return
+        parallelism = self.plan.options.parallelism
+        missing = {subtask.index for subtask in failed if subtask.vertex == self.id.vertex}
+        turn = self.plan.options.paced_flush_interval / parallelism
+        index = (self.id.index + 1) % parallelism
+        while index in missing:
+            self._pacer.stand_in(time.monotonic(), index / parallelism, turn)
+            index = (index + 1) % parallelism
 
     def _ready_at(self, now: float) -> float:
         return self._pacer.ready_at(now, self._counted)
@@ -331,11 +347,16 @@ class Subtask(SubtaskSteps):
             self._ports.beside(lambda: state.checkpoint_complete(checkpoint))
 
     def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
-        self._ports.snapshotted(self.id, self.generation, handle)
-        self._ports.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
+        try:
+            self._ports.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
+        except ControlMessageTooLarge as error:
+            cause = AbortCause.OVER_BUDGET if in_flight_bytes(handle) else AbortCause.OTHER
+            self._decline(checkpoint, str(error), cause)
+        else:
+            self._ports.snapshotted(self.id, self.generation, handle)
 
-    def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
-        self._ports.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason))
+    def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
+        self._ports.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason, cause.value))
 
     def _pack(self, message: Message, payload: Any) -> str:
         if message.records is not None:
@@ -381,25 +402,30 @@ class Subtask(SubtaskSteps):
         pending = self._pending.pop(checkpoint)
         state, logs = self.state, self.logs_of(checkpoint)
         frozen, rest = pending.frozen, pending.rest
-        in_flight_bytes = sum(log.size_bytes for log in logs.values())
-        if logs:
-            rest |= {"in_flight_bytes": in_flight_bytes, "overtaken": self.plan.unaligned}
+        in_flight = sum(log.size_bytes for log in logs.values())
         if self.plan.unaligned and logs:
+            rest["overtaken"] = True
             rest["alignment_ms"] += (time.perf_counter() - pending.copied) * 1e3
-        if frozen is None and in_flight_bytes <= PACKED_AT_ONCE_BYTES and not self._in_pool:
+        operators = self.operators
+        assert operators is not None
+        little = frozen is None and in_flight <= PACKED_AT_ONCE_BYTES
+        if little and not (self._in_pool or self.plan.options.standbys or self.plan.graph.has_sink(self.plan.vertex)):
             self._add_logged(rest, logs)
             self.persisted(checkpoint, rest, "")
             return
 
         def work() -> dict[str, Any]:
-            if state is None or frozen is None:
-                self._add_logged(rest, logs)
-                return rest
-            self._ports.reach("upload", str(self.id))
-            handle = {**state.persist(frozen), **rest}
+            begun = time.perf_counter()
+            handle = rest
+            if state is not None and frozen is not None:
+                self._ports.reach("upload", str(self.id))
+                handle = {**state.persist(frozen), **rest}
+            operators.settle(handle["operator_state"]["operators"])
             self._add_logged(handle, logs)
-            self._ports.reach("uploaded", str(self.id))
-            self._ports.tend(state)
+            handle["async_ms"] = round((time.perf_counter() - begun) * 1e3, 3)
+            if state is not None and frozen is not None:
+                self._ports.reach("uploaded", str(self.id))
+                self._ports.tend(state)
             return handle
 
         self._in_pool.add(checkpoint)
@@ -429,6 +455,8 @@ class Subtask(SubtaskSteps):
             "payload_bytes": self.outputs.payload_bytes,
             "determinant_bytes": self.outputs.determinant_bytes,
             "blocked": self._blocked,
+            "behind": self._behind,
+            "waiting": sum(len(end.queue) for end in self.inputs.channels.values()),
             **self._id_counters(),
         }
 
@@ -437,6 +465,12 @@ class Subtask(SubtaskSteps):
             return {}
         counts = self.seen.counts
         return {"ids_asked": counts.asked, "ids_maybe": counts.maybe, "ids_known": counts.known}
+
+    @property
+    def _behind(self) -> int | None:
+        """Rows that have arrived at a paced source that still reads."""
+        reads = self._is_source and not self.ended
+        return self._pacer.behind(time.monotonic(), self._counted) if reads else None
 
     @property
     def _blocked(self) -> str:
@@ -452,6 +486,7 @@ class Subtask(SubtaskSteps):
         step, self._step = self._step, None
         with contextlib.ExitStack() as closing:  # each of them, the step first, also when another one raises
             closing.callback(self.outputs.release)
+            closing.callback(self.release_logs)
             if self.state is not None:
                 closing.callback(self.state.close, self._ports.beside)  # others in this slot do not wait for the disk
             if self.operators is not None:

@@ -12,6 +12,7 @@ is counted. A frame's memory is taken only after its length was compared with th
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import struct
@@ -38,6 +39,8 @@ MAX_RECEIVED_BYTES = (1 << 31) + MAX_FRAME_BYTES
 """The longest frame of messages that is taken: one message may be almost 2 GiB."""
 SILENCE_S = 10
 PROBES = 3
+REST_S = 0.1
+"""Of a listener, when the process can open no more files."""
 
 Frame = bytes | bytearray | memoryview
 FrameTaker = Callable[[Frame], None]
@@ -87,6 +90,7 @@ class Connection:
         self._pending: deque[Any] = deque()
         self._writing = memoryview(b"")
         self._watched = 0
+        self._held = False
         self._head = b""
         self._body: bytearray | None = None
         self._filled = 0
@@ -122,7 +126,25 @@ class Connection:
         """Be told when the socket can be read or written."""
         if events != self._watched and self.open:
             self._watched = events
-            self._inbox.watch(self._sock, events, self._on_ready)
+            if not self._held:
+                self._inbox.watch(self._sock, events, self._on_ready)
+
+    def hold(self) -> None:
+        """Fault injection: neither read nor write until ``go_on``. The other end sees a connection that is there, and
+        on which nothing comes.
+        """
+        with self._lock:
+            self._held = True
+        if self.open:
+            self._inbox.forget(self._sock)
+
+    def go_on(self) -> None:
+        """The end of ``hold``."""
+        with self._lock:
+            self._held = False
+        if self.open and self._watched:
+            self._inbox.watch(self._sock, self._watched, self._on_ready)
+        self.write()
 
     def secure(self, certificates: Certificates, server: bool) -> None:
         """TLS from now on; before anything was sent or received. Raises ``OSError``."""
@@ -215,7 +237,7 @@ class Connection:
     def write(self) -> None:
         """Write what is queued, as far as the socket takes it; the loop does the rest."""
         with self._lock:
-            if not (self.open and self.ready):
+            if self._held or not (self.open and self.ready):
                 return
             try:
                 while self._writing or self._pending:
@@ -392,7 +414,7 @@ class Listener:
         self._refusals = refusals
         self._welcome = welcome
         self._strangers: dict[Connection, tuple[str, float]] = {}  # where from, since when: the oldest is the first
-        self._sweeping = False
+        self._sweeping = self._held = False
         self._socket = socket.create_server((host, 0), backlog=128)
         self._socket.setblocking(False)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
@@ -408,6 +430,9 @@ class Listener:
             sock, place = self._socket.accept()
         except OSError as error:  # it went away again, or there are no more files: the listener stays
             log.info("cannot accept a connection: %s", error)
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # whoever waits there would have the loop turn without end
+                self._inbox.forget(self._socket)
+                self._inbox.call_later(REST_S, self._rested)
             return
         listening = Listening(self._credentials.secret, self._protocol)
         challenged = False
@@ -440,6 +465,20 @@ class Listener:
         self._sweep_later()
         if len(self._strangers) > handshake.MAX_STRANGERS:
             self._make_room()
+
+    def _rested(self) -> None:
+        if not self._held and self._socket.fileno() >= 0:
+            self._inbox.watch(self._socket, READ, self._accept)
+
+    def hold(self) -> None:
+        """Fault injection: take no connections until ``go_on``; those who connect meanwhile wait."""
+        self._held = True
+        self._inbox.forget(self._socket)
+
+    def go_on(self) -> None:
+        """The end of ``hold``."""
+        self._held = False
+        self._inbox.watch(self._socket, READ, self._accept)
 
     def _make_room(self) -> None:
         """End the oldest of the address that has the most: a crowd from one place keeps nobody out elsewhere."""

@@ -16,6 +16,7 @@ from flinkplus.runtime import control
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.handshake import Connecting, Listening, Refusals, slot_name
 from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.injections import DRIVER
 from flinkplus.runtime.planes import COORDINATOR, ControlArrived, ControlLost, LinkEvent, checked_slot, registered_slot
 from flinkplus.runtime.tcp import Broken, Connection, Frame, Listener, Outgoing
 
@@ -86,6 +87,16 @@ class TcpControlLink:
     def is_silent(self, now_s: float, limit_s: float) -> bool:
         """See ``ControlLink``."""
         return self._connection is not None and self._connection.is_silent(now_s, limit_s)
+
+    def hold(self, peers: frozenset[int] | None) -> None:
+        """See ``injections.Holds``."""
+        if self._connection is not None and (peers is None or DRIVER in peers):
+            self._connection.hold()
+
+    def go_on(self) -> None:
+        """See ``injections.Holds``."""
+        if self._connection is not None:
+            self._connection.go_on()
 
     def close(self) -> None:
         """See ``ControlLink``."""

@@ -52,6 +52,8 @@ class TcpDataPlane(Attachments):
         self._back_from: dict[int, int] = {}
         self._attached: set[Connection] = set()
         self._due: deque[Connection] = deque()
+        self._held: list[Connection] = []
+        self._cut_off = False
 
     def start(self) -> str:
         """See ``DataPlane``."""
@@ -107,6 +109,8 @@ class TcpDataPlane(Attachments):
                 lambda reason: self._deliver(PeerBroken(peer, incarnation, reason)),
                 certificates=self._certificates,
             )
+            if self._cut_off:
+                self._hold(self._out[peer])
         except (OSError, ValueError) as error:
             self._out.pop(peer, None)
             self._deliver(PeerBroken(peer, incarnation, f"cannot connect to {address}: {error}"))
@@ -126,6 +130,32 @@ class TcpDataPlane(Attachments):
         if outgoing is not None:
             outgoing.close()
             self._deliver(PeerBroken(peer, self._targets[peer][0], reason))
+
+    # --- fault injection
+
+    def hold(self, peers: frozenset[int] | None) -> None:
+        """See ``injections.Holds``."""
+        if peers is None:
+            self._cut_off = True
+            if self._listener is not None:
+                self._listener.hold()
+        for connection in [*self._out.values(), *self._attached]:
+            of_peers = peers is None or any(connection in (self._out.get(peer), self._back.get(peer)) for peer in peers)
+            if of_peers and connection not in self._held:
+                self._hold(connection)
+
+    def _hold(self, connection: Connection) -> None:
+        connection.hold()
+        self._held.append(connection)
+
+    def go_on(self) -> None:
+        """See ``injections.Holds``."""
+        if self._cut_off and self._listener is not None:
+            self._listener.go_on()
+        self._cut_off = False
+        held, self._held = self._held, []
+        for connection in held:
+            connection.go_on()
 
     # --- sending
 

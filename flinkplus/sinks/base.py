@@ -1,7 +1,8 @@
 """What a sink is: a picklable descriptor, per subtask a writer, and in the driver one committer. Two phases.
 
-1. *Stage.* A writer takes batches; at a snapshot it closes what it has and describes it (``stage``). The descriptions
-   travel with the snapshot into the checkpoint's manifest. What is staged is invisible to readers.
+1. *Stage.* A writer takes batches; at a snapshot it sets aside what it has and describes it (``stage``); beside the
+   stream that is finished (``settle``). The descriptions travel with the snapshot into the checkpoint's manifest. What
+   is staged is invisible to readers.
 2. *Commit.* When the checkpoint is complete (its manifest is stored) the committer makes everything it describes
    visible, atomically.
 
@@ -47,7 +48,9 @@ class SinkContext(Protocol):
 
 
 class SinkWriter(ABC):
-    """The sink in one subtask; used by one thread. After an exception it can only be closed: the subtask failed."""
+    """The sink in one subtask; used by one thread, but for ``settle``. After an exception it can only be closed: the
+    subtask failed.
+    """
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
@@ -55,7 +58,18 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def stage(self, checkpoint: int) -> list[StagedFile]:
-        """Close what is open for this checkpoint; describe all that is staged and not known to be complete."""
+        """Set aside what is open for this checkpoint; describe all that is staged and not known to be complete.
+
+        The stream waits for it: what takes long is for ``settle``, and so are details that are known only then.
+        """
+
+    def settle(self, staged: Sequence[StagedFile]) -> list[StagedFile]:
+        """Finish what ``stage`` has set aside; return what it described (``staged``, or a copy) with all details.
+
+        Called before a snapshot counts, in another thread, one call after the other. Descriptions of what is known to
+        be complete by now are left out. Raises ``OSError``; whatever is called next raises it as well.
+        """
+        return list(staged)
 
     @abstractmethod
     def checkpoint_complete(self, checkpoint: int) -> None:
@@ -66,7 +80,7 @@ class SinkWriter(ABC):
         """Begin as the successor of a writer that had described ``staged``: describe it again, until it is complete."""
 
     def close(self) -> None:
-        """Remove what is open; what is staged stays. Called once, also after a failure."""
+        """Remove what is open; what is staged, or set aside, stays. Called once, also after a failure."""
         return None
 
 

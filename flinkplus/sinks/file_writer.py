@@ -1,7 +1,8 @@
 """The subtask's side of the file sinks: one file per checkpoint, opened at its first row.
 
-A file is written under an ``open-`` name in the job's staging directory and gets its final name when it is staged. A
-checkpoint without rows stages no file.
+A file is written under an ``open-`` name in the job's staging directory. When it is staged it takes no more rows; what
+is left to be encoded is encoded beside the stream, and then it gets its final name. A checkpoint without rows stages no
+file.
 
 Small batches are gathered and encoded together: to encode one costs the same whether it has ten rows or a thousand.
 """
@@ -9,7 +10,9 @@ Small batches are gathered and encoded together: to encode one costs the same wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +38,17 @@ class Encoder(ABC):
         """Write what is left."""
 
 
+@dataclass(frozen=True, slots=True)
+class _SetAside:
+    """A file that takes no more rows and is not finished. ``described``: it, without its size."""
+
+    path: str
+    stream: Any
+    encoder: Encoder
+    gathered: list[pa.RecordBatch]
+    described: StagedFile
+
+
 class FileSinkWriter(SinkWriter):
     """Writes the files of one subtask in one generation; ``new_encoder`` begins a file on a stream."""
 
@@ -56,6 +70,8 @@ class FileSinkWriter(SinkWriter):
         self._suffix = suffix
         self._new_encoder = new_encoder
         self._staged: list[StagedFile] = []
+        self._set_aside: deque[_SetAside] = deque()
+        self._failure: Exception | None = None
         self._number = 0
         self._rows = 0
         self._stream: Any = None
@@ -64,6 +80,7 @@ class FileSinkWriter(SinkWriter):
         self._gathered_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        self._check()
         if batch.num_rows == 0:
             return
         if self._encoder is None:
@@ -81,6 +98,11 @@ class FileSinkWriter(SinkWriter):
         if len(self._gathered) >= GATHERED_BATCHES or self._gathered_bytes >= GATHERED_BYTES:
             self._encode_gathered()
 
+    def _check(self) -> None:
+        """Raises what ``settle`` has failed with."""
+        if self._failure is not None:
+            raise self._failure
+
     def _encode_gathered(self) -> None:
         if self._gathered and self._encoder is not None:
             self._encoder.write(merge(self._gathered))
@@ -88,18 +110,39 @@ class FileSinkWriter(SinkWriter):
         self._gathered_bytes = 0
 
     def stage(self, checkpoint: int) -> list[StagedFile]:
+        self._check()
         if self._encoder is not None:
-            self._encode_gathered()
-            self._encoder.finish()
-            size = self._stream.tell()
-            self._stream.close()
             name = PartName(checkpoint, self._subtask, self._generation, self._number).text(self._suffix)
-            self._files.move(self._open_path(), f"{self._staging}/{name}")
-            self._staged.append({"name": name, "rows": self._rows, "bytes": size, "checkpoint": checkpoint})
+            described: StagedFile = {"name": name, "rows": self._rows, "checkpoint": checkpoint}
+            file = _SetAside(self._open_path(), self._stream, self._encoder, self._gathered, described)
+            self._staged.append(described)
+            self._set_aside.append(file)
             self._encoder = self._stream = None
+            self._gathered = []
+            self._gathered_bytes = 0
             self._number += 1
             self._rows = 0
         return [dict(file) for file in self._staged]
+
+    def settle(self, staged: Sequence[StagedFile]) -> list[StagedFile]:
+        try:
+            while self._set_aside:  # of later checkpoints too, if there are any by now, and of those that were given up
+                self._finish(self._set_aside[0])
+                self._set_aside.popleft()
+        except Exception as error:
+            self._failure = error
+            raise
+        known = {file["name"]: file for file in self._staged}
+        return [dict(known[file["name"]]) for file in staged if file["name"] in known]
+
+    def _finish(self, file: _SetAside) -> None:
+        if file.gathered:
+            file.encoder.write(merge(file.gathered))
+        file.encoder.finish()
+        size = file.stream.tell()
+        file.stream.close()
+        self._files.move(file.path, f"{self._staging}/{file.described['name']}")
+        file.described["bytes"] = size
 
     def adopt(self, staged: Sequence[StagedFile]) -> None:
         self._staged = [dict(file) for file in staged]

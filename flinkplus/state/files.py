@@ -32,7 +32,7 @@ class Files(Protocol):
     def describe(self, name: str) -> str: ...
     def make_root(self) -> None: ...
     def read(self, name: str) -> bytes: ...
-    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None) -> None: ...
+    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None, private: bool = False) -> None: ...
     def put(self, local: Path, name: str) -> None: ...
     def fetch(self, name: str, local: Path) -> None: ...
     def size(self, name: str) -> int: ...
@@ -118,9 +118,11 @@ class LocalDirectory:
     def read(self, name: str) -> bytes:
         return self._path(name).read_bytes()
 
-    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None) -> None:
-        """``check`` is called when all is written, before it has its name; if it raises, nothing was written."""
-        with self._published(name, check) as target:
+    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None, private: bool = False) -> None:
+        """``check`` is called when all is written, before it has its name; if it raises, nothing was written.
+        ``private``: for this user only, where a file system has users.
+        """
+        with self._published(name, check, 0o600 if private else 0o666) as target:
             target.write(data)
 
     def put(self, local: Path, name: str) -> None:
@@ -128,13 +130,13 @@ class LocalDirectory:
             shutil.copyfileobj(source, target, COPY_CHUNK_BYTES)
 
     @contextmanager
-    def _published(self, name: str, check: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
+    def _published(self, name: str, check: Callable[[], None] | None = None, mode: int = 0o666) -> Iterator[BinaryIO]:
         """A file to write, which is there under its name, for good, when the block has ended well, and not before."""
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{self._mark}{TEMPORARY_SUFFIX}")
         try:
-            with temporary.open("wb") as target:
+            with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as target:
                 yield target
                 target.flush()
                 os.fsync(target.fileno())
@@ -190,7 +192,7 @@ class ArrowDirectory:
         with self._fs.open_input_stream(self._path(name)) as source:
             return bytes(source.read())
 
-    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None) -> None:
+    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None, private: bool = False) -> None:
         if check is not None:
             check()
         self._make_parent(name)

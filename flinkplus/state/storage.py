@@ -197,9 +197,11 @@ class CheckpointStorage:
 
     # -- blobs and state files ------------------------------------------------------------------------------------
 
-    def put_blob(self, name: str, data: bytes) -> None:
-        """Store ``data`` under ``name`` with its checksum, replacing what was there."""
-        self._files.write(f"blobs/{name}", sealed(b"flinkplus-blob", data))
+    def put_blob(self, name: str, data: bytes, private: bool = False) -> None:
+        """Store ``data`` under ``name`` with its checksum, replacing what was there; ``private``: for this user only,
+        where the file system knows users.
+        """
+        self._files.write(f"blobs/{name}", sealed(b"flinkplus-blob", data), private=private)
 
     def get_blob(self, name: str) -> bytes:
         """What was stored under ``name``; ``CorruptCheckpoint`` when it is damaged or not there."""

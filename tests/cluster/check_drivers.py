@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}"),
 ]
-WORKERS, PARALLELISM, REPEAT, WORDS, RATE = 3, 3, 3, 60_000, 12_000
+WORKERS, PARALLELISM, REPEAT, WORDS, RATE = 3, 3, 4, 60_000, 4_000
 MASTER, ENSEMBLE = "spark://master:7077", "zk-1:2181,zk-2:2181,zk-3:2181"
 HALF = "spark.cores.max=6 spark.executor.memory=480m spark.deploy.defaultCores=6"
 """Room for two applications: one that hangs gives nothing back."""
@@ -36,7 +36,7 @@ END_S = 120.0
 RECOVERIES = ("standby", "rollback")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with Cluster(workers=WORKERS) as cluster:
         write_corpus(str(cluster.volume("shared") / "zipf.txt"), WORDS, 3_000, 7)
@@ -47,8 +47,6 @@ def cluster() -> Iterator[Cluster]:
 def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[WordCount]:
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)
     yield WordCount(cluster, name)
-    for host in (JOB, *cluster.workers):
-        cluster.revive(host)
     wait_until(lambda: not slots(cluster), "no slot is left")
 
 
@@ -58,7 +56,7 @@ def spark_settings() -> dict[str, str]:
 
 
 class WordCount:
-    """A job at a steady rate, some fifteen seconds of it, and what drivers of it say."""
+    """A job at a steady rate, a minute of it, and what drivers of it say."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster

@@ -9,7 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from experiments.cluster.control import Control
 from experiments.cluster.place import Place
@@ -18,23 +19,21 @@ from flinkplus.api.job import JobHandle
 from flinkplus.cli.session import open_session
 from tests.integration.cluster_job import RATE, REPEAT, WORKERS, until
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 AWAY_S = 3.0
 JOB = "job"
 ZOOKEEPERS = ("zk-1", "zk-2", "zk-3")
 
 
 class Drill:
-    """One job with an accident. ``control``: orders to the harness."""
+    """One job with an accident. ``control``: orders to the harness. ``standbys``: whether the job has some."""
 
-    def __init__(self, job: JobHandle, control: Control) -> None:
+    def __init__(self, job: JobHandle, control: Control, standbys: bool = True) -> None:
         self.job = job
+        self.standbys = standbys
         self.control = control
         self.struck_s = 0.0
-        placement = job.placement()
-        self.hosts = [placement[f"count+out[{index}]"] for index in range(WORKERS)]
+        self.before = job.placement()
+        self.hosts = list(dict.fromkeys(self.before[name] for name in sorted(self.before) if "count" in name))
         self.hurt: set[str] = set()
 
     def order(self, order: str, host: str, *peers: str) -> None:
@@ -42,12 +41,21 @@ class Drill:
         for peer in peers or (None,):
             struck_s = self.control.order(order, host, peer)
             self.struck_s = self.struck_s or struck_s
-        if order != "heal":
-            self.hurt.update((host, *peers))
+        if order not in ("heal", "resume"):
+            self.hurt.update((*host.split(","), *peers))
 
     def recovered(self, count: int = 1) -> None:
         """Wait for failovers, by standbys or by rollback."""
         until(self.job, lambda: len([one for one in self.job.recoveries() if _is_done(one)]) >= count)
+
+    def ends(self, order: str, host: str) -> None:
+        """It lasts longer than the recovery; where there are no standbys, that can only begin when it is over."""
+        if self.standbys:
+            self.recovered()
+        time.sleep(AWAY_S)
+        self.order(order, host)
+        self.recovered()
+        self.checkpoints()
 
     def checkpoints(self, count: int = 2) -> None:
         """Wait until the job has got somewhere."""
@@ -68,6 +76,7 @@ class Drill:
                 for one in recoveries
             ],
             "recoveries": recoveries,
+            "before": self.before,
             "after": self.job.placement(),
             "metrics": self.job.metrics(),
         }
@@ -94,10 +103,7 @@ def peer_not_heard(drill: Drill) -> None:
 
 def peers_cut_for_a_while(drill: Drill) -> None:
     drill.order("cut", drill.hosts[3], drill.hosts[0])
-    drill.recovered()
-    time.sleep(1.0)
-    drill.order("heal", drill.hosts[3])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[3])
 
 
 def all_peers_cut(drill: Drill) -> None:
@@ -108,28 +114,19 @@ def all_peers_cut(drill: Drill) -> None:
 
 def driver_cut(drill: Drill) -> None:
     drill.order("cut", drill.hosts[1], JOB)
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("heal", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[1])
 
 
 def driver_not_heard(drill: Drill) -> None:
     """What the driver sends to a slot is lost."""
     drill.order("lose", JOB, drill.hosts[1])
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("heal", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[1])
 
 
 def driver_does_not_hear(drill: Drill) -> None:
     """What a slot sends to the driver is lost."""
     drill.order("lose", drill.hosts[1], JOB)
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("heal", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[1])
 
 
 def zookeeper_cut(drill: Drill) -> None:
@@ -143,24 +140,17 @@ def zookeeper_cut(drill: Drill) -> None:
 def cut_off(drill: Drill) -> None:
     """A host is cut off from all, and comes back as a zombie."""
     drill.order("cut", drill.hosts[1])
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("heal", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("heal", drill.hosts[1])
 
 
 def hangs(drill: Drill) -> None:
     drill.order("pause", drill.hosts[1])
-    drill.recovered()
-    time.sleep(AWAY_S)
-    drill.order("resume", drill.hosts[1])
-    drill.checkpoints()
+    drill.ends("resume", drill.hosts[1])
 
 
 def two_hosts(drill: Drill) -> None:
     """Two of four hosts die at once."""
-    drill.order("kill", drill.hosts[1])
-    drill.order("kill", drill.hosts[3])
+    drill.order("kill", f"{drill.hosts[1]},{drill.hosts[3]}")
     drill.recovered()
     drill.checkpoints()
 
@@ -220,17 +210,16 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
 }
 
 
-def run(name: str, corpus: str, place: Place, recovery: str, session: SparkSession) -> dict[str, Any]:
-    """One drill, in a job of its own."""
+def run(name: str, corpus: str, place: Place, directory: Path, given: dict[str, Any], session: Any) -> dict[str, Any]:
+    """One drill, in a job of its own, with the options ``given``."""
     assert place.control is not None
-    directory = place.shared / f"{name}-{recovery}"
-    settings = place.options(directory) | {"recovery": recovery}
-    env = StreamEnvironment(session, parallelism=WORKERS, checkpoint_interval=0.3, **settings)
+    settings = {"parallelism": WORKERS, "checkpoint_interval": 0.3, **place.options(directory), **given}
+    env = StreamEnvironment(session, **settings)
     words = env.read_text(corpus, repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(RATE)
     words.key_by("word").count(name="count").to_parquet(str(directory / "out"), name="out")
     with env.execute(name) as job:
         until(job, lambda: job.metrics()["checkpoints_completed"] >= 2)
-        drill = Drill(job, place.control)
+        drill = Drill(job, place.control, "recovery" not in given)
         DRILLS[name](drill)
         job.await_finish(90)
         told = drill.told(name)
@@ -240,14 +229,15 @@ def run(name: str, corpus: str, place: Place, recovery: str, session: SparkSessi
 
 
 def main(corpus: str) -> None:
-    """A line of input, ``DRILL RECOVERY``, is a line of output."""
+    """A line of input (drill, directory below the shared one, options as JSON) is a line of output."""
     place = Place.here()
     session = open_session(place.master, place.session_settings(WORKERS))
     try:
         for line in sys.stdin:
-            name, recovery = line.split()
+            name, directory, options = line.split(maxsplit=2)
             place.await_executors(session, WORKERS)
-            print(json.dumps(run(name, corpus, place, recovery, session)), flush=True)
+            told = run(name, corpus, place, place.shared / directory, json.loads(options), session)
+            print(json.dumps(told), flush=True)
     finally:
         session.stop()
 

@@ -24,14 +24,27 @@ from chain_backup.zookeeper.errors import BadRecord
 from chain_backup.zookeeper.records import ChainRecord, SlotRecord
 from chain_backup.zookeeper.records import decode as decode_record
 from dedup.digests import pack_digests
-from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, CorruptState, PeerProtocolError, PeerRefused
+from flinkplus.errors import (
+    CheckpointDirectoryError,
+    CommandRefused,
+    ConfigurationError,
+    CorruptCheckpoint,
+    CorruptState,
+    PeerProtocolError,
+    PeerRefused,
+)
 from flinkplus.protocol.determinants import Choice, decode_runs, encode_ancestor, encode_run, pack, unpack
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime import control, wire
+from flinkplus.runtime.access import parse_access
+from flinkplus.runtime.commands import Commands, decode_reply, encode_reply, encode_request
 from flinkplus.runtime.handshake import Connecting, Listening, parse_slot_name, slot_name
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.log_codec import MessageCodec
 from flinkplus.runtime.names import parse_channel, parse_subtask
+from flinkplus.runtime.operations import Inject, Status
+from flinkplus.runtime.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
+from flinkplus.runtime.pulse_process import datagram
 from flinkplus.runtime.tcp import Connection, framed
 from flinkplus.runtime.wire import Kind, Message
 from flinkplus.state.backend import parse_files
@@ -196,12 +209,41 @@ def _handshake(data: bytes) -> object:
     return outcomes
 
 
+class _Clock:
+    """Time stands still."""
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def time(self) -> float:
+        return 0.0
+
+
+@cache
+def _pulses() -> Pulses:
+    return Pulses("127.0.0.1", SECRET, 1.0, _inbox, _Clock())
+
+
+PULSE = datagram("3-0123456789abcdef", 7, pulse_key(SECRET))
+
+
+def _pulse(data: bytes) -> object:
+    """Nothing but what was signed is believed, and that only once."""
+    pulses = _pulses()
+    pulses._last.clear()
+    believed = pulses._believed(data[:MAX_DATAGRAM_BYTES])
+    if believed != (data == PULSE) or len(pulses._last) != believed or pulses._believed(data):
+        raise AssertionError("a pulse that nobody signed was believed, or one twice")
+    return believed
+
+
 # --- the control plane
 
 _EXAMPLES: dict[Any, Any] = {
     int: 3, float: 1.5, str: "count[1]", bool: True, dict[str, int]: {"0:1->2": 7}, dict[str, Any]: {"format": 1},
     dict[str, dict[str, Any]]: {"count[1]": {"rows_out": 3}}, dict[str, list[Any]]: {"1": [1, "host:1"]},
     dict[str, list[list[Any]]]: {"count[1]": [[3, [8, 16]]]}, list[str]: ["count[1]"], int | None: None,
+    list[int] | None: [1, -1],
 }  # fmt: skip
 
 
@@ -227,6 +269,35 @@ def _decode_control(data: bytes) -> object:
             parse_channel(name)
             control.digests_from_json(found)
     return message
+
+
+# --- commands from outside
+
+
+@cache
+def _commands() -> Commands:
+    known = Commands()
+    known.add(Inject, lambda _request: {})
+    known.add(Status, lambda _request: {})
+    return known
+
+
+def _command_seeds() -> tuple[bytes, ...]:
+    full = Inject("cut", "count:1", 2.5, 1.0, 0.1, ["driver", "slot-1"])
+    return tuple(encode_request(request) for request in (Inject("kill", "slot-1"), full, Status()))
+
+
+def _decode_reply(data: bytes) -> object:
+    try:
+        return decode_reply(data)
+    except CommandRefused as refused:  # that is an answer, too
+        return str(refused)
+
+
+def _access_seed() -> bytes:
+    told = {"format": 1, "job_id": "1", "name": "job", "address": "h:1", "host": "h", "pid": 1, "created_s": 1.5}
+    certificates = dict.fromkeys(("authority", "certificate", "key"), "PEM")
+    return json.dumps({**told, "key": "00ff", "tls": certificates}).encode()
 
 
 # --- replication
@@ -374,7 +445,19 @@ def targets() -> list[Target]:
         Target("determinants", _determinant_seeds(), _decode_determinants, (PeerProtocolError,)),
         Target("stream", (stream, framed(b"y" * 3000) * 2), _receive, ()),
         Target("handshake", (hello, Listening(SECRET, b"fuzz/1").challenge(hello), b"slot-1.2"), _handshake, ()),
+        Target("pulse", (PULSE,), _pulse, ()),
         Target("control", _control_seeds(), _decode_control, (PeerProtocolError,), mutated_document),
+        Target("command", _command_seeds(), _commands().decode, (CommandRefused,), mutated_document),
+        Target(
+            "reply",
+            (encode_reply({"slots": [1]}), encode_reply(CommandRefused("no"))[:-1] + b', "body": {}}'),
+            _decode_reply,
+            (PeerProtocolError,),
+            mutated_document,
+        ),
+        Target(
+            "access", (_access_seed(),), lambda data: parse_access(data, "x"), (ConfigurationError,), mutated_document
+        ),
         Target("replication", _frame_seeds(), frames.decode, (PeerProtocolError,), reseal=_reseal_frame),
         Target("segment", (_segment_seed(),), _decode_segment, (CorruptSegment, PeerProtocolError)),
         Target("codec", _wire_seeds(), lambda data: MessageCodec().decode(memoryview(data)), (PeerProtocolError,)),

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
 from flinkplus.errors import ConfigurationError, JobCancelled, OutputDirectoryError
+from flinkplus.runtime import launcher
 from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
 from tests.integration.programs import program, script
 
@@ -312,3 +313,14 @@ def test_a_start_that_fails_claims_nothing(spark: SparkSession, corpus: Path, tm
     with draw(3, tmp_path / "out").execute("another name and parallelism") as job:
         job.await_finish(60)
     assert_exact(tmp_path / "out", expected_counts(corpus))
+
+
+def test_slots_have_homes_where_there_are_several_hosts(spark: SparkSession) -> None:
+    """A local master has one host, and is none the slower for it; here the hosts are made up."""
+    context = spark.sparkContext
+    assert launcher.at_home(context, 3, threading.Event()).collect() == [0, 1, 2]
+    homes = launcher._with_homes(context, ["worker-1", "worker-2", "worker-1"])
+    rdd = homes._jrdd.rdd()
+    preferred = [rdd.preferredLocations(partition).mkString(",") for partition in rdd.partitions()]
+    assert preferred == ["worker-1", "worker-2", "worker-1"]
+    assert homes.mapPartitionsWithIndex(lambda index, rows: [(index, *rows)]).collect() == [(0, 0), (1, 1), (2, 2)]

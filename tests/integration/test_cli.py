@@ -8,6 +8,7 @@ import re
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -16,6 +17,8 @@ from pyspark.sql import SparkSession
 
 from flinkplus.cli.wordcount import WordCount, run_wordcount
 from flinkplus.corpus import demo_lines
+from flinkplus.errors import NoRunningJob
+from flinkplus.runtime.access import access_of
 from tests.integration.conftest import Command, assert_exact, expected_counts
 from tests.integration.programs import Program, cli, program
 
@@ -54,7 +57,8 @@ def assert_gapless(out: Path) -> None:
 def test_a_run_with_a_kill_tells_every_figure(corpus: Path, tmp_path: Path) -> None:
     out, figures = tmp_path / "out", tmp_path / "deep" / "figures.json"
     arguments = ["--output", out, "--parallelism", 2, "--rate", 30_000, "--checkpoint-interval", 0.3]
-    with program(cli("wordcount", corpus, *arguments, "--kill", "count:1@1", "--json", figures), tmp_path) as run:
+    command = cli("wordcount", corpus, *arguments, "--kill", "count:1@1", "--json", figures)
+    with program(command, tmp_path, env={"FLINKPLUS_LOG": "json"}) as run:
         assert run.wait() == 0, run.err
         run.assert_nothing_left()
     assert_exact(out, expected_counts(corpus))
@@ -77,8 +81,21 @@ def test_a_run_with_a_kill_tells_every_figure(corpus: Path, tmp_path: Path) -> N
     assert sum(phases) == pytest.approx(recovery["recovery_ms"], abs=1)
     assert "equal to the Spark SQL batch count (60,000 words)" in run.out
     assert "standby" in run.out
-    assert own_errors(run.err) == []
+    assert_logged([json.loads(line) for line in own_errors(run.err)])
     assert any(PROGRESS.fullmatch(line) for line in run.err.splitlines()), "no progress line"
+
+
+def assert_logged(records: list[dict[str, Any]]) -> None:
+    """What driver and slots have logged of one job with one failover, of slot 1."""
+    assert len({record["job"] for record in records}) == 1
+    phases = [record["phase"] for record in records if record["message"].startswith("failover 1, ")]
+    assert phases == ["detect", "fence", "promote", "restore", "replay"]
+    (fence,) = [record for record in records if record["phase"] == "fence" and "failover 1" in record["message"]]
+    assert fence["subtask"] == "count+out[1], lines+tokenize[1]" and fence["slot"] is None
+    begun = [record for record in records if record["message"].startswith("begins from version")]
+    assert [(one["slot"], one["subtask"]) for one in begun[:2]] == [(0, "count+out[1]"), (0, "lines+tokenize[1]")]
+    assert all(one["generation"] == fence["generation"] and one["logger"] == "flinkplus.slot" for one in begun[:2])
+    assert any(record["message"].startswith("slot 1 is gone: ") for record in records if record["slot"] == 1)
 
 
 def test_without_input_and_without_output(
@@ -178,7 +195,7 @@ def test_wrong_usage(
 
 
 def test_help(command: Command) -> None:
-    for arguments in (["--help"], ["wordcount", "--help"], ["resume", "--help"]):
+    for arguments in (["--help"], *([name, "--help"] for name in ("wordcount", "resume", "status", "inject"))):
         code, out, err = command(*arguments)
         assert (code, err) == (0, "") and out.startswith("usage: flinkplus")
 
@@ -292,6 +309,8 @@ def test_the_driver_killed_and_the_job_resumed(corpus: Path, tmp_path: Path) -> 
         run.process.kill()
         run.assert_nothing_left(before)
     assert_gapless(out)
+    with pytest.raises(NoRunningJob, match="no job runs on the checkpoint directory"):
+        access_of(str(checkpoints))
     with program(cli("resume", checkpoints, "--json", tmp_path / "figures.json"), tmp_path) as again:
         assert again.wait() == 0, again.err
         again.assert_nothing_left()

@@ -117,6 +117,47 @@ def test_hosts_die_hang_and_are_cut_off(hosts: Cluster) -> None:
     hosts.pause(b)  # what is paused when the cluster ends, ends with it
 
 
+WATCH = """\
+import contextlib, socket, sys, time
+from flinkplus.runtime.silence import Silence
+silence, was, looks = Silence(), None, 0
+with socket.create_connection((sys.argv[1], 7000)) as connection:
+    connection.setblocking(False)
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            connection.send(b"x")
+        with contextlib.suppress(BlockingIOError):
+            connection.recv(1000)
+        looks += 1
+        print(looks, int(silence.lasts_s(connection, time.monotonic(), 0.3) >= 0.3), flush=True)
+        time.sleep(0.05)
+"""
+
+
+def test_what_the_network_loses_is_silent_and_a_host_that_hangs_is_not(hosts: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "watch.py").write_text(WATCH)
+    command = hosts.hosts["a"].command([sys.executable, str(tmp_path / "watch.py"), "b"])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        lines = watch.stdout
+
+        def looks(count: int, until: bool = False) -> bool:
+            """So many looks, or fewer if one finds it silent; whether that is so (``until``: until it is not)."""
+            return any(next(lines).split()[1] != str(int(until)) for _ in range(count))
+
+        assert not looks(10)
+        hosts.pause("b")
+        assert not looks(20), "its system answers"
+        hosts.resume("b")
+        hosts.lose("b", "a")
+        assert looks(40)
+        hosts.heal("a")
+        assert looks(100, until=True), "it is heard again"
+        hosts.lose("a", "b")
+        assert looks(40)
+        watch.kill()
+
+
 def test_orders_are_given_through_a_socket(hosts: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "control"
     control = Control(str(path))
@@ -130,6 +171,10 @@ def test_orders_are_given_through_a_socket(hosts: Cluster, tmp_path: Path) -> No
         wait_until(lambda: hears("b", "a", hosts), "the host is back")
         control.order("cut", "a", "b")
         assert not hears("b", "a", hosts)
+        control.order("heal", "a")
+        assert hears("b", "a", hosts)
+        control.order("lose", "a", "b")
+        assert not hears("b", "a", hosts) and hears("c", "a", hosts)
         with pytest.raises(ClusterError, match="there is no host 'd'"):
             control.order("pause", "d")
         with pytest.raises(ClusterError, match="'reboot' is none of"):

@@ -15,10 +15,15 @@ from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
 from flinkplus.errors import JobFailed
+from flinkplus.protocol.ids import CheckpointId, Generation, Seq
 from flinkplus.runtime.commits import Commits
+from flinkplus.runtime.standbys import NO_CHANNEL
+from flinkplus.runtime.wire import Kind, Message, encode
 from tests.integration.conftest import assert_exact, expected_counts, this_slot, wait_until
 
 pytestmark = pytest.mark.integration
+
+REPLICA = Message(Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0))
 
 
 def break_data_streams() -> int:
@@ -68,6 +73,9 @@ def test_a_malformed_frame_is_made_good_by_new_streams(
             flag.touch()
             plane: Any = this_slot()._data
             for peer in list(plane._out):
+                if recovery == "standby":
+                    plane.send(peer, encode(REPLICA, b"no frame of replication"))
+                    plane.flush()
                 plane.send(peer, [b"\x99" * 40])
         return row
 
@@ -77,7 +85,7 @@ def test_a_malformed_frame_is_made_good_by_new_streams(
     counts.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"))
     with env.execute("babble") as job:
         job.await_finish(60)
-        assert job.recoveries() == []
+        assert job.recoveries() == [] and job.metrics()["malformed_frames"] >= (2 if recovery == "standby" else 1)
     assert flag.exists()
     assert_exact(tmp_path / "out", expected_counts(corpus))
 

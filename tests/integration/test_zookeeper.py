@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import statistics
@@ -706,6 +707,22 @@ def test_slots_come_and_go_at_random_and_the_last_state_is_told(bench: Bench) ->
         return state
 
     wait_until(lambda: told() == {slot: incarnations[slot] for slot in living}, "the last state")
+
+
+def test_strangers_cannot_take_all_of_a_servers_memory(server: EmbeddedZooKeeper) -> None:
+    """Each announces a request of almost a megabyte, for which the server has room before it comes."""
+    host, _, port = server.hosts.rpartition(":")
+    with contextlib.ExitStack() as held:
+        for _ in range(400):
+            stranger = held.enter_context(socket.create_connection((host, int(port)), 5.0))
+            with contextlib.suppress(OSError):  # there are too many
+                stranger.sendall((0xFFFFE).to_bytes(4, "big") + b"x")
+        wait_until(lambda: bool(select.select([stranger], [], [], 0)[0]), "the last is refused")
+        assert server.alive
+    with contextlib.closing(KazooClient(server.hosts)) as client:
+        client.start(20)
+        assert client.exists("/zookeeper")
+        client.stop()
 
 
 def test_what_an_access_list_closes_is_closed_to_strangers(server: EmbeddedZooKeeper) -> None:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
@@ -15,8 +16,9 @@ from pyspark.sql import SparkSession
 from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
-from flinkplus.errors import JobFailed
+from flinkplus.errors import JobFailed, JobRunsElsewhere
 from flinkplus.runtime import registry
+from flinkplus.state.storage import CheckpointStorage
 from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
@@ -25,11 +27,13 @@ RATE = 40_000.0
 REPEAT = 4
 
 
-def start(spark: SparkSession, corpus: Path, out: Path, parallelism: int = 3, **options: object) -> JobHandle:
+def start(
+    spark: SparkSession, corpus: Path, out: Path, parallelism: int = 3, rate: float = RATE, **options: object
+) -> JobHandle:
     """A WordCount of about six seconds, with a checkpoint every 0.3 s and standbys."""
     given = {"checkpoint_interval": 0.3, "recovery": "standby", **options}
     env = StreamEnvironment(spark, parallelism=parallelism, **given)
-    words = env.read_text(str(corpus), repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(RATE)
+    words = env.read_text(str(corpus), repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(rate)
     words.key_by("word").count(name="count").to_parquet(str(out), name="out")
     return env.execute("with-zookeeper")
 
@@ -92,6 +96,32 @@ def test_a_slot_that_hangs_is_replaced(
     assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
     assert reason in job.recoveries()[0]["reason"]
     assert job.metrics()["fallbacks"] == 0
+
+
+def test_one_driver_runs_a_job_until_another_has_taken_it_over(
+    spark: SparkSession, corpus: Path, tmp_path: Path, ensemble: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "SUCCESSION_PATIENCE_S", 0.1)
+    checkpoints = tmp_path / "checkpoints"
+    options = {"zookeeper": ensemble.hosts, "zookeeper_acl": "job", "checkpoint_dir": str(checkpoints)}
+    given = {"rate": 4_000.0, "session_timeout": 1.0, **options}  # a minute of input: it is all over before that
+    with start(spark, corpus, tmp_path / "out", **given) as job:  # type: ignore[arg-type]
+        wait_for_checkpoint(job)
+        with pytest.raises(JobRunsElsewhere, match="end that driver first, or, if it hangs"):
+            StreamEnvironment.resume(spark, checkpoints, zookeeper=None, zookeeper_acl=None)
+        with pytest.raises(JobRunsElsewhere, match=rf"{job.job_id}.* is coordinated by process {os.getpid()} on"):
+            StreamEnvironment.resume(spark, checkpoints)
+        assert job.state == "running"
+        CheckpointStorage(checkpoints).begin_run(2)
+        with pytest.raises(JobFailed, match="another driver has taken over the job") as failed:
+            job.await_finish(30)
+        assert isinstance(failed.value.__cause__, JobRunsElsewhere)
+    with StreamEnvironment.resume(spark, checkpoints) as resumed:
+        assert resumed.job_id == job.job_id and resumed.restored_from is not None
+        wait_for_checkpoint(resumed, 2)
+    counts = pq.read_table(tmp_path / "out").group_by("word").aggregate([("count", "max"), ("count", "count_distinct")])
+    assert counts["count_max"] == counts["count_count_distinct"], "words are counted from 1 on"
+    assert sum(counts["count_max"].to_pylist()) == resumed.metrics()["committed_rows"]["out"], "each row once"
 
 
 def test_two_jobs_share_an_ensemble_and_leave_nothing_in_it(

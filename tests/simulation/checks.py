@@ -8,7 +8,11 @@
 5. *checkpoints*: a complete one is a consistent cut, and every file that it names is in durable storage.
 6. *repetition*: whoever is promoted repeats all steps that anybody alive has seen an effect of, through whomever.
 7. *event time*: no row comes behind a watermark that is later; a subtask's watermark never goes back.
-8. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
+8. *in flight*: what snapshots hold of it is within the budget of the slot while they are made, and within those of
+   snapshot, slot and job in every complete checkpoint; nothing of it is kept for longer.
+9. *moves*: no standby leaves a chain but for others that have its state; a drained host gets nothing new; what is said
+   to be done is so.
+10. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
    running job that do not reach each other, one is given up before long.
 """
 
@@ -21,13 +25,14 @@ from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, SubtaskId
+from flinkplus.protocol.in_flight import JOB_SLOTS, SUBTASK_SHARE, AbortCause, cost_of
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY
 from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
 from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
-from tests.simulation.subtask import event_time_ms, fold
+from tests.simulation.subtask import event_time_ms, fold, packed_bytes
 
 if TYPE_CHECKING:
     from flinkplus.protocol.inputs import InputChannel
@@ -72,6 +77,8 @@ class Checks:
         self._fenced: dict[tuple[int, SubtaskId], int] = {}
         self.causes = Causes()
         self._trims = 0
+        self._chains: dict[str, list[Any]] = {}
+        self._holders: list[SimSlot | None] = []
         self._made: dict[tuple[str, int, int], tuple[str, ...]] = {}
         self._formed: dict[tuple[int, str], int] = {}
         self._files_of: dict[tuple[SubtaskId, int], tuple[str, ...]] = {}
@@ -91,11 +98,13 @@ class Checks:
                 "put_back",
                 "recorded",
                 "overtaken",
+                "over_budget",
                 "rounds",
                 "came_round",
                 "stable",
                 "bounded",
                 "copied",
+                "thinned",
                 "watermarks",
             ),
             0,
@@ -328,6 +337,7 @@ class Checks:
 
     def stepped(self, subtask: SimSubtask) -> None:
         """A step was taken, or a part of one."""
+        self._check_held(subtask)
         for end in subtask.outputs.channels.values():
             log: Any = end.log
             if not (log._trimmed <= log._acknowledged <= log._sent <= log._appended or subtask.closed):
@@ -365,6 +375,7 @@ class Checks:
                 self._check_in_flight(checkpoint, subtask, handles[subtask]["operator_state"])
             for logged in handles[subtask]["operator_state"].get("in_flight", {}).values():
                 self.counts["in_flight"] += sum(message[0] == Kind.RECORDS for message in logged)
+        self._check_budget(checkpoint, handles)
         for channel, producer, consumer in world.channels:
             sent = handles[producer]["operator_state"]["outputs"].get(str(channel), 0)
             received = handles[consumer]["operator_state"]["inputs"].get(str(channel), 0)
@@ -390,6 +401,37 @@ class Checks:
                 ancestor = self._at_work[subtask]._incarnation.lineage.subtask(int(number))
                 steps[ancestor] = min(steps[ancestor], step)
         return steps
+
+    def _check_budget(self, checkpoint: int, handles: dict[SubtaskId, Any]) -> None:
+        """What was in flight in a checkpoint is little enough to be restored, wherever that is."""
+        slot_bytes = self._world.parameters.in_flight_bytes
+        if slot_bytes is None:
+            return
+        held: dict[int, int] = {}
+        for subtask, handle in handles.items():
+            logs = handle["operator_state"].get("in_flight", {}).values()
+            size = sum(packed_bytes(message) for logged in logs for message in logged)
+            held[subtask.index] = held.get(subtask.index, 0) + size
+            if size > slot_bytes // SUBTASK_SHARE:
+                self._wrong("in flight", f"checkpoint {checkpoint} of {subtask} holds {size} bytes, of {slot_bytes}")
+        if max(held.values()) > slot_bytes or sum(held.values()) > JOB_SLOTS * slot_bytes:
+            self._wrong("in flight", f"checkpoint {checkpoint} holds {held} bytes by index, of {slot_bytes}")
+
+    def _check_held(self, subtask: SimSubtask) -> None:
+        """A slot's snapshots hold what they say, and no more than they may."""
+        slot = subtask.slot
+        if not slot.runs_ahead:
+            return
+        held = 0
+        for other in slot.active:
+            for logs in (*other._logs.values(), *other._persisting.values()):
+                held += sum(cost_of(message) for log in logs.channels.values() for message, _ in log.messages)
+        if not held == slot.in_flight.held_bytes <= slot.in_flight.slot_bytes:
+            self._wrong("in flight", f"{slot} holds {held} bytes, and counts them as {slot.in_flight}")
+
+    def aborted(self, cause: str) -> None:
+        """A subtask declines a checkpoint."""
+        self.counts["over_budget"] += cause == AbortCause.OVER_BUDGET.value
 
     def _check_that_logs_are_trimmed(self) -> None:
         world = self._world
@@ -473,6 +515,55 @@ class Checks:
             store: Any = copy.store
             if store.counts != fold(self._world.files, [file.name for file in copy.files]):
                 self._wrong("chains", f"a store of {subtask} on {process} holds something else than {copy.files}")
+
+    # --- planned moves
+
+    def plans(self, chains: dict[str, list[Any]]) -> None:
+        """Slots are about to be told who follows whom."""
+        before, self._chains = self._chains, chains
+        holders = self._holders
+        self._holders = [self._world.member(slot) for slot in range(self._world.parameters.parallelism)]
+        failovers = self._world.failovers
+        if failovers is None or chains == before:
+            return
+        protocol = failovers._protocol
+        drained, hasty = protocol._plans.drained, protocol._plans.hasty
+        some = len(drained) < self._world.parameters.parallelism
+        for name, (_, members) in chains.items():
+            known = before.get(name, [0, []])[1]
+            chain = protocol._table[parse_subtask(name)]
+            for slot in members[1:]:
+                if some and slot in drained and slot not in known:
+                    self._wrong("moves", f"slot {slot} is on a drained host, and is to hold {name}")
+            for slot in known[1:]:
+                stayed = protocol._table.is_alive(slot) and self._holders[slot] is holders[slot]
+                if slot not in members and stayed:
+                    self.counts["thinned"] += 1
+                    self._check_others(chain, slot, slot in hasty)
+
+    def _check_others(self, chain: Any, slot: int, forced: bool) -> None:
+        """A standby on ``slot``, which lives, is in the chain no more: all who are to be there have its state."""
+        table = self._world.failovers._protocol._table  # type: ignore[union-attr]
+        for other in [other for other in chain.planned if other != chain.head and not forced]:
+            process = self._world.member(other)
+            if not table.is_alive(other):
+                self._wrong("moves", f"slot {slot} leaves the chain of {chain.subtask}, and slot {other} is not there")
+            if process is not None and not process.paused and table.complete > 0:
+                self._check_copy(process, chain.subtask, table.complete)
+
+    def moved(self, what: SubtaskId | str, slot: int) -> None:
+        """A request is said to be fulfilled."""
+        coordinator = self._world.coordinator
+        assert coordinator is not None and coordinator._failovers is not None
+        if isinstance(what, SubtaskId):
+            at_work = self._at_work[what]
+            if (at_work.slot.index, coordinator._deployment.assignment[what]) != (slot, slot):
+                self._wrong("moves", f"{what} is said to be on slot {slot}, and is on {at_work.slot}")
+            return
+        for member in coordinator._members.all():
+            used = [s for s, slots in coordinator._failovers.chains.items() if member.slot in slots]
+            if member.host == what and used:
+                self._wrong("moves", f"{what} is said to be empty, and slot {member.slot} is in the chains of {used}")
 
     # --- the copies of state
 

@@ -66,7 +66,7 @@ class Faults:
     def _crash_host(self, fault: Fault) -> None:
         host = self._world.host_of(self._slot(fault))
         for process in list(self._world.processes.values()):
-            if self._world.host_of(process.index) == host:
+            if process.host == host:
                 process.paused = False
                 process.end("its host is gone")
 
@@ -214,6 +214,26 @@ class Faults:
 
     def _crash_driver(self, fault: Fault) -> None:
         self._world.crash_driver()
+
+    # --- commands, and where slots come back
+
+    def _migrate(self, fault: Fault) -> None:
+        subtasks = self._world.graph.subtasks
+        self._world.migrate(subtasks[fault.target // 8 % len(subtasks)], self._slot(fault))
+
+    def _drain(self, fault: Fault) -> None:
+        host = self._world.host_of(self._slot(fault))
+        self._world.drain(host, force=fault.target >= 32)
+        if fault.duration_ms:
+            self._until(fault, "_undrain", host)
+
+    def _undrain(self, host: str) -> None:
+        self._world.undrain(host)
+
+    def _rehost(self, fault: Fault) -> None:
+        """The process is killed, and the next one of its slot is on the host of another slot."""
+        self._world.rehost(self._slot(fault), fault.target // 8)
+        self._crash(fault)
 
     # --- the end
 

@@ -12,7 +12,9 @@ from typing import Any
 from unittest import mock
 
 from chain_backup import chains, failover
+from chain_backup import effects as chain_effects
 from chain_backup.events import CheckpointAborted
+from chain_backup.plans import Plans
 from chain_backup.replica import Replica, StagedVersion, _Copy
 from chain_backup.replication import ReplicationAgent
 from chain_backup.topology import Topology
@@ -25,6 +27,7 @@ from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
+from flinkplus.protocol.in_flight import SnapshotLogs
 from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.lineage import Lineage
@@ -651,6 +654,24 @@ def logged_and_sent_again(original: Any) -> Any:
     return add_logs
 
 
+@mutation(SnapshotLogs, "takes")
+def whatever_is_in_flight_is_held(original: Any) -> Any:
+    """Snapshots hold what is in flight, however much it is."""
+
+    def takes(self: Any, log: Any, size_bytes: int) -> bool:
+        self.held_bytes += size_bytes
+        self._budget.held_bytes += size_bytes
+        return True
+
+    return takes
+
+
+@mutation(SnapshotLogs, "release")
+def what_was_in_flight_is_never_given_back(original: Any) -> Any:
+    """A slot counts what its snapshots held for ever."""
+    return lambda self: None
+
+
 @mutation(LoopRounds, "start")
 def a_loop_ends_after_one_round(original: Any) -> Any:
     """The first round of a loop counts as one in which nothing moved."""
@@ -884,6 +905,42 @@ def nobody_is_given_up(original: Any) -> Any:
 def only_the_first_word_counts(original: Any) -> Any:
     """Nobody is given up unless most say at once that they do not reach it."""
     return lambda self, now_ms, pairs, known: original(self, now_ms, pairs, known) if len(pairs) > 1 else []
+
+
+# --- planned moves
+
+
+@mutation(chains.ChainTable, "is_full")
+def surplus_standbys_leave_at_once(original: Any) -> Any:
+    """A standby leaves a chain before those who take its place have its state."""
+    return lambda self, chain, but_dead: True
+
+
+@mutation(Plans, "hosted")
+def drains_end_when_a_slot_joins(original: Any) -> Any:
+    """A host that was drained gets work when slots are placed anew."""
+
+    def hosted(self: Any, hosts: Any) -> None:
+        drains, self._drains = self._drains, {}
+        original(self, hosts)
+        self._drains = drains
+
+    return hosted
+
+
+@mutation(Plans, "progress")
+def done_when_the_standby_is_there(original: Any) -> Any:
+    """A migration is said to be done before the work is handed over."""
+
+    def progress(self: Any, table: Any) -> Any:
+        found = original(self, table)
+        for subtask, move in tuple(self._moves.items()):
+            if move.slot in table[subtask].members:
+                del self._moves[subtask]
+                found.append(chain_effects.MoveReported(move.request, "done"))
+        return found
+
+    return progress
 
 
 # --- rollback

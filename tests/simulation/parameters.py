@@ -42,6 +42,10 @@ SILENCES = ("silence", "silence_one_way", "silence_around")
 """The network loses what goes between two slots, or in one direction, or between one slot and all others; nobody's
 stream breaks."""
 FAULTS = (*DRAWN_FAULTS, *SILENCES)
+COMMANDS = ("migrate", "migrate", "drain", "rehost")
+"""What a user asks for, and a slot that comes back on another host; among the faults."""
+MOVES = 0.1
+"""Share of the jobs that are given commands, of those that recover beside the stream."""
 LOCAL_FAULTS = ("refuse_promotion", "expire")
 """Of recoveries beside the stream only."""
 STANDBY_FAULTS = ("frames_wrong", "reads_wrong")
@@ -64,6 +68,8 @@ SILENCES_MS = (30, 150, 700, 2_500, 20_000)
 """The last: for good, unless there is a rollback."""
 SILENT = 0.06
 """Share of the jobs in which there is a silence."""
+IN_FLIGHT_BYTES = (None, 1_000, 2_000, 4_000)
+IN_FLIGHT_BYTES_OF_LOOPS = (None, 3_000, 6_000, 12_000)
 LOOPS = 0.1
 """Share of the jobs that have loops, of those that can have some."""
 OVERTAKING = 0.13
@@ -88,8 +94,9 @@ class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
     ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are
-    unaligned (``None``: never). ``quick_barriers``: to take one that had overtaken takes no time; else as long as a
-    step does. ``watermarks``: sources send them, and every other stage
+    unaligned (``None``: never). ``in_flight_bytes``: of what was in flight, that the snapshots of a slot may hold
+    (``None``: more than there ever is). ``quick_barriers``: to take one that had overtaken takes no time; else as long
+    as a step does. ``watermarks``: sources send them, and every other stage
     holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
@@ -118,6 +125,7 @@ class Parameters:
     synchronous: bool = False
     aligned_timeout_ms: int | None = None
     quick_barriers: bool = False
+    in_flight_bytes: int | None = None
     latency_ms: int = 2
     read_ms: int = 4
     work_ms: int = 2
@@ -222,12 +230,30 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameter
         parameters = with_loops(parameters, child(seed, "loop"))
     if not looped:
         parameters = with_overtaking(parameters, child(seed, "unaligned"), 1 if overtaking else OVERTAKING)
+    if parameters.loops or parameters.aligned_timeout_ms is not None:
+        budgets = IN_FLIGHT_BYTES_OF_LOOPS if parameters.loops else IN_FLIGHT_BYTES
+        parameters = replace(parameters, in_flight_bytes=child(seed, "in flight").choice(budgets))
     faults = draw_faults(seed, parameters)
     if any(fault.kind == "break_at_join" for fault in faults) and parallelism <= 3:
         parameters = replace(parameters, records=max(records, 16), parallelism=3 if stages <= 3 else parallelism)
     if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
         parameters = replace(parameters, records=max(records, 16), rows=1, read_bytes=20, read_ms=6)
-    return replace(parameters, faults=faults)
+    parameters = replace(parameters, faults=faults)
+    return with_moves(parameters, child(seed, "moves"))
+
+
+def with_moves(parameters: Parameters, rng: random.Random) -> Parameters:
+    """A job that is given commands while it runs, long enough for some of them to be carried out."""
+    local = parameters.recovery != "rollback" and parameters.parallelism > 1
+    if not local or rng.random() >= MOVES:
+        return parameters
+    at_ms, commands = rng.randrange(10, 120), []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        commands.append(Fault(at_ms, rng.choice(COMMANDS), rng.randrange(64), rng.choice((*DURATIONS_MS, 0))))
+        at_ms += rng.choice((1, 5, 20, 100))
+    records = max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records
+    faults = sorted((*parameters.faults, *commands), key=lambda fault: fault.at_ms)
+    return replace(parameters, records=records, faults=tuple(faults))
 
 
 def draw_edges(rng: random.Random, stages: int) -> tuple[tuple[int, int], ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dedup.store import MemoryStore
 from flinkplus.errors import NondeterministicOperator, PeerProtocolError, UserFunctionError
 from flinkplus.protocol.ids import CheckpointId, SubtaskId
+from flinkplus.protocol.in_flight import InFlightBudget
 from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.messages import Message
 from flinkplus.runtime import control
@@ -45,9 +46,11 @@ class SimSlot(SlotOrders):
             world.clock,
             world.options.depth,
             world.options.checkpoint_mode == "unaligned",
+            world.parameters.in_flight_bytes or InFlightBudget().slot_bytes,
         )
         self.world = world
         self.process = process
+        self.host = world.host_of(index)
         self.connection = world.connect(self)
         self.alive = True
         self.paused = False
@@ -75,7 +78,7 @@ class SimSlot(SlotOrders):
         if world.options.local:
             self._failover = SlotFailover(self, self.standbys, world.clock)  # type: ignore[arg-type]
         world.cyclic += [self, self.active, self.standbys.agent]
-        self.report(control.Register(index, 0, process, world.host_of(index), str(process)))
+        self.report(control.Register(index, 0, process, self.host, str(process)))
 
     def __str__(self) -> str:
         return f"slot {self.index} (process {self.process})"
@@ -231,6 +234,7 @@ class SimSlot(SlotOrders):
                 guarantee=self.world.options.promises,
                 stands_still=self.world.options.checkpoint_mode == "synchronous",
                 unaligned=self.world.options.checkpoint_mode == "unaligned",
+                in_flight=self.in_flight,
                 vertex=self.graph.vertex_of(name.vertex),
                 handle=handle,
             ),

@@ -267,6 +267,9 @@ class SimStandbys:
     def trim(self, version: int) -> None:
         self._do(self.agent.trim, version)
 
+    def abort(self, version: int) -> None:
+        self._do(self.agent.abort, version)
+
     def retire(self, subtask: str) -> None:
         self._do(self.agent.retire, subtask)
 

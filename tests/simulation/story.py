@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from flinkplus.protocol.in_flight import AbortCause
 from flinkplus.runtime import control
 
 
@@ -13,6 +14,9 @@ def brief(value: Any) -> str:
     match value:
         case control.SnapshotAcked(generation, checkpoint, subtask, _):
             return f"SnapshotAcked {subtask} generation {generation} checkpoint {checkpoint}"
+        case control.SnapshotRefused(generation, checkpoint, subtask, reason):
+            cause = "" if value.abort_cause is AbortCause.OTHER else f" ({value.cause})"
+            return f"SnapshotRefused {generation} {checkpoint} {subtask} {reason}{cause}"
         case control.Deploy(generation, checkpoint):
             return f"Deploy generation {generation} from checkpoint {checkpoint}"
         case control.Fence(attempt, generation, failed):

@@ -13,6 +13,7 @@ from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.protocol.in_flight import AbortCause, cost_of
 from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel, InputGate
 from flinkplus.protocol.messages import Kind, Message
@@ -430,8 +431,10 @@ class SimSubtask(SubtaskSteps):
         return (int(message.kind), tuple(message.channel), *message[2:])
 
     def _unpack(self, packed: Any) -> tuple[Message, Any]:
-        kind, channel, *rest = packed
-        return Message(Kind(kind), ChannelId(*channel), *rest), None
+        return unpacked(packed), None
+
+    def _size_of(self, packed: Any) -> int:
+        return packed_bytes(packed)
 
     def _discard(self, checkpoint: CheckpointId) -> None:
         return None
@@ -440,15 +443,28 @@ class SimSubtask(SubtaskSteps):
         self.slot._snapshotted(self.id, self.generation, handle)
         self.slot.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
 
-    def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
-        self.slot.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason))
+    def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
+        self._world.checks.aborted(cause.value)
+        self.slot.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason, cause.value))
 
     def close(self) -> None:
         self._running = False
         self.closed = True
         self.outputs.release()
+        self.release_logs()
         if self.seen is not None:
             self.seen.close()
+
+
+def unpacked(packed: Any) -> Message:
+    """A message that a snapshot holds."""
+    kind, channel, *rest = packed
+    return Message(Kind(kind), ChannelId(*channel), *rest)
+
+
+def packed_bytes(packed: Any) -> int:
+    """What it takes there."""
+    return cost_of(unpacked(packed))
 
 
 def counts_of(prepared: Any) -> dict[int, int]:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from flinkplus.protocol import snapshots, subtask
+from flinkplus.protocol import in_flight, subtask
 from tests.simulation.exhaustive import Search
 from tests.simulation.mutation_check import found_by_scenario
 from tests.simulation.mutations import MUTATIONS, mutated
@@ -50,11 +50,14 @@ QUICK = (
     "staged_before_all_is_held",
     "all_held_with_the_first_file",
     "inputs_not_fenced",
+    "whatever_is_in_flight_is_held",
+    "what_was_in_flight_is_never_given_back",
     "what_comes_behind_the_copy_is_not_recorded",
     "what_waits_is_not_recorded",
     "the_last_checkpoint_may_be_unaligned",
     "complete_with_the_first_barrier",
     "newest_version_promoted",
+    "done_when_the_standby_is_there",
     "any_version_makes_do_for_a_base",
     "one_barrier_round_is_enough",
     "logged_and_sent_again",
@@ -77,6 +80,9 @@ def test_seeds_are_clean() -> None:
         assert happened[what], f"the seeds saw no {what}"
     for what in ("came_round", "rounds", "in_flight", "put_back"):
         assert happened[what], f"the seeds saw no {what} in loops"
+    for what in ("migration_done", "migration_cancelled", "drain_done", "rehost", "thinned"):
+        assert happened[what], f"the seeds saw no {what} among the moves"
+    assert happened["over_budget"], "all that was in flight was within the budget"
 
 
 DIGESTS = """
@@ -139,7 +145,7 @@ def test_a_fault_that_seeds_seldom_see_is_found_out_by_its_scenario(name: str) -
 def test_a_snapshot_with_too_much_in_flight_is_declined_and_the_job_goes_on() -> None:
     loop = Parameters(stages=3, edges=((0, 1), (1, 2)), loops=((1, 1),), records=60, interval_ms=15, rows=4)
     trace: list[str] = []
-    with mock.patch.object(snapshots, "MAX_LOGGED_BYTES", 150):
+    with mock.patch.object(in_flight, "MAX_LOGGED_BYTES", 300):
         world, failure = run_one(loop, trace)
     assert failure is None and world is not None and world.ended == "finished"
     assert any("bytes were in flight on 2:" in line and "SnapshotRefused" in line for line in trace)
@@ -166,6 +172,30 @@ def test_checkpoints_as_close_together_as_steps_leave_time_for_work_and_with_a_p
         assert failure is None and world is not None and world.ended == "finished"
         taken[pause_ms] = world.now_ms, len(world.checks.completions)
     assert taken[100] < taken[0] and 4 * taken[100][1] < taken[0][1], taken
+
+
+def outcomes(parameters: Parameters) -> tuple[list[str], int]:
+    """How the checkpoints of a job ended that has no other trouble, and how many snapshots were unaligned that are a
+    part of a complete one."""
+    world, failure = run_one(parameters)
+    assert failure is None and world is not None and world.ended == "finished"
+    assert world.coordinator is not None
+    found = [found["cause"] or found["status"] for found in world.coordinator.figures.checkpoints()]
+    return found, world.checks.counts["overtaken"]
+
+
+def test_under_a_backlog_larger_than_the_budget_every_second_checkpoint_is_aligned() -> None:
+    line = Parameters(stages=3, edges=((0, 1), (1, 2)), records=60, rows=4, interval_ms=20, read_ms=0, work_ms=8)
+    found, overtaken = outcomes(line.with_changes(aligned_timeout_ms=0, in_flight_bytes=600))
+    assert (found, overtaken) == (["over budget", "complete"] * 3 + ["complete"], 0)
+    found, overtaken = outcomes(line.with_changes(aligned_timeout_ms=0, in_flight_bytes=60_000))
+    assert found == ["complete"] * len(found) and overtaken > 0, "there is room"
+
+
+def test_loops_have_the_same_budget() -> None:
+    loop = Parameters(stages=3, edges=((0, 1), (1, 2)), loops=((1, 1),), records=60, interval_ms=15, rows=4)
+    found, _ = outcomes(loop.with_changes(in_flight_bytes=900))
+    assert found.count("over budget") >= 3 and found[-1] == "complete"
 
 
 def test_shrinking_leaves_what_matters() -> None:

@@ -18,13 +18,16 @@ from chain_backup.effects import ChainRecordLike
 from chain_backup.zookeeper.records import SlotNodeGone, SlotRecord
 from flinkplus.config import Options
 from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import JOB_SLOTS
 from flinkplus.runtime import control
 from flinkplus.runtime.coordinator import Coordinator
 from flinkplus.runtime.dispatch import Dispatch, RegistryTold
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.members import Members
+from flinkplus.runtime.moves import PlannedMove
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.planes import ControlArrived, ControlLost
 from flinkplus.runtime.running import GENERATIONS_PER_RUN
@@ -126,6 +129,8 @@ class World:
         self._beating = False
         self._beaten_ms = -1
         self._runs = 0
+        self._moved: dict[int, int] = {}
+        self.moves: list[tuple[PlannedMove, SubtaskId | str, int]] = []
         self.checks = Checks(self)
         self.commits = SimCommits(self)
         self.registry = SimRegistry(self)
@@ -221,17 +226,27 @@ class World:
         if self.failovers is not None and self.parameters.pending_versions:
             protocol = self.failovers._protocol
             protocol._config = replace(protocol._config, pending_versions=True)
+        if self.parameters.in_flight_bytes is not None:
+            self._limit_in_flight(self.coordinator._checkpoints, self.parameters.in_flight_bytes)
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(self.parameters.parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
         self._due_ms = self.coordinator.next_deadline_ms()
         self.coordinator_turns()
 
+    @staticmethod
+    def _limit_in_flight(machine: CheckpointCoordinator, size_bytes: int) -> None:
+        machine._config = replace(
+            machine._config, in_flight_slot_bytes=size_bytes, in_flight_job_bytes=JOB_SLOTS * size_bytes
+        )
+
     def crash_driver(self) -> None:
         """The driver is gone, and Spark's tasks with it; somebody resumes the job."""
         if self.coordinator is None or self.ended is not None:
             return
         self.note("driver crashes")
+        self.moves.clear()
+        self.checks.plans({})
         self.counts["driver_crashes"] += 1
         self.coordinator = None
         self._timer_ms = None
@@ -256,6 +271,8 @@ class World:
             first = False
             taken = pending.pop() if pending else (inbox.popleft() if inbox else None)
             coordinator.turn(taken, due_ms)
+            if self.moves:
+                self._look_at_moves()
             self._due_ms = due_ms = coordinator.next_deadline_ms()
             if coordinator.result.state is not None:
                 self._job_ended(coordinator)
@@ -337,7 +354,11 @@ class World:
     # --- processes
 
     def host_of(self, slot: int) -> str:
-        return f"host{slot // self.parameters.hosts}"
+        """Where the next process of ``slot`` is started."""
+        return f"host{self._moved.get(slot, slot) // self.parameters.hosts}"
+
+    def rehost(self, slot: int, other: int) -> None:
+        self._moved[slot] = (slot + other) % self.parameters.parallelism
 
     def start_process(self, slot: int, run: int) -> None:
         """Spark starts an attempt."""
@@ -381,6 +402,35 @@ class World:
     def _forget(self, process: SimSlot) -> None:
         del self.processes[process.process]
 
+    # --- commands
+
+    def migrate(self, subtask: SubtaskId, slot: int) -> None:
+        """Somebody wants ``subtask`` on ``slot``."""
+        if self.coordinator is not None:
+            self.moves.append((self.coordinator.moves.migrate(subtask, slot), subtask, slot))
+            self.coordinator_turns()
+
+    def drain(self, host: str, force: bool) -> None:
+        if self.coordinator is not None:
+            self.moves.append((self.coordinator.moves.drain(host, force), host, 0))
+            self.coordinator_turns()
+
+    def undrain(self, host: str) -> None:
+        if self.coordinator is not None:
+            self.coordinator.moves.undrain(host)
+            self.coordinator_turns()
+
+    def _look_at_moves(self) -> None:
+        """What is said to be done is checked, once."""
+        for move in [move for move in self.moves if move[0].status not in (None, "under_way")]:
+            self.moves.remove(move)
+            planned, what, slot = move
+            kind = "migration" if isinstance(what, SubtaskId) else "drain"
+            self.note("%s: %s", planned, planned.reason)
+            self.counts[f"{kind}_{planned.status}"] += 1
+            if planned.status == "done":
+                self.checks.moved(what, slot)
+
     # --- control streams
 
     def report(self, slot: SimSlot, message: control.ControlMessage) -> None:
@@ -402,6 +452,10 @@ class World:
         slot = self._connections[connection]
         if isinstance(message, control.Trim):
             self.checks.trims(message.version)
+        elif isinstance(message, control.Chains):
+            self.checks.plans(message.chains)
+        elif isinstance(message, control.Deploy):
+            self.checks.plans({})  # all begin anew
         at_ms = max(self._down_ms.get(connection, 0), self.now_ms + self.rng_network.randint(0, 2))
         if self.breaks_at_join and isinstance(message, control.Peers):
             at_ms += self._break_at_join(slot, message)
@@ -447,7 +501,7 @@ class World:
         late_ms = self.rng_network.choice((0, 2, 20))
         if self.watches_late:
             late_ms = self.rng_network.choice((200, 3_000))
-        record = SlotRecord(str(process.process), self.host_of(process.index), process.process, process.incarnation)
+        record = SlotRecord(str(process.process), process.host, process.process, process.incarnation)
         told = RegistryTold(SlotNodeGone(process.index, record))
         self.at(self.now_ms + late_ms, self.coordinator_turns, told)
         process.later(self.rng_network.choice((0, 5, 50)), process.session_expired)

@@ -32,6 +32,7 @@ from chain_backup.effects import (
     FallBack,
     FenceSlots,
     FormChains,
+    MoveReported,
     PromoteStandbys,
     ReplaceInCheckpoints,
     TrimLogs,
@@ -40,9 +41,11 @@ from chain_backup.effects import (
 from chain_backup.events import (
     CheckpointAborted,
     CheckpointCompleted,
+    DrainRequested,
     FailoverEvent,
     HeadPersisted,
     JobStarted,
+    MoveRequested,
     PromotionFailed,
     RecordsRefused,
     RecordsWritten,
@@ -52,6 +55,7 @@ from chain_backup.events import (
     StandbysPromoted,
     SubtaskFailed,
     TimeAdvanced,
+    UndrainRequested,
     VersionStaged,
 )
 from chain_backup.failover import FailoverConfig, FailoverProtocol
@@ -187,8 +191,12 @@ class World:
         self.committed: dict[SubtaskId, Snapshot] = {}
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0, "called_off": 0, "evicted": 0, "overlapped": 0}
         self.counts |= {"fenced_first": 0, "registry_silent": 0}
+        self.counts |= {"refused": 0, "under_way": 0, "done": 0, "cancelled": 0}
         self.last_phase: FailoverPhase | None = None
         self.finishing = False
+        self.requests = 0
+        self.asked: dict[int, str | SubtaskId] = {}
+        self.drained: set[str] = set()
         self.throws = self.random.choice((1, 3, 10))
         """Exceptions for each lost slot."""
         for subtask in topology.subtasks:
@@ -228,7 +236,7 @@ class World:
                 for slot in range(self.slots):
                     self.staged[slot][subtask] = {0: snapshot}
         cursors = tuple((s, self.durable[s, self.complete].cursors) for s in self.topology.subtasks)
-        hosts = tuple((slot, f"host{slot // 2}") for slot in range(self.slots))
+        hosts = tuple((slot, self.host(slot)) for slot in range(self.slots))
         self.event(JobStarted(Generation(generation), self.complete, cursors, hosts))
 
     def event(self, event: FailoverEvent) -> None:
@@ -294,6 +302,8 @@ class World:
                 self.start()
             case TrimLogs(version):
                 self.trim(version)
+            case MoveReported(request, status):
+                self.reported(request, status)
 
     def find(self, slot: int, subtask: SubtaskId, version: int) -> Snapshot:
         staged = self.staged[slot].get(subtask, {}).get(version)
@@ -530,6 +540,57 @@ class World:
                 self.event(message)
         return True
 
+    # -------------------------------------------------------------------------------------------------- commands
+
+    def host(self, slot: int) -> str:
+        return f"host{slot // 2}"
+
+    def command(self) -> None:
+        """Somebody wants a subtask elsewhere, a host empty, or to be used again."""
+        self.requests += 1
+        slot, roll = self.random.randrange(self.slots), self.random.random()
+        host = self.host(slot)
+        if roll < 0.6:
+            subtask = self.random.choice(self.topology.subtasks)
+            self.asked[self.requests] = subtask
+            self.event(MoveRequested(self.requests, subtask, slot))
+        elif roll < 0.8:
+            self.asked[self.requests] = host
+            self.event(DrainRequested(self.requests, host, force=self.random.random() < 0.7))
+        elif self.machine.heads:
+            self.drained.discard(host)
+            self.event(UndrainRequested(self.requests, host))
+
+    def reported(self, request: int, status: str) -> None:
+        self.counts[status] += 1
+        what = self.asked.get(request)
+        if status != "refused" and isinstance(what, str) and status != "cancelled":
+            self.drained.add(what)
+        if status == "under_way" or what is None:
+            return
+        del self.asked[request]
+        if status == "done" and isinstance(what, str):
+            assert not self.on(what), f"{what} is said to be empty"
+
+    def on(self, host: str) -> list[SubtaskId]:
+        return [s for s, slots in self.machine.chains.items() if any(self.host(slot) == host for slot in slots)]
+
+    def is_whole(self, subtask: SubtaskId) -> bool:
+        """Whether the chain is as long as it can be, and on no drained host."""
+        usable = {slot for slot in range(self.slots) if self.host(slot) not in self.drained}
+        members = self.machine.chains[subtask]
+        return len(members) == min(self.config.replicas, len(usable)) and usable.issuperset(members)
+
+    def carry_out(self) -> None:
+        """Whatever was asked for is done within a few checkpoints."""
+        for _ in range(40):
+            self.trigger()
+            while self.do_all():
+                pass
+            if not self.asked and all(self.is_whole(subtask) for subtask in self.topology.subtasks):
+                return
+        raise AssertionError(f"not done: {self.asked}, {self.machine.chains}")
+
     # ---------------------------------------------------------------------------------------------------- faults
 
     def lose(self, slot: int, zombie: bool) -> None:
@@ -550,7 +611,7 @@ class World:
         self.inbound[slot].clear()
         self.outbound[slot].clear()
         self.known[slot] = {s: int(g) for s, g in self.machine.generations.items()}
-        self.event(SlotJoined(slot, f"host{slot // 2}"))
+        self.event(SlotJoined(slot, self.host(slot)))
 
     def throw(self, worker: Worker) -> None:
         if self.machine.is_current(worker.subtask, Generation(worker.generation)) and self.alive[worker.slot]:
@@ -610,10 +671,12 @@ class World:
             waiting = self.deaf or self.registry_away
             self.advance(self.random.choice((1, 5, 20, 1_000, 20_000) if waiting else (1, 5, 20)))
 
-    def run(self, faults: int, rate: float = 0.02) -> None:
+    def run(self, faults: int, rate: float = 0.02, commands: float = 0.0) -> None:
         for number in range(faults):
             self.act()
             self.fault(rate)
+            if commands and self.random.random() < commands:
+                self.command()
             if number % 10 == 0:
                 self.check()
         self.finishing, self.registry_away = True, False
@@ -621,6 +684,8 @@ class World:
             if not self.do_all():
                 break
             self.check()
+        if commands:
+            self.carry_out()
         self.check_end()
 
     def do_all(self) -> bool:
@@ -678,7 +743,7 @@ class World:
         for subtask, worker in by_subtask.items():
             assert worker.slot == self.machine.heads[subtask]
             assert worker.generation == self.machine.generations[subtask]
-            assert len(self.machine.chains[subtask]) == min(self.config.replicas, self.slots)
+            assert self.is_whole(subtask)
         for channel in self.channels:
             sender = by_subtask[self.topology.producer(channel)]
             receiver = by_subtask[self.topology.consumer(channel)]

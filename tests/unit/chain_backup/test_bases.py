@@ -212,7 +212,7 @@ def test_a_promotion_beside_a_download_of_the_same_file(tmp_path: Path, monkeypa
     def ignore(*_: Any) -> None:
         return None
 
-    standbys = Standbys(1, tmp_path / "slot", storage, ignore, ignore, deliver_answer)
+    standbys = Standbys(1, tmp_path / "slot", storage, ignore, ignore, deliver_answer, ignore)
     standbys.form({SUBTASK: (1, (0, 1))})
     fields: dict[str, object] = {"base": 0, "lacks": [base_name(handle["files"][0]["name"])]}
     standbys.receive(0, encode(Kind.OFFER, 7, 0, Topic(SUBTASK, 1, 1, 1), fields, json.dumps(handle).encode()))

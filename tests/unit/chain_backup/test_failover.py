@@ -180,6 +180,22 @@ def test_a_lost_standby_shortens_chains_and_fails_nothing_over() -> None:
     assert not history.active()
 
 
+def test_standbys_are_missing_until_they_are_in_step() -> None:
+    history = running()
+    assert History().machine.missing == history.machine.missing == 0
+    history.checkpoint(1)
+    history.recover(history.at(100, lost(1)))
+    assert history.machine.missing == 6, "slot 1 was in three chains of each stage"
+    history.at(200, SlotJoined(1, "host1"))
+    assert history.machine.missing == 6
+    members = history.machine.chains
+    joined = [subtask for subtask in TWO_STAGES.subtasks if 1 in members[subtask]]
+    generations = history.machine.generations
+    for left, subtask in zip(range(5, -1, -1), joined, strict=True):
+        history.at(300, VersionStaged(subtask, 1, generations[subtask], 1))
+        assert history.machine.missing == left
+
+
 def test_the_first_standby_that_has_the_last_complete_version_is_promoted() -> None:
     history = running()
     history.at(10, *history.persisted(1), CheckpointCompleted(1))
@@ -897,3 +913,20 @@ def test_limits_are_checked(name: str, value: int) -> None:
 def test_a_bad_strategy_is_refused_before_the_job_starts() -> None:
     with pytest.raises(ConfigurationError, match="not the home"):
         FailoverProtocol(TWO_STAGES, 4, FailoverConfig(), lambda index, alive, hosts, replicas: (3,))
+
+
+# ------------------------------------------------------------------------------------------------ what members have
+
+
+def test_it_is_told_which_version_each_member_has() -> None:
+    history = running()
+    assert history.machine.holdings[0] == (C0, 1, 0, [(0, 0, False), (1, 0, False), (2, 0, False)])
+    history.checkpoint(1)
+    assert history.machine.holdings[0] == (C0, 1, 1, [(0, 1, False), (1, 1, False), (2, 1, False)])
+    for event in history.persisted(2):
+        history.at(history.now_ms, event)
+    history.at(history.now_ms, VersionStaged(C0, 2, G1, 2))
+    assert history.machine.holdings[0] == (C0, 1, 2, [(0, 2, False), (1, 1, False), (2, 2, False)])
+    history.recover(history.at(100, lost()))
+    history.at(200, SlotJoined(1, "host1"))
+    assert history.machine.holdings[0][3][-1] == (1, None, True)

@@ -121,7 +121,7 @@ def test_any_second_slot_lost_in_any_phase(stage: str, first: int, second: int) 
     check_whole(history, lost_slots=(first, second))
     heads = history.machine.heads
     assert all(heads[s] not in (first, second) for s in heads)
-    history.at(200, SlotJoined(first, "x"), SlotJoined(second, "x"))
+    history.at(200, SlotJoined(first, f"host{first}"), SlotJoined(second, f"host{second}"))
     assert all(len(members) == 3 for members in history.machine.chains.values())
 
 

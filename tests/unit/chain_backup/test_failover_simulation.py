@@ -33,6 +33,7 @@ FORK = Topology(("a", "b", "c", "d"), 2, ((0, "a", "b"), (1, "a", "c"), (2, "b",
     pending_versions=st.booleans(),
     failback=st.booleans(),
     rate=st.sampled_from([0.0, 0.0005, 0.002, 0.01]),
+    commands=st.sampled_from([0.0, 0.0, 0.003, 0.02]),
 )
 def test_any_schedule_of_faults(
     seed: int,
@@ -42,9 +43,10 @@ def test_any_schedule_of_faults(
     pending_versions: bool,
     failback: bool,
     rate: float,
+    commands: float,
 ) -> None:
     config = FailoverConfig(replicas=replicas, pending_versions=pending_versions, failback=failback)
-    World(seed, topology, slots, config).run(1_000, rate)
+    World(seed, topology, slots, config).run(1_000, rate, commands)
 
 
 def test_without_faults_nothing_fails_over_and_checkpoints_are_trimmed() -> None:
@@ -60,7 +62,7 @@ def test_the_seeds_see_everything() -> None:
     seen: Counter[str] = Counter()
     for seed in range(1_000):
         world = World(seed, (TWO, THREE)[seed % 2], 4, FailoverConfig(pending_versions=seed % 4 > 1))
-        world.run(1_000, 0.001)
+        world.run(1_000, 0.001, (0.0, 0.005)[seed % 3 == 0])
         seen.update(world.counts)
         if all(seen[what] for what in world.counts):
             return
@@ -118,3 +120,39 @@ def test_a_machine_with_a_mistake_is_found_out(
     with pytest.raises((AssertionError, InvariantViolation)):
         for seed in range(300):
             World(seed, topology, 4, FailoverConfig(pending_versions=True)).run(1_500, 0.002)
+
+
+def carry_out_moves(seeds: range) -> None:
+    for seed in seeds:
+        world = World(seed, (TWO, WIDE)[seed % 2], 5, FailoverConfig(replicas=2, failback=False))
+        world.run(1_500, 0.002, 0.02)
+
+
+def test_moves_are_carried_out_among_failures() -> None:
+    carry_out_moves(range(30))
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "mistake"),
+    [
+        (failover.FailoverProtocol, "_goal", lambda self, chain: chain.planned[-1]),
+        (chains.ChainTable, "thin_out", lambda self, hasty: None),
+    ],
+)
+def test_a_mistake_in_moving_is_found_out(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, mistake: Any) -> None:
+    monkeypatch.setattr(where, name, mistake)
+    with pytest.raises((AssertionError, InvariantViolation)):
+        carry_out_moves(range(60))
+
+
+def test_a_slot_joins_while_a_handover_can_be_called_off_and_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not take those for fenced who go on after all."""
+
+    def run() -> None:
+        config = FailoverConfig(replicas=2, pending_versions=True, failback=False)
+        World(433, WIDE, 5, config).run(1_500, 0.0005, 0.02)
+
+    run()
+    monkeypatch.setattr(failover.FailoverProtocol, "_untold", {})
+    with pytest.raises(AssertionError, match="not done"):
+        run()

@@ -743,3 +743,18 @@ def test_closing_leaves_nothing_open(cluster: Cluster, small_chunks: None) -> No
     cluster.close()
     assert not list(cluster.root.glob("slot-*/*/standby-*"))
     assert not list(cluster.root.glob("slot-*/*/replica"))
+
+
+def test_versions_whose_checkpoints_were_given_up_are_not_kept_but_for_the_newest(cluster: Cluster) -> None:
+    """A job that completes no checkpoint for long would fill memory with handles."""
+    versions(cluster, 1)
+    for _ in range(12):
+        versions(cluster, 1, trim=False)
+        for agent in cluster.network.agents.values():
+            agent.abort(cluster.version)
+    for slot in (0, 1, 2):
+        assert list(cluster.network.agents[slot]._members[SUBTASK].replica.staged) == [1, 13]
+    versions(cluster, 1, trim=False)
+    for slot in (0, 1, 2):
+        assert list(cluster.network.agents[slot]._members[SUBTASK].replica.staged) == [1, 14]
+    cluster.check(cluster.promote(1, 14), cluster.models[14])

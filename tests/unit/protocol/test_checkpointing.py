@@ -42,6 +42,7 @@ from flinkplus.protocol.events import (
     TimeAdvanced,
 )
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.in_flight import AbortCause
 
 S0, S1, K0 = SubtaskId("lines", 0), SubtaskId("lines", 1), SubtaskId("count+out", 0)
 SUBTASKS, SOURCES = (S0, S1, K0), (S0, S1)
@@ -149,7 +150,8 @@ def test_a_declined_checkpoint_is_aborted_and_the_next_one_comes() -> None:
     history.at(105, acks(C1)[0])
     effects = history.at(110, SnapshotDeclined(C1, K0, G1, "disk full"))
     reason = "count+out[0] declined: disk full"
-    stats = CheckpointStats(C1, G1, False, CheckpointOutcome.ABORTED, reason, 100, None, 110, 1, 3)
+    outcome, cause = CheckpointOutcome.ABORTED, AbortCause.OTHER
+    stats = CheckpointStats(C1, G1, False, outcome, reason, 100, None, 110, 1, 3, cause)
     assert effects == [AbortCheckpoint(C1, reason, G1), RecordCheckpoint(stats)]
     assert history.at(120, *acks(C1), SnapshotDeclined(C1, S0, G1, "late")) == []
     assert history.time(200) == [trigger(C2)]
@@ -745,3 +747,57 @@ def test_the_last_checkpoint_is_never_unaligned() -> None:
         TriggerCheckpoint(C1, SOURCES, True, G1)
     ]
     assert history.at(5_000, TimeAdvanced()) == []
+
+
+# --- what was in flight
+
+
+def held(subtask: SubtaskId, in_flight_bytes: int, checkpoint: CheckpointId = C1) -> SnapshotAcknowledged:
+    return SnapshotAcknowledged(checkpoint, subtask, G1, "handle", in_flight_bytes)
+
+
+def recorded(effects: list[CheckpointingEffect]) -> list[tuple[AbortCause | None, str]]:
+    return [(effect.stats.cause, effect.stats.reason) for effect in effects if isinstance(effect, RecordCheckpoint)]
+
+
+def test_a_checkpoint_that_would_bring_too_much_into_one_slot_is_given_up() -> None:
+    """A deployment puts the subtasks of one index into one slot, wherever they were when the checkpoint was taken."""
+    history = started(in_flight_slot_bytes=100, in_flight_job_bytes=1_000)
+    history.time(100)
+    assert history.at(110, held(S0, 60), held(S1, 90)) == []
+    effects = history.at(120, held(K0, 41))
+    why = "101 bytes were in flight to subtasks 0, and 100 are the most"
+    assert effects[0] == AbortCheckpoint(C1, why, G1) and recorded(effects) == [(AbortCause.OVER_BUDGET, why)]
+    assert history.machine.pending == ()
+
+
+def test_a_checkpoint_that_holds_too_much_in_all_is_given_up() -> None:
+    history = started(in_flight_slot_bytes=100, in_flight_job_bytes=150)
+    history.time(100)
+    assert history.at(110, held(S0, 60), held(S1, 60)) == []
+    assert kinds(history.at(111, held(S1, 60))) == [], "it has said so before"
+    why = "160 bytes were in flight in the job, and 150 are the most"
+    assert recorded(history.at(120, held(K0, 40))) == [(AbortCause.OVER_BUDGET, why)]
+
+
+def test_what_a_checkpoint_may_hold_at_most_is_held() -> None:
+    history = started(in_flight_slot_bytes=100, in_flight_job_bytes=150)
+    history.time(100)
+    history.at(110, held(S0, 60))
+    history.at(111, SubtasksReplaced(((S0, CheckpointId(0)),)))
+    assert kinds(history.at(112, held(S1, 50), held(K0, 40), held(S0, 60))) == ["StoreManifest"], "it counts once"
+
+
+def test_after_too_much_was_in_flight_the_next_checkpoint_is_aligned_and_the_one_after_it_may_overtake() -> None:
+    history = History(CheckpointConfig(interval_ms=1_000, aligned_timeout_ms=0))
+    history.at(0, RUNNING)
+    assert kinds(history.time(1_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"]
+    history.at(1_010, SnapshotDeclined(C1, K0, G1, "too much", AbortCause.OVER_BUDGET))
+    assert kinds(history.time(2_000)) == ["TriggerCheckpoint"]
+    assert history.machine.next_deadline_ms() == 62_000, "it waits for the snapshots, and for nothing else"
+    history.at(2_010, SnapshotDeclined(C2, K0, G1, "disk full"))
+    assert kinds(history.time(3_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"]
+    history.at(3_010, SnapshotDeclined(C3, K0, G1, "disk full"))
+    assert kinds(history.time(4_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"], (
+        "only where too much was in flight"
+    )

@@ -10,11 +10,11 @@ import pytest
 
 from flinkplus.protocol.determinants import Choice, decode_runs, unpack
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.in_flight import AbortCause, InFlightBudget, Logs, cost_of
 from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry, OutputChannel
-from flinkplus.protocol.snapshots import Logs
 from flinkplus.protocol.subtask import MAX_OVERTAKEN_BYTES, SubtaskSteps
 from tests.unit.protocol.test_replay import INPUTS, Folding, message
 from upstream_cache.log import OutputLog
@@ -32,6 +32,7 @@ class Overtaken(Folding):
     def __init__(self, promotion: Promotion | None = None) -> None:
         self.copied: dict[int, dict[str, int]] = {}
         self.persisted_of: dict[int, Logs] = {}
+        self.answered: dict[int, Any] = {}
         super().__init__(2 if promotion else 1, iter(count()), promotion, unaligned=True)
 
     @staticmethod
@@ -46,6 +47,15 @@ class Overtaken(Folding):
 
     def _pack(self, message: Message, payload: Any) -> Any:
         return message
+
+    def _size_of(self, packed: Message) -> int:
+        return cost_of(packed)
+
+    def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
+        self.answered[checkpoint] = handle
+
+    def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
+        self.answered[checkpoint] = cause
 
     def close_outputs(self) -> None:
         """No consumer grants any credit."""
@@ -100,7 +110,8 @@ def test_the_state_is_copied_before_all_that_waits_and_that_is_recorded() -> Non
     saved: dict[str, Any] = {"inputs": subtask.copied[1]}
     subtask.add_logs(subtask.persisted_of[1], saved)
     assert saved["inputs"] == {str(CHANNELS[0]): 3, str(CHANNELS[1]): 2, str(CHANNELS[2]): 2}, "behind the barriers"
-    assert subtask.persisted_of[1][CHANNELS[0]].size_bytes == 20
+    sizes = [cost_of(message) for message, _ in subtask.persisted_of[1][CHANNELS[0]].messages]
+    assert subtask.persisted_of[1][CHANNELS[0]].size_bytes == sum(sizes)
 
 
 def test_without_an_order_it_aligns() -> None:
@@ -348,3 +359,50 @@ def test_a_channel_that_is_opened_meanwhile_has_room_as_well_and_the_usual_limit
             subtask.outputs.append_records(first, number, None, 10)
     limits = [end.log.max_unsent_messages for end in subtask.outputs.channels.values()]
     assert limits == [MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, ROOM]
+
+
+def snapshot_with(subtask: Overtaken, waiting: int, checkpoint: CheckpointId, seq: int) -> None:
+    """A checkpoint whose barrier overtakes ``waiting`` messages on the first channel, where ``seq`` is the next."""
+    subtask.overtake(checkpoint)
+    for number in range(waiting):
+        subtask.receive(message(CHANNELS[0], seq + number, 0), None)
+    subtask.receive(barrier(CHANNELS[0], seq + waiting, checkpoint), None)
+    subtask.run()
+    for channel in CHANNELS[1:]:
+        subtask.receive(barrier(channel, checkpoint - 1, checkpoint), None)
+    saved: dict[str, Any] = {"inputs": subtask.copied[checkpoint]}
+    subtask.add_logs(subtask.persisted_of[checkpoint], saved)
+    subtask.persisted(checkpoint, {"operator_state": saved}, "")
+
+
+def test_a_snapshot_that_holds_too_much_is_declined_and_the_next_one_is_not() -> None:
+    budget = InFlightBudget(16 * cost_of(message(CHANNELS[0], 0, 0)))
+    subtask = Overtaken()
+    subtask._incarnation.in_flight = budget
+    snapshot_with(subtask, 9, ONE, 0)
+    assert subtask.answered == {1: AbortCause.OVER_BUDGET} and budget.held_bytes == 0
+    subtask.work_off()
+    snapshot_with(subtask, 2, TWO, 10)
+    held = subtask.answered[TWO]["operator_state"]
+    assert held["in_flight_bytes"] == sum(cost_of(one) for each in held["in_flight"].values() for one in each) > 0
+    assert budget.held_bytes == 0, "what is stored is not held any more"
+
+
+def test_what_a_snapshot_takes_in_the_handle_may_be_too_much_though_it_seemed_little() -> None:
+    subtask = Overtaken()
+    subtask._incarnation.in_flight = InFlightBudget(1 << 20)
+    subtask._size_of = lambda packed: 1 << 18  # type: ignore[method-assign]
+    snapshot_with(subtask, 1, ONE, 0)
+    assert subtask.answered == {1: AbortCause.OVER_BUDGET}
+
+
+def test_a_subtask_that_ends_gives_back_what_its_snapshots_held() -> None:
+    subtask = Overtaken()
+    budget = subtask._incarnation.in_flight = InFlightBudget()
+    subtask.overtake(ONE)
+    subtask.receive(message(CHANNELS[0], 0, 0), None)
+    subtask.receive(barrier(CHANNELS[1], 0), None)
+    subtask.run()
+    assert budget.held_bytes > 0
+    subtask.release_logs()
+    assert budget.held_bytes == 0

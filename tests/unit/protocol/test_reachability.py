@@ -291,3 +291,22 @@ def test_one_that_dies_while_it_waits_has_to_wait_no_longer() -> None:
     assert job.machine.next_deadline_ms() is None
     job.come(1, "host1")
     assert job.machine.next_deadline_ms() == due_ms
+
+
+def test_slots_of_a_host_that_are_set_aside_together_wait_as_long_as_one() -> None:
+    job = Job(4, hosts="aabb")
+    job.new.update((2, 3))
+    job.say(0, 2, 3)
+    assert [effect.slot for effect in job.look() if isinstance(effect, SetSlotAside)] == [2, 3]
+    job.say(0)
+    begun_ms = job.now_ms
+    assert job.look() == [LetSlotJoin(2), LetSlotJoin(3)]
+    assert job.now_ms - begun_ms == FIRST_PAUSE_MS
+
+
+def test_of_a_host_that_is_given_up_only_those_that_have_joined_are_ended() -> None:
+    job = Job(4, hosts="aabb")
+    job.new.add(3)
+    job.say(0, 2)
+    job.subtasks[0] = 9
+    assert job.given_up() == [2]

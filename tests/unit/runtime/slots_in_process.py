@@ -190,6 +190,7 @@ class Cluster:
             slot = self.slots.get(index)
             if slot is None:
                 continue
+            slot._inbox.poll()  # for what it does when it is its turn
             for _ in range(self.random.randint(1, 30)):
                 if slot._inbox.empty():
                     break

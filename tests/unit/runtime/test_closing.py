@@ -47,6 +47,7 @@ def test_every_part_is_closed_also_when_one_raises() -> None:
     subtask.operators = operators
     subtask.outputs = OutputGate(Generation(1), 16, 100, lambda slot, frame: None, lambda message, payload: None)
     subtask._trace = None
+    subtask._logs, subtask._persisting = {}, {}
     subtask.state = Closable("state", told)  # type: ignore[assignment]
     subtask.seen = Closable("seen", told)  # type: ignore[assignment]
     subtask._ports = SimpleNamespace(beside=None)  # type: ignore[assignment]

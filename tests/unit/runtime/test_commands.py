@@ -84,7 +84,7 @@ class Driver:
         self.waiting: list[Later] = []
         self.commands.add(Add, add)
         self.commands.add(Wait, self._wait)
-        self.door = CommandDoor(HOST, credentials, self.inbox, self.commands)
+        self.door = CommandDoor(HOST, credentials, self.inbox, self.commands, self.inbox.call_soon)
         self.access = Access("1", "job", self.door.address, socket.gethostname(), this_process(), credentials)
         self._stopping = False
         self._thread = threading.Thread(target=self._run)
@@ -243,7 +243,9 @@ def test_a_slot_is_no_shell(driver: Driver) -> None:
 
 def test_a_second_request_before_the_reply_and_a_long_one_end_the_connection(driver: Driver) -> None:
     with driver.dial() as connection:
-        connection.sendall(framed(encode_request(Wait())) * 2)
+        connection.sendall(framed(encode_request(Wait())))
+        wait_until(lambda: bool(driver.waiting), "the first one is there")
+        connection.sendall(framed(encode_request(Wait())))
         assert connection.recv(1) == b""
     wait_until(lambda: not driver.waiting[0].wanted, "the first one is wanted no more")
     with driver.dial() as connection:
@@ -348,7 +350,19 @@ def test_a_file_that_others_may_read_is_not_used(tmp_path: Path) -> None:
         read_access(path)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"pid": "1"}, {"key": "xyz"}, {"tls": {"a": 1}}, {"address": None}])
+def test_a_pipe_in_the_files_place_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "flinkplus-strangers").mkdir()
+    os.mkfifo(tmp_path / "flinkplus-strangers" / ACCESS_FILE, 0o666)
+    (tmp_path / "flinkplus-mine").mkdir()
+    path = write_access(tmp_path / "flinkplus-mine", an_access())
+    assert [found for found, _ in running_jobs()] == [path]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": 2}, {"pid": "1"}, {"key": "xyz"}, {"tls": {"a": 1}}, {"address": None}, {"created_s": 10**400}],
+)
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     path = write_access(tmp_path, an_access())
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))

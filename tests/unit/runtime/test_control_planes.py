@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ import pytest
 from flinkplus.config import Options, options_from
 from flinkplus.runtime import control, handshake
 from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.handshake import Connecting, Refusals
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import (
     ControlArrived,
@@ -222,3 +225,78 @@ def test_grpc_calls_of_strangers_are_refused_and_counted() -> None:
     cluster.wait(0.05)
     assert cluster.heard[0] == [] and cluster.coordinator.refusals.total == len(calls)
     cluster.close()
+
+
+def test_grpc_connections_of_strangers_take_no_more_than_so_many_files() -> None:
+    from flinkplus.runtime.grpc_door import MAX_CONNECTIONS
+
+    cluster = Cluster("grpc")
+    link = cluster.link(1, cluster.ours)
+    link.send(REGISTER)
+    cluster.until(lambda: messages(cluster.heard[0]) == [REGISTER])
+    files = len(os.listdir("/proc/self/fd"))
+    held = []
+    for _ in range(MAX_CONNECTIONS + 200):
+        held.append(socket.create_connection(parse_address(cluster.address)))
+    cluster.wait(0.5)
+    accepted = len(os.listdir("/proc/self/fd")) - files - len(held)
+    assert MAX_CONNECTIONS // 2 < accepted <= MAX_CONNECTIONS
+    link.send(HEARTBEAT)
+    cluster.until(lambda: messages(cluster.heard[0]) == [REGISTER, HEARTBEAT])
+    for sock in held:
+        sock.close()
+    late = cluster.link(2, cluster.ours)
+    late.send(dataclasses.replace(REGISTER, slot=2))
+    cluster.until(lambda: len(messages(cluster.heard[0])) == 3)
+    cluster.close()
+
+
+class _Call:
+    """A call from ``place`` as a door sees it."""
+
+    def __init__(self, place: str, metadata: dict[str, bytes]) -> None:
+        self._place = place
+        self._metadata = metadata
+        self.challenge = b""
+
+    def invocation_metadata(self) -> dict[str, bytes]:
+        return self._metadata
+
+    def peer(self) -> str:
+        return self._place
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        ((_, self.challenge),) = metadata
+
+    async def abort(self, _code: Any, details: str) -> None:
+        raise RuntimeError(details)
+
+
+def test_a_crowd_of_grpc_calls_keeps_nobody_out_who_comes_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flinkplus.runtime.grpc_door import HELLO, NONCE, PROOF, Door
+
+    refusals = Refusals()
+    door = Door(OURS, b"test/1", refusals)
+
+    def say_hello(place: str) -> tuple[Connecting, _Call]:
+        connecting = Connecting(OURS.secret, b"test/1", "me", "you")
+        call = _Call(place, {HELLO: connecting.hello})
+        assert asyncio.run(door.admit(call)) is None
+        return connecting, call
+
+    def prove(connecting: Connecting, call: _Call) -> dict[str, bytes]:
+        proof = connecting.answer(call.challenge)
+        return {NONCE: call.challenge[: handshake.NONCE_BYTES], PROOF: proof}
+
+    early = say_hello("ipv4:10.0.0.1:4000")
+    for port in range(handshake.MAX_STRANGERS + 50):
+        crowded = say_hello(f"ipv4:10.0.0.2:{port}")
+    assert refusals.by_reason() == {handshake.CROWD: 51}
+    found = asyncio.run(door.admit(_Call("ipv4:10.0.0.1:4000", prove(*early))))
+    assert found is not None and found.name == "me"
+    with pytest.raises(RuntimeError):
+        asyncio.run(door.admit(_Call("ipv4:10.0.0.1:4000", prove(*early))))
+    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.0)
+    with pytest.raises(RuntimeError):
+        asyncio.run(door.admit(_Call("ipv4:10.0.0.2:4000", prove(*crowded))))
+    assert refusals.by_reason() == {handshake.CROWD: 51, handshake.TIMEOUT: 2}, "an answer counts once, and in time"

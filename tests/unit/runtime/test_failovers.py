@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chain_backup.events import RecordsWritten
+from flinkplus.errors import ControlMessageTooLarge
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId
@@ -246,3 +247,32 @@ def test_messages_for_others_are_not_taken() -> None:
     member = job.members.get(0)
     assert member is not None
     assert not job.failovers.take(member, control.Stopped())
+
+
+def test_of_a_version_whose_checkpoint_was_given_up_no_handle_is_kept_when_there_is_a_newer_one() -> None:
+    """A job that completes none for long would fill the driver's memory with them."""
+    job = Job()
+    for number in range(1, 50):
+        job.failovers.acknowledged(C1, G1, CheckpointId(number), HANDLE)
+        job.failovers.aborted(CheckpointId(number))
+    assert list(job.failovers._handles._handles[C1]) == [49]
+    job.failovers.acknowledged(C1, G1, CheckpointId(50), HANDLE)
+    job.failovers.acknowledged(C1, G1, CheckpointId(51), HANDLE)
+    assert list(job.failovers._handles._handles[C1]) == [50, 51], "these may become complete"
+
+
+def test_an_order_that_nobody_would_take_is_no_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot would break the connection. The next in the chain is asked, and then all roll back."""
+    job = Job()
+
+    def send(connection: int, message: control.ControlMessage) -> None:
+        if isinstance(message, control.Promote):
+            raise ControlMessageTooLarge("Promote would take 9 bytes, and 8 are the most")
+        job.wires.sent.append((connection, message))
+
+    monkeypatch.setattr(job.wires, "send", send)
+    job.lose(1)
+    job.work()
+    job.fence()
+    (refused,) = [event for event in job.heard if isinstance(event, core.LocalFailoverRefused)]
+    assert "not promoted on slot 2: Promote would take 9 bytes, and 8 are the most; no standby of" in refused.reason

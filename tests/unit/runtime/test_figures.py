@@ -11,6 +11,7 @@ from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.tokenize import Tokenize
 from flinkplus.protocol.effects import CheckpointOutcome, CheckpointStats
 from flinkplus.protocol.ids import CheckpointId, Generation
+from flinkplus.protocol.in_flight import AbortCause
 from flinkplus.runtime.figures import Figures
 from flinkplus.sources.text import SCHEMA
 
@@ -59,9 +60,22 @@ def test_how_a_checkpoint_was_taken(mode: str) -> None:
     assert (found["mode"], found["in_flight_bytes"]) == ("synchronous" if mode == "synchronous" else "aligned", 0)
     if mode == "unaligned":
         for subtask, size in (("words[1]", 300), ("words[2]", 40)):
-            figures.snapshot(1, subtask, {"operator_state": {}, "overtaken": True, "in_flight_bytes": size})
+            saved = {"in_flight_bytes": size}
+            figures.snapshot(1, subtask, {"operator_state": saved, "overtaken": True, "bytes_new": 5, "bytes_total": 9})
         (found,) = figures.checkpoints()
         assert (found["mode"], found["in_flight_bytes"]) == ("unaligned", 340)
+        assert (found["bytes_new"], found["bytes_total"]) == (350, 358), "it is stored, too"
+
+
+def test_why_checkpoints_were_given_up_is_told_and_counted() -> None:
+    figures = of_words()
+    for number, cause in enumerate((AbortCause.OVER_BUDGET, AbortCause.OTHER, None), 1):
+        figures.triggered(number)
+        outcome = CheckpointOutcome.COMPLETE if cause is None else CheckpointOutcome.ABORTED
+        stats = CheckpointStats(CheckpointId(number), Generation(1), False, outcome, "", 0, 1, 2, 1, 1, cause)
+        figures.checkpoint(stats)
+    assert [found["cause"] for found in figures.checkpoints()] == ["over budget", "other", ""]
+    assert (figures.completed, figures.aborted, figures.over_budget) == (1, 2, 1)
 
 
 def test_a_late_heartbeat_does_not_take_back_the_final_counters() -> None:

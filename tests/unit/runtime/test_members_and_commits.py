@@ -6,18 +6,22 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from flinkplus.errors import PeerProtocolError, StateError
+from flinkplus.errors import ControlMessageTooLarge, PeerProtocolError, StateError
 from flinkplus.graph import JobGraph
+from flinkplus.protocol import effects
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.commits import Commits
+from flinkplus.runtime.deployments import JobDriver
 from flinkplus.runtime.members import Members
 from flinkplus.state import files
 from flinkplus.state.delta import describe
 from flinkplus.state.storage import CheckpointStorage
+from tests.unit.runtime.failover_job import Job
 
 
 @pytest.fixture
@@ -82,3 +86,42 @@ def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
     assert found is not None and found[0] == 2
     commits.drop(CheckpointId(2))
     assert not (tmp_path / "checkpoints/state/count[0]/1-1-1.sst").exists()
+
+
+def test_manifests_before_the_newest_committed_one_are_not_in_memory(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "checkpoints")
+    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    commits = Commits(JobGraph(), storage)
+    for number in range(1, 5):
+        handles = [(SubtaskId("count", 0), {"files": [], "operator_state": {"number": number}})]
+        commits.store(CheckpointId(number), Generation(1), handles, False)
+        if number < 4:
+            commits.commit(CheckpointId(number))
+    assert sorted(commits._manifests) == [3, 4]
+    assert commits.handles(CheckpointId(2))["count[0]"]["operator_state"] == {"number": 2}, "it is on storage"
+
+
+def test_a_deployment_that_nobody_would_take_ends_the_job_and_takes_nothing_back() -> None:
+    """The slot would break the connection, each time anew. The checkpoint is sound: no older one is gone back to."""
+    job = Job()
+
+    def send(connection: int, message: control.ControlMessage) -> None:
+        raise ControlMessageTooLarge("Deploy would take 9 bytes, and 8 are the most")
+
+    job.wires.send = send  # type: ignore[method-assign]
+    commits = SimpleNamespace(handles=lambda checkpoint: {"count[0]": {}})
+    driver = JobDriver(
+        job.dispatch, job, job.deployment, commits, job.recoveries, (), (), lambda *_: None, lambda _: None  # type: ignore[arg-type]
+    )  # fmt: skip
+    with pytest.raises(ControlMessageTooLarge, match="checkpoint 1 on slot 0: Deploy would take 9 bytes"):
+        driver.apply(effects.Deploy(Generation(2), CheckpointId(1), ((SubtaskId("count", 0), 0),)))
+    assert job.heard == []
+
+
+def test_a_message_that_is_too_large_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = control.SnapshotAcked(1, 1, "count[0]", {"operator_state": "x" * 100})
+    monkeypatch.setattr(control, "MAX_BYTES", len(control.encode(message)))
+    assert control.decode(control.encode(message)) == message
+    monkeypatch.setattr(control, "MAX_BYTES", control.MAX_BYTES - 1)
+    with pytest.raises(ControlMessageTooLarge, match=r"SnapshotAcked would take \d+ bytes, and \d+ are the most"):
+        control.encode(message)

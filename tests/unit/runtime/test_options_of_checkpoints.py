@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from flinkplus.config import Options, options_from
+from flinkplus.config import MAX_IN_FLIGHT_MB, Options, options_from
 from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.control import MAX_BYTES
 from flinkplus.runtime.limits import configs
 from flinkplus.runtime.running import _check_mode, check_loops
 
@@ -24,6 +25,14 @@ from flinkplus.runtime.running import _check_mode, check_loops
 )
 def test_when_barriers_overtake(options: dict[str, Any], timeout_ms: int | None) -> None:
     assert configs(options_from({}, options))[0].aligned_timeout_ms == timeout_ms
+
+
+def test_how_much_may_be_in_flight() -> None:
+    config, _ = configs(options_from({"spark.flinkplus.inFlightMb": "10"}, {}))
+    assert (config.in_flight_slot_bytes, config.in_flight_job_bytes) == (10 << 20, 40 << 20)
+    assert MAX_IN_FLIGHT_MB << 20 <= MAX_BYTES // 2, "a deployment tells of other things, too"
+    with pytest.raises(ConfigurationError, match="in_flight_mb must be a whole number from 1 to 128, not 129"):
+        options_from({}, {"in_flight_mb": 129})
 
 
 def test_options_may_come_from_the_session() -> None:

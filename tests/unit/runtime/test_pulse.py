@@ -13,13 +13,16 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from flinkplus.runtime import pulse as pulse_module
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.pulse import MAX_NAMES, Pulse, Pulses, pulse_key
 from flinkplus.runtime.pulse_process import datagram, stands_still
+from flinkplus.runtime.tcp import parse_address
 
 SECRET = b"a secret"
 KEY = pulse_key(SECRET)
 TIMEOUT_S = 0.4
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the filter and the count are Linux's")
 
 
 class Clock:
@@ -53,7 +56,7 @@ class Driver:
     def send(self, data: bytes) -> None:
         host, port = self.pulses.address.split(":")
         self.out.sendto(data, (host, int(port)))
-        self.inbox.sleep(1.0)
+        self.inbox.sleep(0.02)  # less, when it is taken in
 
     def turns(self, span_s: float, names: str, heard: str = "") -> list[str]:
         """Let time pass, ``heard`` beating; the first answer that says somebody is silent."""
@@ -131,11 +134,58 @@ def test_strangers_and_repetitions_are_not_believed(driver: Driver) -> None:
     for data in (b"x", b"\0" * 40, old[:-1], old + b"x", os.urandom(100), os.urandom(1000)):
         driver.send(data)
     assert driver.turns(0.2, "abcd", "acd") == ["b"]
+    assert driver.pulses.refused == 7 + 7 + 6
+
+
+FORGED = (b"x", b"x" * 40, pulse_key(b"guessed") * 3, b"x" * 9000)
+
+
+def flood(driver: Driver, data: bytes) -> None:
+    """More than a socket's buffer takes, before the driver's loop turns."""
+    address = parse_address(driver.pulses.address)
+    for _ in range(1000):
+        driver.out.sendto(data, address)
+
+
+@linux
+@pytest.mark.parametrize("data", FORGED, ids=len)
+def test_a_flood_takes_no_pulses_place(driver: Driver, data: bytes) -> None:
+    driver.hear(*"abcd")
+    for _ in range(8):
+        flood(driver, data)
+        assert driver.turns(0.05, "abcd", "acd") == []
+    assert driver.turns(0.05, "abcd", "acd") == ["b"], "who is silent is noticed all the same"
+    assert driver.pulses.refused == 8000
+
+
+@pytest.mark.parametrize("data", [*FORGED, datagram("b", 1, KEY)], ids=len)
+def test_where_a_flood_comes_through_silence_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    """Of who has heard a pulse and repeats it; of anybody where the kernel has no filter."""
+    monkeypatch.setattr(pulse_module, "_attach_filter", lambda _sock, _begin: False)
+    driver = Driver()
+    try:
+        driver.hear(*"abcd")
+        for _ in range(20):
+            flood(driver, data)
+            assert driver.turns(0.05, "abcd", "a") == []
+        driver.turns(0.05, "abcd", "acd")
+        assert driver.turns(TIMEOUT_S + 0.1, "abcd", "acd") == ["b"], "the crowd has gone"
+        assert driver.pulses.refused > 1000 and len(caplog.records) < 20
+    finally:
+        driver.close()
+
+
+@linux
+def test_the_kernel_takes_a_filter() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        assert pulse_module._attach_filter(sock, b"12345678")
 
 
 def test_names_are_bounded(driver: Driver) -> None:
     for number in range(MAX_NAMES + 10):
-        driver.pulses._take(datagram(str(number), 1, KEY))
+        assert driver.pulses._believed(datagram(str(number), 1, KEY))
     assert len(driver.pulses._last) == MAX_NAMES
 
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flinkplus.config import Options
+from flinkplus.errors import PeerProtocolError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId
+from flinkplus.protocol.in_flight import AbortCause
 from flinkplus.runtime import control
+from flinkplus.runtime.commits import Commits
+from flinkplus.runtime.coordinator import Coordinator, dispatch_at
+from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.figures import Figures
+from flinkplus.runtime.outcome import Restore
+from flinkplus.runtime.planes import ControlArrived
 from flinkplus.runtime.presence import Presence
 from flinkplus.runtime.reports import Reports
+from flinkplus.runtime.tcp import parse_address
+from flinkplus.state.storage import CheckpointStorage
 from tests.unit.runtime.failover_job import C1, G1, L1, Job
+from tests.unit.runtime.slots_in_process import graph_of
 
 HANDLE: dict[str, Any] = {"operator_state": {"inputs": {}, "outputs": {}}}
 
@@ -57,6 +71,18 @@ def test_what_a_subtask_says_is_of_the_deployment_to_the_other_machines() -> Non
     job = Reported()
     job.fail_over()
     assert job.report(2, acked(2)) == [core.SnapshotAcknowledged(CheckpointId(1), C1, G1, HANDLE)]
+    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
+        core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
+    ]
+    handle = {"operator_state": {**HANDLE["operator_state"], "in_flight_bytes": 77}}
+    assert job.report(2, control.SnapshotAcked(2, 1, "count[1]", handle)) == [
+        core.SnapshotAcknowledged(CheckpointId(1), C1, G1, handle, 77)
+    ]
+    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "many", "over budget")) == [
+        core.SnapshotDeclined(CheckpointId(1), C1, G1, "many", AbortCause.OVER_BUDGET)
+    ]
+    with pytest.raises(PeerProtocolError, match="refused for the cause 'whim'"):
+        job.report(2, control.SnapshotRefused(2, 1, "count[1]", "no", "whim"))
     assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
         core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
     ]
@@ -184,6 +210,12 @@ def test_what_is_said_of_a_process_that_is_gone_has_no_effect() -> None:
     assert job.is_there(2)
 
 
+def test_what_is_no_slot_is_refused() -> None:
+    job = Standing()
+    with pytest.raises(PeerProtocolError, match="no slot"):
+        job.unreached(1, nobody=1)
+
+
 def test_slots_of_a_job_without_standbys_are_ended_too() -> None:
     job = Standing(standbys=False)
     job.unreached(0, slot1=1)
@@ -207,3 +239,31 @@ def test_one_that_comes_back_from_there_joins_after_a_pause() -> None:
     assert job.is_there(2), "it has not joined, so it has nothing to lose"
     (peers,) = job.told(control.Peers, 1)
     assert sorted(peers.addresses) == ["0", "1"]
+
+
+def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> None:
+    """Of strangers at the driver, of what slots report, and of reports that make no sense."""
+    graph = graph_of(10, 1)
+    options = Options(parallelism=2, recovery="rollback")
+    dispatch = dispatch_at(options, "127.0.0.1", Credentials(b"secret"))
+    coordinator = Coordinator(graph, options, Commits(graph, CheckpointStorage(tmp_path)), Restore(), dispatch)
+    assert dispatch.make_pulses is not None
+    pulses = dispatch.pulses = dispatch.make_pulses()
+    said: list[control.ControlMessage] = [
+        control.Register(1, 0, 17, "elsewhere", "elsewhere:1"),
+        control.Heartbeat(1, {}, 5, 2),
+        control.Exhausted(1, "no subtask"),
+        control.SnapshotRefused(1, 1, "count[\u00b2]", ""),
+    ]
+    for message in said:
+        coordinator.turn(ControlArrived(1, message, 0.0), None)
+    dispatch.rendezvous.refusals.count("here", "proof", "a stranger")
+    dispatch.rendezvous.malformed += 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(b"x" * 50, parse_address(pulses.address))
+        pulses.receive()
+    figures = coordinator.security_figures()
+    assert figures["refused_connections"] == 5 + 1 and figures["malformed_frames"] == 2 + 2 + 1
+    assert figures["refused_datagrams"] == 1
+    dispatch.close()
+    dispatch.inbox.close()

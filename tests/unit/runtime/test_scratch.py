@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flinkplus.runtime.scratch import make_scratch, remove_scratch, sweep
+import pytest
+
+from flinkplus.runtime.scratch import make_scratch, mark_running, remove_scratch, sweep, sweep_jobs
 
 
 def test_what_dead_slots_of_the_job_left_is_removed(tmp_path: Path) -> None:
@@ -31,3 +33,27 @@ def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     scratch.rmdir()
     tmp_path.rmdir()
     remove_scratch(scratch, "mine")
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_what_a_dead_driver_left_is_removed_by_the_next_job(tmp_path: Path, over: bool) -> None:
+    code = (
+        "import sys; from pathlib import Path; from flinkplus.runtime.scratch import mark_over, mark_running\n"
+        "job = Path(sys.argv[1]); job.mkdir(); handle = mark_running(job)\n"
+        f"if {over}: mark_over(job)\n"
+        "print('marked', flush=True); sys.stdin.read()"
+    )
+    job, mine, foreign = (tmp_path / name for name in ("flinkplus-dead", "flinkplus-mine", "flinkplus-foreign"))
+    mine.mkdir()
+    (foreign / "something").mkdir(parents=True)
+    handle = mark_running(mine)
+    command = [sys.executable, "-c", code, str(job)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == b"marked\n"
+        sweep_jobs(str(tmp_path))
+        assert job.is_dir(), "its driver lives"
+        driver.kill()
+    sweep_jobs(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [foreign.name, mine.name]
+    os.close(handle)
+    sweep_jobs(str(tmp_path / "nowhere"))

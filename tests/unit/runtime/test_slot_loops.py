@@ -10,6 +10,8 @@ import pytest
 
 from flinkplus.examples.graphs import RandomGraph, rows_of
 from flinkplus.examples.running import EXAMPLES
+from flinkplus.protocol.in_flight import AbortCause
+from flinkplus.runtime import control
 from tests.unit.api.drawing import environment
 from tests.unit.runtime.slots_in_process import Cluster
 
@@ -50,4 +52,29 @@ def test_two_slots_die_one_after_the_other(start: Callable[..., Cluster]) -> Non
     cluster.lose(0)
     cluster.join(0)
     cluster.lose(1)
+    check("pagerank", cluster)
+
+
+def test_an_acknowledgement_that_nobody_would_take_is_not_sent(
+    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator would break the connection, and take the slot for lost. It is told of the checkpoint instead."""
+    cluster = start("pagerank", 1)
+    cluster.turns(5)
+    monkeypatch.setattr(control, "MAX_BYTES", 1_000)
+    first = cluster.trigger()
+
+    def refused() -> dict[str, control.SnapshotRefused]:
+        found = [message for _, message in cluster.answers if isinstance(message, control.SnapshotRefused)]
+        return {refusal.subtask: refusal for refusal in found}
+
+    def taken() -> dict[str, Any]:
+        return cluster.acks.get(first, {})
+
+    cluster.until(lambda: len(refused()) + len(taken()) == len(cluster.subtasks))
+    heads = {name: refusal for name, refusal in refused().items() if name.startswith("pushing")}
+    assert len(heads) == 3 and {refusal.abort_cause for refusal in heads.values()} == {AbortCause.OVER_BUDGET}
+    assert all("SnapshotAcked would take" in refusal.reason for refusal in heads.values())
+    assert not any(name in heads for name, _ in cluster.staged), "no standby is sent it either"
+    monkeypatch.undo()
     check("pagerank", cluster)

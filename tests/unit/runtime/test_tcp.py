@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import resource
 import socket
 import sys
 import threading
@@ -241,6 +243,32 @@ def test_few_strangers_are_held_and_friends_still_come(pair: Pair) -> None:
     assert pair.connect().ready
     for stranger in strangers:
         stranger.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the files of the process are counted")
+def test_without_files_the_loop_rests_and_then_goes_on(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "flinkplus.tcp")
+    pair.inbox.poll()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as early:
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, limits[1]))
+        try:
+            with contextlib.ExitStack() as files:
+                for _ in range(highest):  # those that are free below
+                    try:
+                        files.enter_context(open(os.devnull, "rb"))
+                    except OSError:
+                        break
+                early.connect(parse_address(pair.listener.address))
+                until = time.monotonic() + 0.35
+                while time.monotonic() < until:
+                    pair.inbox.sleep(0.02)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert 2 <= len(caplog.records) <= 5 and pair.listener.strangers == 0
+        pair.until(lambda: pair.listener.strangers == 1)
+    assert pair.connect().ready
 
 
 def test_a_crowd_from_one_address_keeps_nobody_out_who_comes_from_another(pair: Pair) -> None:

@@ -52,7 +52,7 @@ class Job:
         for index, writer in enumerate(self.writers):
             if with_rows:
                 writer.write(rows((f"r{checkpoint:04d}", index)))
-            described += writer.stage(checkpoint)
+            described += writer.settle(json.loads(json.dumps(writer.stage(checkpoint))))
         copied: list[StagedFile] = json.loads(json.dumps(described))
         return copied
 

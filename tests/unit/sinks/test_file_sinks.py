@@ -147,7 +147,7 @@ def test_small_and_large_batches_keep_their_order(
         batch = [(f"batch{number:02d}", row) for row in range(size)]
         written += batch
         job.writers[0].write(rows(*batch))
-    (staged,) = job.writers[0].stage(1)
+    (staged,) = job.writers[0].settle(job.writers[0].stage(1))
     assert staged["rows"] == len(written)
     job.committer.commit(1, [staged])
     (path,) = visible_files(tmp_path / "out")
@@ -162,6 +162,62 @@ def test_what_was_gathered_goes_with_its_writer(tmp_path: Path) -> None:
     job.writers[0].write(rows(("a", 1)))
     job.writers[0].close()
     assert job.writers[0].stage(1) == []
+
+
+def test_the_stream_does_not_wait_for_what_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither encoded nor closed nor moved before it is settled; and rows go on to another file meanwhile."""
+    monkeypatch.setattr(file_writer, "GATHERED_BATCHES", 2)
+    job = Job(ParquetSink("out", str(tmp_path)))
+    staging = tmp_path / "_staging" / "job-1"
+    writer = job.writers[0]
+    for count in range(3):
+        writer.write(rows(("a", count)))
+    first = writer.stage(1)
+    assert ["bytes" in file for file in first] == [False]
+    assert names(staging) == {"open-s0-g2-0.parquet"}
+    writer.write(rows(("b", 3)))
+    second = writer.stage(2)
+    writer.write(rows(("c", 4)))
+    assert names(staging) == {f"open-s0-g2-{number}.parquet" for number in range(3)}
+    (settled,) = writer.settle(first)
+    assert settled["bytes"] == (staging / settled["name"]).stat().st_size
+    job.committer.commit(1, [settled])
+    writer.checkpoint_complete(1)
+    (later,) = writer.settle(second)  # what is complete by now is left out
+    assert (later["checkpoint"], later["rows"]) == (2, 1)
+    job.committer.commit(2, [later])
+    read = [pq.read_table(path).to_pylist() for path in visible_files(tmp_path)]
+    assert sorted(row["count"] for file in read for row in file) == [0, 1, 2, 3]
+
+
+def test_what_a_discarded_snapshot_set_aside_is_settled_with_the_next(tmp_path: Path) -> None:
+    job = text_job(tmp_path)
+    writer = job.writers[0]
+    writer.write(rows(("a", 1)))
+    writer.stage(1)
+    described = writer.settle(writer.stage(2))
+    assert [(file["checkpoint"], file["bytes"]) for file in described] == [(1, 4)]
+
+
+def test_a_file_that_cannot_be_finished_fails_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows in it are nowhere else: the subtask has to make them again."""
+    job = text_job(tmp_path)
+    writer = job.writers[0]
+    writer.write(rows(("a", 1)))
+    described = writer.stage(1)
+    full = OSError(28, "No space left on device")
+
+    def move(*_: object) -> None:
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFiles, "move", move)
+        with pytest.raises(OSError, match="No space"):
+            writer.settle(described)
+    for action in (lambda: writer.write(rows(("b", 1))), lambda: writer.stage(2)):
+        with pytest.raises(OSError, match="No space"):
+            action()
+    writer.close()
 
 
 def test_dictionary_encoded_columns_are_stored_plain(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_types_come_through(spark: SparkSession, tmp_path: Path) -> None:
     committer.prepare(resume=False)
     writer = sink.writer(Context(0), 1)
     writer.write(pa.RecordBatch.from_pylist([row, dict.fromkeys(row)], schema=schema))
-    committer.commit(1, writer.stage(1))
+    committer.commit(1, writer.settle(writer.stage(1)))
     frame = spark.read.parquet(str(tmp_path))
     assert [field.dataType.simpleString() for field in frame.schema] == [
         "boolean", "tinyint", "smallint", "int", "double", "float", "binary", "date", "timestamp", "timestamp_ntz",

@@ -107,6 +107,16 @@ def test_damaged_job_file(root: Path, storage: CheckpointStorage, content: bytes
 # -- blobs and manifests ----------------------------------------------------------------------------------------------
 
 
+def test_a_private_blob_is_for_its_owner(root: Path) -> None:
+    storage = CheckpointStorage(str(root))
+    storage.prepare(JOB, resume=False)
+    storage.put_blob("secret", b"old")
+    for _ in range(2):
+        storage.put_blob("secret", b"secret", private=True)
+    assert storage.get_blob("secret") == b"secret"
+    assert (root / "blobs" / "secret").stat().st_mode & 0o777 == 0o600
+
+
 def test_blob_comes_back_or_is_refused(storage: CheckpointStorage, root: Path) -> None:
     storage.put_blob("plan", b"\x00pickled\nplan")
     assert storage.get_blob("plan") == b"\x00pickled\nplan"

@@ -1,0 +1,97 @@
+"""``flinkplus migrate``, ``drain`` and ``undrain``: work of a running job goes elsewhere, and nothing stops."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from typing import Any
+
+from flinkplus.cli.shell import add_job_arguments, job_of
+from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.access import Access, call
+from flinkplus.runtime.move_commands import DrainHost, Migrate, MoveNews, UndrainHost
+
+SLOT = re.compile(r"(?:slot-)?(\d{1,9})\Z")
+POLL_S = 0.1
+WAIT_S, MAX_WAIT_S = 300.0, 86_400.0
+EXIT_NOT_DONE = 1
+
+
+def add_moves(commands: Any) -> None:
+    migrate = commands.add_parser("migrate", help="have a subtask of a running job work on another slot")
+    migrate.add_argument("subtask", metavar="SUBTASK", help="count:1, with all that is fused with it")
+    migrate.add_argument("--to", required=True, metavar="SLOT", help="slot-2, as status shows it")
+    _add_common(migrate)
+    migrate.set_defaults(run=run_migrate)
+    drain = commands.add_parser("drain", help="move all work of a running job off a host, and give it no more")
+    drain.add_argument("host", metavar="HOST", help="a host as status shows it")
+    drain.add_argument("--force", action="store_true", help="even if there are fewer copies of the state by that")
+    _add_common(drain)
+    drain.set_defaults(run=run_drain)
+    undrain = commands.add_parser("undrain", help="use a host again that was drained")
+    undrain.add_argument("host", metavar="HOST")
+    add_job_arguments(undrain)
+    undrain.set_defaults(run=run_undrain)
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    add_job_arguments(command)
+    command.add_argument("--wait", type=float, default=WAIT_S, metavar="S", help="for its end (%(default)s; 0: do not)")
+    command.add_argument("--json", action="store_true", help="how it stands, as a JSON document a line")
+
+
+def run_migrate(arguments: argparse.Namespace) -> int:
+    """The exit code. Raises as ``job_of`` and ``call``."""
+    slot = SLOT.match(arguments.to)
+    if slot is None:
+        raise ConfigurationError(
+            f"--to {arguments.to!r} is no slot; they are slot-0, slot-1, ...: see flinkplus status"
+        )
+    return _see_through(
+        arguments, Migrate(arguments.subtask, int(slot[1])), f"{arguments.subtask} is on {arguments.to}"
+    )
+
+
+def run_drain(arguments: argparse.Namespace) -> int:
+    """The exit code. Raises as ``job_of`` and ``call``."""
+    return _see_through(arguments, DrainHost(arguments.host, arguments.force), f"nothing is left on {arguments.host}")
+
+
+def run_undrain(arguments: argparse.Namespace) -> int:
+    """The exit code. Raises as ``job_of`` and ``call``."""
+    call(job_of(arguments), UndrainHost(arguments.host))
+    print(f"{arguments.host} may be used again")
+    return 0
+
+
+def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
+    """Ask, and tell how it goes on until it is done, or nobody waits any more."""
+    if not 0 <= arguments.wait <= MAX_WAIT_S:
+        raise ConfigurationError(f"--wait must be from 0 to {MAX_WAIT_S:g} seconds, not {arguments.wait:g}")
+    access = job_of(arguments)
+    deadline = time.monotonic() + arguments.wait
+    news = call(access, request)
+    _print(news, arguments.json, done)
+    while news["status"] != "done" and arguments.wait > 0:
+        if time.monotonic() >= deadline:
+            return EXIT_NOT_DONE
+        before, news = news, _news(access, news["number"])
+        if news != before:
+            _print(news, arguments.json, done)
+    return 0
+
+
+def _news(access: Access, number: int) -> dict[str, Any]:
+    time.sleep(POLL_S)
+    return call(access, MoveNews(number))
+
+
+def _print(news: dict[str, Any], as_json: bool, done: str) -> None:
+    if as_json:
+        print(json.dumps(news), flush=True)
+    elif news["status"] == "done":
+        print(done, flush=True)
+    else:
+        print(f"under way; left: {', '.join(news['left'])}", flush=True)

@@ -1,0 +1,174 @@
+"""``flinkplus status``: how a running job is, as tables or JSON, once or again and again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from flinkplus.cli.shell import add_job_arguments, job_of
+from flinkplus.errors import ConfigurationError, NoRunningJob
+from flinkplus.runtime.access import Access, call
+from flinkplus.runtime.operations import Status
+
+PHASES = ("detect_ms", "fence_ms", "promote_ms", "restore_ms", "replay_ms", "recovery_ms")
+CHECKPOINT_PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms", "duration_ms")
+SHOWN = 10
+"""Failovers and checkpoints in the tables; JSON has more."""
+
+
+def add_status(commands: Any) -> None:
+    command = commands.add_parser("status", help="slots, subtasks, chains, checkpoints and failovers of a running job")
+    add_job_arguments(command)
+    command.add_argument("--json", action="store_true", help="one JSON document on stdout (with --watch: one a line)")
+    command.add_argument("--watch", type=float, metavar="SECONDS", help="again and again, until the job is over")
+    command.set_defaults(run=run_status)
+
+
+def run_status(arguments: argparse.Namespace) -> int:
+    """The exit code. Raises as ``job_of`` and ``call``."""
+    watch: float | None = arguments.watch
+    if watch is not None and not 0.1 <= watch <= 3600:
+        raise ConfigurationError(f"--watch must be from 0.1 to 3600 seconds, not {watch:g}")
+    access = job_of(arguments)
+    first = call(access, Status())
+    if watch is None:
+        _print(first, arguments.json)
+        return 0
+    try:
+        _watch(access, first, watch, arguments.json)
+    except KeyboardInterrupt:
+        return 0  # it is how watching ends; the job has nothing to do with it
+    return 0
+
+
+def _print(status: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(status, ensure_ascii=False), flush=True)
+    else:
+        Console().print(tables(status))
+
+
+def _watch(access: Access, first: dict[str, Any], every_s: float, as_json: bool) -> None:
+    try:
+        if as_json:
+            _print(first, True)
+            while True:
+                _print(_again(access, every_s), True)
+        console = Console()
+        with Live(tables(first), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while True:
+                live.update(tables(_again(access, every_s)), refresh=True)
+    except NoRunningJob as error:  # which is how it ends
+        print(error, file=sys.stderr)
+
+
+def _again(access: Access, every_s: float) -> dict[str, Any]:
+    time.sleep(every_s)
+    return call(access, Status())
+
+
+def tables(status: dict[str, Any]) -> Group:
+    """All of it, for people."""
+    job, metrics = status["job"], status["metrics"]
+    heading = (
+        f"{job['name']} ({job['job_id']}): {metrics['state']}, for {metrics['running_s']:,.1f} s; driver: process "
+        f"{job['pid']} on {job['host']}; {job['recovery']}, {job['guarantee']}, {job['replicas']} copies"
+    )
+    parts: list[Any] = [heading, slot_table(status["slots"]), subtask_table(status["subtasks"])]
+    if status["chains"]:
+        parts.append(chain_table(status["chains"]))
+    parts.append(checkpoint_table(status["checkpoints"], metrics))
+    moves = [*status["recoveries"], *status["handovers"]]
+    if moves:
+        parts.append(failover_table(sorted(moves, key=lambda move: move["begin_s"] or 0.0)[-SHOWN:]))
+    counts = ("failovers", "handovers", "fallbacks", "slot_restarts", "refused_connections", "malformed_frames")
+    parts.append(", ".join(f"{metrics[name]} {name.replace('_', ' ')}" for name in counts))
+    if metrics["zookeeper"] not in (None, "connected"):
+        parts.append(f"ZooKeeper: {metrics['zookeeper']}")
+    return Group(*parts)
+
+
+def slot_table(slots: list[dict[str, Any]]) -> Table:
+    """Where the slots are, and what they do."""
+    table = _table("Slots", ("slot", "state", "host"), ("pid", "restarts", "subtasks", "standbys", "heard ms ago"))
+    for slot in slots:
+        names = ("slot", "state", "host", "pid", "restarts", "subtasks", "standbys", "heard_ms")
+        table.add_row(*(_cell(slot[name]) for name in names))
+    return table
+
+
+def subtask_table(subtasks: list[dict[str, Any]]) -> Table:
+    """Where the subtasks are, and how far."""
+    names = ("generation", "rows_in", "rows_out", "behind_rows", "waiting_messages", "keys")
+    headings = ("generation", "rows in", "rows out", "rows behind", "messages waiting", "keys")
+    table = _table("Subtasks", ("subtask", "slot", "state"), headings)
+    table.add_column("")
+    for one in subtasks:
+        numbers = [_cell(one[name]) for name in names]
+        table.add_row(one["subtask"], one["slot"], one["state"], *numbers, one["blocked"])
+    return table
+
+
+def chain_table(chains: list[dict[str, Any]]) -> Table:
+    """Who has which version, head first."""
+    table = _table("Chains (version held, checkpoints behind)", ("subtask",), ("generation", "newest"))
+    table.add_column("members", justify="left")
+    for chain in chains:
+        members = ", ".join(_member(member) for member in chain["members"])
+        table.add_row(chain["subtask"], _cell(chain["generation"]), _cell(chain["newest"]), members)
+    return table
+
+
+def _member(member: dict[str, Any]) -> str:
+    behind = f" -{member['lag']}" if member["lag"] else ""
+    joining = " catching up" if member["catching_up"] else ""
+    return f"{member['slot']}: {_cell(member['version'])}{behind}{joining}"
+
+
+def checkpoint_table(checkpoints: list[dict[str, Any]], metrics: dict[str, Any]) -> Table:
+    """What is in flight, and the last ones, in milliseconds."""
+    title = f"Checkpoints: {metrics['checkpoints_completed']} complete, the last is {_cell(metrics['last_checkpoint'])}"
+    phases = [phase.removesuffix("_ms") for phase in CHECKPOINT_PHASES]
+    table = _table(f"{title} (ms)", ("id", "status", "mode"), phases)
+    for checkpoint in checkpoints[-SHOWN:]:
+        status = "in flight" if checkpoint["status"] == "pending" else checkpoint["status"]
+        reason = f" ({checkpoint['reason']})" if checkpoint["reason"] else ""
+        times = [_cell(checkpoint[phase]) for phase in CHECKPOINT_PHASES]
+        table.add_row(str(checkpoint["id"]), status + reason, checkpoint["mode"], *times)
+    return table
+
+
+def failover_table(moves: list[dict[str, Any]]) -> Table:
+    """Failovers, rollbacks and handovers, in milliseconds, and why."""
+    table = _table("Failovers (ms)", ("at", "mode", "failure"), [phase.removesuffix("_ms") for phase in PHASES])
+    table.add_column("subtasks, reason", justify="left")
+    for move in moves:
+        begun_s = move["begin_s"]
+        at = "-" if begun_s is None else time.strftime("%H:%M:%S", time.localtime(begun_s))
+        why = f"{', '.join(move['subtasks'])}: {move['reason']}"
+        if move["fallback"]:
+            why += f"; fell back: {move['fallback']}"
+        table.add_row(at, move["mode"], move["failure"], *(_cell(move[phase]) for phase in PHASES), why)
+    return table
+
+
+def _table(title: str, left: tuple[str, ...], right: Any) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in left:
+        table.add_column(heading, justify="left", no_wrap=True)
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

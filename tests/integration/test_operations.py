@@ -1,0 +1,117 @@
+"""A running job and a shell of its own: it says how it is, is hurt on order, and does as told by who has the key."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from flinkplus import StreamEnvironment
+from flinkplus.runtime.access import ACCESS_FILE
+from tests.integration.conftest import Command, wait_for_checkpoint, wait_until
+
+pytestmark = pytest.mark.integration
+
+WITHOUT_END = 10_000
+
+
+def assert_exact_so_far(output: Path, words: int) -> None:
+    """(word, 1) ... (word, n) for every word, each once, of as many words as were read."""
+    table = pq.read_table(output)
+    counts = Counter(table.column("word").to_pylist())
+    pairs = set(zip(table.column("word").to_pylist(), table.column("count").to_pylist(), strict=True))
+    assert len(pairs) == table.num_rows == words
+    assert all(1 <= count <= counts[word] for word, count in pairs)
+
+
+def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """``flinkplus`` in a process of its own."""
+    command = [sys.executable, "-m", "flinkplus.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_job_is_looked_at_and_hurt_from_a_shell(
+    spark: SparkSession, corpus: Path, tmp_path: Path, command: Command
+) -> None:
+    kept, work = tmp_path / "kept", tmp_path / "work"
+    work.mkdir()
+    env = StreamEnvironment(
+        spark, parallelism=3, checkpoint_interval=0.3, checkpoint_dir=str(kept), work_dir=str(work), max_restarts=10
+    )
+    words = env.read_text(str(corpus), repeat=WITHOUT_END, name="lines").tokenize(name="tokenize").throttle(20_000.0)
+    words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
+    with env.execute("watched") as job:
+        wait_for_checkpoint(job, 2)
+
+        def status() -> dict[str, Any]:
+            code, out, err = command("status", "--checkpoint-dir", kept, "--json")
+            assert (code, err) == (0, "")
+            found: dict[str, Any] = json.loads(out)
+            return found
+
+        told = shell("status", "--checkpoint-dir", kept)
+        assert told.returncode == 0, told.stderr
+        for word in ("watched", "slot-2", "count+out[1]", "Chains", "complete", "running"):
+            assert word in told.stdout
+        found = status()
+        assert [slot["state"] for slot in found["slots"]] == ["working"] * 3
+        assert {slot["slot"]: slot["pid"] for slot in found["slots"]} == {
+            f"slot-{slot}": pid for slot, pid in job.slot_pids().items()
+        }
+        assert [one["subtask"] for one in found["subtasks"]] == sorted(job.placement())
+        assert all(one["rows_out"] > 0 and one["state"] == "running" for one in found["subtasks"])
+        assert [one["behind_rows"] is None for one in found["subtasks"]] == [True] * 3 + [False] * 3
+        assert all(len(chain["members"]) == 3 and chain["newest"] >= 1 for chain in found["chains"])
+        assert found["job"]["checkpoint_dir"] == job.checkpoint_dir and found["recoveries"] == []
+
+        access = next(work.rglob(ACCESS_FILE))
+        forged = tmp_path / "forged.json"
+        forged.write_text(json.dumps({**json.loads(access.read_text()), "key": "00" * 32}))
+        forged.chmod(0o600)
+        for denied in (("kill", "count:1"), ("exception", "count:1")):
+            refused = shell("inject", *denied, "--access", forged)
+            assert refused.returncode == 1 and "does not let this shell in" in refused.stderr
+        for wrong, why in (("nobody:1", "nobody"), ("slot-3", "slot-0 to slot-2"), ("worker-9", "hosts with slots")):
+            code, _, err = command("inject", "kill", wrong, "--access", access)
+            assert code == 1 and why in err
+        assert job.metrics()["refused_connections"] == 2 and job.recoveries() == []
+
+        hurt = shell("inject", "exception", "count:1", "--access", access)
+        assert (hurt.returncode, hurt.stdout) == (0, "an exception in count+out[1]\n"), hurt.stderr
+        wait_until(lambda: job.metrics()["failovers"] == 1, "a failover after an exception")
+        assert "InjectedFailure" in job.recoveries()[0]["reason"]
+        wait_until(lambda: job.recoveries()[0]["caught_up_ms"] is not None, "it is over")
+        assert status()["recoveries"][0] == job.recoveries()[0]
+
+        killed = job.slot_pids()[0]
+        hurt = shell("inject", "kill", "slot-0", "--checkpoint-dir", kept, "--json")
+        assert hurt.returncode == 0 and json.loads(hurt.stdout)["slots"] == [0], hurt.stderr
+        wait_until(lambda: job.metrics()["failovers"] == 2, "a failover after a kill")
+        assert status()["recoveries"][1]["detect_ms"] is not None, "measured from the signal"
+        wait_until(lambda: job.slot_pids().get(0, killed) != killed, "the slot is back")
+
+        code, out, _ = command("inject", "slow", "count:2", "--access", access, "--for", "0.5", "--delay", "0.02")
+        assert code == 0 and "slowed down for 0.5 s" in out
+        code, out, _ = command("inject", "cut", "slot-1", "--access", access, "--for", "0.15")
+        assert (code, out) == (0, "slot-1 cut off for 0.15 s\n")
+        last = job.metrics()["last_checkpoint"]
+        wait_until(lambda: job.metrics()["last_checkpoint"] > last, "it goes on")
+        code, out, _ = command("inject", "pause", "slot-1", "--access", access, "--for", "2")
+        assert (code, out) == (0, "slot-1 stopped for 2 s\n")
+        wait_until(lambda: job.metrics()["failovers"] == 3, "a slot that hangs is given up")
+        job.drain()
+        job.await_finish(60)
+        assert not access.exists()
+    assert_exact_so_far(tmp_path / "out", job.metrics()["operators"]["tokenize"]["rows_out"])
+    assert [recovery["mode"] for recovery in job.recoveries()] == ["standby"] * 3
+    code, _, err = command("status", "--checkpoint-dir", kept)
+    assert code == 1 and "no job runs on the checkpoint directory" in err
+    assert os.listdir(work) == []

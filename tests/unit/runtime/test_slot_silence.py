@@ -1,0 +1,83 @@
+"""What a slot says of peers and of a driver that do not answer, and when it gives the driver up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flinkplus.config import Options
+from flinkplus.runtime import control
+from flinkplus.runtime.planes import ControlLost
+from flinkplus.runtime.slot import GIVEN_UP_SHARE, Slot
+
+LIMIT_S = 0.3
+
+
+class Silent:
+    """As much of a slot as looks for silence; stands for its planes and its pulse as well."""
+
+    def __init__(self) -> None:
+        self._data = self._link = self._pulse = self
+        self._options = Options(heartbeat_timeout=1.0)
+        self._unreached: dict[int, int] = {}
+        self._deaf_since: float | None = None
+        self.peers: dict[int, int] = {}
+        self.deaf = False
+        self.sent: list[control.ControlMessage] = []
+        self.told: list[bool] = []
+        self.lost: list[ControlLost] = []
+
+    def silent(self, _now_s: float, _limit_s: float) -> dict[int, int]:
+        return dict(self.peers)
+
+    def is_silent(self, _now_s: float, _limit_s: float) -> bool:
+        return self.deaf
+
+    def send(self, message: control.ControlMessage) -> None:
+        self.sent.append(message)
+
+    def tell(self, deaf: bool) -> None:
+        self.told.append(deaf)
+
+    def _handle(self, event: ControlLost) -> None:
+        self.lost.append(event)
+
+    def look(self, now_s: float) -> None:
+        slot: Any = self
+        Slot._look_for_silence(slot, now_s, LIMIT_S)
+
+
+@pytest.fixture
+def slot() -> Silent:
+    return Silent()
+
+
+def test_who_is_not_reached_is_said_when_it_changes(slot: Silent) -> None:
+    slot.look(1.0)
+    assert slot.sent == []
+    slot.peers = {2: 1, 0: 3}
+    slot.look(1.1)
+    slot.look(1.2)
+    slot.peers = {}
+    slot.look(1.3)
+    assert slot.sent == [control.PeersUnreached({"0": 3, "2": 1}), control.PeersUnreached({})]
+
+
+def test_that_the_driver_does_not_answer_is_said_by_the_pulse(slot: Silent) -> None:
+    slot.deaf = True
+    slot.look(1.0)
+    slot.look(1.1)
+    slot.deaf = False
+    slot.look(1.2)
+    assert slot.told == [True, False] and not slot.lost
+
+
+def test_a_driver_that_does_not_answer_for_long_is_given_up(slot: Silent) -> None:
+    slot.deaf = True
+    slot.look(1.0)
+    slot.look(1.0 + GIVEN_UP_SHARE)
+    assert not slot.lost
+    slot.look(1.1 + GIVEN_UP_SHARE)
+    (lost,) = slot.lost
+    assert "nothing has come back" in lost.reason
