@@ -47,9 +47,9 @@ def assert_in_flight(victim: Victim) -> None:
 
 
 STANDBY: list[dict[str, Any]] = [
-    {"faults": ("recording:place[0]#4", "manifest:place[1]#12", "end:place[2]#1")},
+    {"faults": ("recording:place[0]#4", "manifest:place[1]#6", "end:place[2]#1")},
     {
-        "faults": ("alignment:place[0]#4", "commit:count[1]#10", "end:count[2]#1"),
+        "faults": ("alignment:place[0]#4", "commit:count[1]#6", "end:count[2]#1"),
         "transport": "grpc",
         "aligned_timeout": 0.1,
     },
