@@ -33,7 +33,7 @@ model-check: setup ## Every order of deliveries in a small job, a failure at eve
 mutation-check: setup ## Every deliberate fault in the protocol, found out by the simulator within 2,000 histories
 	$(BIN)/python -m tests.simulation.mutation_check
 
-cluster-check: setup ## Drills on a cluster in namespaces: hosts, networks and drivers that fail in every way (root; some 15 minutes)
+cluster-check: setup ## Drills on a cluster in namespaces: hosts, networks and drivers that fail in every way (root; about 20 minutes)
 	@$(JAVA) set -x; $(BIN)/python -m pytest -q -s tests/cluster/check_*.py
 
 fuzz: setup ## Ten minutes of mutated input for every decoder; see docs/security.md

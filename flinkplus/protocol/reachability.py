@@ -274,6 +274,7 @@ class Reachability:
             )
             going.append((worst, next(pair for a, b, pair in among if worst in (a, b))))
             among = [edge for edge in among if not any(_is_within(place, worst) for place in edge[:2])]
+        going = _needed(going, pairs, known)
         places = {standing.host for standing in known.values()}
         everybody = len(places) if len(places) > 1 else len(known)
         if 2 * len(going) > everybody:
@@ -315,6 +316,18 @@ def pause_ms(count: int) -> int:
 def _place(slot: Standing, peer: Standing) -> Place:
     """What of ``slot`` is to go when it and ``peer`` do not reach each other."""
     return (slot.host, -1) if slot.host != peer.host else (slot.host, slot.slot)
+
+
+def _needed(
+    going: list[tuple[Place, tuple[int, int]]], pairs: list[tuple[int, int]], known: dict[int, Standing]
+) -> list[tuple[Place, tuple[int, int]]]:
+    """``going`` without those whose every pair has lost a slot by the others, which may have been chosen later."""
+    needed = list(going)
+    for one in going:
+        rest = [place for place, _ in needed if place != one[0]]
+        if all(any(_is_within((known[slot].host, slot), place) for slot in pair for place in rest) for pair in pairs):
+            needed.remove(one)
+    return needed
 
 
 def _is_within(place: Place, other: Place) -> bool:

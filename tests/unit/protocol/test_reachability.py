@@ -123,6 +123,16 @@ def test_on_one_host_a_slot_stands_for_itself() -> None:
     assert job.given_up() == [1]
 
 
+def test_who_would_go_for_what_another_one_is_a_reason_for_stays() -> None:
+    job = Job(4, hosts="aabb")
+    job.subtasks = {0: 0, 1: 0, 2: 1, 3: 0}
+    job.say(0, 3)
+    job.say(2, 3)
+    job.look()
+    job.now_ms += PATIENCE_MS
+    assert job.given_up() == [3], "not host a as well, which only slot 3 does not reach"
+
+
 def test_what_is_taken_back_in_time_has_no_effect() -> None:
     job = Job(2)
     job.say(0, 1)
