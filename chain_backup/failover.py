@@ -214,11 +214,6 @@ class FailoverProtocol:
         return self._plans.drained_hosts
 
     @property
-    def stable(self) -> Mapping[SubtaskId, int]:
-        """The newest version that all members of a chain (that count) have; -1: none yet."""
-        return {chain.subtask: chain.stable for chain in self._table}
-
-    @property
     def holdings(self) -> list[tuple[SubtaskId, int, int, list[tuple[int, int | None, bool]]]]:
         """Of each chain: its subtask and generation, the newest version of its head, and for each member, head first:
         the slot, the newest version that it has (``None``: none), and whether it is catching up.
@@ -249,7 +244,7 @@ class FailoverProtocol:
         return tuple(self._table[subtask].persisted) if self._running else ()
 
     def all_have(self, version: int) -> bool:
-        """Whether ``version`` or a newer one is stable in every chain."""
+        """Whether every member of every chain (that counts) has ``version`` or a newer one."""
         return self._running and all(chain.stable >= version for chain in self._table)
 
     @property

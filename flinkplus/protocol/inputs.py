@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkplus.protocol.channel import InputCursor
-from flinkplus.protocol.ids import ChannelId, Generation, Seq, SubtaskId
+from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.messages import Kind, Message
 
 MERGED_MESSAGE_BYTES = 16 << 10
@@ -34,9 +34,14 @@ class InputChannel:
     ended: bool = False
     put_back: int = 0
 
-    def has_less_waiting_than(self, size_bytes: int) -> bool:
-        """Whether what is here and not taken is smaller."""
-        return sum(message.size for message, _ in self.queue) < size_bytes
+    def waiting_before(self, checkpoint: CheckpointId) -> int:
+        """Bytes that are here and not taken, up to the barrier of ``checkpoint``; all, if that has not come in."""
+        size_bytes = 0
+        for message, _ in self.queue:
+            if message.kind is Kind.BARRIER and message.epoch == checkpoint:
+                break
+            size_bytes += message.size
+        return size_bytes
 
     def fence(self, generation: Generation, peer: int | None) -> int:
         """The producer has failed, and its successor will have ``generation``, at ``peer``: nothing older is taken any

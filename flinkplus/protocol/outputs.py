@@ -189,8 +189,9 @@ class OutputChannel:
         )
 
     def reconnect(self) -> None:
-        """The stream to the consumer is new: send again whatever it has not consumed."""
-        if not self.resuming:
+        """The stream to the consumer is new: send again whatever was sent and it has not consumed. What it had of a
+        predecessor, and is not made again yet, it still has."""
+        if not self.resuming and self.log.acknowledged < self.log.sent:
             self.log.rewind(self.log.acknowledged)
 
 
@@ -309,20 +310,25 @@ class OutputChannels(ABC):
         return bool(self._overdrawn)
 
     @contextmanager
-    def endless(self) -> Iterator[None]:
-        """Whatever is appended meanwhile, there is room for it: a step shall end, and a barrier overtake."""
+    def endless(self, size_bytes: int = ENDLESS) -> Iterator[None]:
+        """Meanwhile there is room for so much unsent on each channel: a step shall end, and a barrier overtake."""
         ends = tuple(self.channels.values())
         before = [(end.log.max_unsent_messages, end.log.max_unsent_bytes, end.resuming) for end in ends]
         self._overdrawn = []
         for end in ends:
-            end.log.max_unsent_messages = end.log.max_unsent_bytes = ENDLESS
+            end.log.max_unsent_messages, end.log.max_unsent_bytes = ENDLESS, size_bytes
         try:
             yield
         finally:
-            for end, (messages, size_bytes, resuming) in zip(ends, before, strict=True):
+            for end, (messages, unsent_bytes, resuming) in zip(ends, before, strict=True):
                 end.log.max_unsent_messages = messages if end.resuming == resuming else MAX_UNSENT_MESSAGES
-                end.log.max_unsent_bytes = size_bytes
+                end.log.max_unsent_bytes = unsent_bytes
             self._is_overdrawn()
+
+    def accepts_within(self, size_bytes: int) -> bool:
+        """``accepts``, if there were room for so much unsent on each channel."""
+        with self.endless(size_bytes):
+            return self.accepts
 
     def overdraw(self) -> None:
         """Send all that was made so far, whatever the credit; nothing more is made until there is credit for it."""

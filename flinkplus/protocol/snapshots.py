@@ -205,7 +205,9 @@ class SubtaskSnapshots(SubtaskWork):
                 self._on_point("returned")
             case effects.RecordChannel(checkpoint, channel):
                 self._record(checkpoint, self.inputs.channels[channel])
+                self._on_point("recording")
             case effects.CloseRecord(checkpoint, channel):
                 _close(self._open_records, checkpoint, channel, self.inputs.channels[channel].cursor.expected)
+                self._on_point("recorded")
             case _:
                 assert_never(effect)

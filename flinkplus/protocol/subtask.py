@@ -57,7 +57,8 @@ from flinkplus.protocol.work import SeenMessages, Taken
 
 MERGED_MESSAGES = 256
 MAX_OVERTAKEN_BYTES = MAX_LOGGED_BYTES // 2
-"""On one channel; what comes behind that may be as much again. A barrier waits until no more is left."""
+"""On one channel, in the queue of the consumer, and as much again in the log of the producer. A barrier waits until no
+more is left."""
 MERGED_WHERE_BARRIERS_OVERTAKE = 8
 """A barrier waits for the end of a step."""
 PASSED_OVER_ROWS = 16_384
@@ -381,13 +382,17 @@ class SubtaskSteps(SubtaskLoop):
         if machine is None or self.repeating:
             return False
         if machine.due is not None:
-            return all(end.has_less_waiting_than(MAX_OVERTAKEN_BYTES) for end in self._by_position)
-        return bool(self._triggers) and machine.may_overtake(self._triggers[0])
+            recorded = [self.inputs.channels[channel] for channel in machine.overtaken_by(machine.due)]
+            if any(end.waiting_before(machine.due) >= MAX_OVERTAKEN_BYTES for end in recorded):
+                return False
+        elif not self._triggers or not machine.may_overtake(self._triggers[0]):
+            return False
+        return self._step is None or self.outputs.accepts_within(MAX_OVERTAKEN_BYTES)
 
     def _may_go_on(self) -> bool:
-        if self._unaligned is not None and self.overdue:
+        if (self._halted is None or bool(self._put_off)) and self._has_work() and self.outputs.accepts:
             return True
-        return (self._halted is None or bool(self._put_off)) and self._has_work() and self.outputs.accepts
+        return self._unaligned is not None and self.overdue
 
     def _has_work(self) -> bool:
         if self._step is not None:
@@ -438,9 +443,13 @@ class SubtaskSteps(SubtaskLoop):
                 self._on_step_done(taken)
 
     def _let_overtake(self, machine: UnalignedBarriers) -> None:
-        """A barrier is not to wait for room: a step that rests is done to its end, and the state is copied."""
-        with self.outputs.endless():
+        """A barrier is not to wait for room: a step that rests is done to its end, and the state is copied. A step that
+        makes more than may be overtaken rests again, until so much is sent that it may go on."""
+        with self.outputs.endless(MAX_OVERTAKEN_BYTES):
             self._go_on()
+        if self._step is not None:
+            return
+        with self.outputs.endless():
             self._catch_up_with_orders()
             if self._triggers and machine.may_overtake(self._triggers[0]):
                 self._begin_checkpoint(self._triggers.popleft())

@@ -23,7 +23,8 @@ Why it does not wait for the backlog. What a barrier would wait for is skipped a
 - in its consumer, the queue: it counts when it comes in, not when it is taken;
 - on the wire, credit: it is sent with all that its producer has made before it (``OutputChannels.overdraw``). That is
   bounded, since a producer keeps few messages unsent, and makes no more before credit has caught up;
-- in its producer, room: a step that rests half-way for lack of room is done to its end (``OutputChannels.endless``).
+- in its producer, room: a step that rests half-way for lack of room is done to its end (``OutputChannels.endless``), or
+  as far as may be overtaken.
 
 No more is overtaken than a snapshot can hold (``MAX_OVERTAKEN_BYTES`` of a channel): until less is left, a barrier
 waits as an aligned one does.
@@ -91,6 +92,10 @@ class UnalignedBarriers(RecordingAlignment):
         """Whether the coordinator has said so; of a checkpoint that is not begun."""
         return checkpoint in self._ordered
 
+    def overtaken_by(self, checkpoint: CheckpointId) -> tuple[ChannelId, ...]:
+        """The inputs on which the barrier of ``checkpoint``, which is not begun, was not taken."""
+        return tuple(c for c in self._inputs if checkpoint != self._aligning or c not in self._blocked)
+
     def step(self, now_ms: int, event: BarrierEvent | OvertakingEvent) -> list[BarrierEffect]:
         match event:
             case BarrierSighted(channel, checkpoint):
@@ -150,7 +155,7 @@ class UnalignedBarriers(RecordingAlignment):
             barrier = ForwardBarrier(checkpoint, overtakes=True)
             return [*effects, barrier, *self._unblock(), DeclineCheckpoint(checkpoint, refusal)]
         self._asynchronous[checkpoint] = False
-        recorded = [channel for channel in self._inputs if channel not in self._blocked]
+        recorded = self.overtaken_by(checkpoint)
         here = self._sighted.get(checkpoint, ())
         self._rounds[checkpoint] = [channel for channel in recorded if channel not in here]
         return [

@@ -5,10 +5,12 @@ the N-th time (1 when left out), its process is killed. A fault strikes in the f
 recovers from it. Points reached by a subtask: ``start``, ``alignment`` (a channel was blocked), ``snapshot`` (frozen,
 barrier not sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``end``
 (end of input). In loops, by the head: ``logging`` (frozen, a back edge is logged, barrier not sent yet), ``returned``
-(the barrier has come round on a back edge); by all: ``round`` (a round is about to be sent). Points reached by a
-standby of the subtask, in the first failover of a run: ``promotion`` (told to take over), ``promoted`` (has begun to
-work, and not said so yet). Points reached by the coordinator, which then kills the subtask's slot: ``manifest`` (before
-it is written), ``commit`` (before output is made visible), ``committed``.
+(the barrier has come round on a back edge); by all: ``round`` (a round is about to be sent). Where barriers overtake:
+``recording`` (frozen, what waits on a channel is recorded, barrier not sent yet), ``recorded`` (the barrier has come in
+behind what was recorded). Points reached by a standby of the subtask, in the first failover of a run: ``promotion``
+(told to take over), ``promoted`` (has begun to work, and not said so yet). Points reached by the coordinator, which
+then kills the subtask's slot: ``manifest`` (before it is written), ``commit`` (before output is made visible),
+``committed``.
 
 ``without:PART`` takes a part of the protocol out of the whole job, to show what it is there for (``omissions``): the
 job is then *wrong* after a failover. ``without:determinants``: nobody notes or tells how steps began, and a promoted
@@ -28,7 +30,9 @@ from dataclasses import dataclass
 
 from flinkplus.errors import ConfigurationError
 
-SUBTASK_POINTS = ("start", "alignment", "snapshot", "upload", "uploaded", "end", "logging", "returned", "round")
+LOOP_POINTS = ("logging", "returned", "round")
+OVERTAKING_POINTS = ("recording", "recorded")
+SUBTASK_POINTS = ("start", "alignment", "snapshot", "upload", "uploaded", "end", *LOOP_POINTS, *OVERTAKING_POINTS)
 STANDBY_POINTS = ("promotion", "promoted")
 COORDINATOR_POINTS = ("manifest", "commit", "committed")
 WITHOUT = "without:"

@@ -105,6 +105,7 @@ class Subtask(SubtaskSteps):
         self.plan = plan
         self._ports = ports
         self._pending: dict[CheckpointId, Pending] = {}
+        self._in_pool: set[CheckpointId] = set()
         self._random, self._random_of = random.Random(0), -1
         self.busy_s = 0.0
         graph, vertex, options = plan.graph, plan.vertex, plan.options
@@ -408,7 +409,7 @@ class Subtask(SubtaskSteps):
         operators = self.operators
         assert operators is not None
         little = frozen is None and in_flight <= PACKED_AT_ONCE_BYTES
-        if little and not (self.plan.options.standbys or self.plan.graph.has_sink(self.plan.vertex)):
+        if little and not (self._in_pool or self.plan.options.standbys or self.plan.graph.has_sink(self.plan.vertex)):
             self._add_logged(rest, logs)
             self.persisted(checkpoint, rest, "")
             return
@@ -427,7 +428,13 @@ class Subtask(SubtaskSteps):
                 self._ports.tend(state)
             return handle
 
+        self._in_pool.add(checkpoint)
         self._ports.persist(self.id, checkpoint, work)
+
+    def persisted(self, checkpoint: CheckpointId, handle: dict[str, Any] | None, reason: str) -> None:
+        """See ``SubtaskSnapshots``. In the order of the copies: none passes those that are in the pool."""
+        self._in_pool.discard(checkpoint)
+        super().persisted(checkpoint, handle, reason)
 
     def _add_logged(self, handle: dict[str, Any], logs: Logs) -> None:
         """What was in flight, known only now, becomes a part of the state that was copied before."""

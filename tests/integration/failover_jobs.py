@@ -127,14 +127,14 @@ class Victim:
         if not options.standbys:
             here = self.job.state == "running" and len(self.job.slot_pids()) == options.parallelism
             return here and not (options.local and self.protocol.active)
-        chains, stable = self.protocol.chains, self.protocol.stable
+        chains = self.protocol.chains
         return (
             len(self.job.slot_pids()) == options.parallelism
             and not self.protocol.active
             and len(chains) > 0
             and all(len(members) == options.members for members in chains.values())
             and not any(chain.catching_up for chain in self.protocol._table)
-            and min(stable.values()) > 0
+            and self.protocol.all_have(1)
         )
 
     @property

@@ -20,22 +20,25 @@ LIMIT_S = 60.0
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"),
+    ("name", "faults"),
     [
-        ("components", "logging:spread[1]#4"),
-        ("components", "returned:spread[0]#7"),
-        ("pagerank", "round:rank[2]#1"),
-        ("pagerank", "returned:pushing[2]#2"),
+        ("components", ("logging:spread[1]#4", "manifest:spread[0]#4")),
+        ("components", ("returned:spread[0]#7", "upload:lowest[1]#4")),
+        ("pagerank", ("round:rank[2]#1",)),
+        ("pagerank", ("returned:pushing[2]#2", "commit:pushing[0]#3")),
     ],
 )
-def test_slots_are_killed_in_mid_loop(spark: SparkSession, tmp_path: Path, name: str, fault: str) -> None:
-    """One at the point, one when the seed says; standbys take over."""
-    options = {"parallelism": 3, "checkpoint_interval": 0.15, "work_dir": str(tmp_path), "faults": (fault,)}
-    run = Run(name, RandomGraph(vertices=500, degree=3), rate=500.0, kills=1, seed=len(fault), options=options)
+def test_slots_are_killed_in_mid_loop(spark: SparkSession, tmp_path: Path, name: str, faults: tuple[str, ...]) -> None:
+    """At the points, or one of them when the seed says; standbys take over."""
+    options = {"parallelism": 3, "checkpoint_interval": 0.15, "work_dir": str(tmp_path), "faults": faults}
+    kills = 2 - len(faults)
+    run = Run(name, RandomGraph(vertices=500, degree=3), rate=500.0, kills=kills, seed=len(faults[0]), options=options)
     figures = run_example(spark, run)
     assert figures["equal"]
-    assert (figures["killed"], figures["fallback_reasons"]) == (1, [])
+    assert (figures["killed"], figures["fallback_reasons"]) == (kills, [])
     assert 1 <= figures["failovers"] <= 2
+    lost = [subtask for recovery in figures["recoveries"] for subtask in recovery["subtasks"]]
+    assert len({subtask.partition("[")[2] for subtask in lost}) == 2, lost
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.parameters import Parameters, draw
+from tests.simulation.phases import table
 from tests.simulation.runs import Failure, run_many, run_one, shrink
 
 
@@ -22,14 +23,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shrink", action="store_true", help="make the first failing seed smaller")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with a deliberate fault in the protocol")
     parser.add_argument("--loops", action="store_true", help="only jobs with loops")
+    parser.add_argument("--unaligned", action="store_true", help="only jobs with unaligned checkpoints")
+    parser.add_argument("--phases", action="store_true", help="say in which phases of checkpoints processes died")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
     options = parser.parse_args(arguments)
     with mutated(options.mutation) if options.mutation else nullcontext():
         if options.seed is not None:
-            return _show(draw(options.seed, options.loops), options.trace, options.shrink)
+            return _show(draw(options.seed, options.loops, options.unaligned), options.trace, options.shrink)
         seeds = range(options.first, options.first + options.seeds)
-        summary = run_many(seeds, options.failures, partial(draw, looped=options.loops))
+        summary = run_many(seeds, options.failures, partial(draw, looped=options.loops, overtaking=options.unaligned))
         print(summary)
+        if options.phases:
+            print(table(summary.died))
         for failure in summary.failures:
             _tell(failure)
         if summary.failures and options.shrink:

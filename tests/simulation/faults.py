@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 POINTS = ("snapshot", "alignment", "upload", "uploaded", "end", "promotion", "promoted", "staged", "replicated")
 """As in ``flinkplus.runtime.faults``; and when a standby has a version, seen from there and from whom it has it."""
+WHERE_BARRIERS_OVERTAKE = {"snapshot": "recording", "alignment": "recorded"}
+"""What comes in the place of these, half of the time."""
 
 
 class Faults:
@@ -56,7 +58,10 @@ class Faults:
         process = self._process(fault)
         if process is not None:
             point, count = fault.target // 8, 1 + fault.target // 8 // len(POINTS)
-            process.doom = POINTS[point % len(POINTS)], self._world.rng_network.choice((0, 0, 1, 3, 8)), count
+            name = POINTS[point % len(POINTS)]
+            if self._world.parameters.aligned_timeout_ms is not None and fault.target // 4 % 2:
+                name = WHERE_BARRIERS_OVERTAKE.get(name, name)
+            process.doom = name, self._world.rng_network.choice((0, 0, 1, 3, 8)), count
 
     def _crash_host(self, fault: Fault) -> None:
         host = self._world.host_of(self._slot(fault))

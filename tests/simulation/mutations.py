@@ -217,6 +217,18 @@ def no_resend_over_a_new_stream(original: Any) -> Any:
     return lambda self: None
 
 
+@mutation(OutputChannel, "reconnect", scenario="53")
+def what_a_consumer_had_forgotten_with_the_stream(original: Any) -> Any:
+    """Over a new stream a producer that repeats goes back before what its consumer has had (a fault that the product
+    had)."""
+
+    def reconnect(self: Any) -> None:
+        if not self.resuming:
+            self.log.rewind(self.log.acknowledged)
+
+    return reconnect
+
+
 @mutation(Peers, "broken", scenario="36")
 def streams_to_idle_slots_given_up(original: Any) -> Any:
     """A stream that breaks while nobody works at its end is not opened again (a fault that the product had)."""

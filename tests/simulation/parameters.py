@@ -72,6 +72,8 @@ IN_FLIGHT_BYTES = (None, 1_000, 2_000, 4_000)
 IN_FLIGHT_BYTES_OF_LOOPS = (None, 3_000, 6_000, 12_000)
 LOOPS = 0.1
 """Share of the jobs that have loops, of those that can have some."""
+OVERTAKING = 0.13
+"""Share of the jobs whose checkpoints are unaligned, of those that can have them."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class Parameters:
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
     ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are
     unaligned (``None``: never). ``in_flight_bytes``: of what was in flight, that the snapshots of a slot may hold
-    (``None``: more than there ever is). ``watermarks``: sources send them, and every other stage
+    (``None``: more than there ever is). ``quick_barriers``: to take one that had overtaken takes no time; else as long
+    as a step does. ``watermarks``: sources send them, and every other stage
     holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic."""
@@ -114,12 +117,14 @@ class Parameters:
     window: int = 4
     budget_bytes: int = 1 << 20
     interval_ms: int = 40
+    min_pause_ms: int = 0
     max_concurrent: int = 1
     rows: int = 3
     pending_versions: bool = False
     watermarks: bool = False
     synchronous: bool = False
     aligned_timeout_ms: int | None = None
+    quick_barriers: bool = False
     in_flight_bytes: int | None = None
     latency_ms: int = 2
     read_ms: int = 4
@@ -170,8 +175,9 @@ def child(seed: int, name: str) -> Rng:
     return Rng(f"{seed}/{name}")
 
 
-def draw(seed: int, looped: bool = False) -> Parameters:
-    """The parameters of a seed. ``looped``: there is a loop wherever there can be one."""
+def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameters:
+    """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
+    unaligned."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (1, 11, 8, 2))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 68, 36, 6, 2, 1))[0]
@@ -217,13 +223,13 @@ def draw(seed: int, looped: bool = False) -> Parameters:
         parameters = replace(parameters, max_concurrent=1, interval_ms=100, records=min(records, 12))
     if parameters.guarantee == "at-most-once":
         parameters = replace(parameters, watermarks=False)  # such a job, if it holds rows back, recovers by rollback
-    if looped:
+    if looped or overtaking:
         parameters = replace(parameters, guarantee="exactly-once", synchronous=False)
-    may_loop = parameters.guarantee == "exactly-once" and not parameters.synchronous
+    may_loop = parameters.guarantee == "exactly-once" and not parameters.synchronous and not overtaking
     if may_loop and child(seed, "loops").random() < (1 if looped else LOOPS):
         parameters = with_loops(parameters, child(seed, "loop"))
     if not looped:
-        parameters = with_overtaking(parameters, child(seed, "unaligned"))
+        parameters = with_overtaking(parameters, child(seed, "unaligned"), 1 if overtaking else OVERTAKING)
     if parameters.loops or parameters.aligned_timeout_ms is not None:
         budgets = IN_FLIGHT_BYTES_OF_LOOPS if parameters.loops else IN_FLIGHT_BYTES
         parameters = replace(parameters, in_flight_bytes=child(seed, "in flight").choice(budgets))
@@ -312,19 +318,21 @@ def _fits(edges: tuple[tuple[int, int], ...], loops: tuple[tuple[int, int], ...]
     return True
 
 
-def with_overtaking(parameters: Parameters, rng: random.Random) -> Parameters:
-    """A job whose checkpoints are unaligned, one in ten of those that can have them; often of slow consumers."""
-    if rng.random() >= 0.13 or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
+def with_overtaking(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job whose checkpoints are unaligned, a ``share`` of those that can have them; often of slow consumers."""
+    if rng.random() >= share or parameters.guarantee != "exactly-once" or parameters.synchronous or parameters.loops:
         return parameters
     work_ms = rng.choice((1, 2, 8, 20))
-    return replace(
+    parameters = replace(
         parameters,
         aligned_timeout_ms=rng.choice((0, 0, 10, 30)),
         max_concurrent=rng.choice((1, 1, 2, 3)),
         read_ms=rng.choice((0, 2, parameters.read_ms)),
         work_ms=work_ms,
-        interval_ms=max(parameters.interval_ms, 8 * work_ms),  # checkpoints come before all else
     )
+    if rng.random() < 0.5:
+        return replace(parameters, quick_barriers=True)
+    return replace(parameters, interval_ms=max(parameters.interval_ms, 8 * work_ms))  # checkpoints go first
 
 
 def pair(target: int, parallelism: int) -> tuple[int, int]:

@@ -30,12 +30,13 @@ class Failure:
 
 @dataclass
 class Summary:
-    """What came of many seeds."""
+    """What came of many seeds. ``died``: processes, by phase of a checkpoint (``phases``)."""
 
     seeds: int = 0
     steps: int = 0
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
+    died: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
@@ -78,6 +79,7 @@ def run_many(seeds: Iterable[int], enough: int = 1, drawn: Callable[[int], Param
             if world is not None:
                 summary.steps += world.steps
                 summary.counts.update(world.counts)
+                summary.died.update(world.died)
                 summary.counts.update(world.checks.counts)
             if failure is not None:
                 summary.failures.append(failure)

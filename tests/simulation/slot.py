@@ -146,6 +146,7 @@ class SimSlot(SlotOrders):
                     self.guard(subtask, subtask.run)
                     while self.alive and subtask.repeats_on and rng.random() < 0.7:
                         self.guard(subtask, subtask.run)
+                    self._pass_barriers(subtask, now)  # type: ignore[arg-type]
                     world.checks.stepped(subtask)  # type: ignore[arg-type]
         if busy:
             self.wake()
@@ -158,6 +159,12 @@ class SimSlot(SlotOrders):
         if deadlines:
             self._working = True
             world.at(max(world.now_ms + 1, round(min(deadlines) * 1000)), self._work)
+
+    def _pass_barriers(self, subtask: SimSubtask, now: float) -> None:
+        """What comes behind a barrier that had overtaken, if that is taken in no time."""
+        while self.world.parameters.quick_barriers and self.alive and subtask.passes_barrier and subtask.runnable(now):
+            subtask.passes_barrier = False
+            self.guard(subtask, subtask.run)
 
     def end(self, why: str) -> None:
         """The process ends; Spark will start another one."""

@@ -106,7 +106,8 @@ class SimPlan(Incarnation):
 
 class SimSubtask(SubtaskSteps):
     """One active subtask. ``poisoned``: the next thing that it works on makes it throw.
-    ``has_whims``: what it does depends on more than its steps."""
+    ``has_whims``: what it does depends on more than its steps. ``passes_barrier``: what it took last is a barrier that
+    had overtaken."""
 
     def __init__(self, slot: SimSlot, plan: SimPlan) -> None:
         self.slot = slot
@@ -121,7 +122,7 @@ class SimSubtask(SubtaskSteps):
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), local, seen)
         self.snapshot_of: CheckpointId | None = None
-        self.poisoned = False
+        self.poisoned = self.passes_barrier = False
         self.has_whims = world.parameters.whims
         self._told_ms = 0
         self.closed = False
@@ -219,8 +220,9 @@ class SimSubtask(SubtaskSteps):
 
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message = end.queue[0][0]
-        if self._unaligned is not None and end.put_back:
-            self._world.checks.counts["put_back"] += 1
+        if self._unaligned is not None:
+            self.passes_barrier = message.kind is Kind.BARRIER and message.epoch <= self._unaligned._newest_seen
+            self._world.checks.counts["put_back"] += bool(end.put_back)
         if self._world.checks.exact:
             self._world.checks.causes.takes(self, message)
         if end.channel in self._back or message.kind is Kind.ROUND:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from flinkplus.protocol import in_flight
+from flinkplus.protocol import in_flight, subtask
 from tests.simulation.exhaustive import Search
 from tests.simulation.mutation_check import found_by_scenario
 from tests.simulation.mutations import MUTATIONS, mutated
@@ -150,6 +150,28 @@ def test_a_snapshot_with_too_much_in_flight_is_declined_and_the_job_goes_on() ->
     assert failure is None and world is not None and world.ended == "finished"
     assert any("bytes were in flight on 2:" in line and "SnapshotRefused" in line for line in trace)
     assert world.counts["failovers"] == world.counts["fallbacks"] == 0
+
+
+def test_nothing_stands_still_where_barriers_may_overtake_little() -> None:
+    drawn = (draw(seed) for seed in range(1_000))
+    unaligned = [parameters for parameters in drawn if parameters.aligned_timeout_ms is not None][:60]
+    with mock.patch.object(subtask, "MAX_OVERTAKEN_BYTES", 200):
+        for parameters in unaligned:
+            _, failure = run_one(parameters)
+            assert failure is None, f"{failure}\n{parameters.story()}"
+
+
+def test_checkpoints_as_close_together_as_steps_leave_time_for_work_and_with_a_pause_more_of_it() -> None:
+    """Barriers that overtake come before all work, and here three checkpoints are under way all the time."""
+    steps = Parameters(stages=3, edges=((0, 1), (1, 2)), rows=2, read_ms=0, work_ms=20, window=2, aligned_timeout_ms=0)
+    steps = steps.with_changes(quick_barriers=True)
+    taken = {}
+    for pause_ms in (0, 100):
+        parameters = steps.with_changes(interval_ms=1, max_concurrent=3, min_pause_ms=pause_ms)
+        world, failure = run_one(parameters.with_changes(faults=(Fault(5, "watch_late", 0, 5),)))
+        assert failure is None and world is not None and world.ended == "finished"
+        taken[pause_ms] = world.now_ms, len(world.checks.completions)
+    assert taken[100] < taken[0] and 4 * taken[100][1] < taken[0][1], taken
 
 
 def outcomes(parameters: Parameters) -> tuple[list[str], int]:

@@ -43,6 +43,7 @@ from tests.simulation.driver import (
 )
 from tests.simulation.graph import SimGraph
 from tests.simulation.parameters import Parameters, child
+from tests.simulation.phases import names_of
 from tests.simulation.slot import SimSlot
 from tests.simulation.standbys import StateFiles
 from tests.simulation.story import brief
@@ -121,6 +122,7 @@ class World:
         self.healed = False
         self.violated: Violation | None = None
         self.counts: Counter[str] = Counter()
+        self.died: Counter[str] = Counter()
         self.ended: str | None = None
         self._timer_ms: int | None = None
         self._due_ms: int | None = None
@@ -380,6 +382,8 @@ class World:
         return [process for process in self.processes.values() if process.index == slot]
 
     def process_ended(self, process: SimSlot, restart: bool = True) -> None:
+        if restart:
+            self.died.update(names_of(self, process))
         self._forget(process)
         self.at(self.now_ms + 1, self._connection_lost, process.connection, "stream closed")
         for other in list(self.processes.values()):
@@ -558,6 +562,7 @@ def options_of(parameters: Parameters) -> Options:
     return Options(
         parallelism=parameters.parallelism,
         checkpoint_interval=parameters.interval_ms / 1000,
+        checkpoint_min_pause=parameters.min_pause_ms / 1000,
         checkpoint_timeout=2.0,
         max_concurrent_checkpoints=parameters.max_concurrent,
         checkpoint_mode=mode_of(parameters),

@@ -399,7 +399,7 @@ def test_staged_versions_newer_than_the_line_are_void() -> None:
     history.checkpoint(1)
     half_a_checkpoint(history, 2)
     history.recover(history.at(100, lost()))
-    assert history.machine.stable[C1] == 1
+    assert history.machine.all_have(1)
     history.at(200, *history.persisted(2), CheckpointCompleted(2))
     history.at(201, *(e for e in history.staged(2) if isinstance(e, VersionStaged) and e.subtask not in ON_1))
     assert history.machine.trimmed == 1, "slot 3 has a version 2 of slot 1's history, and none of its successor's"
@@ -620,8 +620,9 @@ def test_a_promotion_that_fails_is_tried_with_the_next_member_then_rolls_back() 
 def test_logs_are_trimmed_when_a_version_is_complete_and_every_member_has_it() -> None:
     history = running()
     history.at(10, *history.persisted(1), *history.staged(1)[:-1], CheckpointCompleted(1))
-    assert history.machine.stable == {s: 0 if s == L3 else 1 for s in TWO_STAGES.subtasks}
+    assert history.machine.all_have(0) and not history.machine.all_have(1)
     assert history.at(11, history.staged(1)[-1]) == [TrimLogs(1)]
+    assert history.machine.all_have(1)
     assert history.at(12, *history.staged(1), CheckpointCompleted(1)) == []
     assert history.machine.trimmed == 1
 

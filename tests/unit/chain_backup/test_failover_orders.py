@@ -390,5 +390,9 @@ def test_staged_answers_of_the_old_generation_count_until_the_line_is_known() ->
     history.at(102, *late)
     received = [(ChannelId(0, 1, consumer), 19) for consumer in range(4)]
     assert only(PromoteStandbys, history.at(103, *history.fenced(written, received))).subtasks == ((C1, 2), (L1, 2))
-    history.at(104, *[VersionStaged(subtask, 3, G1, 2) for subtask in (C1, L1)])
-    assert history.machine.stable[C1] == 1, "and no longer"
+    others = [subtask for subtask in history.topology.subtasks if subtask not in (C1, L1)]
+    history.at(104, *history.persisted(2, *others), *history.staged(2, *others))
+    history.at(105, *[VersionStaged(subtask, 3, G1, 2) for subtask in (C1, L1)])
+    assert not history.machine.all_have(2), "and no longer"
+    history.at(106, *[VersionStaged(subtask, 3, G2, 2) for subtask in (C1, L1)])
+    assert history.machine.all_have(2)

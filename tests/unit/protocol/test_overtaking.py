@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
+
+import pytest
 
 from flinkplus.protocol.determinants import Choice, decode_runs, unpack
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
@@ -11,8 +14,8 @@ from flinkplus.protocol.in_flight import AbortCause, InFlightBudget, Logs, cost_
 from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.messages import Kind, Message
-from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry
-from flinkplus.protocol.subtask import MAX_OVERTAKEN_BYTES
+from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry, OutputChannel
+from flinkplus.protocol.subtask import MAX_OVERTAKEN_BYTES, SubtaskSteps
 from tests.unit.protocol.test_replay import INPUTS, Folding, message
 from upstream_cache.log import OutputLog
 
@@ -254,6 +257,94 @@ def test_a_barrier_overtakes_no_more_than_a_snapshot_can_hold() -> None:
     assert (subtask.overdue,) == (True,)
     subtask.run()
     assert subtask.copied == {1: {**dict.fromkeys(map(str, CHANNELS), 0), str(CHANNELS[0]): 2}}
+
+
+def test_what_waits_behind_the_barrier_holds_it_up_nowhere() -> None:
+    """On a channel that is blocked, since it was taken there, or where it is in."""
+    large = MAX_OVERTAKEN_BYTES + 1
+    subtask = Overtaken()
+    subtask.receive(barrier(CHANNELS[0], 0), None)
+    subtask.work_off()
+    subtask.receive(message(CHANNELS[0], 1, 0)._replace(size=large), None)
+    subtask.receive(message(CHANNELS[1], 0, 0), None)
+    subtask.receive(barrier(CHANNELS[1], 1), None)
+    subtask.receive(message(CHANNELS[1], 2, 0)._replace(size=large), None)
+    subtask.overtake(ONE)
+    assert (subtask.overdue,) == (True,)
+    subtask.receive(message(CHANNELS[2], 0, 0)._replace(size=large), None)
+    assert (subtask.overdue,) == (False,), "its barrier is still to come, and with it what is before it"
+    subtask.inputs.channels[CHANNELS[2]].queue.clear()
+    subtask.run()
+    assert list(subtask.copied) == [1]
+    subtask.receive(barrier(CHANNELS[2], 1), None)
+    assert subtask.in_flight(1) == {CHANNELS[1]: [0, 1], CHANNELS[2]: [1]}
+
+
+def test_what_an_older_alignment_blocks_is_overtaken_by_a_newer_barrier() -> None:
+    subtask = Overtaken()
+    subtask.receive(barrier(CHANNELS[0], 0), None)
+    subtask.work_off()
+    subtask.receive(message(CHANNELS[0], 1, 0)._replace(size=MAX_OVERTAKEN_BYTES), None)
+    subtask.overtake(TWO)
+    subtask.receive(barrier(CHANNELS[1], 0, TWO), None)
+    assert (subtask.overdue,) == (False,), "it belongs to the record of the newer one"
+
+
+def test_whether_a_barrier_is_to_overtake_is_asked_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = count()
+    overdue = SubtaskSteps.overdue.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(SubtaskSteps, "overdue", property(lambda self: (next(asked), overdue(self))[1]))
+    subtask = Overtaken()
+    for seq in range(5):
+        subtask.receive(message(CHANNELS[0], seq, 0), None)
+        assert subtask.runnable(0.0)
+        subtask.run()
+    assert next(asked) == 5
+
+
+class Flushing(Overtaken):
+    """Each message is a step that makes ten large ones for the first consumer."""
+
+    @staticmethod
+    def _log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
+        return OutputLog(channel, ROOM, 2 * MAX_OVERTAKEN_BYTES, first, received=received)
+
+    def _push(self, message: Message, payload: Any) -> Iterator[None]:
+        for part in range(10):
+            self.outputs.append_records(self.first, part, None, MAX_OVERTAKEN_BYTES // 4)
+            self.outputs.pump()
+            yield
+
+    @property
+    def first(self) -> OutputChannel:
+        return next(iter(self.outputs.channels.values()))
+
+
+def test_a_step_that_makes_more_than_may_be_overtaken_waits_for_credit() -> None:
+    """Of a large flush no more is made at a time than a snapshot of the consumer can hold."""
+    subtask = Flushing()
+    subtask.close_outputs()
+    subtask.receive(message(CHANNELS[0], 0, 0), None)
+    subtask.run()
+    assert subtask.first.log.appended == ROOM
+    subtask.overtake(ONE)
+    subtask.receive(barrier(CHANNELS[1], 0), None)
+    assert subtask.runnable(0.0)
+    subtask.run()
+    assert (subtask.first.log.appended, subtask.first.log.sent, subtask.copied) == (4, 0, {})
+    assert not subtask.runnable(0.0), "until there is credit"
+    for granted in range(1, 7):
+        subtask.first.limit = subtask.first.granted = granted
+        subtask.outputs.pump()
+        assert subtask.runnable(0.0)
+        subtask.run()
+        assert (subtask.first.log.appended, subtask.copied) == (4 + granted, {})
+    subtask.first.limit = subtask.first.granted = 7
+    subtask.outputs.pump()
+    subtask.work_off()
+    assert (subtask.first.log.appended, subtask.first.log.sent, list(subtask.copied)) == (11, 11, [1])
+    limits = [(end.log.max_unsent_messages, end.log.max_unsent_bytes) for end in subtask.outputs.channels.values()]
+    assert limits == [(ROOM, 2 * MAX_OVERTAKEN_BYTES)] * 3
 
 
 def test_a_channel_that_is_opened_meanwhile_has_room_as_well_and_the_usual_limits_afterwards() -> None:

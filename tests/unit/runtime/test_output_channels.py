@@ -72,6 +72,28 @@ def test_what_the_version_of_a_new_consumer_contains_is_made_again_and_not_sent(
     assert log.trimmed == 0
 
 
+def test_a_new_stream_changes_nothing_of_what_a_consumer_had_of_a_predecessor() -> None:
+    """The producer was promoted, and repeats; the stream breaks, and its consumer fails before all is made again."""
+    log: OutputLog[Any] = OutputLog(CHANNEL, 16, 1 << 20, received=8)
+    end = OutputChannel(CHANNEL, 1, 16, log, 8, Generation(1), retain=True)
+    for seq in range(3):
+        log.append((seq, None), 100)
+    end.reconnect()
+    end.fence(Generation(2))
+    for seq in range(3, 9):
+        log.append((seq, None), 100)
+    assert log.sent == 8
+    end.credit(2, 6, 0)
+    assert [message for _, (message, _) in log.take_to_send(end.limit, 10, 1 << 20)] == [6, 7, 8]
+
+
+def test_what_was_sent_over_a_stream_that_broke_is_sent_again() -> None:
+    end = channel(sent=8)
+    end.credit(1, 6, 1)
+    end.reconnect()
+    assert (end.log.sent, end.log.acknowledged) == (6, 6)
+
+
 def test_nobody_begins_beyond_what_was_ever_sent_to_its_predecessor() -> None:
     end = channel(sent=8)
     end.fence(Generation(2))

@@ -1,0 +1,76 @@
+"""In which phases of which checkpoints processes died: what the seeds have seen of failures during checkpoints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from flinkplus.protocol.barriers import BarrierMachine
+from flinkplus.protocol.ids import CheckpointId
+
+if TYPE_CHECKING:
+    from tests.simulation.parameters import Parameters
+    from tests.simulation.slot import SimSlot
+    from tests.simulation.world import World
+
+PHASES = ("trigger", "alignment", "in flight", "asynchronous", "acknowledged", "manifest", "commit", "end of input")
+MODES = ("aligned", "aligned, loops", "unaligned", "with time-out", "synchronous")
+RECOVERIES = ("standby", "partial", "rollback")
+SEPARATOR = " | "
+
+
+def mode_of(parameters: Parameters) -> str:
+    """How checkpoints are taken, one of ``MODES``."""
+    if parameters.aligned_timeout_ms is not None:
+        return "with time-out" if parameters.aligned_timeout_ms else "unaligned"
+    if parameters.synchronous:
+        return "synchronous"
+    return "aligned, loops" if parameters.loops else "aligned"
+
+
+def phases_of(world: World, process: SimSlot) -> frozenset[str]:
+    """The phases of pending checkpoints that the subtasks in ``process`` are in, each one of ``PHASES``."""
+    if world.coordinator is None:
+        return frozenset()
+    checkpoints = world.coordinator._checkpoints
+    found = {phase for subtask in process.active for phase in _of(subtask._barriers, checkpoints.pending)}
+    if checkpoints._storing is not None:
+        found.add("manifest")
+    if len(checkpoints._commits):
+        found.add("commit")
+    if any(subtask.ended for subtask in process.active):
+        found.add("end of input")
+    return frozenset(found)
+
+
+def _of(machine: BarrierMachine, pending: tuple[CheckpointId, ...]) -> Iterator[str]:
+    rounds: Mapping[CheckpointId, object] = getattr(machine, "_rounds", {})
+    for checkpoint in pending:
+        if checkpoint > machine._newest_seen:
+            yield "trigger"
+        elif checkpoint in rounds:
+            yield "in flight"
+        elif checkpoint in machine.waiting_for:
+            yield "alignment"
+        elif checkpoint in machine._asynchronous:
+            yield "asynchronous"
+        else:
+            yield "acknowledged"
+
+
+def names_of(world: World, process: SimSlot) -> list[str]:
+    """Names to count a death of ``process`` under."""
+    where = world.parameters.recovery, mode_of(world.parameters)
+    return [SEPARATOR.join((*where, phase)) for phase in sorted(phases_of(world, process))]
+
+
+def table(counts: Counter[str]) -> str:
+    """How many processes died in which phase, for each recovery and mode, as Markdown."""
+    lines = [f"| recovery | checkpoints | {' | '.join(PHASES)} |", "| --- " * (len(PHASES) + 2) + "|"]
+    for recovery in RECOVERIES:
+        for mode in MODES:
+            found = [counts[SEPARATOR.join((recovery, mode, phase))] for phase in PHASES]
+            if any(found):
+                lines.append(f"| {recovery} | {mode} | {' | '.join(map(str, found))} |")
+    return "\n".join(lines)
