@@ -221,7 +221,8 @@ class Checks:
         if held > window and subtask.plan.unaligned:  # a barrier overtook; barriers themselves do not count
             waiting = len(end.queue) - end.put_back
             held -= sum(end.queue[-1 - at][0].kind is Kind.BARRIER for at in range(waiting))
-            window += (MAX_UNSENT_TO_NOBODY if subtask.promoted else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
+            replayed = subtask.promoted or message.generation > subtask.generation
+            window += (MAX_UNSENT_TO_NOBODY if replayed else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
         if self._at_work.get(subtask.id) is subtask and self.exact:
