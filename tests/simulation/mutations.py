@@ -910,7 +910,7 @@ def only_the_first_word_counts(original: Any) -> Any:
 # --- planned moves
 
 
-@mutation(chains.ChainTable, "is_full")
+@mutation(chains.ChainTable, "is_full", scenario="71")
 def surplus_standbys_leave_at_once(original: Any) -> Any:
     """A standby leaves a chain before those who take its place have its state."""
     return lambda self, chain, but_dead: True

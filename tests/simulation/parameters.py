@@ -44,7 +44,7 @@ stream breaks."""
 FAULTS = (*DRAWN_FAULTS, *SILENCES)
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
-MOVES = 0.1
+MOVES = 0.08
 """Share of the jobs that are given commands, of those that recover beside the stream."""
 LOCAL_FAULTS = ("refuse_promotion", "expire")
 """Of recoveries beside the stream only."""
@@ -70,7 +70,7 @@ SILENT = 0.06
 """Share of the jobs in which there is a silence."""
 IN_FLIGHT_BYTES = (None, 1_000, 2_000, 4_000)
 IN_FLIGHT_BYTES_OF_LOOPS = (None, 3_000, 6_000, 12_000)
-LOOPS = 0.1
+LOOPS = 0.09
 """Share of the jobs that have loops, of those that can have some."""
 OVERTAKING = 0.13
 """Share of the jobs whose checkpoints are unaligned, of those that can have them."""
@@ -179,8 +179,8 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameter
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
     unaligned."""
     rng = child(seed, "job")
-    stages = rng.choices((1, 2, 3, 4), (1, 11, 8, 2))[0]
-    parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 68, 36, 6, 2, 1))[0]
+    stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
+    parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
     if stages * parallelism > 16:
         parallelism = 4
     recovery = "standby" if rng.random() < 0.8 else "rollback"
@@ -196,7 +196,7 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameter
         keys=rng.choice((1, 3, 8)),
         guarantee=child(seed, "guarantee").choices(GUARANTEES, (8, 1, 1))[0],
         recovery=recovery,
-        replicas=rng.choice((2, 2, 3, 3, 4)),
+        replicas=rng.choice((2, 2, 2, 3, 3, 4)),
         failback=rng.choice(("auto", "auto", "never")),
         placement=rng.choice(("spread", "near")),
         sharing_depth=child(seed, "sharing").choice((None, None, None, 1, 2)),
@@ -345,7 +345,7 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
     """A few; a fault likes to come while another one is being dealt with."""
     rng = child(seed, "faults")
     horizon_ms = 20 + parameters.records * parameters.read_ms // (parameters.rows + 1) * 2
-    count = rng.choices((0, 1, 2, 3, 6), (2, 6, 7, 5, 1))[0]
+    count = rng.choices((0, 1, 2, 3, 6), (2, 7, 7, 4, 1))[0]
     needless = {"standby": (), "partial": STANDBY_FAULTS}.get(parameters.recovery, (*LOCAL_FAULTS, *STANDBY_FAULTS))
     kinds = [kind for kind in DRAWN_FAULTS if kind not in needless]
     weights = [WEIGHTS.get(kind, 1) for kind in kinds]
