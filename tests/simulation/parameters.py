@@ -44,7 +44,7 @@ stream breaks."""
 FAULTS = (*DRAWN_FAULTS, *SILENCES)
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
-MOVES = 0.08
+MOVES = 0.1
 """Share of the jobs that are given commands, of those that recover beside the stream."""
 LOCAL_FAULTS = ("refuse_promotion", "expire")
 """Of recoveries beside the stream only."""
