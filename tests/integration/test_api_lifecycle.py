@@ -132,7 +132,12 @@ def test_a_checkpoint_on_demand(spark: SparkSession, tmp_path: Path) -> None:
         job.checkpoint_now()
         wait_for_checkpoint(job)
         assert [c["status"] for c in job.checkpoints()] == ["complete"]
-        assert job.metrics()["committed_rows"]["out"] == pq.read_table(tmp_path / "out").num_rows
+        rows = job.metrics()["committed_rows"]["out"]
+        wait_until(lambda: rows == visible_rows(tmp_path / "out"), "the output")
+
+
+def visible_rows(directory: Path) -> int:
+    return sum(pq.read_metadata(path).num_rows for path in directory.glob("*.parquet"))
 
 
 def test_a_handle_after_the_end(spark: SparkSession, tmp_path: Path) -> None:
@@ -176,12 +181,15 @@ def wordcount(spark, text, out, rate=None, repeat=1, **options):
     words.key_by("word").count(name="count").to_parquet(out, name="out")
     return env
 
-def wait_for_checkpoint(job):
+def wait_for(job, what):
     import time
     until = time.monotonic() + 60
-    while job.metrics()["checkpoints_completed"] < 1:
+    while job.metrics()[what] < 1:
         assert not job.done and time.monotonic() < until, job.state
         time.sleep(0.01)
+
+def wait_for_checkpoint(job):
+    wait_for(job, "checkpoints_completed")
 
 TEXT, OUT = sys.argv[1:3]
 """
@@ -281,9 +289,11 @@ try:
     wordcount(spark, TEXT, OUT, parallelism=5, **options).execute("too wide")
 except InsufficientSlots as error:
     print(error)
-job = wordcount(spark, TEXT, OUT, parallelism=4, **options).execute("cluster")
+job = wordcount(spark, TEXT, OUT, parallelism=4, repeat=100, **options).execute("cluster")
 wait_for_checkpoint(job)
 job.kill("count:1")
+wait_for(job, "slot_restarts")
+job.drain()
 job.await_finish(90)
 print(job.recoveries()[0]["mode"], job.metrics()["slot_restarts"])
 spark.stop()

@@ -66,9 +66,12 @@ def test_a_malformed_frame_is_made_good_by_new_streams(
     spark: SparkSession, corpus: Path, tmp_path: Path, recovery: str
 ) -> None:
     """What shared the frame is lost, and is sent again."""
-    flag = tmp_path / "sent"
+    flag, told = tmp_path / "sent", tmp_path / "told"
 
     def babbling(row):
+        if row["count"] == 200 and flag.exists() and not told.exists():
+            told.touch()
+            time.sleep(0.5)  # the others' heartbeats tell what they have dropped
         if row["count"] == 100 and not flag.exists():
             flag.touch()
             plane: Any = this_slot()._data
