@@ -19,6 +19,7 @@ from flinkplus.runtime.names import parse_subtask
 
 KEPT_CHECKPOINTS = 1000
 UNALIGNED = "unaligned"
+PENDING = "pending"
 PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms")
 
 
@@ -36,7 +37,7 @@ class CheckpointFigures:
     checkpoint: int
     triggered_s: float
     mode: str
-    status: str = "pending"
+    status: str = PENDING
     final: bool = False
     reason: str = ""
     cause: str = ""
@@ -129,7 +130,7 @@ class Figures:
     def snapshot(self, checkpoint: int, subtask: str, handle: dict[str, Any]) -> None:
         """One subtask's part of a checkpoint; its row counts are the exact ones of the cut."""
         figures = self._checkpoints.get(checkpoint)
-        if figures is None:
+        if figures is None or figures.status != PENDING:  # a successor says again what counts no more
             return
         if parse_subtask(subtask).vertex in self._sources:
             begun_ms = (handle.get("begun_s", figures.triggered_s) - figures.triggered_s) * 1e3

@@ -125,6 +125,7 @@ class FileSinkWriter(SinkWriter):
         return [dict(file) for file in self._staged]
 
     def settle(self, staged: Sequence[StagedFile]) -> list[StagedFile]:
+        self._check()  # what is half written must not be written on
         try:
             while self._set_aside:  # of later checkpoints too, if there are any by now, and of those that were given up
                 self._finish(self._set_aside[0])

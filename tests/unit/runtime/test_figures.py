@@ -67,6 +67,17 @@ def test_how_a_checkpoint_was_taken(mode: str) -> None:
         assert (found["bytes_new"], found["bytes_total"]) == (350, 358), "it is stored, too"
 
 
+def test_what_a_successor_says_again_changes_nothing_in_a_checkpoint_that_is_over() -> None:
+    figures = of_words()
+    figures.triggered(1)
+    figures.snapshot(1, "words[0]", {"operator_state": {}, "bytes_total": 4_000, "keys": 4})
+    stats = CheckpointStats(CheckpointId(1), Generation(1), False, CheckpointOutcome.COMPLETE, "", 0, 1, 2, 1, 1, None)
+    figures.checkpoint(stats)
+    before = figures.checkpoints()
+    figures.snapshot(1, "words[0]", {"operator_state": {}, "bytes_total": 1_000, "keys": 1, "sync_ms": 99.0})
+    assert figures.checkpoints() == before
+
+
 def test_why_checkpoints_were_given_up_is_told_and_counted() -> None:
     figures = of_words()
     for number, cause in enumerate((AbortCause.OVER_BUDGET, AbortCause.OTHER, None), 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -217,6 +218,23 @@ def test_a_file_that_cannot_be_finished_fails_its_writer(tmp_path: Path, monkeyp
     for action in (lambda: writer.write(rows(("b", 1))), lambda: writer.stage(2)):
         with pytest.raises(OSError, match="No space"):
             action()
+    writer.close()
+
+
+def test_what_could_not_be_finished_is_not_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot of a second checkpoint may have been taken before the file of the first one failed."""
+    job = text_job(tmp_path)
+    writer = job.writers[0]
+    writer.write(rows(("a", 1)))
+    first = writer.stage(1)
+    second = writer.stage(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFiles, "move", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            writer.settle(first)
+    with pytest.raises(OSError, match="No space"):
+        writer.settle(second)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("part-")]
     writer.close()
 
 
