@@ -78,6 +78,13 @@ class Chain:
         """-1: none."""
         return max(self.staged.get(slot, ()), default=-1)
 
+    def newest_held(self, slot: int) -> int | None:
+        """The newest version that a member has, the head or a standby; ``None``: none."""
+        if slot == self.head:
+            return max(self.persisted)
+        staged = self.newest_staged(slot)
+        return staged if staged >= 0 else None
+
     def record(self) -> ChainRecordLike:
         return ChainRecordLike(self.subtask, self.generation, self.members, max(self.stable, 0))
 

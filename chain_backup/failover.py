@@ -223,18 +223,7 @@ class FailoverProtocol:
                 chain.subtask,
                 int(chain.generation),
                 max(chain.persisted),
-                [
-                    (
-                        slot,
-                        max(chain.persisted)
-                        if place == 0
-                        else held
-                        if (held := chain.newest_staged(slot)) >= 0
-                        else None,
-                        slot in chain.catching_up,
-                    )
-                    for place, slot in enumerate(chain.members)
-                ],
+                [(slot, chain.newest_held(slot), slot in chain.catching_up) for slot in chain.members],
             )
             for chain in self._table
         ]

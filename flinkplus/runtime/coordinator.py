@@ -320,9 +320,8 @@ class Coordinator:
         """The hosts of each chain's members, the head's first; none when the job is over, or has no standbys."""
 
         def hosts() -> dict[str, list[str]]:
-            chains = {} if self._failovers is None else self._failovers.chains
             where = {member.slot: member.host for member in self._members.all()}
-            return {str(subtask): [where.get(slot, "") for slot in slots] for subtask, slots in chains.items()}
+            return {subtask: [where.get(slot, "") for slot in slots] for subtask, slots in self.chains().items()}
 
         return self._answer(hosts, {})
 

@@ -95,10 +95,7 @@ class Presence:
     def lose(self, member: Member, reason: str) -> None:
         """A slot is gone."""
         log.info("slot %d is gone: %s", member.slot, reason, extra=_of(member))
-        self._members.remove(member.slot)
-        self._dispatch.drop(member)
-        self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
-        self._step(SlotGone(member.slot))
+        self._remove(member)
         if self.failovers is not None and self.failovers.running:
             self.failovers.slot_lost(member, reason)
         else:
@@ -109,11 +106,14 @@ class Presence:
         if self.failovers is not None:
             self.failovers.all_slots_lost(reason)
         for member in self._members.all():
-            self._members.remove(member.slot)
-            self._dispatch.drop(member)
-            self._step(SlotGone(member.slot))
-            self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
+            self._remove(member)
             self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
+
+    def _remove(self, member: Member) -> None:
+        self._members.remove(member.slot)
+        self._dispatch.drop(member)
+        self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
+        self._step(SlotGone(member.slot))
 
     def evict(self, member: Member, reason: str) -> None:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""

@@ -255,7 +255,7 @@ def _launch(
             if resume:
                 restore = _find_restore(storage, commits, restore)
             storage.put_blob(PLAN_BLOB, cloudpickle.dumps(plan))
-            return RunningJob(spark, plan, commits, restore, directory, credentials, registry)
+            return RunningJob(spark, plan, storage, commits, restore, directory, credentials, registry)
         except BaseException:
             if not resume:
                 commits.discard()  # or what was prepared would refuse the next try
@@ -388,6 +388,7 @@ class RunningJob:
         self,
         spark: SparkSession,
         plan: Plan,
+        storage: CheckpointStorage,
         commits: Commits,
         restore: Restore,
         directory: JobDirectory,
@@ -401,6 +402,7 @@ class RunningJob:
         self.restored_from = restore.checkpoint
         self.closed = threading.Event()
         self._directory = directory
+        self._storage = storage
         self._commits = commits
         self._started_s = time.monotonic()
         self._elapsed_s: float | None = None
@@ -420,7 +422,6 @@ class RunningJob:
         self.coordinator.commands.add(Status, lambda _request: self._status())
         addresses = self.coordinator.start().at(reach)
         driver = (os.getpid(), psutil.Process().create_time())
-        self._storage = CheckpointStorage(directory.checkpoints)
         self._let_shells_in(
             Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, for_commands)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections import Counter
@@ -15,12 +14,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus.api.job import JobHandle
-from flinkplus.cli import main, session
+from flinkplus.cli import session
 from flinkplus.corpus import write_corpus
 from flinkplus.runtime.slot import Slot
+from tests.typed import Command, typed_here
 
 T = TypeVar("T")
-Command = Callable[..., tuple[int, str, str]]
 THREADS = 6
 """Two jobs of three slots beside each other."""
 
@@ -99,17 +98,6 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def no_spark(master: str) -> SparkSession:
         raise AssertionError(f"Spark was to be started on {master}")
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        try:
-            code = main.main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            assert isinstance(left.code, int)
-            code = left.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
     monkeypatch.setattr(session, "open_session", no_spark)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    with typed_here(capsys) as run:
+        yield run

@@ -19,8 +19,9 @@ from flinkplus.cli.wordcount import WordCount, run_wordcount
 from flinkplus.corpus import demo_lines
 from flinkplus.errors import NoRunningJob
 from flinkplus.runtime.access import access_of
-from tests.integration.conftest import Command, assert_exact, expected_counts
+from tests.integration.conftest import assert_exact, expected_counts
 from tests.integration.programs import Program, cli, program
+from tests.typed import Command
 
 pytestmark = pytest.mark.integration
 

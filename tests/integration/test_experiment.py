@@ -19,8 +19,9 @@ from experiments.recovery.settings import Settings
 from experiments.scaling import runs as scaling
 from experiments.scaling.costs import Costs
 from experiments.scaling.runs import ScalingSettings
-from tests.integration.conftest import Command, wait_until
+from tests.integration.conftest import wait_until
 from tests.integration.programs import cli, program
+from tests.typed import Command
 
 pytestmark = pytest.mark.integration
 

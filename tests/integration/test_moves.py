@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, MoveCancelled, MoveRefused
 from flinkplus.runtime.access import ACCESS_FILE
-from tests.integration.conftest import Command
 from tests.integration.failover_jobs import Victim
+from tests.typed import Command
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
 from flinkplus.runtime.access import ACCESS_FILE
-from tests.integration.conftest import Command, wait_for_checkpoint, wait_until
+from tests.integration.conftest import wait_for_checkpoint, wait_until
+from tests.typed import Command
 
 pytestmark = pytest.mark.integration
 

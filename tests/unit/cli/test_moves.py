@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from flinkplus.cli import main, moves
+from flinkplus.cli import moves
 from flinkplus.errors import CommandRefused
 from flinkplus.runtime.move_commands import DrainHost, Migrate, MoveNews, UndrainHost
+from tests.typed import Command, typed_here
 
-Run = Callable[..., tuple[int, str, str]]
 LEFT = {"number": 7, "status": "under_way", "left": ["count[1]", "lines[1]"]}
 LESS = {"number": 7, "status": "under_way", "left": ["lines[1]"]}
 DONE = {"number": 7, "status": "done", "left": []}
@@ -43,16 +43,12 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def typed(*arguments: str) -> tuple[int, str, str]:
-        code = main.main(list(arguments))
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return typed
+def run(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    with typed_here(capsys) as run:
+        yield run
 
 
-def test_a_drain_says_what_is_left_until_nothing_is(job: Job, run: Run) -> None:
+def test_a_drain_says_what_is_left_until_nothing_is(job: Job, run: Command) -> None:
     job.answers = [LEFT, LEFT, LESS, DONE]
     code, out, _ = run("drain", "worker-1", "--force")
     assert code == 0
@@ -65,32 +61,32 @@ def test_a_drain_says_what_is_left_until_nothing_is(job: Job, run: Run) -> None:
 
 
 @pytest.mark.parametrize("slot", ["slot-3", "3"])
-def test_a_subtask_is_moved(job: Job, run: Run, slot: str) -> None:
+def test_a_subtask_is_moved(job: Job, run: Command, slot: str) -> None:
     job.answers = [DONE]
     assert run("migrate", "count:1", "--to", slot)[:2] == (0, "count:1 is on slot-3\n")
     assert job.asked == [Migrate("count:1", 3)]
 
 
-def test_as_json(job: Job, run: Run) -> None:
+def test_as_json(job: Job, run: Command) -> None:
     job.answers = [LEFT, DONE]
     _, out, _ = run("migrate", "count:1", "--to", "slot-3", "--json")
     assert [json.loads(line) for line in out.splitlines()] == [LEFT, DONE]
 
 
-def test_nobody_waits_longer_than_told(job: Job, run: Run) -> None:
+def test_nobody_waits_longer_than_told(job: Job, run: Command) -> None:
     job.answers = [LEFT]
     assert run("drain", "worker-1", "--wait", "0")[0] == 0
     assert job.asked == [DrainHost("worker-1")]
     assert run("drain", "worker-1", "--wait", "0.01")[0] == 1
 
 
-def test_what_is_cancelled_on_the_way_is_told(job: Job, run: Run) -> None:
+def test_what_is_cancelled_on_the_way_is_told(job: Job, run: Command) -> None:
     job.answers = [LEFT, CommandRefused("migrate count[1] to slot 3: slot 3 was lost")]
     code, out, err = run("migrate", "count:1", "--to", "slot-3")
     assert code == 1 and out.startswith("under way") and "slot 3 was lost" in err
 
 
-def test_a_host_is_used_again(job: Job, run: Run) -> None:
+def test_a_host_is_used_again(job: Job, run: Command) -> None:
     job.answers = [DONE]
     assert run("undrain", "worker-1")[:2] == (0, "worker-1 may be used again\n")
     assert job.asked == [UndrainHost("worker-1")]
@@ -105,7 +101,7 @@ def test_a_host_is_used_again(job: Job, run: Run) -> None:
         ("drain", "worker-1", "--wait", "nan"),
     ],
 )
-def test_what_is_typed_wrongly(job: Job, run: Run, arguments: tuple[str, ...]) -> None:
+def test_what_is_typed_wrongly(job: Job, run: Command, arguments: tuple[str, ...]) -> None:
     job.answers = [DONE]
     try:
         code = run(*arguments)[0]

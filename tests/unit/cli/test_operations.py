@@ -14,7 +14,6 @@ import psutil
 import pytest
 from rich.console import Console
 
-from flinkplus.cli import main
 from flinkplus.cli.status import tables
 from flinkplus.runtime.access import Access, write_access
 from flinkplus.runtime.command_door import CommandDoor
@@ -22,6 +21,7 @@ from flinkplus.runtime.commands import Body, Commands
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.operations import Inject, Status
+from tests.typed import Command, typed_here
 
 CREDENTIALS = Credentials(b"secret").for_commands("1")
 RECOVERY = {
@@ -164,23 +164,9 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    import signal
-
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def typed(*arguments: object) -> tuple[int, str, str]:
-        try:
-            code = main.main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            assert isinstance(left.code, int)
-            code = left.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield typed
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+def run(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    with typed_here(capsys) as run:
+        yield run
 
 
 Run = Callable[..., tuple[int, str, str]]
