@@ -313,9 +313,7 @@ class Slot(SlotOrders):
         if isinstance(error, UserFunctionError):
             operator, row, cause, reason = error.operator, error.row, error.cause, str(error)
         self._link.send(
-            control.SubtaskFailure(
-                subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause
-            )
+            control.SubtaskFailure(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
         )
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
