@@ -180,8 +180,8 @@ class Operations:
         alone = [slot for slot in hit.slots if peers is not None and set(peers) <= {slot}]
         if alone:
             raise CommandRefused(
-                f"slot-{alone[0]} would be cut off from nobody but itself: give {TO_DRIVER} or another slot, or no peer "
-                "to cut it off from all"
+                f"slot-{alone[0]} would be cut off from nobody but itself: give {TO_DRIVER} or another slot, or no "
+                "peer to cut it off from all"
             )
         return hit
 

@@ -374,7 +374,7 @@ def _differences(there: Any, here: Any) -> str:
     if not isinstance(there, dict) or not isinstance(here, dict):
         return ""
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    told = [f"{name}: {there.get(name, 'none')} there, {here.get(name, 'none')} here" for name in names]
+    told = [f"{name}: {there.get(name, 'none')!s:.200} there, {here.get(name, 'none')!s:.200} here" for name in names]
     more = f"; and {len(told) - TOLD_DIFFERENCES} more" if len(told) > TOLD_DIFFERENCES else ""
     return "".join(f"; {one}" for one in told[:TOLD_DIFFERENCES]) + more
 

@@ -63,7 +63,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Session:
 
 def test_a_session_is_stopped_whatever_happens(opened: Session) -> None:
     with session.session("local[2]") as spark:
-        assert spark is opened  # type: ignore[comparison-overlap]
+        assert id(spark) == id(opened)
     with pytest.raises(ValueError, match="mine"), session.session("local[2]"):
         raise ValueError("mine")
     with pytest.raises(KeyboardInterrupt), session.session("local[2]"):
