@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 from py4j.protocol import Py4JError
@@ -102,7 +103,9 @@ def open_session(master: str, settings: Mapping[str, str] | None = None) -> Spar
     on_interrupt = signal.getsignal(signal.SIGINT)
     children = set(psutil.Process().children(recursive=True))
     try:
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
+        _quieten_accumulators(spark)
+        return spark
     except KeyboardInterrupt:
         on_interrupt = signal.getsignal(signal.SIGINT)  # whoever is impatient now must not interrupt the end
         _end([child for child in psutil.Process().children(recursive=True) if child not in children])
@@ -173,6 +176,20 @@ class _Py4jFilter(logging.Filter):
 
 
 _py4j_filter = _Py4jFilter()
+
+
+def _quieten_accumulators(spark: SparkSession) -> None:
+    """PySpark's server for accumulators prints a traceback when the Java process has gone, which others tell of."""
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is None:
+        return
+    tell = server.handle_error
+
+    def handle_error(request: Any, address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
+            tell(request, address)
+
+    server.handle_error = handle_error  # type: ignore[method-assign]
 
 
 def _quieten() -> None:

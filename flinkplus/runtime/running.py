@@ -187,8 +187,8 @@ def _load_plan(storage: CheckpointStorage, where: str) -> Plan:
         plan = cloudpickle.loads(data)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"the job in {where} needs the Python module {error.name!r}, which is not found here: resume it where that "
-            "can be imported, as where the job was started (PYTHONPATH=DIRECTORY has Python look there)"
+            f"the functions of the job in {where} need a Python module that is not found here ({error}): resume it "
+            "where that can be imported, as where the job was started (PYTHONPATH=DIRECTORY has Python look there)"
         ) from error
     except Exception as error:  # modules of the user's are imported, and objects of theirs made
         raise ConfigurationError(

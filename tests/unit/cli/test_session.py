@@ -175,6 +175,22 @@ def test_a_start_that_fails_is_told_and_leaves_our_handler(here: None, monkeypat
     builder.process.wait()
 
 
+@pytest.mark.parametrize(("error", "told"), [(EOFError(), 0), (ConnectionResetError(), 0), (ValueError("x"), 1)])
+def test_the_server_for_accumulators_says_nothing_of_the_end(error: Exception, told: int) -> None:
+    said: list[str] = []
+    server = SimpleNamespace(handle_error=lambda request, address: said.append(address))
+    session._quieten_accumulators(SimpleNamespace(sparkContext=SimpleNamespace(_accumulatorServer=server)))  # type: ignore[arg-type]
+    try:
+        raise error
+    except Exception:
+        server.handle_error(None, "127.0.0.1")
+    assert len(said) == told
+
+
+def test_a_context_without_such_a_server_is_left_alone() -> None:
+    session._quieten_accumulators(SimpleNamespace(sparkContext=SimpleNamespace()))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("logger", [None, "py4j.clientserver", "py4j.java_gateway"])
 def test_what_py4j_logs_of_calls_that_failed_is_kept_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, logger: str | None
