@@ -139,13 +139,13 @@ class Reports:
     def _subtask_failed(self, subtask: SubtaskId, failure: control.SubtaskFailure) -> None:
         error: FlinkPlusError
         if failure.kind == NondeterministicOperator.__name__:
-            error = NondeterministicOperator(f"subtask {failure.subtask}: {failure.reason}")
+            error = NondeterministicOperator(f"{failure.subtask}: {failure.reason}")
         elif failure.operator:
             error = UserFunctionError(
                 failure.operator, failure.subtask, failure.row, failure.cause, told=failure.reason
             )
         else:
-            error = JobFailed(f"subtask {failure.subtask}: {failure.reason}")
+            error = JobFailed(f"{failure.subtask}: {failure.reason}")
         fields = about(subtask=failure.subtask, generation=failure.generation, phase="detect")
         log.info("subtask %s failed: %s", failure.subtask, failure.reason, extra=fields)
         self._recoveries.subtask_failed(failure.subtask, failure.time_s)

@@ -144,6 +144,13 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
         assert shown.count(word) == 1
 
 
+@pytest.mark.parametrize("kind", ["InputError", "NondeterministicOperator"])
+def test_other_errors_of_a_subtask_are_said_once_too(kind: str) -> None:
+    told, *_ = Reported().report(1, control.SubtaskFailure(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
+    assert isinstance(told, core.FailoverStarted)
+    assert str(told.error) in told.reason
+
+
 def test_a_slot_whose_session_is_lost_is_lost() -> None:
     job = Reported()
     assert [type(event) for event in job.report(1, control.SessionLost("expired"))] == [
