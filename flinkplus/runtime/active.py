@@ -33,7 +33,7 @@ class ActiveSubtasks:
         self._order: list[Subtask] = []
         self._early: dict[ChannelId, Credit] = {}
         self._stale = 0
-        self._limits: dict[ChannelId, tuple[int, int]] = {}  # with the generation of the consumer
+        self._granted: dict[ChannelId, tuple[int, int]] = {}  # with the generation of the consumer
 
     def __iter__(self) -> Iterator[Subtask]:
         return iter(list(self._order))
@@ -64,9 +64,9 @@ class ActiveSubtasks:
         for edge in subtask.plan.vertex.outputs:
             self._producers[(edge, subtask.id.index)] = subtask
         for channel, end in subtask.outputs.channels.items():
-            generation, limit = self._limits.pop(channel, (None, 0))
-            if generation == end.consumer_generation and not end.resuming:
-                end.limit = max(end.limit, limit)
+            generation, granted = self._granted.pop(channel, (None, 0))
+            if generation == end.consumer_generation:
+                end.grant(granted)
             if channel in self._early:
                 end.credit(*self._early.pop(channel))
 
@@ -93,9 +93,9 @@ class ActiveSubtasks:
         perhaps when they had been told of the other, they have allowed the other. Nobody will say it again.
         """
         ends = [end for end in subtask.outputs.channels.values() if not end.resuming]
-        limits = {end.channel: (end.consumer_generation, end.limit) for end in ends}
+        granted = {end.channel: (end.consumer_generation, end.granted) for end in ends}
         if self.retire(subtask):
-            self._limits.update(limits)
+            self._granted.update(granted)
 
     def retire(self, subtask: Subtask) -> bool:
         """Close a subtask; false when it is not active (any more)."""
@@ -118,4 +118,4 @@ class ActiveSubtasks:
         for subtask in self:
             self.retire(subtask)
         self._early.clear()
-        self._limits.clear()
+        self._granted.clear()

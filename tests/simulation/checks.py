@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.guarantee import Guarantee
@@ -36,6 +37,7 @@ from tests.simulation.subtask import event_time_ms, fold, packed_bytes
 
 if TYPE_CHECKING:
     from flinkplus.protocol.inputs import InputChannel
+    from flinkplus.protocol.outputs import OutputChannel
     from tests.simulation.network import Stream
     from tests.simulation.slot import SimSlot
     from tests.simulation.subtask import SimSubtask, WatchedLog
@@ -99,6 +101,7 @@ class Checks:
                 "recorded",
                 "overtaken",
                 "over_budget",
+                "overdraft_held",
                 "rounds",
                 "came_round",
                 "stable",
@@ -352,6 +355,31 @@ class Checks:
                     "retention",
                     f"{end.channel} is consumed up to {log.acknowledged}, and kept from {log.trimmed} on, for nobody",
                 )
+
+    def overdrawn(self, before: list[tuple[OutputChannel, int, int]]) -> None:
+        """Barriers that overtake were to be sent without credit; of each channel, ``limit`` and ``sent`` before."""
+        for end, limit, sent in before:
+            log: Any = end.log
+            if end.limit > limit and sent < log._resend_end:
+                self._wrong(
+                    "unaligned",
+                    f"{end.channel} is sent from {sent} to {end.limit} without credit, and up to {log._resend_end} "
+                    "that is sent again",
+                )
+            if end.limit <= limit and not end.resuming and sent < log._resend_end:
+                self.counts["overdraft_held"] += 1
+                self._world.note("%s: the barrier waits behind what is sent again, for credit", end.channel)
+
+    def overtook(self, subtask: SimSubtask, checkpoint: int) -> None:
+        """``subtask`` chose to begin a checkpoint, and recorded what waits."""
+        for logs in (subtask._logs.get(checkpoint), subtask._persisting.get(checkpoint)):  # type: ignore[call-overload]
+            if logs is not None and logs.excess:
+                self._wrong("unaligned", f"{subtask.id} overtook for checkpoint {checkpoint}, but {logs.excess}")
+
+    def failed(self, subtask: SimSubtask, error: Exception) -> None:
+        """``error`` counts as the failure of ``subtask``."""
+        if isinstance(error, UserFunctionError) and error.subtask != str(subtask.id):
+            self._wrong("progress", f"{subtask.id} counts as failed for what {error.subtask} has thrown")
 
     def fences(self, slot: SimSlot, order: control.Fence) -> None:
         """A slot is about to fence."""

@@ -74,6 +74,12 @@ LOOPS = 0.09
 """Share of the jobs that have loops, of those that can have some."""
 OVERTAKING = 0.13
 """Share of the jobs whose checkpoints are unaligned, of those that can have them."""
+IN_FLIGHT_DEATHS = 0.6
+"""Share of those in which a process is to die while messages in flight are recorded."""
+RECORDING, RECORDED, TAKEN_UP = (4 + 8 * number for number in (0, 1, 6))
+"""Targets of ``crash_at_point``, and any up to three more, so that the slot is drawn; see ``faults.POINTS``."""
+NEXT_TIME = 8 * 9
+"""And so much more for each time that the point is to be reached before."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +244,8 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameter
         parameters = replace(parameters, records=max(records, 16), parallelism=3 if stages <= 3 else parallelism)
     if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
         parameters = replace(parameters, records=max(records, 16), rows=1, read_bytes=20, read_ms=6)
+    if parameters.aligned_timeout_ms is not None:
+        faults = tuple(sorted((*faults, *_while_in_flight(seed, parameters)), key=lambda fault: fault.at_ms))
     parameters = replace(parameters, faults=faults)
     return with_moves(parameters, child(seed, "moves"))
 
@@ -361,6 +369,21 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
         faults += _company(rng, parameters, Fault(at_ms, kind, target, duration_ms))
     faults += _silences(child(seed, "silence"), parameters, horizon_ms)
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
+
+
+def _while_in_flight(seed: int, parameters: Parameters) -> list[Fault]:
+    """A process dies while messages in flight are recorded; or somewhat later, and then another one with those that are
+    put back."""
+    rng, slots = child(seed, "in flight deaths"), min(4, parameters.parallelism)
+    if rng.random() >= IN_FLIGHT_DEATHS:
+        return []
+    at_ms, slot = rng.randrange(5, 60), rng.randrange(4)
+    if rng.random() < 0.5:
+        point = rng.choice((RECORDING, RECORDING, RECORDED)) + NEXT_TIME * rng.choice((0, 0, 1, 2, 4))
+        return [Fault(at_ms, "crash_at_point", point + slot, 0)]
+    other = next(at for at in range(4) if (at - slot) % slots == 1 % slots)
+    later = Fault(at_ms + rng.choice((40, 80, 120, 200)), "crash", slot, 0)
+    return [Fault(at_ms, "crash_at_point", TAKEN_UP + other, 0), later]
 
 
 def _silences(rng: random.Random, parameters: Parameters, horizon_ms: int) -> list[Fault]:
