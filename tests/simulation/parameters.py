@@ -75,7 +75,7 @@ LOOPS = 0.09
 OVERTAKING = 0.13
 """Share of the jobs whose checkpoints are unaligned, of those that can have them."""
 IN_FLIGHT_DEATHS = 0.6
-"""Share of those in which a process is to die while messages in flight are recorded."""
+"""Share of those in which a process is to die while messages in flight are recorded, or put back."""
 RECORDING, RECORDED, TAKEN_UP = (4 + 8 * number for number in (0, 1, 6))
 """Targets of ``crash_at_point``, and any up to three more, so that the slot is drawn; see ``faults.POINTS``."""
 NEXT_TIME = 8 * 9
@@ -244,9 +244,9 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameter
         parameters = replace(parameters, records=max(records, 16), parallelism=3 if stages <= 3 else parallelism)
     if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
         parameters = replace(parameters, records=max(records, 16), rows=1, read_bytes=20, read_ms=6)
-    if parameters.aligned_timeout_ms is not None:
-        faults = tuple(sorted((*faults, *_while_in_flight(seed, parameters)), key=lambda fault: fault.at_ms))
     parameters = replace(parameters, faults=faults)
+    if parameters.aligned_timeout_ms is not None:
+        parameters = with_deaths_in_flight(parameters, child(seed, "in flight deaths"))
     return with_moves(parameters, child(seed, "moves"))
 
 
@@ -343,6 +343,27 @@ def with_overtaking(parameters: Parameters, rng: random.Random, share: float) ->
     return replace(parameters, interval_ms=max(parameters.interval_ms, 8 * work_ms))  # checkpoints go first
 
 
+def with_deaths_in_flight(parameters: Parameters, rng: random.Random) -> Parameters:
+    """A job with unaligned checkpoints, in most cases with one process more that dies while messages in flight are
+    recorded; or that dies somewhat later, and then another one with those that are put back, of which there are many.
+    """
+    if rng.random() >= IN_FLIGHT_DEATHS:
+        return parameters
+    at_ms, slot, slots = rng.randrange(5, 60), rng.randrange(4), min(4, parameters.parallelism)
+    if rng.random() < 0.5:
+        point = rng.choice((RECORDING, RECORDING, RECORDED)) + NEXT_TIME * rng.choice((0, 0, 1, 2, 4))
+        found = [Fault(at_ms, "crash_at_point", point + slot, 0)]
+    else:
+        if parameters.parallelism <= 3:
+            parameters = replace(parameters, records=max(parameters.records, 24))
+        parameters = replace(parameters, in_flight_bytes=None, aligned_timeout_ms=0, quick_barriers=True)
+        other = next(at for at in range(4) if (at - slot) % slots == 1 % slots)
+        later = Fault(at_ms + rng.choice((40, 80, 120, 200)), "crash", slot, 0)
+        found = [Fault(at_ms, "crash_at_point", TAKEN_UP + other, 0), later]
+    faults = sorted((*parameters.faults, *found), key=lambda fault: fault.at_ms)
+    return replace(parameters, faults=tuple(faults))
+
+
 def pair(target: int, parallelism: int) -> tuple[int, int]:
     """The two slots whose stream a fault with that target strikes."""
     start = target % parallelism
@@ -369,21 +390,6 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
         faults += _company(rng, parameters, Fault(at_ms, kind, target, duration_ms))
     faults += _silences(child(seed, "silence"), parameters, horizon_ms)
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
-
-
-def _while_in_flight(seed: int, parameters: Parameters) -> list[Fault]:
-    """A process dies while messages in flight are recorded; or somewhat later, and then another one with those that are
-    put back."""
-    rng, slots = child(seed, "in flight deaths"), min(4, parameters.parallelism)
-    if rng.random() >= IN_FLIGHT_DEATHS:
-        return []
-    at_ms, slot = rng.randrange(5, 60), rng.randrange(4)
-    if rng.random() < 0.5:
-        point = rng.choice((RECORDING, RECORDING, RECORDED)) + NEXT_TIME * rng.choice((0, 0, 1, 2, 4))
-        return [Fault(at_ms, "crash_at_point", point + slot, 0)]
-    other = next(at for at in range(4) if (at - slot) % slots == 1 % slots)
-    later = Fault(at_ms + rng.choice((40, 80, 120, 200)), "crash", slot, 0)
-    return [Fault(at_ms, "crash_at_point", TAKEN_UP + other, 0), later]
 
 
 def _silences(rng: random.Random, parameters: Parameters, horizon_ms: int) -> list[Fault]:
