@@ -139,6 +139,13 @@ def test_a_stream_with_tls_is_watched_as_well(drills: Drills) -> None:
     assert 0 < drills.run("peers_cut", tls=True)["noticed_ms"][0] < SOON_MS
 
 
+@pytest.mark.parametrize("name", ["peers_cut", "peer_not_heard", "driver_not_heard", "hangs"])
+def test_streams_over_grpc_are_watched_as_well(drills: Drills, name: str) -> None:
+    told = drills.run(name, transport="grpc")
+    assert told["metrics"]["failovers"] == 1
+    assert 0 < told["noticed_ms"][0] < SOON_MS
+
+
 @pytest.mark.parametrize("name", ["cut_off", "hangs"])
 def test_a_zombie_has_no_effect(drills: Drills, name: str) -> None:
     """It goes on where it was; the others have refused what it still sends."""
