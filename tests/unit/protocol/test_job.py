@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, PeerProtocolError
@@ -60,7 +62,7 @@ class History:
     """Feeds events at rising times and collects effects."""
 
     def __init__(
-        self, restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: int
+        self, restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: Any
     ) -> None:
         defaults = {
             "max_restarts": 3,
@@ -98,14 +100,14 @@ def deployed(generation: Generation) -> tuple[JobEvent, ...]:
 
 
 def deploying(
-    restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: int
+    restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: Any
 ) -> History:
     history = History(restore_from, available, **options)
     assert history.at(10, *BOTH) == [Deploy(G1, restore_from, ASSIGNMENT)]
     return history
 
 
-def running(**options: int) -> History:
+def running(**options: Any) -> History:
     history = deploying(None, (), **options)
     assert history.at(20, *deployed(G1)) == [StartSubtasks(G1)]
     assert history.state is JobState.RUNNING

@@ -73,8 +73,8 @@ def test_a_slot_that_cannot_start_tells_spark_later_each_time(
 
     monkeypatch.setattr(slot_module, "make_scratch", make_no_scratch)
     monkeypatch.setattr(slot_module, "_spark_attempt", lambda: attempt)
-    monkeypatch.setattr(slot_module.time, "monotonic", lambda: began_s + now_s[0])
-    monkeypatch.setattr(slot_module.time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: began_s + now_s[0])
+    monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(OSError, match="no space"):
         run_slot(0, config_of(job))
     assert least_s <= round(now_s[0], 3) <= most_s
