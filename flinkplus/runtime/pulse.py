@@ -1,15 +1,15 @@
 """Pulses: how the driver notices within half a second that a slot's host hangs, or cannot be heard any more.
 
 Beside each slot a small process (``pulse_process``) sends a datagram four times in ``hang_timeout``, as long as the
-slot's process is there; it says whether that is stopped, and whether it hears the driver. It proves less than a heartbeat (that the host runs, the network carries and
-the process is not stopped, not that the interpreter gets anywhere), but it is punctual whatever the slot computes; so
-a heartbeat may take its time (``heartbeat_timeout``).
+slot's process is there; it says whether that is stopped, and whether it hears the driver. It proves less than a
+heartbeat (that the host runs and the network carries, not that the interpreter gets anywhere), but it is punctual
+whatever the slot computes; so a heartbeat may take its time (``heartbeat_timeout``).
 
 Rules: a slot of which no pulse ever came (a network that carries no UDP, a system without processes like these) is
 judged by its heartbeats alone. A datagram is believed when it is signed with a key of the job's secret and newer than
-the last; others are counted. Whom silence condemns is for ``protocol.pulses`` to say. On Linux the kernel throws away what does not begin with the job's tag, so that a flood of
-datagrams takes no pulse's place in the socket's buffer. Whatever else comes in numbers may have done so: then silence
-proves nothing, and heartbeats alone tell.
+the last; others are counted. Whom silence condemns is for ``protocol.pulses`` to say. On Linux the kernel throws away
+what does not begin with the job's tag, so that a flood of datagrams takes no pulse's place in the socket's buffer.
+Whatever else comes in numbers may have done so: then silence proves nothing, and heartbeats alone tell.
 """
 
 from __future__ import annotations
