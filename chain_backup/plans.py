@@ -82,6 +82,11 @@ class Plans:
         wish = self._wishes.get(subtask)
         return planned if wish is None else with_wish(planned, wish, self._hosts)
 
+    def begins_on(self, subtask: SubtaskId) -> int:
+        """Where a deployment is to put ``subtask``: on the slot of its number; when its host is drained, at home."""
+        own = self._slots[subtask.index % len(self._slots)]
+        return self.of(subtask)[0] if own in self.drained else own
+
     def is_moving(self, subtask: SubtaskId) -> bool:
         """Whether somebody waits for ``subtask`` to be at its home."""
         return subtask in self._moves
@@ -215,7 +220,7 @@ class Plans:
         return [report for subtask in moving for report in self._end(subtask, reason)]
 
     def interrupted(self, reason: str) -> list[MoveReported]:
-        """All subtasks begin anew on the slots of their numbers. Hosts stay drained."""
+        """All subtasks begin anew, on the slots of their numbers where these may be used. Hosts stay drained."""
         ended = [report for subtask in tuple(self._moves) for report in self._end(subtask, reason)]
         self._wishes.clear()
         return ended
