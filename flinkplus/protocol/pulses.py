@@ -15,6 +15,8 @@ nothing. So:
   is heard well. Else nothing is gained: it would have to wait for slots all the same.
 - Time in which nobody could be heard counts for nobody: the driver itself was stopped, or a crowd of other datagrams
   came (``missed``). It ends every witness's good record as well.
+- After such a time, and after one in which most were late, slots have as long again before it counts that they do not
+  hear the driver: the longer nothing came through, the longer their TCP waits until it sends again.
 - A slot of which no pulse ever came is judged by its heartbeats alone.
 
 So a driver that is stopped, cut off from all, or on a machine that is too busy for everybody gives nobody up. One that
@@ -29,6 +31,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MAX_NAMES = 10_000
+MOST_GRACE_TIMEOUTS = 25
+"""Times ``timeout_ms``, at most, after which it counts again that slots do not hear the driver."""
 LONG_PAUSE_SHARE = 0.75
 """Of ``timeout_ms``: two pulses in a row may be lost."""
 WITNESS_TIMEOUTS = 2
@@ -66,6 +70,8 @@ class PulseRule:
         self._timeout_ms = timeout_ms
         self._driver_host = driver_host
         self._last: dict[str, _Pulse] = {}
+        self._dark_ms = 0  # since when most were late, the last time
+        self._grace_until_ms: int | None = None
 
     @property
     def names(self) -> int:
@@ -97,8 +103,9 @@ class PulseRule:
         last.number, last.at_ms, last.deaf, last.stopped = number, now_ms, deaf, stopped
         return True
 
-    def missed(self, now_ms: int) -> None:
-        """Nobody could be heard for a while: everybody's time begins again."""
+    def missed(self, now_ms: int, for_ms: int = 0) -> None:
+        """Nobody could be heard for a while (``for_ms``): everybody's time begins again."""
+        self._give_grace(now_ms, for_ms)
         for last in self._last.values():
             last.at_ms = last.alive_ms = last.back_ms = last.steady_ms = now_ms
 
@@ -126,12 +133,34 @@ class PulseRule:
         well = [slot for slot in known if self._is_well(now_ms, slot.name)]
         if len(well) >= len(late):
             return [slot.name for slot in late]
+        found = self._proved(now_ms, late, well, chains)
+        if not found:
+            self._in_the_dark(now_ms)
+        return found
+
+    def _proved(
+        self,
+        now_ms: int,
+        late: Sequence[PulsedSlot],
+        well: Sequence[PulsedSlot],
+        chains: Iterable[Sequence[str]] | None,
+    ) -> list[str]:
+        """Those of ``late``, who are most, of whom something shows that it is not the driver."""
         names = {slot.name for slot in well}  # never iterated
         if chains is None or not all(any(name in names for name in chain) for chain in chains):
             return []
         away = {self._driver_host, *(slot.host for slot in late)}  # never iterated
         witnessed = any(slot.host not in away and self._is_witness(now_ms, slot.name) for slot in well)
         return [slot.name for slot in late if self._is_proved(now_ms, slot, witnessed)]
+
+    def _in_the_dark(self, now_ms: int) -> None:
+        if self._grace_until_ms is None or now_ms > self._grace_until_ms + self._timeout_ms:
+            self._dark_ms = now_ms - self._timeout_ms
+        self._give_grace(now_ms, now_ms - self._dark_ms)
+
+    def _give_grace(self, now_ms: int, for_ms: int) -> None:
+        grace_ms = min(for_ms + self._timeout_ms, MOST_GRACE_TIMEOUTS * self._timeout_ms)
+        self._grace_until_ms = max(self._grace_until_ms or 0, now_ms + grace_ms)
 
     def _is_proved(self, now_ms: int, slot: PulsedSlot, witnessed: bool) -> bool:
         last = self._last[slot.name]
@@ -148,4 +177,5 @@ class PulseRule:
 
     def _is_late(self, now_ms: int, name: str) -> bool:
         last = self._last[name]
-        return last.deaf or now_ms - last.alive_ms > self._timeout_ms
+        counts = self._grace_until_ms is None or now_ms >= self._grace_until_ms
+        return (last.deaf and counts) or now_ms - last.alive_ms > self._timeout_ms

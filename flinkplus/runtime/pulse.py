@@ -167,17 +167,17 @@ class Pulses:
         self._looked_s, slots = now_s, list(slots)
         self._tell_of_strangers()
         if self._crowded or now_s - before_s > self.timeout_s / 2:
-            return self._none_silent()
+            return self._none_silent(now_s - before_s)
         if not self.rule.any_late(self._now_ms(), [slot.name for slot in slots]):
             return []
         if self.receive():  # what waits in the socket was in time
             return self._none_silent()
         return self.rule.given_up(self._now_ms(), slots, chains)
 
-    def _none_silent(self) -> list[str]:
+    def _none_silent(self, for_s: float = 0.0) -> list[str]:
         """Nobody could be heard."""
         self._crowded = False
-        self.rule.missed(self._now_ms())
+        self.rule.missed(self._now_ms(), round(for_s * 1000))
         return []
 
     def _tell_of_strangers(self) -> None:

@@ -131,6 +131,25 @@ def test_when_most_do_not_hear_the_driver_nobody_is_given_up() -> None:
     assert history.goes_on(5_000, "c", deaf="ab") == []
 
 
+def test_after_a_cut_of_the_driver_slots_have_time_to_hear_it_again() -> None:
+    """Their systems send again after twice as long each time: one is answered at once, another after seconds."""
+    history = History("abcd")
+    history.goes_on(2_000, "abcd")
+    assert history.goes_on(3_000, "") == []
+    assert history.goes_on(2_500, "ab", deaf="cd") == []
+    assert history.goes_on(3_000, "abcd") == []
+    assert history.goes_on(1_000, "abc", deaf="d") == ["d"], "that was long ago"
+
+
+def test_after_a_pause_of_the_driver_slots_have_time_to_hear_it_again() -> None:
+    history = History("abcd")
+    history.goes_on(2_000, "abcd")
+    history.now_ms += 3_000
+    history.rule.missed(history.now_ms, 3_000)
+    assert history.goes_on(3_000, "ab", deaf="cd") == []
+    assert history.goes_on(1_000, "abc", deaf="d") == ["d"]
+
+
 def test_slots_whose_own_pulses_say_that_they_are_stopped_need_no_witness() -> None:
     """As where all are on the driver's host."""
     history = History("abc", dict.fromkeys("abc", DRIVER))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psutil
@@ -63,10 +64,14 @@ def storm(cluster: Cluster, link: Any, one: Any, span_s: float, ports: list[str]
             link.send(HEARTBEAT)
             one.send(1, [b"there"])
             one.flush()
-            cluster.until(lambda b=beats, f=frames: len(messages(heard[0])) > b and arrived(heard[3]) > f)
+            cluster.until(partial(has_more, heard, beats, frames))
             took_s.append(time.monotonic() - begun_s)
         assert attacker.stdout is not None
         return int(attacker.stdout.read()), took_s
+
+
+def has_more(heard: list[list[Any]], beats: int, frames: int) -> bool:
+    return len(messages(heard[0])) > beats and arrived(heard[3]) > frames
 
 
 def arrived(heard: list[Any]) -> int:
