@@ -187,11 +187,11 @@ class FailoverProtocol:
         }
 
     def begins_on(self, hosts: Mapping[int, str]) -> Mapping[SubtaskId, int]:
-        """Where the next deployment is to put each subtask, with slots on ``hosts``: on no drained host as long as
-        others have slots. Raises ``PlacementError``.
+        """Where the next deployment is to put each subtask, among the slots that are on ``hosts``: on no drained host
+        as long as others have slots. Raises ``PlacementError``.
         """
         self._plans.hosted(hosts)
-        return {subtask: self._plans.begins_on(subtask) for subtask in self._topology.subtasks}
+        return {subtask: self._plans.begins_on(subtask, hosts) for subtask in self._topology.subtasks}
 
     @property
     def generations(self) -> Mapping[SubtaskId, Generation]:

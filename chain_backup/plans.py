@@ -82,10 +82,15 @@ class Plans:
         wish = self._wishes.get(subtask)
         return planned if wish is None else with_wish(planned, wish, self._hosts)
 
-    def begins_on(self, subtask: SubtaskId) -> int:
-        """Where a deployment is to put ``subtask``: on the slot of its number; when its host is drained, at home."""
+    def begins_on(self, subtask: SubtaskId, slots: Collection[int]) -> int:
+        """Which of ``slots`` a deployment is to put ``subtask`` on: the one of its number; when the host of that is
+        drained, the first planned one that is not, or any.
+        """
         own = self._slots[subtask.index % len(self._slots)]
-        return self.of(subtask)[0] if own in self.drained else own
+        usable = [slot for slot in self._slots if slot in slots and slot not in self.drained]
+        if own in usable or not usable:
+            return own
+        return next((slot for slot in self.of(subtask) if slot in usable), usable[subtask.index % len(usable)])
 
     def is_moving(self, subtask: SubtaskId) -> bool:
         """Whether somebody waits for ``subtask`` to be at its home."""
