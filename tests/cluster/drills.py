@@ -169,8 +169,8 @@ def two_hang(drill: Drill) -> None:
 
 
 def driver_cut_off(drill: Drill) -> None:
-    """The driver reaches no slot, nor any of them it, for a while: nothing is wrong with them."""
-    drill.order("cut", JOB, *drill.hosts)
+    """The driver is cut off from all for a while: nothing is wrong with them."""
+    drill.order("cut", JOB)
     time.sleep(DARK_S)
     drill.order("heal", JOB)
     drill.checkpoints(3)
