@@ -71,8 +71,9 @@ class ActiveSubtasks:
                 end.credit(*self._early.pop(channel))
 
     def credit(self, channel: ChannelId, credit: Credit) -> Subtask | None:
-        """Credit for a producer: returned when it is here, else kept until it is. Newer credit tells all of older; what a
-        fenced consumer has said may come behind its successor's, since it comes over another stream.
+        """Credit for a producer: returned when it is here, else kept until it is. Newer credit tells all of older.
+
+        What a fenced consumer has said may come behind its successor's, since it comes over another stream.
         """
         producer = self.producer(channel)
         if producer is None:
