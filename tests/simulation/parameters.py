@@ -75,7 +75,8 @@ LOOPS = 0.09
 OVERTAKING = 0.13
 """Share of the jobs whose checkpoints are unaligned, of those that can have them."""
 IN_FLIGHT_DEATHS = 0.6
-"""Share of those in which a process is to die while messages in flight are recorded, or put back."""
+"""Share of jobs with unaligned checkpoints only in which a process is to die while messages in flight are recorded, or
+put back."""
 RECORDING, RECORDED, TAKEN_UP = (4 + 8 * number for number in (0, 1, 6))
 """Targets of ``crash_at_point``, and any up to three more, so that the slot is drawn; see ``faults.POINTS``."""
 NEXT_TIME = 8 * 9
@@ -183,7 +184,7 @@ def child(seed: int, name: str) -> Rng:
 
 def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
-    unaligned."""
+    unaligned, and processes die when messages are in flight in them."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -245,7 +246,7 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameter
     if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
         parameters = replace(parameters, records=max(records, 16), rows=1, read_bytes=20, read_ms=6)
     parameters = replace(parameters, faults=faults)
-    if parameters.aligned_timeout_ms is not None:
+    if overtaking and parameters.aligned_timeout_ms is not None:
         parameters = with_deaths_in_flight(parameters, child(seed, "in flight deaths"))
     return with_moves(parameters, child(seed, "moves"))
 
