@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from experiments.cluster.compose import find_compose, read_compose
 from experiments.cluster.place import Place
@@ -78,6 +80,20 @@ def test_the_services_of_this_repository() -> None:
     assert place.zookeeper == ",".join(f"{name}:2181" for name in ensemble)
     for service in services.values():
         assert str(place.shared) in [target for _, target in service.volumes], "all hosts share it"
+    assert Path(environment["XDG_CACHE_HOME"]).is_relative_to(place.shared), "workers read the demo text there"
+
+
+def test_one_image_for_all_services_is_built_once() -> None:
+    services = yaml.safe_load(find_compose().read_text())["services"]
+    assert [name for name, content in services.items() if "build" in content] == ["job"]
+    assert {content["image"] for content in services.values()} == {"flinkplus"}
+
+
+def test_the_image_has_every_package() -> None:
+    root = find_compose().parent
+    copied = re.findall(r"^COPY (\w+) \1$", (root / "Dockerfile").read_text(), re.MULTILINE)
+    packages = {path.parent.name for path in root.glob("*/__init__.py")} - {"tests"}
+    assert packages | {"scripts"} == set(copied)
 
 
 def test_elsewhere_there_is_no_place() -> None:
