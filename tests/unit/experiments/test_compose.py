@@ -11,6 +11,8 @@ import yaml
 
 from experiments.cluster.compose import find_compose, read_compose
 from experiments.cluster.place import Place
+from experiments.recovery.command import run_recovery
+from experiments.recovery.settings import Settings
 from flinkplus.errors import ConfigurationError
 
 SMALL = """\
@@ -100,3 +102,14 @@ def test_the_image_has_every_package() -> None:
 def test_elsewhere_there_is_no_place() -> None:
     with pytest.raises(ConfigurationError, match="FLINKPLUS_ZOOKEEPER is not set"):
         Place.here({"FLINKPLUS_MASTER": "spark://master:7077"})
+
+
+def test_failures_of_hosts_that_nobody_can_order_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in read_compose(find_compose(), {})["job"].environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FLINKPLUS_SHARED", str(tmp_path))
+    settings = Settings(parallelism=(4,), failure=("sigkill", "hang"), hosts=4)
+    with pytest.raises(ConfigurationError, match="the failure hang is ordered"):
+        run_recovery(settings, tmp_path / "recovery.json", tmp_path)
