@@ -1,0 +1,249 @@
+"""``make kill-check``: SIGKILL at every point of every kind of checkpoint, with every recovery, on real Spark.
+
+Each job runs without end; its slots are killed one after the other, each when it reaches the point that it was told, and
+only when the job is whole again. Then it is drained, and its output is compared with what it has to be. A cell of the table counts when a slot died there, nobody else did, the
+job recovered in the way that it was to, and the output of the whole job is exact. The exit status is 1 when any does not,
+or when a process, thread or directory is left behind.
+
+``python -m tests.kills [--mode NAME] [--recovery NAME] [--point NAME] [--beside N] [--json FILE]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from experiments.recovery.report import environment
+from flinkplus.cli.figures import check_json, write_json
+from flinkplus.cli.session import open_session
+from flinkplus.errors import ConfigurationError, FlinkPlusError
+from flinkplus.runtime.faults import STANDBY_POINTS
+from flinkplus.runtime.names import parse_subtask
+from tests.integration.failover_jobs import Victim
+from tests.kills.matrix import (
+    AT_THE_END,
+    AT_THE_START,
+    COLUMNS,
+    MODES,
+    PARALLELISM,
+    RECOVERIES,
+    REFUSED,
+    ROLLBACK,
+    Plan,
+    plans,
+)
+
+EXACT = "exact"
+TOLD = (
+    *("mode", "subtasks", "restarted", "checkpoint", "reason", "fallback"),
+    *("detect_ms", "fence_ms", "promote_ms", "restore_ms", "replay_ms", "recovery_ms"),
+)
+"""What is kept of a recovery."""
+GONE_S = 10.0
+"""How long what a job has told to stop may take to be gone."""
+WRONG = (Exception, pytest.fail.Exception)
+
+
+@dataclass
+class Cell:
+    """A kill at a point, and what came of it."""
+
+    plan: Plan
+    point: str
+    subtask: str
+    result: str = "not reached"
+    recovery: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        return self.result.startswith(EXACT)
+
+
+class Processes:
+    """What the slots of a job have run beside themselves, and the slots that were killed."""
+
+    def __init__(self) -> None:
+        self._helpers: set[psutil.Process] = set()
+        self._killed: set[psutil.Process] = set()
+
+    def look(self, slots: dict[int, int]) -> None:
+        for pid in slots.values():
+            try:
+                self._helpers.update(psutil.Process(pid).children(recursive=True))
+            except psutil.NoSuchProcess:
+                continue
+
+    def left(self) -> list[str]:
+        _, alive = psutil.wait_procs(self._helpers | self._killed, timeout=GONE_S)
+        return [str(process) for process in alive if process.is_running()]
+
+    def killed(self, process: psutil.Process) -> None:
+        self._killed.add(process)
+
+
+def kill_at(victim: Victim, cell: Cell, processes: Processes, *, ends: bool) -> None:
+    """One kill of a job that is whole, and the recovery from it; ``ends``: in the end of the job."""
+    job, subtask = victim.job, parse_subtask(cell.subtask)
+    slot = subtask.index
+    known = len(job.recoveries())
+    if cell.point in AT_THE_START:  # it was told before it began
+        known = 0
+    else:
+        victim.wait_for_strength()
+        processes.look(job.slot_pids())
+        if cell.point in STANDBY_POINTS:
+            slot = victim.chain(cell.subtask)[1]
+        processes.killed(psutil.Process(job.slot_pids()[slot]))
+        job.kill(cell.subtask, at=cell.point)
+    if ends:
+        victim.finish()
+    else:
+        victim.wait(lambda: len(job.recoveries()) > known, f"a slot dies at {cell.point} of {cell.subtask}")
+        victim.wait_for_checkpoints(2)
+    found = job.recoveries()[known:]
+    assert found, f"nobody died at {cell.point} of {cell.subtask}"
+    (cell.recovery,) = found
+    struck = {parse_subtask(name).index for name in cell.recovery["subtasks"]}
+    assert (cell.recovery["failure"], struck) == ("slot", {slot}), f"another one died: {cell.recovery}"
+    assert cell.recovery["mode"] == cell.plan.recovers, f"recovered by {cell.recovery['mode']}: {cell.recovery}"
+    assert cell.recovery["fallback"] is None, f"rolled back: {cell.recovery['fallback']}"
+
+
+def run(spark: SparkSession, folder: Path, plan: Plan) -> list[Cell]:
+    """The job of a plan; its cells."""
+    folder.mkdir()
+    cells = [Cell(plan, point, f"{operator}[{index}]") for point, operator, index in plan.kills()]
+    at_start = tuple(f"{cell.point}:{cell.subtask}" for cell in cells if cell.point in AT_THE_START)
+    options = {**plan.mode.options, "parallelism": PARALLELISM, "recovery": plan.recovery, "faults": at_start}
+    processes, at = Processes(), cells[0]
+    try:
+        with plan.mode.kind(spark, folder, **options) as victim:
+            for at in cells:
+                kill_at(victim, at, processes, ends=at.point in AT_THE_END)
+                at.result = "survived"
+            if not victim.job.done:
+                victim.finish()
+            restarts = victim.metrics["slot_restarts"]
+            assert restarts <= len(cells), f"{restarts} slots were started again after {len(cells)} kills"
+        left = processes.left()
+        assert not left, f"left running: {left}"
+    except WRONG as error:
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        for cell in cells:
+            if cell is at or cell.result == "survived":
+                cell.result = f"WRONG: {type(error).__name__}: {what}"
+        return cells
+    for cell in cells:
+        cell.result = EXACT if plan.recovers == plan.recovery else f"{EXACT}, rolled back"
+    return cells
+
+
+def refusals(spark: SparkSession, folder: Path) -> dict[str, str]:
+    """What cannot be had, and what is said of it; ``WRONG`` when it can."""
+    found = {}
+    for number, (name, kind, options) in enumerate(REFUSED):
+        path = folder / f"refused-{number}"
+        path.mkdir()
+        try:
+            kind(spark, path, **options).job.cancel()
+            found[name] = "WRONG: it was not refused"
+        except ConfigurationError as error:
+            found[name] = str(error)
+    return found
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """Markdown: a row for each mode and recovery, a column for each point."""
+    lines = [f"| checkpoints | recovery | {' | '.join(COLUMNS)} |", "| --- " * (len(COLUMNS) + 2) + "|"]
+    for mode in MODES:
+        for recovery in RECOVERIES:
+            row = {cell.point: cell for cell in cells if (cell.plan.mode, cell.plan.recovery) == (mode, recovery)}
+            if row:
+                told = [row[point].result.partition(":")[0] if point in row else "" for point in COLUMNS]
+                lines.append(f"| {mode.name} | {recovery} | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
+def figures_of(cell: Cell) -> dict[str, Any]:
+    plan, recovery = cell.plan, cell.recovery
+    phases = {name: recovery.get(name) for name in TOLD}
+    key = {"checkpoints": plan.mode.name, "recovery": plan.recovery, "point": cell.point, "subtask": cell.subtask}
+    return {**key, "result": cell.result, "recovered": phases if recovery else None}
+
+
+def selected(options: argparse.Namespace) -> list[Plan]:
+    """The jobs to be run: all, or those of some modes, recoveries and points."""
+    found = []
+    for mode in [mode for mode in MODES if options.mode in (None, mode.name)]:
+        for recovery in [recovery for recovery in RECOVERIES if options.recovery in (None, recovery)]:
+            if mode.loops and recovery not in ("standby", ROLLBACK):
+                found.append(Plan(mode, recovery, ("logging", "returned", "manifest")))  # one that says so
+                continue
+            found += plans(mode, recovery)
+    if options.point is not None:
+        found = [replace(plan, points=(options.point,)) for plan in found if options.point in plan.points]
+    return found
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description="Kill slots at every point of every kind of checkpoint.")
+    parser.add_argument("--mode", choices=[mode.name for mode in MODES])
+    parser.add_argument("--recovery", choices=RECOVERIES)
+    parser.add_argument("--point", choices=COLUMNS)
+    parser.add_argument("--beside", type=int, default=2, metavar="N", help="so many jobs at once (2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen to this file")
+    options = parser.parse_args()
+    check_json(options.json)
+    begun_s = time.monotonic()
+    cells: list[Cell] = []
+    spark = open_session(f"local[{options.beside * PARALLELISM + 2},100000]")
+    before = set(psutil.Process().children())
+    try:
+        with tempfile.TemporaryDirectory(prefix="flinkplus-kills-") as name:
+            refused = refusals(spark, Path(name))
+            with ThreadPoolExecutor(options.beside) as pool:
+                jobs = [pool.submit(run, spark, Path(name) / str(at), plan) for at, plan in enumerate(selected(options))]
+                for done in as_completed(jobs):
+                    cells += done.result()
+                    for cell in done.result():
+                        took = cell.recovery.get("recovery_ms")
+                        told = "" if took is None else f" ({took:.0f} ms)"
+                        where = f"{cell.plan.mode.name}, {cell.plan.recovery}, {cell.point} of {cell.subtask}"
+                        print(f"{where}: {cell.result}{told}", flush=True)
+        psutil.wait_procs(set(psutil.Process().children()) - before, timeout=GONE_S)
+        left = [str(child) for child in psutil.Process().children() if child not in before]
+        left += [thread.name for thread in threading.enumerate() if not thread.daemon and thread.name != "MainThread"]
+    finally:
+        spark.stop()
+    print()
+    print(table(cells))
+    print()
+    for what, why in refused.items():
+        print(f"{what}: {why}")
+    bad = [cell for cell in cells if not cell.good]
+    wrong = [what for what, why in refused.items() if why.startswith("WRONG")]
+    took_s = time.monotonic() - begun_s
+    print(f"{len(cells)} kills in {took_s:.0f} s, {len(cells) - len(bad)} exact; left behind: {left or 'nothing'}")
+    told = {"experiment": "kills", **environment(), "took_s": round(took_s), "refused": refused, "left_behind": left}
+    write_json(options.json, {**told, "kills": [figures_of(cell) for cell in cells]})
+    return 1 if bad or wrong or left or not cells else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except FlinkPlusError as error:
+        sys.exit(f"error: {error}")
