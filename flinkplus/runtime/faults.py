@@ -5,13 +5,13 @@ the N-th time (1 when left out), its process is killed. A fault strikes in the f
 recovers from it. Points reached by a subtask: ``start``, ``trigger`` (a source is told to begin a checkpoint, nothing
 is done yet), ``alignment`` (a channel was blocked), ``snapshot`` (frozen, barrier not sent yet), ``upload`` (before the
 asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``acknowledged`` (not offered to its standbys yet),
-``end`` (end of input). In loops, by the head: ``logging`` (frozen, a back edge is logged, barrier not sent yet), ``returned``
-(the barrier has come round on a back edge); by all: ``round`` (a round is about to be sent). Where barriers overtake:
-``recording`` (frozen, what waits on a channel is recorded, barrier not sent yet), ``recorded`` (the barrier has come in
-behind what was recorded). Points reached by a standby of the subtask: ``staged`` (it has a version of it, and has not
-said so yet), and in the first failover of a run ``promotion`` (told to take over), ``promoted`` (has begun to work, and
-not said so yet). Points reached by the coordinator, which then kills the subtask's slot: ``manifest`` (before it is
-written), ``commit`` (before output is made visible), ``committed``.
+``end`` (end of input). In loops, by the head: ``logging`` (frozen, a back edge is logged, barrier not sent yet),
+``returned`` (the barrier has come round on a back edge); by all: ``round`` (a round is about to be sent). Where
+barriers overtake: ``recording`` (frozen, what waits on a channel is recorded, barrier not sent yet), ``recorded`` (the
+barrier has come in behind what was recorded). Points reached by a standby of the subtask: ``staged`` (it has a version
+of it, and has not said so yet), and in the first failover of a run ``promotion`` (told to take over), ``promoted`` (has
+begun to work, and not said so yet). Points reached by the coordinator, which then kills the subtask's slot:
+``manifest`` (before it is written), ``commit`` (before output is made visible), ``committed``.
 
 A running job can be told to have one strike as well, in whatever generation (``JobHandle.kill``): when the process that
 was told reaches the point for the next time.

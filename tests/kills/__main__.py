@@ -1,9 +1,10 @@
 """``make kill-check``: SIGKILL at every point of every kind of checkpoint, with every recovery, on real Spark.
 
-Each job runs without end; its slots are killed one after the other, each when it reaches the point that it was told, and
-only when the job is whole again. Then it is drained, and its output is compared with what it has to be. A cell of the table counts when a slot died there, nobody else did, the
-job recovered in the way that it was to, and the output of the whole job is exact. The exit status is 1 when any does not,
-or when a process, thread or directory is left behind.
+Each job runs without end; its slots are killed one after the other, each when it reaches the point that it was told,
+and the next one only when the job is whole again. Then it is drained, and its output is compared with what it has to
+be. A cell of the table counts when that slot died there and no other one did, the job recovered in the way that it was
+to, and the output of the whole job is exact. The exit status is 1 when one does not count, or when a process, a thread
+or a directory is left behind.
 
 ``python -m tests.kills [--mode NAME] [--recovery NAME] [--point NAME] [--beside N] [--json FILE]``
 """
@@ -37,6 +38,7 @@ from tests.kills.matrix import (
     AT_THE_START,
     COLUMNS,
     MODES,
+    OPTIONS,
     PARALLELISM,
     RECOVERIES,
     REFUSED,
@@ -126,10 +128,12 @@ def run(spark: SparkSession, folder: Path, plan: Plan) -> list[Cell]:
     folder.mkdir()
     cells = [Cell(plan, point, f"{operator}[{index}]") for point, operator, index in plan.kills()]
     at_start = tuple(f"{cell.point}:{cell.subtask}" for cell in cells if cell.point in AT_THE_START)
-    options = {**plan.mode.options, "parallelism": PARALLELISM, "recovery": plan.recovery, "faults": at_start}
+    options = {**OPTIONS, **plan.mode.options, "recovery": plan.recovery, "faults": at_start}
     processes, at = Processes(), cells[0]
+    victim: Victim | None = None
     try:
-        with plan.mode.kind(spark, folder, **options) as victim:
+        victim = plan.mode.kind(spark, folder, **options)
+        with victim:
             for at in cells:
                 kill_at(victim, at, processes, ends=at.point in AT_THE_END)
                 at.result = "survived"
@@ -141,6 +145,7 @@ def run(spark: SparkSession, folder: Path, plan: Plan) -> list[Cell]:
         assert not left, f"left running: {left}"
     except WRONG as error:
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(state_of(victim), file=sys.stderr, flush=True)
         for cell in cells:
             if cell is at or cell.result == "survived":
                 cell.result = f"WRONG: {type(error).__name__}: {what}"
@@ -148,6 +153,19 @@ def run(spark: SparkSession, folder: Path, plan: Plan) -> list[Cell]:
     for cell in cells:
         cell.result = EXACT if plan.recovers == plan.recovery else f"{EXACT}, rolled back"
     return cells
+
+
+def state_of(victim: Victim | None) -> str:
+    """What is to be known of a job that did not do what it should."""
+    if victim is None:
+        return "the job has not begun"
+    job, metrics = victim.job, victim.metrics
+    told = {name: metrics[name] for name in ("failovers", "fallbacks", "slot_restarts", "blocked", "running_s")}
+    lines = [f"state {job.state}, {told}, slots {job.slot_pids()}"]
+    lines += [f"checkpoint {found}" for found in job.checkpoints()[-4:]]
+    lines += [f"recovery {found}" for found in job.recoveries()]
+    lines += [f"chain of {name}: {slots}" for name, slots in job.chains().items()]
+    return "\n".join(lines)
 
 
 def refusals(spark: SparkSession, folder: Path) -> dict[str, str]:
@@ -214,8 +232,9 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="flinkplus-kills-") as name:
             refused = refusals(spark, Path(name))
+            wanted = selected(options)
             with ThreadPoolExecutor(options.beside) as pool:
-                jobs = [pool.submit(run, spark, Path(name) / str(at), plan) for at, plan in enumerate(selected(options))]
+                jobs = [pool.submit(run, spark, Path(name) / str(at), plan) for at, plan in enumerate(wanted)]
                 for done in as_completed(jobs):
                     cells += done.result()
                     for cell in done.result():
@@ -237,7 +256,8 @@ def main() -> int:
     wrong = [what for what, why in refused.items() if why.startswith("WRONG")]
     took_s = time.monotonic() - begun_s
     print(f"{len(cells)} kills in {took_s:.0f} s, {len(cells) - len(bad)} exact; left behind: {left or 'nothing'}")
-    told = {"experiment": "kills", **environment(), "took_s": round(took_s), "refused": refused, "left_behind": left}
+    told: dict[str, Any] = {"experiment": "kills", **environment(), "took_s": round(took_s)}
+    told |= {"refused": refused, "left_behind": left}
     write_json(options.json, {**told, "kills": [figures_of(cell) for cell in cells]})
     return 1 if bad or wrong or left or not cells else 0
 

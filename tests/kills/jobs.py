@@ -5,9 +5,11 @@ Each runs until it is drained, and then knows from what its sources have read wh
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
@@ -19,9 +21,16 @@ from flinkplus.examples.graphs import SOURCE, RandomGraph
 from flinkplus.runtime.names import parse_subtask
 from tests.integration.failover_jobs import Victim
 from tests.integration.test_failover_stages import assert_exact, assert_numbered, two
-from tests.integration.test_unaligned import assert_in_flight, slow_stage
+from tests.integration.test_unaligned import assert_in_flight
 
-LOOP_RATE = 500.0
+RATE = 1_200.0
+LOOP_RATE = 400.0
+SECONDS_A_ROW = 0.003_3
+"""A third more than there is time for at this rate, in three slots."""
+SLOW_BATCH_ROWS = 60
+"""What a source reads at a time. It is behind, so it would take ever more, and a step would last for seconds, in which
+nobody else in the slot does anything.
+"""
 LAPPED = "word string, i long, count long, n long, laps long"
 BUCKETS = 7
 
@@ -30,18 +39,28 @@ class Stages(Victim):
     """Count words, number the rows of each bucket in the order in which they come."""
 
     def __init__(self, spark: SparkSession, path: Path, **options: Any) -> None:
-        super().__init__(spark, path, between=two, **options)
+        super().__init__(spark, path, between=two, rate=RATE, **options)
 
     def check(self) -> None:
         super().check()
         assert_exact(self, 2)
 
 
+def slowly(batch: pa.RecordBatch) -> pa.RecordBatch:
+    time.sleep(SECONDS_A_ROW * batch.num_rows)
+    return batch
+
+
+def two_and_slow(stream: Stream) -> Stream:
+    schema = "word string, i long, count long, bucket long, place long"
+    return two(stream).map_batches(slowly, schema=schema, name="slowly")
+
+
 class SlowStages(Victim):
     """The last stage is slower than the others, so that messages wait: checkpoints have to hold some."""
 
     def __init__(self, spark: SparkSession, path: Path, **options: Any) -> None:
-        super().__init__(spark, path, between=slow_stage, **options)
+        super().__init__(spark, path, between=two_and_slow, rate=RATE, batch_rows=SLOW_BATCH_ROWS, **options)
 
     def check(self) -> None:
         super().check()

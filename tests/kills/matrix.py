@@ -1,4 +1,4 @@
-"""What is killed where: checkpoint modes, recovery modes, and the points of a checkpoint (``flinkplus.runtime.faults``)."""
+"""What is killed where: modes of checkpoints and recovery, points of a checkpoint (``flinkplus.runtime.faults``)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from tests.integration.failover_jobs import Victim
 from tests.kills.jobs import Components, Loop, SlowStages, Stages
 
 PARALLELISM = 3
+OPTIONS = {"parallelism": PARALLELISM, "hang_timeout": 5.0}
+"""On a machine that is busy with other things, nobody else is to be given up."""
 STANDBY, PARTIAL, ROLLBACK = RECOVERIES = ("standby", "partial", "rollback")
 AT_THE_START, AT_THE_END = ("start",), ("round", "end")
 KILLS_A_JOB = 6
@@ -44,13 +46,11 @@ COLUMNS = (
     *("start", "trigger", "alignment", "recording", "recorded", "logging", "returned", "snapshot", "upload"),
     *("uploaded", "acknowledged", "staged", "manifest", "commit", "committed", "round", "end"),
 )
-LOOPS_ROLL_BACK = "a job with loops does not recover partially"
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to take checkpoints: a job, and the operator that is killed at each of its points. ``refused``: options
-    with which it is not to be had."""
+    """A way to take checkpoints: a job, and the operator that is killed at each of its points."""
 
     name: str
     kind: type[Victim]
