@@ -21,16 +21,12 @@ from flinkplus.examples.graphs import SOURCE, RandomGraph
 from flinkplus.runtime.names import parse_subtask
 from tests.integration.failover_jobs import Victim
 from tests.integration.test_failover_stages import assert_exact, assert_numbered, two
-from tests.integration.test_unaligned import assert_in_flight
 
-RATE = 1_200.0
-LOOP_RATE = 400.0
-SECONDS_A_ROW = 0.003_3
-"""A third more than there is time for at this rate, in three slots."""
-SLOW_BATCH_ROWS = 60
-"""What a source reads at a time. It is behind, so it would take ever more, and a step would last for seconds, in which
-nobody else in the slot does anything.
-"""
+RATE = 600.0
+LOOP_RATE = 150.0
+"""Little work, so that the job is whole again soon on a machine that is busy with other things."""
+SECONDS_A_ROW = 0.006_6
+"""A third more than there is time for at ``RATE``, in three slots."""
 LAPPED = "word string, i long, count long, n long, laps long"
 BUCKETS = 7
 
@@ -56,11 +52,19 @@ def two_and_slow(stream: Stream) -> Stream:
     return two(stream).map_batches(slowly, schema=schema, name="slowly")
 
 
+def assert_in_flight(victim: Victim) -> None:
+    """Checkpoints held messages."""
+    complete = [found for found in victim.job.checkpoints() if found["status"] == "complete"]
+    unaligned = [found for found in complete if found["mode"] == "unaligned"]
+    assert unaligned and max(found["in_flight_bytes"] for found in unaligned) > 1_000, complete
+    assert complete[-1]["final"] and complete[-1]["in_flight_bytes"] == 0, "nothing is in flight at the end"
+
+
 class SlowStages(Victim):
     """The last stage is slower than the others, so that messages wait: checkpoints have to hold some."""
 
     def __init__(self, spark: SparkSession, path: Path, **options: Any) -> None:
-        super().__init__(spark, path, between=two_and_slow, rate=RATE, batch_rows=SLOW_BATCH_ROWS, **options)
+        super().__init__(spark, path, between=two_and_slow, rate=RATE, **options)
 
     def check(self) -> None:
         super().check()
@@ -121,8 +125,7 @@ class Components(Victim):
         self.out, self.work = path / "out", path / "work"
         self.work.mkdir()
         self._graph = Blocks()
-        given = {"parallelism": 3, "checkpoint_interval": 0.2, "work_dir": str(self.work)}
-        env = StreamEnvironment(spark, **{**given, **options})
+        env = StreamEnvironment(spark, work_dir=str(self.work), **options)
         rows = env.generate(self._graph, schema=GRAPH_SCHEMA, rate=LOOP_RATE, name=SOURCE)
         components.labels(rows).to_parquet(str(self.out), name="out")
         self.job = env.execute("components")

@@ -11,8 +11,16 @@ from tests.integration.failover_jobs import Victim
 from tests.kills.jobs import Components, Loop, SlowStages, Stages
 
 PARALLELISM = 3
-OPTIONS = {"parallelism": PARALLELISM, "hang_timeout": 5.0}
-"""On a machine that is busy with other things, nobody else is to be given up."""
+OPTIONS: Mapping[str, Any] = {
+    "parallelism": PARALLELISM,
+    "checkpoint_interval": 0.3,
+    "batch_rows": 30,
+    "hang_timeout": 5.0,
+}
+"""Of all jobs. ``batch_rows``: a source that is behind would read ever more at a time, and a step of a slow function last
+for seconds, in which nobody else in the slot does anything. ``hang_timeout``: on a machine that is busy with other
+things, nobody else is to be given up.
+"""
 STANDBY, PARTIAL, ROLLBACK = RECOVERIES = ("standby", "partial", "rollback")
 AT_THE_START, AT_THE_END = ("start",), ("round", "end")
 KILLS_A_JOB = 6
@@ -63,24 +71,20 @@ def without(points: Mapping[str, str], *names: str) -> dict[str, str]:
     return {point: operator for point, operator in points.items() if point not in names}
 
 
-MODES = (
-    Mode("aligned", Stages, STAGES),
-    Mode(
-        "unaligned",
-        SlowStages,
-        without({**STAGES, **OVERTAKING}, "alignment"),
-        {"checkpoint_mode": "unaligned"},
-    ),
-    Mode(
-        "with time-out",
-        SlowStages,
-        {**STAGES, **OVERTAKING},
-        {"checkpoint_mode": "unaligned", "aligned_timeout": 0.1},
-    ),
-    Mode("synchronous", Stages, STAGES, {"checkpoint_mode": "synchronous"}),
-    Mode("loop", Loop, LOOP, loops=True),
-    Mode("components", Components, COMPONENTS, loops=True),
+ALIGNED = Mode("aligned", Stages, STAGES)
+UNALIGNED = Mode(
+    "unaligned", SlowStages, without({**STAGES, **OVERTAKING}, "alignment"), {"checkpoint_mode": "unaligned"}
 )
+WITH_TIME_OUT = Mode(
+    "with time-out",
+    SlowStages,
+    {**STAGES, **OVERTAKING},
+    {"checkpoint_mode": "unaligned", "aligned_timeout": 0.1},
+)
+SYNCHRONOUS = Mode("synchronous", Stages, STAGES, {"checkpoint_mode": "synchronous"})
+IN_LOOP = Mode("loop", Loop, LOOP, loops=True)
+IN_COMPONENTS = Mode("components", Components, COMPONENTS, loops=True)
+MODES = (ALIGNED, UNALIGNED, WITH_TIME_OUT, SYNCHRONOUS, IN_LOOP, IN_COMPONENTS)
 REFUSED = (
     ("unaligned with a loop", Loop, {"checkpoint_mode": "unaligned"}),
     ("synchronous with a loop", Loop, {"checkpoint_mode": "synchronous"}),
@@ -89,12 +93,15 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class Plan:
-    """One job, and where its slots are killed, one after the other; ``first``: the slot of the first kill."""
+    """One job, and where its slots are killed, one after the other: at a point of the operator that the mode says, or
+    of another one (``snapshot:numbers``). ``first``: the slot of the first kill. ``options``: of the job.
+    """
 
     mode: Mode
     recovery: str
     points: tuple[str, ...]
     first: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def recovers(self) -> str:
@@ -103,8 +110,9 @@ class Plan:
 
     def kills(self) -> Iterator[tuple[str, str, int]]:
         """Point, operator, and index of the subtask."""
-        for number, point in enumerate(self.points, self.first):
-            yield point, self.mode.points[point], number % PARALLELISM
+        for number, text in enumerate(self.points, self.first):
+            point, _, operator = text.partition(":")
+            yield point, operator or self.mode.points[point], number % PARALLELISM
 
 
 def plans(mode: Mode, recovery: str) -> list[Plan]:
