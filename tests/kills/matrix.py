@@ -17,8 +17,8 @@ OPTIONS: Mapping[str, Any] = {
     "batch_rows": 30,
     "hang_timeout": 5.0,
 }
-"""Of all jobs. ``batch_rows``: a source that is behind would read ever more at a time, and a step of a slow function last
-for seconds, in which nobody else in the slot does anything. ``hang_timeout``: on a machine that is busy with other
+"""Of all jobs. ``batch_rows``: a source that is behind would read ever more at a time, and a step of a slow function
+last for seconds, in which nobody else in the slot does anything. ``hang_timeout``: on a machine that is busy with other
 things, nobody else is to be given up.
 """
 STANDBY, PARTIAL, ROLLBACK = RECOVERIES = ("standby", "partial", "rollback")
