@@ -6,7 +6,7 @@ be. A cell of the table counts when that slot died there and no other one did, t
 to, and the output of the whole job is exact. The exit status is 1 when one does not count, or when a process, a thread
 or a directory is left behind.
 
-``python -m tests.kills [--mode NAME] [--recovery NAME] [--point NAME] [--beside N] [--json FILE]``
+``python -m tests.kills [--mode NAME...] [--recovery NAME...] [--point NAME] [--beside N] [--json FILE]``
 """
 
 from __future__ import annotations
@@ -72,11 +72,19 @@ def figures_of(cell: Cell) -> dict[str, Any]:
     return {**key, "result": cell.result, "recovered": phases if recovery else None}
 
 
+def figures(cells: Sequence[Cell], refused: dict[str, str], took_s: float, left: list[str]) -> dict[str, Any]:
+    """All that was seen. JSON-able."""
+    seen = {"refused": refused, "left_behind": left, "kills": [figures_of(cell) for cell in cells]}
+    return {"experiment": "kills", **environment(), "took_s": round(took_s), **seen}
+
+
 def selected(options: argparse.Namespace) -> list[Plan]:
     """The jobs to be run: all, or those of some modes, recoveries and points."""
     found = []
-    for mode in [mode for mode in MODES if options.mode in (None, mode.name)]:
-        for recovery in [recovery for recovery in RECOVERIES if options.recovery in (None, recovery)]:
+    for mode in [mode for mode in MODES if options.mode is None or mode.name in options.mode]:
+        for recovery in [
+            recovery for recovery in RECOVERIES if options.recovery is None or recovery in options.recovery
+        ]:
             if mode.loops and recovery == PARTIAL:
                 found.append(Plan(mode, recovery, ("logging", "returned", "manifest")))  # one that says so
                 continue
@@ -89,8 +97,8 @@ def selected(options: argparse.Namespace) -> list[Plan]:
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description="Kill slots at every point of every kind of checkpoint.")
-    parser.add_argument("--mode", choices=[mode.name for mode in MODES])
-    parser.add_argument("--recovery", choices=RECOVERIES)
+    parser.add_argument("--mode", choices=[mode.name for mode in MODES], nargs="+")
+    parser.add_argument("--recovery", choices=RECOVERIES, nargs="+")
     parser.add_argument("--point", choices=COLUMNS)
     parser.add_argument("--beside", type=int, default=2, metavar="N", help="so many jobs at once (2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen to this file")
@@ -108,6 +116,7 @@ def main() -> int:
                 jobs = [pool.submit(run, spark, Path(name) / str(at), plan) for at, plan in enumerate(wanted)]
                 for done in as_completed(jobs):
                     cells += done.result()
+                    write_json(options.json, figures(cells, refused, time.monotonic() - begun_s, []))  # so far
                     for cell in done.result():
                         took = cell.recovery.get("recovery_ms")
                         told = "" if took is None else f" ({took:.0f} ms)"
@@ -127,8 +136,7 @@ def main() -> int:
     wrong = [what for what, why in refused.items() if why.startswith("WRONG")]
     took_s = time.monotonic() - begun_s
     print(f"{len(cells)} kills in {took_s:.0f} s, {len(cells) - len(bad)} exact; left behind: {left or 'nothing'}")
-    seen = {"refused": refused, "left_behind": left, "kills": [figures_of(cell) for cell in cells]}
-    write_json(options.json, {"experiment": "kills", **environment(), "took_s": round(took_s), **seen})
+    write_json(options.json, figures(cells, refused, took_s, left))
     return 1 if bad or wrong or left or not cells else 0
 
 

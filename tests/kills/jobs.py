@@ -22,10 +22,10 @@ from flinkplus.runtime.names import parse_subtask
 from tests.integration.failover_jobs import Victim
 from tests.integration.test_failover_stages import assert_exact, assert_numbered, two
 
-RATE = 600.0
-LOOP_RATE = 150.0
+RATE = 300.0
+LOOP_RATE = 60.0
 """Little work, so that the job is whole again soon on a machine that is busy with other things."""
-SECONDS_A_ROW = 0.006_6
+SECONDS_A_ROW = 0.013_3
 """A third more than there is time for at ``RATE``, in three slots."""
 LAPPED = "word string, i long, count long, n long, laps long"
 BUCKETS = 7

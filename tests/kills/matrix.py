@@ -13,8 +13,8 @@ from tests.kills.jobs import Components, Loop, SlowStages, Stages
 PARALLELISM = 3
 OPTIONS: Mapping[str, Any] = {
     "parallelism": PARALLELISM,
-    "checkpoint_interval": 0.3,
-    "batch_rows": 30,
+    "checkpoint_interval": 0.4,
+    "batch_rows": 20,
     "hang_timeout": 5.0,
 }
 """Of all jobs. ``batch_rows``: a source that is behind would read ever more at a time, and a step of a slow function

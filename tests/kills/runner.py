@@ -25,6 +25,7 @@ from tests.kills.matrix import AT_THE_END, AT_THE_START, OPTIONS, Plan
 EXACT = "exact"
 GONE_S = 10.0
 """How long what a job has told to stop may take to be gone."""
+PROGRESS_S = 5.0
 WRONG = (Exception, pytest.fail.Exception)
 
 
@@ -100,22 +101,24 @@ def run(spark: SparkSession, folder: Path, plan: Plan) -> list[Cell]:
     at_start = tuple(f"{cell.point}:{cell.subtask}" for cell in cells if cell.point in AT_THE_START)
     options = {**OPTIONS, **plan.mode.options, **plan.options, "recovery": plan.recovery, "faults": at_start}
     processes, at = Processes(), cells[0]
-    victim: Victim | None = None
     try:
         victim = plan.mode.kind(spark, folder, **options)
         with victim:
-            for at in cells:
-                kill_at(victim, at, processes, ends=at.point in AT_THE_END)
-                at.result = "survived"
-            if not victim.job.done:
-                victim.finish()
+            try:
+                for at in cells:
+                    kill_at(victim, at, processes, ends=at.point in AT_THE_END)
+                    at.result = "survived"
+                if not victim.job.done:
+                    victim.finish()
+            except WRONG:
+                print(state_of(victim), file=sys.stderr, flush=True)
+                raise
             restarts = victim.metrics["slot_restarts"]
             assert restarts <= len(cells), f"{restarts} slots were started again after {len(cells)} kills"
         left = processes.left()
         assert not left, f"left running: {left}"
     except WRONG as error:
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(state_of(victim), file=sys.stderr, flush=True)
         for cell in cells:
             if cell is at or cell.result == "survived":
                 cell.result = f"WRONG: {type(error).__name__}: {what}"
@@ -125,13 +128,16 @@ def run(spark: SparkSession, folder: Path, plan: Plan) -> list[Cell]:
     return cells
 
 
-def state_of(victim: Victim | None) -> str:
-    """What is to be known of a job that did not do what it should."""
-    if victim is None:
-        return "the job has not begun"
+def state_of(victim: Victim) -> str:
+    """What is to be known of a job that did not do what it should, and whether it still does anything."""
     job, metrics = victim.job, victim.metrics
+    job.wait(PROGRESS_S)
+    moved = {
+        name: (metrics["operators"][name]["rows_out"], found["rows_out"])
+        for name, found in job.metrics()["operators"].items()
+    }
     told = {name: metrics[name] for name in ("failovers", "fallbacks", "slot_restarts", "blocked", "running_s")}
-    lines = [f"state {job.state}, {told}, slots {job.slot_pids()}"]
+    lines = [f"state {job.state}, {told}, slots {job.slot_pids()}, in {PROGRESS_S} s rows out {moved}"]
     lines += [f"checkpoint {found}" for found in job.checkpoints()[-4:]]
     lines += [f"recovery {found}" for found in job.recoveries()]
     lines += [f"chain of {name}: {slots}" for name, slots in job.chains().items()]
