@@ -30,7 +30,7 @@ from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.session import open_session
 from flinkplus.errors import ConfigurationError, FlinkPlusError
 from tests.kills.matrix import COLUMNS, MODES, PARALLELISM, PARTIAL, RECOVERIES, REFUSED, Plan, plans
-from tests.kills.runner import GONE_S, Cell, run
+from tests.kills.runner import GONE_S, PATIENCE_S, Cell, run
 
 TOLD = (
     *("mode", "subtasks", "restarted", "checkpoint", "reason", "fallback"),
@@ -101,6 +101,7 @@ def main() -> int:
     parser.add_argument("--recovery", choices=RECOVERIES, nargs="+")
     parser.add_argument("--point", choices=COLUMNS)
     parser.add_argument("--beside", type=int, default=2, metavar="N", help="so many jobs at once (2)")
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, metavar="S", help="for each step of a job (120)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen to this file")
     options = parser.parse_args()
     check_json(options.json)
@@ -113,7 +114,10 @@ def main() -> int:
             refused = refusals(spark, Path(name))
             wanted = selected(options)
             with ThreadPoolExecutor(options.beside) as pool:
-                jobs = [pool.submit(run, spark, Path(name) / str(at), plan) for at, plan in enumerate(wanted)]
+                jobs = [
+                    pool.submit(run, spark, Path(name) / str(at), plan, options.patience)
+                    for at, plan in enumerate(wanted)
+                ]
                 for done in as_completed(jobs):
                     cells += done.result()
                     write_json(options.json, figures(cells, refused, time.monotonic() - begun_s, []))  # so far

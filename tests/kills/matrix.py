@@ -16,10 +16,11 @@ OPTIONS: Mapping[str, Any] = {
     "checkpoint_interval": 0.4,
     "batch_rows": 20,
     "hang_timeout": 5.0,
+    "checkpoint_timeout": 600.0,
 }
 """Of all jobs. ``batch_rows``: a source that is behind would read ever more at a time, and a step of a slow function
 last for seconds, in which nobody else in the slot does anything. ``hang_timeout``: on a machine that is busy with other
-things, nobody else is to be given up.
+things, nobody else is to be given up, and no checkpoint.
 """
 STANDBY, PARTIAL, ROLLBACK = RECOVERIES = ("standby", "partial", "rollback")
 AT_THE_START, AT_THE_END = ("start",), ("round", "end")

@@ -26,6 +26,8 @@ EXACT = "exact"
 GONE_S = 10.0
 """How long what a job has told to stop may take to be gone."""
 PROGRESS_S = 5.0
+PATIENCE_S = 120.0
+"""For how long a job may take to be killed, or to be whole again."""
 WRONG = (Exception, pytest.fail.Exception)
 
 
@@ -94,7 +96,7 @@ def kill_at(victim: Victim, cell: Cell, processes: Processes, *, ends: bool) -> 
     assert cell.recovery["fallback"] is None, f"rolled back: {cell.recovery['fallback']}"
 
 
-def run(spark: SparkSession, folder: Path, plan: Plan) -> list[Cell]:
+def run(spark: SparkSession, folder: Path, plan: Plan, patience_s: float = PATIENCE_S) -> list[Cell]:
     """The job of a plan; its cells."""
     folder.mkdir()
     cells = [Cell(plan, point, f"{operator}[{index}]") for point, operator, index in plan.kills()]
@@ -103,6 +105,7 @@ def run(spark: SparkSession, folder: Path, plan: Plan) -> list[Cell]:
     processes, at = Processes(), cells[0]
     try:
         victim = plan.mode.kind(spark, folder, **options)
+        victim.limit_s = patience_s
         with victim:
             try:
                 for at in cells:
