@@ -80,7 +80,7 @@ WITH_TIME_OUT = Mode(
     "with time-out",
     SlowStages,
     {**STAGES, **OVERTAKING},
-    {"checkpoint_mode": "unaligned", "aligned_timeout": 0.1},
+    {"checkpoint_mode": "unaligned", "aligned_timeout": 1.0},
 )
 SYNCHRONOUS = Mode("synchronous", Stages, STAGES, {"checkpoint_mode": "synchronous"})
 IN_LOOP = Mode("loop", Loop, LOOP, loops=True)
