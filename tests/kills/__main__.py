@@ -29,7 +29,7 @@ from experiments.recovery.report import environment
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.session import open_session
 from flinkplus.errors import ConfigurationError, FlinkPlusError
-from tests.kills.matrix import COLUMNS, MODES, PARALLELISM, PARTIAL, RECOVERIES, REFUSED, Plan, plans
+from tests.kills.matrix import COLUMNS, MODES, PARALLELISM, RECOVERIES, REFUSED, Plan, plans
 from tests.kills.runner import GONE_S, PATIENCE_S, Cell, run
 
 TOLD = (
@@ -80,15 +80,9 @@ def figures(cells: Sequence[Cell], refused: dict[str, str], took_s: float, left:
 
 def selected(options: argparse.Namespace) -> list[Plan]:
     """The jobs to be run: all, or those of some modes, recoveries and points."""
-    found = []
-    for mode in [mode for mode in MODES if options.mode is None or mode.name in options.mode]:
-        for recovery in [
-            recovery for recovery in RECOVERIES if options.recovery is None or recovery in options.recovery
-        ]:
-            if mode.loops and recovery == PARTIAL:
-                found.append(Plan(mode, recovery, ("logging", "returned", "manifest")))  # one that says so
-                continue
-            found += plans(mode, recovery)
+    modes = [mode for mode in MODES if options.mode is None or mode.name in options.mode]
+    recoveries = [recovery for recovery in RECOVERIES if options.recovery is None or recovery in options.recovery]
+    found = [plan for mode in modes for recovery in recoveries for plan in plans(mode, recovery)]
     if options.point is not None:
         found = [replace(plan, points=(options.point,)) for plan in found if options.point in plan.points]
     return found

@@ -117,7 +117,11 @@ class Plan:
 
 
 def plans(mode: Mode, recovery: str) -> list[Plan]:
-    """Jobs of at most so many kills, the first of which may be at the start, the last at the end."""
+    """Jobs of at most so many kills, the first of which may be at the start, the last at the end. A few kills where the
+    job recovers in another way than asked for.
+    """
+    if mode.loops and recovery == PARTIAL:
+        return [Plan(mode, recovery, ("logging", "returned", "manifest"))]
     points = [point for point in COLUMNS if point in mode.points]
     if recovery != STANDBY:
         points = [point for point in points if point not in STANDBY_POINTS]
