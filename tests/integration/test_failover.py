@@ -94,21 +94,6 @@ def test_a_slot_that_holds_only_standbys(spark: SparkSession, tmp_path: Path) ->
     assert victim.metrics["handovers"] == 0
 
 
-FIRST = ("start:numbers[1]", "commit:count[0]")
-
-
-def test_a_kill_in_the_first_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
-    """In those that follow: ``test_kills.py``."""
-    with side_by_side(spark, tmp_path, [{"faults": (fault,)} for fault in FIRST], Victim) as victims:
-        for victim in victims:
-            victim.wait_for_failovers(1)
-            victim.wait_for_checkpoints(2)
-        for victim in victims:
-            victim.finish()
-    for victim in victims:
-        assert_local(victim, 1)
-
-
 def test_a_standby_is_killed_while_it_is_promoted(spark: SparkSession, tmp_path: Path) -> None:
     variants = [{"faults": (f"{point}:count[0]",)} for point in ("promotion", "promoted")]
     with side_by_side(spark, tmp_path, variants, Victim) as victims:

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.integration
 
 SAMPLES = {
     "aligned": (
-        Plan(ALIGNED, STANDBY, ("start", "alignment", "snapshot:numbers", "upload", "staged", "commit", "end")),
+        Plan(ALIGNED, STANDBY, ("start:numbers", "alignment", "snapshot:numbers", "upload", "staged", "end")),
         Plan(ALIGNED, ROLLBACK, ("start", "alignment", "snapshot", "uploaded", "manifest", "end:numbers"), 1),
     ),
-    "aligned, others": (
-        Plan(ALIGNED, STANDBY, ("trigger", "snapshot", "uploaded", "manifest", "committed", "end:numbers"), 2),
-        Plan(ALIGNED, ROLLBACK, ("trigger", "snapshot:numbers", "upload", "commit", "committed", "end")),
+    "aligned, other points": (
+        Plan(ALIGNED, STANDBY, ("start", "snapshot", "uploaded", "manifest", "commit", "committed", "end:numbers"), 2),
+        Plan(ALIGNED, ROLLBACK, ("start:numbers", "snapshot:numbers", "upload", "commit", "committed", "end")),
     ),
     "unaligned": (
         Plan(UNALIGNED, STANDBY, ("recording", "recorded", "snapshot", "uploaded", "manifest", "end")),
@@ -39,9 +39,9 @@ SAMPLES = {
         Plan(SYNCHRONOUS, STANDBY, ("alignment", "snapshot:numbers", "snapshot", "upload", "commit")),
         Plan(SYNCHRONOUS, ROLLBACK, ("alignment", "upload", "commit"), 2),
     ),
-    "partial": (
-        Plan(WITH_TIME_OUT, PARTIAL, ("recording", "uploaded", "commit"), options={"transport": "grpc"}),
-        Plan(IN_COMPONENTS, ROLLBACK, ("logging", "returned", "manifest", "round"), 1),
+    "partial, and in a loop": (
+        Plan(WITH_TIME_OUT, PARTIAL, ("recording", "commit"), options={"transport": "grpc"}),
+        Plan(IN_COMPONENTS, ROLLBACK, ("returned", "manifest"), 1),
     ),
 }
 

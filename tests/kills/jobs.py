@@ -42,14 +42,16 @@ class Stages(Victim):
         assert_exact(self, 2)
 
 
-def slowly(batch: pa.RecordBatch) -> pa.RecordBatch:
-    time.sleep(SECONDS_A_ROW * batch.num_rows)
-    return batch
+class Slowly:
+    """Lets batches through slowly, until there is a file ``hurry``."""
 
+    def __init__(self, hurry: Path) -> None:
+        self._hurry = hurry
 
-def two_and_slow(stream: Stream) -> Stream:
-    schema = "word string, i long, count long, bucket long, place long"
-    return two(stream).map_batches(slowly, schema=schema, name="slowly")
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._hurry.exists():
+            time.sleep(SECONDS_A_ROW * batch.num_rows)
+        return batch
 
 
 def assert_in_flight(victim: Victim) -> None:
@@ -61,10 +63,22 @@ def assert_in_flight(victim: Victim) -> None:
 
 
 class SlowStages(Victim):
-    """The last stage is slower than the others, so that messages wait: checkpoints have to hold some."""
+    """The last stage is slower than the others until the job is drained, so that messages wait: checkpoints have to
+    hold some.
+    """
 
     def __init__(self, spark: SparkSession, path: Path, **options: Any) -> None:
+        self._hurry = path / "hurry"
+
+        def two_and_slow(stream: Stream) -> Stream:
+            schema = "word string, i long, count long, bucket long, place long"
+            return two(stream).map_batches(Slowly(self._hurry), schema=schema, name="slowly")
+
         super().__init__(spark, path, between=two_and_slow, rate=RATE, **options)
+
+    def finish(self) -> dict[str, Any]:
+        self._hurry.touch()
+        return super().finish()
 
     def check(self) -> None:
         super().check()
