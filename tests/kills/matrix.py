@@ -73,15 +73,10 @@ def without(points: Mapping[str, str], *names: str) -> dict[str, str]:
 
 
 ALIGNED = Mode("aligned", Stages, STAGES)
-UNALIGNED = Mode(
-    "unaligned", SlowStages, without({**STAGES, **OVERTAKING}, "alignment"), {"checkpoint_mode": "unaligned"}
-)
-WITH_TIME_OUT = Mode(
-    "with time-out",
-    SlowStages,
-    {**STAGES, **OVERTAKING},
-    {"checkpoint_mode": "unaligned", "aligned_timeout": 1.0},
-)
+SLOW_STAGES = {**without(STAGES, "alignment"), **OVERTAKING}
+"""Under back-pressure a subtask with a time-out may not come to align anything for a long time."""
+UNALIGNED = Mode("unaligned", SlowStages, SLOW_STAGES, {"checkpoint_mode": "unaligned"})
+WITH_TIME_OUT = Mode("with time-out", SlowStages, SLOW_STAGES, {"checkpoint_mode": "unaligned", "aligned_timeout": 1.0})
 SYNCHRONOUS = Mode("synchronous", Stages, STAGES, {"checkpoint_mode": "synchronous"})
 IN_LOOP = Mode("loop", Loop, LOOP, loops=True)
 IN_COMPONENTS = Mode("components", Components, COMPONENTS, loops=True)
