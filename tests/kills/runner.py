@@ -89,7 +89,8 @@ def kill_at(victim: Victim, cell: Cell, processes: Processes, *, ends: bool) -> 
         victim.wait_for_checkpoints(2)
     found = job.recoveries()[known:]
     assert found, f"nobody died at {cell.point} of {cell.subtask}"
-    (cell.recovery,) = found
+    assert len(found) == 1, f"{len(found)} failures: {[recovery['reason'] for recovery in found]}"
+    cell.recovery = found[0]
     struck = {parse_subtask(name).index for name in cell.recovery["subtasks"]}
     assert (cell.recovery["failure"], struck) == ("slot", {slot}), f"another one died: {cell.recovery}"
     assert cell.recovery["mode"] == cell.plan.recovers, f"recovered by {cell.recovery['mode']}: {cell.recovery}"
