@@ -10,6 +10,7 @@ import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.faults import check_point
 from flinkplus.runtime.moves import PlannedMove
 from flinkplus.runtime.names import find_subtask
 from flinkplus.runtime.output_trace import read_traces
@@ -154,11 +155,17 @@ class JobHandle:
         """Ask for a checkpoint at once; returns before it is complete."""
         self._running.coordinator.request_checkpoint()
 
-    def kill(self, subtask: str) -> None:
-        """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``)."""
+    def kill(self, subtask: str, at: str | None = None) -> None:
+        """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``).
+
+        Now, or ``at`` a point: when that is reached next in the process that is told; the points are in
+        ``flinkplus.runtime.faults``. Raises ``ConfigurationError`` for what is no subtask or no point.
+        """
         options = self._running.coordinator.options
         found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
-        self._running.coordinator.kill(found)
+        if at is not None:
+            check_point(at)
+        self._running.coordinator.kill(found, at)
 
     def missing_standbys(self) -> int:
         """How many standbys there should be and are not, or are not in step yet: 0 at full redundancy."""

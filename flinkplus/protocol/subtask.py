@@ -528,6 +528,7 @@ class SubtaskSteps(SubtaskLoop):
     def _begin_checkpoint(self, checkpoint: CheckpointId) -> None:
         found = self._barriers.step(NO_TIME_MS, events.CheckpointTriggered(checkpoint))
         if found:
+            self._on_point("trigger")
             self._begin_with(Choice.TRIGGER, checkpoint)
         self._apply_all(found)
 

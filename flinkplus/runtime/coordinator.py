@@ -57,9 +57,10 @@ from flinkplus.runtime.dispatch import (
     UserAsked,
 )
 from flinkplus.runtime.failovers import Failovers
-from flinkplus.runtime.faults import Faults
+from flinkplus.runtime.faults import COORDINATOR_POINTS, STANDBY_POINTS, Faults
 from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.injections import KILL
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs, reachability_config
 from flinkplus.runtime.logs import speak_as
@@ -335,9 +336,24 @@ class Coordinator:
                 return answer.result(MAX_IDLE_S)
         return otherwise
 
-    def kill(self, subtask: SubtaskId) -> None:
-        """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""
-        self._ask(lambda: self._presence.kill(subtask))
+    def kill(self, subtask: SubtaskId, point: str | None = None) -> None:
+        """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal.
+
+        With a ``point`` (``faults``): when that is reached next, by the subtask, by its first standby, or here.
+        """
+        self._ask(lambda: self._presence.kill(subtask) if point is None else self._arm(point, subtask))
+
+    def _arm(self, point: str, subtask: SubtaskId) -> None:
+        if point in COORDINATOR_POINTS:
+            self._faults.arm(point, str(subtask))
+            return
+        slot = self._deployment.assignment.get(subtask)
+        if point in STANDBY_POINTS:
+            slot = next(iter(self.chains().get(str(subtask), [])[1:]), None)
+        if slot is None:
+            log.warning("cannot have %s killed at %r: it is nowhere just now", subtask, point)
+        else:
+            self._dispatch.tell(slot, control.Inject(KILL, [str(subtask)], point=point))
 
     def _ask(self, action: Callable[[], None]) -> None:
         self._inbox.put(UserAsked(action))

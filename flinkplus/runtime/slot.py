@@ -222,7 +222,8 @@ class Slot(SlotOrders):
         self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._pulse = Pulse()
-        self._injections = Injections([self._data, self._link], self._pulse, self._inbox)
+        self._faults = Faults(config.options.faults, config.first_generation)
+        self._injections = Injections([self._data, self._link], self._pulse, self._inbox, self._faults.arm)
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
         if self._options.standbys or self.cycles:
@@ -238,7 +239,6 @@ class Slot(SlotOrders):
         self._session: SlotSession | None = None
         self._address = ""
         self._malformed = 0
-        self._faults = Faults(config.options.faults, config.first_generation)
         self._peers = Peers(index, self._data)
         self._next_heartbeat = 0.0
         hang_s = config.options.hang_timeout
@@ -357,6 +357,7 @@ class Slot(SlotOrders):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:
+        self._faults.reach("staged", generation, subtask)
         self._link.send(control.VersionStaged(generation, subtask, version))
 
     def _heartbeat(self, now: float) -> None:
