@@ -35,7 +35,7 @@ from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.config import earliest_ms
 from flinkplus.protocol.effects import JobState
-from flinkplus.protocol.ids import Generation, SubtaskId
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.reachability import Reachability
 from flinkplus.runtime import control
@@ -79,6 +79,7 @@ from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import matched
 from flinkplus.runtime.reports import Reports
+from flinkplus.runtime.spares import Spares
 from flinkplus.runtime.status import chains_of, slots_of, subtasks_of
 
 MAX_IDLE_S = 0.1
@@ -209,6 +210,7 @@ class Coordinator:
         self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
         self._operations.add_to(self.commands)
         self.moves = Moves(self._ask, lambda: self.state, self._failovers)
+        self.spares = self._make_spares()
         MoveCommands(self.moves, graph, options).add_to(self.commands)
         self._preference = Preference()
         self._malformed = 0
@@ -237,7 +239,7 @@ class Coordinator:
             self.options.promises,
             "partial" if self.options.partial else "standby",
         )
-        self._job_driver.started = failovers.started
+        self._job_driver.started = self._started
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted
@@ -245,6 +247,27 @@ class Coordinator:
         if self.options.standbys:
             failovers.replicated = self.figures.replicated
         return failovers
+
+    def _make_spares(self) -> Spares | None:
+        if self._failovers is None:
+            return None
+        moves = self.moves
+        moves.spares = Spares(
+            self._dispatch,
+            self,
+            self._deployment,
+            self._failovers,
+            self.options.slot_timeout,
+            moves.next_number,
+            moves.told,
+            self._ask,
+        )
+        return moves.spares
+
+    def _started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
+        assert self._failovers is not None
+        self._failovers.started(version, handles)
+        self._presence.let_spares_join()
 
     def _interrupted(self) -> None:
         self._presence.interrupted()
@@ -408,6 +431,8 @@ class Coordinator:
             if self._failovers is not None:
                 self._failovers.step(events.TimeAdvanced())
         self._presence.look_for_silent_slots()
+        if self.spares is not None:
+            self.spares.look()
         self._preference.end(self._dispatch.clock.monotonic())
 
     def _handle(self, event: InboxEvent) -> None:
@@ -529,7 +554,13 @@ class Coordinator:
         now_s = self._dispatch.clock.monotonic()
         return {
             "slots": slots_of(
-                self.options.parallelism, members, self._members.incarnations, deployment.assignment, chains, now_s
+                range(self.options.parallelism),
+                {} if self.spares is None else {slot: state.value for slot, state in self.spares.states.items()},
+                members,
+                self._members.incarnations,
+                deployment.assignment,
+                chains,
+                now_s,
             ),
             "subtasks": subtasks_of(
                 deployment.assignment,

@@ -109,12 +109,13 @@ class Failovers:
     # --- the job's life
 
     def started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
-        """All slots were told to start what was restored from these handles of ``version`` (0: the very start)."""
+        """All slots but the spare ones were told to start what was restored from these handles of ``version`` (0: the
+        very start)."""
         self._handles.reset(version, handles)
         self._began_from = dict.fromkeys(self._deployment.assignment, version)
         self._complete, self._given_up, self._overtaking = version, [], []
         self._joining.reset()
-        hosts = tuple((member.slot, member.host) for member in self._dispatch.members.all())
+        hosts = tuple((member.slot, member.host) for member in self._dispatch.members.needed())
         cursors = tuple(
             (subtask, cursors_of(self._handles.get(subtask, version))) for subtask in self._deployment.assignment
         )
@@ -190,6 +191,11 @@ class Failovers:
         self._machines.step_job(core.FailoverStarted("slot", f"slot {member.slot} was lost: {reason}", None))
         self.step(events.SlotLost(member.slot, reason))
         self._joining.lost(member.slot)
+
+    def slot_over(self, slot: int) -> None:
+        """A spare slot on which nothing is any more is about to end, on purpose."""
+        if self.running:
+            self._joining.over(slot)
 
     def subtask_failed(self, subtask: SubtaskId, generation: Generation, reason: str, error: object) -> None:
         """A subtask says that it failed; it is of the present generation."""
@@ -281,7 +287,7 @@ class Failovers:
         return self._protocol.is_alive(slot)
 
     def _joined(self, members: list[Member]) -> None:
-        for member in members:
+        for member in [member for member in members if not self._dispatch.members.is_over(member.slot)]:
             self._joining.tell(member)  # what it was told when it came may be outdated by now
             self.step(events.SlotJoined(member.slot, member.host))
 
