@@ -144,7 +144,8 @@ class Plans:
         usable = tuple(slot for slot in staying if hosts[slot] not in drained) or staying
         replicas = min(self._replicas, len(usable))
         homes = self._homes(hosts, usable)
-        return [members(self._strategy, home, usable, hosts, replicas) for home in homes]
+        known = None if len(hosts) == len(self._own) else frozenset(homes)
+        return [members(self._strategy, home, usable, hosts, replicas, known) for home in homes]
 
     def _homes(self, hosts: Mapping[int, str], usable: tuple[int, ...]) -> list[int]:
         own = [self._own[index % len(self._own)] for index in range(self._topology.parallelism)]

@@ -418,6 +418,7 @@ class Coordinator:
             self._checkpoints.next_deadline_ms(),
             None if self._failovers is None else self._failovers.next_deadline_ms(),
             self._presence.next_deadline_ms(),
+            None if self.spares is None else self.spares.next_deadline_ms(),
         )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:

@@ -188,8 +188,9 @@ class Failovers:
     def slot_lost(self, member: Member, reason: str) -> None:
         """A slot is gone while the job runs; it is off the table already."""
         self._machines.step_job(core.SlotLeft(member.slot, member.incarnation, reason))
-        self._machines.step_job(core.FailoverStarted("slot", f"slot {member.slot} was lost: {reason}", None))
-        self.step(events.SlotLost(member.slot, reason))
+        if not self._dispatch.members.is_spare(member.slot) or self.has_joined(member.slot):
+            self._machines.step_job(core.FailoverStarted("slot", f"slot {member.slot} was lost: {reason}", None))
+            self.step(events.SlotLost(member.slot, reason))
         self._joining.lost(member.slot)
 
     def slot_over(self, slot: int) -> None:

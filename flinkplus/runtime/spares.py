@@ -217,6 +217,11 @@ class Spares:
 
     # --- what is due
 
+    def next_deadline_ms(self) -> int | None:
+        """When ``look`` has something to do if nothing happens before."""
+        starting = [spare.until_s for spare in self._spares.values() if spare.state is SpareState.STARTING]
+        return int(min(starting) * 1000) + 1 if starting else None
+
     def look(self) -> None:
         """See to whatever has come about, or has not in time."""
         if not self._spares and self._open is None:
@@ -232,9 +237,8 @@ class Spares:
         starting = self._in(SpareState.STARTING)
         if scale.asked is None and not starting and self._failovers.running:
             self._ask_machine(scale, tuple(self._in(SpareState.LEAVING)))
-        ending = [slot for slot in self._in(SpareState.LEAVING, SpareState.ENDING) if slot in scale.going]
         if self._open is scale:
-            self._tell_how_it_is(scale, starting + ending)
+            self._tell_how_it_is(scale, starting + self._in(SpareState.LEAVING, SpareState.ENDING))
 
     def _tell_how_it_is(self, scale: _Scale, slots: list[int]) -> None:
         report = ScaleReported(scale.request, "under_way", left=(*(f"slot-{slot}" for slot in slots), *scale.left))
