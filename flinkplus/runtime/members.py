@@ -133,4 +133,4 @@ class Members:
     @property
     def restarts(self) -> int:
         """Registrations beyond the first of each slot."""
-        return sum(max(0, count - 1) for count in self._incarnations.values())
+        return sum(max(0, count - 1) for count in list(self._incarnations.values()))

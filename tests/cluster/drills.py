@@ -17,6 +17,7 @@ from experiments.cluster.place import Place
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.session import open_session
+from flinkplus.errors import RedundancyAtRisk
 from tests.integration.cluster_job import RATE, REPEAT, WORKERS, until
 
 AWAY_S = 3.0
@@ -198,6 +199,33 @@ def drained(drill: Drill) -> None:
     drill.checkpoints(3)
 
 
+def scaled(drill: Drill) -> None:
+    """Three slots, each with a copy on each of the three hosts, cannot do without one of these, but with a spare slot
+    on the fourth. That host dies as well; then the spare slot is none any more."""
+    job, host = drill.job, drill.hosts[1]
+    try:
+        job.drain_host(host)
+        raise AssertionError("three copies are on two hosts")
+    except RedundancyAtRisk:
+        pass
+    scaling = job.scale_spares(1)
+    scaling.await_done(60)
+    job.drain_host(host).await_done(60)
+    hosts = job.chain_hosts()
+    assert all(len(set(held)) == 3 and host not in held for held in hosts.values()), hosts
+    (spare,) = {held for chain in hosts.values() for held in chain}.difference(drill.hosts)
+    job.undrain_host(host)
+    drill.order("kill", spare)
+    drill.recovered()
+    until(job, lambda: job.missing_standbys() == 0)
+    hosts = job.chain_hosts()
+    assert all(len(set(held)) == 3 for held in hosts.values()), hosts
+    job.scale_spares(0).await_done(60)
+    hosts = job.chain_hosts()
+    assert sorted(job.slot_pids()) == [0, 1, 2] and all(len(set(held)) == 3 for held in hosts.values()), hosts
+    drill.checkpoints()
+
+
 DRILLS: dict[str, Callable[[Drill], None]] = {
     drill.__name__: drill
     for drill in (
@@ -215,6 +243,7 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
         zookeeper_servers,
         master,
         drained,
+        scaled,
     )
 }
 
