@@ -55,6 +55,7 @@ SESSION_TIMEOUT_MS = 400
 BEAT_MS = 300
 HEARTBEAT_TIMEOUT_S = 1.0
 LATE_MS = 12
+SPARES_TIMEOUT_S = 0.5
 ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about", "checkpoints and commits in flight did not")
 """Reasons with which a job may fail: the storage refused for too long."""
 
@@ -228,6 +229,7 @@ class World:
         if self.coordinator.spares is not None:
             self._over = set()
             self.coordinator.spares.jobs = SimSpareJobs(self, self._runs)
+            self.coordinator.spares._timeout_s = SPARES_TIMEOUT_S
         self.coordinator.write_records_to(self.registry)
         if self.failovers is not None and self.parameters.pending_versions:
             protocol = self.failovers._protocol
