@@ -206,6 +206,11 @@ class FailoverProtocol:
         return {chain.subtask: chain.members for chain in self._table}
 
     @property
+    def copies(self) -> int:
+        """How many members a chain ought to have, the head included; 0 while no job runs."""
+        return max((len(chain.planned) for chain in self._table), default=0)
+
+    @property
     def missing(self) -> int:
         """How many standbys there should be and are not, or are not in step; 0 while no job runs."""
         in_step = [(chain, len(chain.members) - len(chain.catching_up)) for chain in self._table]

@@ -574,6 +574,11 @@ class Coordinator:
             "drained_hosts": [] if failovers is None else list(failovers.drained_hosts),
         }
 
+    @property
+    def copies(self) -> int:
+        """How many there ought to be of each state; 0 while the job does not run, or without standbys."""
+        return 0 if self._failovers is None else self._failovers.copies
+
     def pids(self) -> dict[int, int]:
         """Process of each registered slot."""
         return {member.slot: member.pid for member in self._members.all()}

@@ -151,6 +151,11 @@ class Failovers:
         return self._protocol.drained_hosts
 
     @property
+    def copies(self) -> int:
+        """How many members a chain ought to have; 0 while no job runs."""
+        return self._protocol.copies
+
+    @property
     def chains(self) -> dict[SubtaskId, tuple[int, ...]]:
         """The slots of each chain, head first; any thread may ask."""
         return dict(self._protocol.chains)

@@ -530,7 +530,7 @@ class RunningJob:
                 "recovery": options.recovery,
                 "guarantee": options.guarantee,
                 "parallelism": options.parallelism,
-                "replicas": options.members if options.standbys else 1,
+                "replicas": (self.coordinator.copies or options.members) if options.standbys else 1,
                 "checkpoint_interval_s": options.checkpoint_interval,
                 "checkpoint_dir": self.checkpoint_dir,
                 "restored_from": self.restored_from,
