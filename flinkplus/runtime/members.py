@@ -66,7 +66,8 @@ class Members:
         Raises ``PeerProtocolError`` for a slot that the job does not have.
         """
         if register.slot not in self._incarnations or register.slot in self._over:
-            raise PeerProtocolError(f"slot {register.slot} registers, the job has slots {self.numbers}")
+            spare = "".join(f", {slot}" for slot in self.numbers[self.slots :])
+            raise PeerProtocolError(f"slot {register.slot} registers, the job has slots 0 to {self.slots - 1}{spare}")
         old = self.remove(register.slot)
         self._incarnations[register.slot] += 1
         member = Member(
