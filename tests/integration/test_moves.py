@@ -70,6 +70,7 @@ def test_subtasks_are_moved_back_and_forth(spark: SparkSession, tmp_path: Path, 
     assert victim.metrics["fallbacks"] == 0
 
 
+@pytest.mark.timeout(240)
 def test_spare_slots_come_and_go(
     spark: SparkSession, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +88,8 @@ def test_spare_slots_come_and_go(
 
         assert scale(3)[-1]["status"] == "done"
         assert {slot for slots in job.chains().values() for slot in slots} == {0, 1, 2, 3, 4, 5}
-        slots = running.coordinator._answer(running._status, {})["slots"]
+        nothing: dict[str, Any] = {}
+        slots = running.coordinator._answer(running._status, nothing)["slots"]
         assert [(slot["slot"], slot["spare"], slot["state"]) for slot in slots[2:]] == [
             ("slot-2", False, "working"),
             *((f"slot-{number}", True, "standby") for number in (3, 4, 5)),

@@ -118,6 +118,15 @@ def test_fewer_slots_than_the_copies_need_are_refused_unless_forced() -> None:
     assert all(len(chain) == 4 for chain in history.machine.chains.values())
 
 
+def test_there_may_be_more_copies_with_a_spare_slot() -> None:
+    history = running(replicas=5)
+    assert history.machine.copies == 4 and history.machine.missing == 0
+    history.at(history.now_ms, SlotJoined(SPARE, "host4"))
+    assert history.machine.copies == 5 and history.machine.missing == len(TWO_STAGES.subtasks)
+    in_step(history, 1)
+    assert history.machine.missing == 0
+
+
 def test_copies_do_not_come_to_share_a_host_by_it() -> None:
     history = History(replicas=2)
     history.started()

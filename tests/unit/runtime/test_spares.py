@@ -154,7 +154,7 @@ def test_they_end_when_nothing_is_on_them_and_cost_no_failure() -> None:
     assert world.job.heard[-2:] == [core.SpareTaken(3), core.SpareTaken(4)]
     assert not any(isinstance(event, core.FailoverStarted) for event in world.job.heard)
     assert world.job.members.numbers == [0, 1, 2] and world.job.failovers.counts["handovers"] == 0
-    with pytest.raises(PeerProtocolError, match="slot 3 registers, the job has slots 0 to 2$"):
+    with pytest.raises(PeerProtocolError, match=r"slot 3 registers, the job has slots 0 to 2$"):
         world.job.register(3)
     assert world.scale(1).status == "under_way" and world.cluster.started == [3, 4, 5]
 
