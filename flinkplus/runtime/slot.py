@@ -565,7 +565,7 @@ class Slot(SlotOrders):
         """How long this slot waits with what all slots are told at once. They take turns, for a part of the checkpoint
         interval: all at once would keep the stream from the processors.
         """
-        return self._options.snapshot_spread * self.index / self.parallelism
+        return self._options.snapshot_spread * (self.index % self.parallelism) / self.parallelism
 
     def _in_turn(self, call: Callable[[], None]) -> None:
         self._inbox.call_later(self._turn_s, call)

@@ -262,7 +262,10 @@ class SlotOrders(ABC):
         self._deploying = None
 
     def _join(self, join: control.Join) -> None:
-        """This slot comes late: the job runs."""
+        """This slot comes late: the job runs. What it did before a rollback, if anything, is over."""
+        if join.generation > self._generation:
+            self._retire_all()
+            self._peers.forget()
         self._generation = Generation(join.generation)
         self.slots = {parse_subtask(name): slot for name, slot in join.assignment.items()}
         self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}

@@ -84,8 +84,10 @@ class Faults:
 
     def _pause(self, fault: Fault) -> None:
         process = self._process(fault)
-        if process is None:
-            return
+        if process is not None:
+            self._pause_process(fault, process)
+
+    def _pause_process(self, fault: Fault, process: SimSlot) -> None:
         process.pause()
         self._world.beat()
         self._until(fault, "_resume", process)
@@ -235,6 +237,35 @@ class Faults:
 
     def _undrain(self, host: str) -> None:
         self._world.undrain(host)
+
+    def _scale(self, fault: Fault) -> None:
+        self._world.scale(fault.target % 4, force=fault.target >= 48)
+
+    def _spare(self, fault: Fault) -> SimSlot | None:
+        """A process of one of the spare slots."""
+        first = self._world.parameters.parallelism
+        found = [one for one in self._world.processes.values() if one.index >= first and not one.paused]
+        return found[fault.target % len(found)] if found else None
+
+    def _crash_spare(self, fault: Fault) -> None:
+        process = self._spare(fault)
+        if process is not None:
+            process.end("it is killed")
+
+    def _pause_spare(self, fault: Fault) -> None:
+        process = self._spare(fault)
+        if process is not None:
+            self._pause_process(fault, process)
+
+    def _migrate_to_spare(self, fault: Fault) -> None:
+        subtasks, process = self._world.graph.subtasks, self._spare(fault)
+        if process is not None:
+            self._world.migrate(subtasks[fault.target // 8 % len(subtasks)], process.index)
+
+    def _crowd(self, fault: Fault) -> None:
+        """The cluster has no room for further slots."""
+        self._world.crowded += 1
+        self._until(fault, "_less", "crowded")
 
     def _rehost(self, fault: Fault) -> None:
         """The process is killed, and the next one of its slot is on the host of another slot."""

@@ -42,6 +42,7 @@ from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.runtime.active import ActiveSubtasks
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
+from flinkplus.runtime.members import Members
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
@@ -993,6 +994,25 @@ def done_when_the_standby_is_there(original: Any) -> Any:
         return found
 
     return progress
+
+
+# --- spare slots
+
+
+@mutation(Plans, "_left_to_scale")
+def retired_with_something_on_it(original: Any) -> Any:
+    """A spare slot is no slot of the job any more while it is still in chains."""
+
+    def left(self: Any, table: Any) -> Any:
+        return () if self._scaling.slots else original(self, table)
+
+    return left
+
+
+@mutation(Members, "needed")
+def spare_slots_are_deployed_on(original: Any) -> Any:
+    """A rollback counts on the spare slots that are there."""
+    return lambda self: self.all()
 
 
 # --- rollback

@@ -44,6 +44,10 @@ stream breaks."""
 FAULTS = (*DRAWN_FAULTS, *SILENCES)
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
+SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to_spare", "drain", "crash", "throw")
+"""What a user asks for about spare slots, and what happens to them and to others meanwhile."""
+SCALED = 0.06
+"""Share of the jobs whose spare slots come and go, of those that recover beside the stream."""
 MOVES = 0.1
 """Share of the jobs that are given commands, of those that recover beside the stream."""
 LOCAL_FAULTS = ("refuse_promotion", "expire")
@@ -182,9 +186,9 @@ def child(seed: int, name: str) -> Rng:
     return Rng(f"{seed}/{name}")
 
 
-def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameters:
+def draw(seed: int, looped: bool = False, overtaking: bool = False, scaled: bool = False) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
-    unaligned, and processes die when messages are in flight in them."""
+    unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -248,7 +252,23 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameter
     parameters = replace(parameters, faults=faults)
     if overtaking and parameters.aligned_timeout_ms is not None:
         parameters = with_deaths_in_flight(parameters, child(seed, "in flight deaths"))
-    return with_moves(parameters, child(seed, "moves"))
+    return with_scaling(with_moves(parameters, child(seed, "moves")), child(seed, "scaling"), 1 if scaled else SCALED)
+
+
+def with_scaling(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job whose spare slots come and go, a ``share`` of those that can have some; long enough for it."""
+    if parameters.recovery == "rollback" or rng.random() >= share:
+        return parameters
+    at_ms = rng.randrange(5, 60)
+    happens = [Fault(at_ms, "scale", rng.choice((1, 2, 3)), 0)]
+    if rng.random() < 0.1:
+        happens.append(Fault(at_ms - 1, "crowd", 0, rng.choice((700, 2_500, 90_000))))
+    for _ in range(rng.choice((1, 2, 3, 5))):
+        at_ms += rng.choice((1, 5, 20, 50, 100, 200))
+        happens.append(Fault(at_ms, rng.choice(SCALINGS), rng.randrange(64), rng.choice(DURATIONS_MS)))
+    records = max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records
+    faults = sorted((*parameters.faults, *happens), key=lambda fault: fault.at_ms)
+    return replace(parameters, records=records, faults=tuple(faults))
 
 
 def with_moves(parameters: Parameters, rng: random.Random) -> Parameters:
