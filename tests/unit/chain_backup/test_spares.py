@@ -215,7 +215,7 @@ def test_one_that_is_to_retire_has_done_so_after_a_rollback() -> None:
 
 def test_a_slot_is_not_taken_away_while_something_is_on_it() -> None:
     table = ChainTable(TWO_STAGES)
-    table.form(lambda subtask: (subtask.index,), (0, 1, 2, 3), Generation(1), 0, {})
+    table.form(lambda subtask: (subtask.index,), (0, 1, 2, 3), Generation(1), 0, {}, {})
     with pytest.raises(InvariantViolation, match="a slot with work was taken away"):
         table.keep((0, 1, 2))
 
