@@ -189,7 +189,7 @@ def _quieten_accumulators(spark: SparkSession) -> None:
         if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
             tell(request, address)
 
-    server.handle_error = handle_error  # type: ignore[method-assign]
+    server.handle_error = handle_error
 
 
 def _quieten() -> None:

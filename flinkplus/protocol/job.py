@@ -23,6 +23,8 @@ Rules:
 - Several slots lost at once are one failure; slots lost while the job waits for slots cost nothing but time.
 - A failure that local failover takes on is spent from the same budget as one that rolls back.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
+- *Spare* slots come and go while the job lives. Nothing is deployed on them, and nobody waits for one but for its end
+  with the job; where one is lost, nothing is, as far as this machine knows.
 - The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
 
 Invariants: ``Deploy`` only when all slots are registered, nothing is in flight and the backoff is over; generations
@@ -73,6 +75,8 @@ from flinkplus.protocol.events import (
     SlotLost,
     SlotRegistered,
     SlotStopped,
+    SpareAdded,
+    SpareTaken,
     SubtaskFailed,
     TimeAdvanced,
 )
@@ -209,6 +213,12 @@ class JobProtocol:
                 return self._on_slot_gone(now_ms, slot, incarnation, reason, bearable=self._state is JobState.RUNNING)
             case SlotStopped(slot):
                 return self._on_slot_gone(now_ms, slot, self._slots.holder(slot), "it stopped by itself")
+            case SpareAdded(slot):
+                self._slots.add(slot)
+                return []
+            case SpareTaken(slot):
+                self._slots.take_away(slot)
+                return []
             case SlotDeployed(generation, slot):
                 self._on_slot_deployed(generation, slot)
                 return []
@@ -244,7 +254,7 @@ class JobProtocol:
             return []
         if self._state is JobState.STOPPING:
             return [StopSlots()]
-        if replaced is None or self._state not in LIVE:
+        if replaced is None or self._state not in LIVE or self._slots.is_spare(slot):
             return []
         return self._fail(now_ms, self._slot_failure(slot, f"incarnation {incarnation} registered in its place"))
 
@@ -254,7 +264,7 @@ class JobProtocol:
         if incarnation is None or self._slots.holder(slot) != incarnation:
             return []
         self._slots.release(slot)
-        if bearable or self._state not in LIVE:
+        if bearable or self._state not in LIVE or self._slots.is_spare(slot):
             return []
         return self._fail(now_ms, self._slot_failure(slot, reason))
 
@@ -308,7 +318,7 @@ class JobProtocol:
             return []
         match event:
             case FailoverStarted(kind, reason, error):
-                enough = self._budget.spend(kind)
+                enough = self._budget.spend(now_ms, kind)
                 return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
             case LocalFailoverRefused(kind, subtasks, reason, error, counted):
                 failure = _Failure(kind, subtasks, reason)
@@ -321,7 +331,7 @@ class JobProtocol:
 
     def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
         """The newest generation is dead: recover, or end the job when that was tried often enough."""
-        enough = self._budget.spend(failure.kind)
+        enough = self._budget.spend(now_ms, failure.kind)
         if enough is not None:
             return self._too_many(now_ms, failure.kind, failure.reason, error, enough)
         return self._interrupt(now_ms, failure)

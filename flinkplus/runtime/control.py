@@ -396,7 +396,7 @@ class Die:
 class Inject:
     """Fault injection (``injections``): ``exception`` in ``subtasks``, at once; ``pause`` the process, ``cut`` it off
     from ``peers`` (slots, and -1 for the driver; ``None``: all), or ``slow`` down each step of ``subtasks`` by
-    ``delay_s``: for ``for_s``.
+    ``delay_s``: for ``for_s``. ``kill`` the process when one of ``subtasks`` next reaches ``point`` (``faults``).
     """
 
     fault: str
@@ -404,6 +404,7 @@ class Inject:
     for_s: float = 0.0
     delay_s: float = 0.0
     peers: list[int] | None = None
+    point: str = ""
 
 
 ControlMessage = (

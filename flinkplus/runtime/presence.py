@@ -21,6 +21,7 @@ from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol import events
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import SubtaskId
+from flinkplus.protocol.pulses import PulsedSlot
 from flinkplus.protocol.reachability import (
     GiveSlotUp,
     JobRestarted,
@@ -80,6 +81,9 @@ class Presence:
 
     def register(self, connection: int, register: control.Register) -> None:
         """A slot's process presents itself."""
+        if self._members.is_over(register.slot):  # Spark has started it again, or at last
+            self._dispatch.rendezvous.send(connection, control.Stop())
+            return
         old = self._members.get(register.slot)
         if old is not None:
             self.lose(old, "replaced by a new attempt")
@@ -96,16 +100,24 @@ class Presence:
         """A slot is gone."""
         log.info("slot %d is gone: %s", member.slot, reason, extra=_of(member))
         self._remove(member)
-        if self.failovers is not None and self.failovers.running:
+        if self._members.is_over(member.slot):
+            self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
+        elif self.failovers is not None and self.failovers.running:
             self.failovers.slot_lost(member, reason)
         else:
             self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
 
+    def let_spares_join(self) -> None:
+        """The job has been started without the spare slots that are there."""
+        for member in self._members.all():
+            if self._members.is_spare(member.slot) and not self._members.is_over(member.slot):
+                self._step(SlotCame(member.slot, member.host))
+
     def lose_all(self, reason: str) -> None:
-        """All slots are gone."""
+        """All slots are gone, but for the spare ones."""
         if self.failovers is not None:
             self.failovers.all_slots_lost(reason)
-        for member in self._members.all():
+        for member in self._members.needed():
             self._remove(member)
             self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
 
@@ -135,13 +147,23 @@ class Presence:
             self.evict(member, f"no heartbeat from slot {member.slot} for {self._options.heartbeat_timeout} s")
         pulses = self._dispatch.pulses
         if pulses is not None and pulses.due:
-            silent = set(pulses.silent([member.pulse for member in self._members.all()]))
+            silent = set(pulses.silent(self._pulsed(), self._chains()))
             for member in [member for member in self._members.all() if member.pulse in silent]:
                 self.evict(member, f"it hangs, or is cut off: no sign of life for {pulses.timeout_s} s")
 
         due_ms = self._reachability.next_deadline_ms()
         if due_ms is not None and self._dispatch.now_ms() >= due_ms:
             self._step(SlotsSeen(self._standings()))
+
+    def _pulsed(self) -> list[PulsedSlot]:
+        return [PulsedSlot(one.pulse, one.host, round(one.heard_s * 1000)) for one in self._members.all()]
+
+    def _chains(self) -> list[list[str]] | None:
+        """The pulses of each chain's members; ``None`` when a lost slot ends in a rollback."""
+        if not self._runs or self.failovers is None:
+            return None
+        members = ((self._members.get(slot) for slot in slots) for slots in self.failovers.chains.values())
+        return [[member.pulse for member in chain if member is not None] for chain in members]
 
     # --- slots that do not reach each other
 
@@ -178,6 +200,7 @@ class Presence:
                 pulses is not None and pulses.is_doubtful(member.pulse),
             )
             for member in self._members.all()
+            if not self._members.is_over(member.slot)
         )
 
     def _step(self, event: ReachabilityEvent) -> None:
@@ -205,7 +228,8 @@ class Presence:
         match event:
             case SlotNodeGone(slot, record):
                 member = self._members.get(slot)
-                if member is not None and member.incarnation == record.incarnation and self._runs:
+                known = member is not None and not self._members.is_over(slot)
+                if member is not None and known and member.incarnation == record.incarnation and self._runs:
                     self.evict(member, f"the ZooKeeper session of slot {slot} is over")
             case RegistryLost(reason, final):
                 log.warning("ZooKeeper: %s", reason)

@@ -24,6 +24,7 @@ import time
 import uuid
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.credentials import JOB, Credentials
-from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
+from flinkplus.runtime.launcher import SlotsJob, SpareSlotJobs, check_cluster, coordinator_hosts, local_master
 from flinkplus.runtime.logs import about, install, wanted
 from flinkplus.runtime.operations import Status
 from flinkplus.runtime.outcome import Restore
@@ -470,10 +471,19 @@ class RunningJob:
             return config if self._registry is None else replace(config, zookeeper=self._registry.hosts())
 
         self._slots = SlotsJob(spark, with_zookeeper, self._run, self.coordinator.slots_down, self.coordinator.give_up)
+        self._spares = SpareSlotJobs(spark, lambda slot: self._spare_job(spark, with_zookeeper, slot))
+        if self.coordinator.spares is not None:
+            self.coordinator.spares.jobs = self._spares
         self._slots.start()
         self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
         self._closer.start()
         _at_exit(self)
+
+    def _spare_job(self, spark: SparkSession, make_config: Callable[[], SlotConfig], slot: int) -> SlotsJob:
+        def away(reason: str) -> None:
+            log.info("spare slot %d is away: %s", slot, reason)
+
+        return SlotsJob(spark, make_config, self._run, away, away, (slot,))
 
     def _let_shells_in(self, access: Access) -> None:
         """Say where commands are taken. A job that cannot runs all the same."""
@@ -503,6 +513,7 @@ class RunningJob:
         try:
             self.coordinator.join(GRACEFUL_STOP_S)
             self._slots.stop(GRACEFUL_STOP_S)
+            self._spares.stop(GRACEFUL_STOP_S)
             if result.state is JobState.FINISHED:
                 self._commits.finish()
             elif self._commits.all_committed or self._directory.ephemeral:
@@ -538,7 +549,7 @@ class RunningJob:
                 "recovery": options.recovery,
                 "guarantee": options.guarantee,
                 "parallelism": options.parallelism,
-                "replicas": options.members if options.standbys else 1,
+                "replicas": (self.coordinator.copies or options.members) if options.standbys else 1,
                 "checkpoint_interval_s": options.checkpoint_interval,
                 "checkpoint_dir": self.checkpoint_dir,
                 "restored_from": self.restored_from,

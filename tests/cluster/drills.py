@@ -17,9 +17,11 @@ from experiments.cluster.place import Place
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.session import open_session
+from flinkplus.errors import RedundancyAtRisk
 from tests.integration.cluster_job import RATE, REPEAT, WORKERS, until
 
 AWAY_S = 3.0
+DARK_S = 2.0
 JOB = "job"
 ZOOKEEPERS = ("zk-1", "zk-2", "zk-3")
 
@@ -155,6 +157,26 @@ def two_hosts(drill: Drill) -> None:
     drill.checkpoints()
 
 
+def two_hang(drill: Drill) -> None:
+    """Two hosts hang at once, and come back as zombies."""
+    hosts = drill.hosts[1], drill.hosts[-1]
+    for host in hosts:
+        drill.order("pause", host)
+    drill.recovered()
+    time.sleep(AWAY_S)
+    for host in hosts:
+        drill.order("resume", host)
+    drill.checkpoints()
+
+
+def driver_cut_off(drill: Drill) -> None:
+    """The driver is cut off from all for a while: nothing is wrong with them."""
+    drill.order("cut", JOB)
+    time.sleep(DARK_S)
+    drill.order("heal", JOB)
+    drill.checkpoints(3)
+
+
 def zookeeper_servers(drill: Drill) -> None:
     """A ZooKeeper server that follows dies and comes back; then the leader, and a host with it."""
     leader = next(server for server in ZOOKEEPERS if mode_of(server) == "leader")
@@ -198,6 +220,33 @@ def drained(drill: Drill) -> None:
     drill.checkpoints(3)
 
 
+def scaled(drill: Drill) -> None:
+    """Three slots, each with a copy on each of the three hosts, cannot do without one of these, but with a spare slot
+    on the fourth. That host dies as well; then the spare slot is none any more."""
+    job, host = drill.job, drill.hosts[1]
+    try:
+        job.drain_host(host)
+        raise AssertionError("three copies are on two hosts")
+    except RedundancyAtRisk:
+        pass
+    scaling = job.scale_spares(1)
+    scaling.await_done(60)
+    job.drain_host(host).await_done(60)
+    hosts = job.chain_hosts()
+    assert all(len(set(held)) == 3 and host not in held for held in hosts.values()), hosts
+    (spare,) = {held for chain in hosts.values() for held in chain}.difference(drill.hosts)
+    job.undrain_host(host)
+    drill.order("kill", spare)
+    drill.recovered()
+    until(job, lambda: job.missing_standbys() == 0)
+    hosts = job.chain_hosts()
+    assert all(len(set(held)) == 3 for held in hosts.values()), hosts
+    job.scale_spares(0).await_done(60)
+    hosts = job.chain_hosts()
+    assert sorted(job.slot_pids()) == [0, 1, 2] and all(len(set(held)) == 3 for held in hosts.values()), hosts
+    drill.checkpoints()
+
+
 DRILLS: dict[str, Callable[[Drill], None]] = {
     drill.__name__: drill
     for drill in (
@@ -212,11 +261,18 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
         cut_off,
         hangs,
         two_hosts,
+        two_hang,
+        driver_cut_off,
         zookeeper_servers,
         master,
         drained,
+        scaled,
     )
 }
+
+
+LONGER = {"scaled": 2.0}
+"""How much more time a drill takes than others."""
 
 
 def run(name: str, corpus: str, place: Place, directory: Path, given: dict[str, Any], session: Any) -> dict[str, Any]:
@@ -224,13 +280,14 @@ def run(name: str, corpus: str, place: Place, directory: Path, given: dict[str, 
     assert place.control is not None
     settings = {"parallelism": WORKERS, "checkpoint_interval": 0.3, **place.options(directory), **given}
     env = StreamEnvironment(session, **settings)
-    words = env.read_text(corpus, repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(RATE)
+    rate = RATE / LONGER.get(name, 1.0)
+    words = env.read_text(corpus, repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(rate)
     words.key_by("word").count(name="count").to_parquet(str(directory / "out"), name="out")
     with env.execute(name) as job:
         until(job, lambda: job.metrics()["checkpoints_completed"] >= 2)
         drill = Drill(job, place.control, "recovery" not in given)
         DRILLS[name](drill)
-        job.await_finish(90)
+        job.await_finish(90 * LONGER.get(name, 1.0))
         told = drill.told(name)
     for host in sorted(drill.hurt):
         place.control.order("revive", host)

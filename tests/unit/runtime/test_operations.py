@@ -205,11 +205,12 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
     shell = Shell()
     shell.job.members.remove(2)
     chains = shell.job.failovers.holdings
-    found = slots_of(3, shell.job.members.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
+    found = slots_of(range(3), {}, shell.job.members.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
     assert [slot["state"] for slot in found] == ["working", "standby", "away"]
     assert [slot["restarts"] for slot in found] == [0, 2, 0]
     assert found[0] | {"heard_ms": None} == {
         "slot": "slot-0",
+        "spare": False,
         "state": "working",
         "host": "here",
         "pid": 1000,
@@ -220,7 +221,7 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
         "standbys": 2,
     }
     assert found[0]["heard_ms"] == 1500.0
-    assert slots_of(3, shell.job.members.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
+    assert slots_of(range(3), {}, shell.job.members.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
 
 
 def test_subtasks_say_where_they_are_and_how_far() -> None:
