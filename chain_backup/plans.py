@@ -265,7 +265,8 @@ class Plans:
             ended.append(MoveReported(self._scaling.waiting, "cancelled", "the spare slots are scaled anew"))
         for subtask in [s for s, slot in self._wishes.items() if slot in retiring]:
             ended += self._end(subtask, f"slot {self._wishes[subtask]} is about to end, as asked")
-            self._wishes.pop(subtask, None)
+            if self._wishes.get(subtask) in retiring:
+                del self._wishes[subtask]
         self._layout, self._scaling = layout, _Scaling(request, retiring, force)
         self._scaling.left = self._left_to_scale(table)
         return [*ended, MoveReported(request, "under_way", left=self._scaling.left)]

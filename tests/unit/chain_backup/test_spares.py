@@ -88,6 +88,17 @@ def test_work_on_a_spare_slot_is_handed_over_before_it_retires() -> None:
     assert reports(effects)[-1] == (2, "done") and slots_in_use(history) == {0, 1, 2, 3}
 
 
+def test_a_move_that_a_retirement_cancels_leaves_the_home_that_was_there() -> None:
+    history = with_spare()
+    move(history, C0, 1)
+    in_step(history, 1)
+    assert reports(go_on(history, 2)) == [(1, "done")]
+    move(history, C0, SPARE, request=2)
+    told = scale(history, SPARE, request=3)
+    assert (told[0].request, told[0].status) == (2, "cancelled")
+    assert history.machine._plans.of(C0)[0] == 1
+
+
 def test_what_has_retired_does_not_come_back() -> None:
     history = with_spare()
     scale(history, SPARE)
