@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.guarantee import Guarantee
@@ -36,6 +37,7 @@ from tests.simulation.subtask import event_time_ms, fold, packed_bytes
 
 if TYPE_CHECKING:
     from flinkplus.protocol.inputs import InputChannel
+    from flinkplus.protocol.outputs import OutputChannel
     from tests.simulation.network import Stream
     from tests.simulation.slot import SimSlot
     from tests.simulation.subtask import SimSubtask, WatchedLog
@@ -99,12 +101,14 @@ class Checks:
                 "recorded",
                 "overtaken",
                 "over_budget",
+                "overdraft_held",
                 "rounds",
                 "came_round",
                 "stable",
                 "bounded",
                 "copied",
                 "thinned",
+                "left_out",
                 "watermarks",
             ),
             0,
@@ -353,6 +357,31 @@ class Checks:
                     f"{end.channel} is consumed up to {log.acknowledged}, and kept from {log.trimmed} on, for nobody",
                 )
 
+    def overdrawn(self, before: list[tuple[OutputChannel, int, int]]) -> None:
+        """Barriers that overtake were to be sent without credit; of each channel, ``limit`` and ``sent`` before."""
+        for end, limit, sent in before:
+            log: Any = end.log
+            if end.limit > limit and sent < log._resend_end:
+                self._wrong(
+                    "unaligned",
+                    f"{end.channel} is sent from {sent} to {end.limit} without credit, and up to {log._resend_end} "
+                    "that is sent again",
+                )
+            if end.limit <= limit and not end.resuming and sent < log._resend_end:
+                self.counts["overdraft_held"] += 1
+                self._world.note("%s: the barrier waits behind what is sent again, for credit", end.channel)
+
+    def overtook(self, subtask: SimSubtask, checkpoint: int) -> None:
+        """``subtask`` chose to begin a checkpoint, and recorded what waits."""
+        for logs in (subtask._logs.get(checkpoint), subtask._persisting.get(checkpoint)):  # type: ignore[call-overload]
+            if logs is not None and logs.excess:
+                self._wrong("unaligned", f"{subtask.id} overtook for checkpoint {checkpoint}, but {logs.excess}")
+
+    def failed(self, subtask: SimSubtask, error: Exception) -> None:
+        """``error`` counts as the failure of ``subtask``."""
+        if isinstance(error, UserFunctionError) and error.subtask != str(subtask.id):
+            self._wrong("progress", f"{subtask.id} counts as failed for what {error.subtask} has thrown")
+
     def fences(self, slot: SimSlot, order: control.Fence) -> None:
         """A slot is about to fence."""
         for name in order.failed:
@@ -541,6 +570,17 @@ class Checks:
                 if slot not in members and stayed:
                     self.counts["thinned"] += 1
                     self._check_others(chain, slot, slot in hasty)
+
+    def deployed(self, assignment: dict[str, int]) -> None:
+        """Slots are about to be told where all begin."""
+        failovers = self._world.failovers
+        drained = () if failovers is None else failovers._protocol._plans.drained
+        if len(drained) == self._world.parameters.parallelism:
+            return
+        for name, slot in assignment.items():
+            if slot in drained:
+                self._wrong("moves", f"{name} begins on slot {slot}, on a drained host")
+        self.counts["left_out"] += bool(drained)
 
     def _check_others(self, chain: Any, slot: int, forced: bool) -> None:
         """A standby on ``slot``, which lives, is in the chain no more: all who are to be there have its state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.parameters import Fault, pair
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 POINTS = ("snapshot", "alignment", "upload", "uploaded", "end", "promotion", "promoted", "staged", "replicated")
 """As in ``flinkplus.runtime.faults``; and when a standby has a version, seen from there and from whom it has it."""
-WHERE_BARRIERS_OVERTAKE = {"snapshot": "recording", "alignment": "recorded"}
+WHERE_BARRIERS_OVERTAKE = {"snapshot": "recording", "alignment": "recorded", "promoted": "taken_up"}
 """What comes in the place of these, half of the time."""
 
 
@@ -71,10 +71,16 @@ class Faults:
                 process.end("its host is gone")
 
     def _throw(self, fault: Fault) -> None:
+        """In its work, or with the next message that comes in."""
         process = self._process(fault)
         subtasks = [] if process is None else list(process.active)
-        if subtasks:
-            subtasks[fault.target % len(subtasks)].poisoned = True  # type: ignore[attr-defined]
+        if not subtasks:
+            return
+        subtask: Any = subtasks[fault.target % len(subtasks)]
+        if fault.target // 16 % 2 and subtask.inputs.channels:
+            subtask.poisoned_receipt = True
+        else:
+            subtask.poisoned = True
 
     def _pause(self, fault: Fault) -> None:
         process = self._process(fault)

@@ -57,6 +57,7 @@ QUICK = (
     "what_comes_behind_the_copy_is_not_recorded",
     "what_waits_is_not_recorded",
     "the_last_checkpoint_may_be_unaligned",
+    "more_is_overtaken_than_a_snapshot_may_hold",
     "complete_with_the_first_barrier",
     "newest_version_promoted",
     "done_when_the_standby_is_there",
@@ -68,6 +69,7 @@ QUICK = (
     "loops_are_not_waited_for",
     "back_edges_stay_in_memory",
     "how_many_were_taken_is_not_noted",
+    "consumers_fail_their_producers",
     "nobody_is_given_up",
 )
 """What is found out within the small budget."""
@@ -141,6 +143,13 @@ def test_deliberate_faults_are_undone() -> None:
 def test_a_fault_that_the_product_had_is_found_out_by_its_scenario() -> None:
     (path,) = [path for path in all_scenarios() if path.stem.startswith("17-")]
     with mutated("broken_streams_forgotten"), pytest.raises(AssertionError, match="has not ended"):
+        play(read(path))
+
+
+@pytest.mark.parametrize("number", ["45", "46", "55"])
+def test_a_consumer_is_told_from_its_producer_however_the_job_recovers(number: str) -> None:
+    (path,) = [path for path in all_scenarios() if path.stem.startswith(f"{number}-")]
+    with mutated("consumers_fail_their_producers"), pytest.raises(AssertionError, match="counts as failed for what"):
         play(read(path))
 
 
