@@ -62,7 +62,8 @@ def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
 @dataclass(frozen=True)
 class Register:
     """A slot's first message. ``address``: ``host:port`` of its data server. ``lifeline``: the name its lifeline has,
-    if it has one; ``pulse``: of its pulse.
+    if it has one; ``pulse``: of its pulse; ``created_s``: when its process was created (seconds since the Unix epoch;
+    0: it does not say).
     """
 
     slot: int
@@ -72,6 +73,7 @@ class Register:
     address: str
     lifeline: str = ""
     pulse: str = ""
+    created_s: float = 0.0
 
 
 @dataclass(frozen=True)

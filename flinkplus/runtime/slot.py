@@ -261,7 +261,8 @@ class Slot(SlotOrders):
         name = f"{self.index}-{secrets.token_hex(8)}"
         lifeline = name if self._lifeline.open(self._config.lifelines, self._config.credentials, name) else ""
         host, pid = socket.gethostname(), os.getpid()
-        self._link.send(control.Register(self.index, attempt, pid, host, address, lifeline, pulse=name))
+        created_s = psutil.Process().create_time()
+        self._link.send(control.Register(self.index, attempt, pid, host, address, lifeline, name, created_s))
         if self._config.pulses is not None and self._options.hang_timeout is not None:
             secret = self._config.credentials.secret
             self._pulse.open(self._config.pulses, secret, name, self._options.hang_timeout)
