@@ -15,8 +15,8 @@ nothing. So:
   is heard well. Else nothing is gained: it would have to wait for slots all the same.
 - Time in which nobody could be heard counts for nobody: the driver itself was stopped, or a crowd of other datagrams
   came (``missed``). It ends every witness's good record as well.
-- After such a time, and after one in which most were late, slots have as long again before it counts that they do not
-  hear the driver: the longer nothing came through, the longer their TCP waits until it sends again.
+- After such a time, if it was long, and after one in which most were late, slots have as long again before it counts
+  that they do not hear the driver: the longer nothing came through, the longer TCP waits until it sends again.
 - A slot of which no pulse ever came is judged by its heartbeats alone.
 
 So a driver that is stopped, cut off from all, or on a machine that is too busy for everybody gives nobody up. One that
@@ -105,7 +105,8 @@ class PulseRule:
 
     def missed(self, now_ms: int, for_ms: int = 0) -> None:
         """Nobody could be heard for a while (``for_ms``): everybody's time begins again."""
-        self._give_grace(now_ms, for_ms)
+        if for_ms > self._timeout_ms:  # shorter ones are those of a process; a host that stood still answered nobody
+            self._give_grace(now_ms, for_ms)
         for last in self._last.values():
             last.at_ms = last.alive_ms = last.back_ms = last.steady_ms = now_ms
 
@@ -134,7 +135,7 @@ class PulseRule:
         if len(well) >= len(late):
             return [slot.name for slot in late]
         found = self._proved(now_ms, late, well, chains)
-        if not found:
+        if not found and 2 * len(late) > len(known):
             self._in_the_dark(now_ms)
         return found
 

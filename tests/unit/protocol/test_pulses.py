@@ -150,6 +150,14 @@ def test_after_a_pause_of_the_driver_slots_have_time_to_hear_it_again() -> None:
     assert history.goes_on(1_000, "abc", deaf="d") == ["d"]
 
 
+def test_after_a_short_pause_of_the_driver_a_slot_that_does_not_hear_it_goes_at_once() -> None:
+    """The driver's system has answered meanwhile."""
+    history = History("abcd")
+    history.goes_on(2_000, "abcd")
+    history.rule.missed(history.now_ms, 250)
+    assert history.goes_on(500, "abc", deaf="d") == ["d"]
+
+
 def test_slots_whose_own_pulses_say_that_they_are_stopped_need_no_witness() -> None:
     """As where all are on the driver's host."""
     history = History("abc", dict.fromkeys("abc", DRIVER))
