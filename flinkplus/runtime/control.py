@@ -77,6 +77,21 @@ class Register:
 
 
 @dataclass(frozen=True)
+class StartFailed:
+    """A slot's first and last message: its process cannot begin, for ``reason``; ``kind`` is the error's class name,
+    ``trace`` where it came from.
+    """
+
+    slot: int
+    spark_attempt: int
+    pid: int
+    host: str
+    kind: str
+    reason: str
+    trace: str = ""
+
+
+@dataclass(frozen=True)
 class Deployed:
     generation: int
     restore_ms: float
@@ -408,6 +423,7 @@ class Inject:
 
 ControlMessage = (
     Register
+    | StartFailed
     | Deployed
     | RestoreRefused
     | SnapshotAcked

@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import RegistryBack, RegistryEvent, RegistryLost, SlotNodeGone, SlotNodeSeen
 from flinkplus.config import Options
-from flinkplus.errors import PeerProtocolError
+from flinkplus.errors import PeerProtocolError, SlotStartError
 from flinkplus.protocol import events
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import SubtaskId
@@ -93,6 +93,15 @@ class Presence:
         self._machines.step_job(events.SlotRegistered(member.slot, member.incarnation))
         if self._runs:
             self._step(SlotCame(member.slot, member.host))
+
+    def start_failed(self, connection: int, failed: control.StartFailed) -> None:
+        """A slot's process cannot begin; Spark will start another one. Raises ``PeerProtocolError``."""
+        self._dispatch.rendezvous.drop(connection)  # it has been heard
+        reason = f"slot {failed.slot} cannot start on {failed.host}: {failed.kind}: {failed.reason}"
+        fields = about(slot=failed.slot)
+        log.warning("%s (attempt %d of its Spark task)", reason, failed.spark_attempt, extra=fields)
+        log.info("where that comes from:\n%s", failed.trace, extra=fields)
+        self._machines.step_job(events.SlotStartFailed(failed.slot, reason, SlotStartError(reason)))
 
     def lose(self, member: Member, reason: str) -> None:
         """A slot is gone."""
@@ -247,8 +256,8 @@ class Presence:
 
 
 def _kill(member: Member) -> bool:
-    """SIGKILL the process of a slot on this host; ``False`` when that is not possible: it may be gone, or another user's,
-    or its number mean another process here, as it does when the slot runs in a container.
+    """SIGKILL the process of a slot on this host; ``False`` when that is not possible: it may be gone, or another
+    user's, or its number mean another process here, as it does when the slot runs in a container.
     """
     try:
         if not _is_here(member):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import psutil
 import pytest
 
 from flinkplus.config import Options
-from flinkplus.errors import PeerProtocolError
+from flinkplus.errors import InsufficientSlots, JobFailed, PeerProtocolError, SlotStartError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import events as core
-from flinkplus.protocol.effects import JobState
+from flinkplus.protocol.effects import JobEnded, JobState
 from flinkplus.protocol.ids import CheckpointId
 from flinkplus.protocol.in_flight import AbortCause
 from flinkplus.runtime import control
@@ -23,7 +24,7 @@ from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.figures import Figures
-from flinkplus.runtime.outcome import Restore
+from flinkplus.runtime.outcome import Restore, error_of
 from flinkplus.runtime.planes import ControlArrived
 from flinkplus.runtime.presence import Presence
 from flinkplus.runtime.reports import Reports
@@ -128,6 +129,20 @@ def test_a_slot_whose_session_is_lost_is_lost() -> None:
     ]
     assert job.members.get(1) is None
     assert job.wires.dropped == [20]
+
+
+def test_why_a_slot_cannot_start_is_for_the_job_and_for_the_user() -> None:
+    job = Reported()
+    job.heard.clear()
+    job.reports.take(77, control.StartFailed(1, 4, 4711, "host-1", "ImportError", "libspecial.so.3", "Traceback ..."))
+    (told,) = job.heard
+    assert isinstance(told, core.SlotStartFailed) and isinstance(told.error, SlotStartError)
+    assert told.slot == 1 and told.reason == "slot 1 cannot start on host-1: ImportError: libspecial.so.3"
+    assert job.wires.dropped == [77] and job.members.get(1) is not None
+    ended = JobEnded(JobState.FAILED, told.error, f"{told.reason} (3 times in a row)", "slots")
+    error = error_of(ended, 3)
+    assert isinstance(error, JobFailed) and error.__cause__ is told.error and "libspecial" in str(error)
+    assert isinstance(error_of(replace(ended, error=None), 3), InsufficientSlots)
 
 
 def test_without_standbys_a_lost_slot_is_for_the_job() -> None:
