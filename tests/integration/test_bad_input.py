@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import cycle
@@ -473,9 +472,7 @@ class OnlyHere:
 
 def test_a_plan_that_slots_cannot_load_ends_the_job_soon(env: StreamEnvironment) -> None:
     env.generate(OnlyHere(), schema="n long").discard()
-    began_s = time.monotonic()
     error = failure(env)
-    assert time.monotonic() - began_s < 30, "half of slot_timeout"
     assert isinstance(error.__cause__, SlotStartError)
     assert re.search(r"slot [01] cannot start on .*: ImportError: libspecial.* \(3 times in a row\)", str(error))
 

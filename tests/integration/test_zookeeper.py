@@ -23,6 +23,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
+from chain_backup.effects import ChainRecordLike
 from chain_backup.zookeeper.embedded import MAIN_CLASS, EmbeddedZooKeeper
 from chain_backup.zookeeper.errors import (
     BadRecord,
@@ -46,6 +47,7 @@ from chain_backup.zookeeper.records import (
 from chain_backup.zookeeper.registry import Registry
 from chain_backup.zookeeper.session import SlotSession
 from flinkplus.config import Options
+from flinkplus.protocol.ids import Generation, SubtaskId
 from flinkplus.runtime.registry import JobRegistry
 from tests.integration.conftest import wait_until
 from tests.integration.tcp_proxy import Proxy
@@ -644,6 +646,10 @@ def servers() -> list[psutil.Process]:
     return [child for child in living if MAIN_CLASS in child.cmdline()]
 
 
+def record_of(generation: int, *members: int) -> ChainRecordLike:
+    return ChainRecordLike(SubtaskId("count", 0), Generation(generation), members)
+
+
 def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_started_after_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -652,7 +658,7 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
     given_up: list[str] = []
     registry.begin(told.append, given_up.append)
     try:
-        registry.write([ChainRecord("count[0]", 1, (0, 1), 0)], urgent=True)
+        registry.write([record_of(1, 0, 1)], urgent=True)
 
         def refuse(server: EmbeddedZooKeeper) -> str:
             raise ZooKeeperStartError("no memory")
@@ -665,10 +671,10 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
             with pytest.raises(
                 RegistryUnavailable, match=r"count\[0\]: its server is down: ZooKeeperStartError: no mem"
             ):
-                registry.write([ChainRecord("count[0]", 2, (1, 0), 0)], urgent=True)
+                registry.write([record_of(2, 1, 0)], urgent=True)
             assert time.monotonic() - began_s < 5.0, "a rollback waits for it"
         wait_until(lambda: registry.server_restarts == 1, "the server is back")
-        registry.write([ChainRecord("count[0]", 2, (1, 0), 0)], urgent=True)
+        registry.write([record_of(2, 1, 0)], urgent=True)
         wait_until(lambda: told[-1] == RegistryBack(), "the news")
         assert RegistryLost("its server is down: ZooKeeperStartError: no memory") in told
         (server,) = servers()
