@@ -76,7 +76,8 @@ class Supervisor:
     def _bring_back(self, why: str, pause_s: float) -> float:
         """Start the server until it serves, or nobody needs it any more. Returns the pause before the next time."""
         while not self._closing.is_set():
-            _log.warning("the job's own ZooKeeper server is started again, in %.1f s: %s", pause_s, why)
+            when = f"in {pause_s:.1f} s" if pause_s else "at once"
+            _log.warning("the job's own ZooKeeper server is started again %s: %s", when, why)
             if pause_s:
                 self._on_down(f"its server is down: {why.splitlines()[0].removesuffix(LOG_FOLLOWS)}")
                 self._closing.wait(pause_s)
