@@ -226,7 +226,8 @@ class Plans:
             ended.append(MoveReported(drain.waiting, "cancelled", f"host {host} is drained by another request"))
         for subtask in [s for s, slot in self._wishes.items() if self._hosts[slot] == host]:
             ended += self._end(subtask, f"host {host} is drained")
-            self._wishes.pop(subtask, None)
+            if subtask in self._wishes and self._hosts[self._wishes[subtask]] == host:
+                del self._wishes[subtask]
         left = self._left(host, table)
         self._drains[host] = _Drain(request, force, left)
         self._layout = layout

@@ -136,7 +136,8 @@ class SnapshotRefused:
 
 @dataclass(frozen=True)
 class SubtaskFailure:
-    """``kind`` is the error's class name; ``operator`` and ``row`` are set when a user function raised."""
+    """``kind`` is the error's class name, ``reason`` all of its message; ``operator``, ``row`` and ``cause``, which are
+    in the message, are set when a user function raised."""
 
     generation: int
     subtask: str
@@ -145,6 +146,7 @@ class SubtaskFailure:
     operator: str = ""
     row: str = ""
     time_s: float = 0.0
+    cause: str = ""
 
 
 @dataclass(frozen=True)

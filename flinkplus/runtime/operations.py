@@ -130,7 +130,7 @@ class Operations:
     def inject(self, request: Inject) -> Later:
         """Do it, now or at its time. Raises ``CommandRefused``."""
         peers = self._check(request)
-        find = partial(self._find, request.target)
+        find = partial(self._find, request.target, peers)
         find()  # a target that means nothing is told now, and not when it is time
         answer = Later()
         wait_s = 0.0 if request.at_s is None else self._wait_s(request.at_s)
@@ -184,11 +184,18 @@ class Operations:
             raise CommandRefused(f"the job has been running for {age_s:.1f} s already, which is more than {at_s:g} s")
         return at_s - age_s
 
-    def _find(self, target: str) -> Hit:
+    def _find(self, target: str, peers: list[int] | None) -> Hit:
         assignment = dict(self._deployment.assignment)
         parallelism = self._options.parallelism
         members = self._dispatch.members
-        return find_target(target, members.all(), members.numbers, assignment, self._graph, parallelism)
+        hit = find_target(target, members.all(), members.numbers, assignment, self._graph, parallelism)
+        alone = [slot for slot in hit.slots if peers is not None and set(peers) <= {slot}]
+        if alone:
+            raise CommandRefused(
+                f"slot-{alone[0]} would be cut off from nobody but itself: give {TO_DRIVER} or another slot, or no "
+                "peer to cut it off from all"
+            )
+        return hit
 
     def _strike(self, request: Inject, hit: Hit, peers: list[int] | None) -> Body:
         if request.fault in (EXCEPTION, SLOW) and not any(hit.slots.values()):

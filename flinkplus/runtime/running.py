@@ -109,8 +109,7 @@ def start_job(
     claimed: CheckpointStorage | None = None
     try:
         storage = CheckpointStorage(directory.checkpoints)
-        fingerprint = graph.fingerprint(options.parallelism)
-        storage.prepare({"name": name, "fingerprint": fingerprint}, resume, lambda: directory.claim(resume))
+        storage.prepare(_identity(name, graph, options), resume, lambda: directory.claim(resume))
         claimed = None if resume else storage
         old = _load_plan(storage, directory.checkpoints) if resume else None
         if old is not None:
@@ -148,13 +147,18 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     find_strategy(given.placement)
     directory = JobDirectory(spark, given)
     try:
-        fingerprint = plan.graph.fingerprint(given.parallelism)
-        job = {"name": plan.name, "fingerprint": fingerprint}
+        job = _identity(plan.name, plan.graph, given)
         storage.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
         return _launch(spark, replace(plan, options=given), storage, directory, resume=True)
     except BaseException:
         directory.remove()
         raise
+
+
+def _identity(name: str, graph: JobGraph, options: Options) -> dict[str, Any]:
+    """What a checkpoint directory is told of the job that it belongs to."""
+    parallelism = options.parallelism
+    return {"name": name, "fingerprint": graph.fingerprint(parallelism), "shape": graph.shape(parallelism)}
 
 
 def _check_mode(before: Options, options: Options) -> None:
@@ -168,7 +172,7 @@ def _check_mode(before: Options, options: Options) -> None:
 
 def planned_options(checkpoint_dir: str) -> Options:
     """The options of the job that ``checkpoint_dir`` belongs to. Raises ``CheckpointDirectoryError`` when there is
-    none.
+    none, ``ConfigurationError`` when its functions cannot be loaded here.
     """
     storage = CheckpointStorage(checkpoint_dir)
     storage.job()
@@ -176,7 +180,22 @@ def planned_options(checkpoint_dir: str) -> Options:
 
 
 def _load_plan(storage: CheckpointStorage, where: str) -> Plan:
-    plan = cloudpickle.loads(storage.get_blob(PLAN_BLOB))
+    try:
+        data = storage.get_blob(PLAN_BLOB)
+    except OSError as error:
+        raise CheckpointDirectoryError(f"the plan in {where} cannot be read: {error}; check the path") from error
+    try:
+        plan = cloudpickle.loads(data)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the functions of the job in {where} need a Python module that is not found here ({error}): resume it "
+            "where that can be imported, as where the job was started (PYTHONPATH=DIRECTORY has Python look there)"
+        ) from error
+    except Exception as error:  # modules of the user's are imported, and objects of theirs made
+        raise ConfigurationError(
+            f"the functions of the job in {where} cannot be loaded here ({type(error).__name__}: {error}): resume it "
+            "with the program and the versions that it was started with"
+        ) from error
     if not isinstance(plan, Plan) or plan.format != PLAN_FORMAT:
         raise CheckpointDirectoryError(f"the plan in {where} is of another format; use the version that wrote it")
     return plan

@@ -339,14 +339,12 @@ class Slot(SlotOrders):
         if not self.active.retire(subtask):
             return
         error = _nondeterminism(error) or error
-        operator, row = "", ""
-        reason = f"{type(error).__name__}: {error}"
+        kind = type(error).__name__
+        operator, row, cause, reason = "", "", "", f"{kind}: {error}"
         if isinstance(error, UserFunctionError):
-            operator, row, reason = error.operator, error.row, str(error)
+            operator, row, cause, reason = error.operator, error.row, error.cause, str(error)
         self._link.send(
-            control.SubtaskFailure(
-                subtask.generation, str(subtask.id), type(error).__name__, reason, operator, row, time.time()
-            )
+            control.SubtaskFailure(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
         )
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:

@@ -43,6 +43,20 @@ def test_vertices_are_cut_at_exchanges() -> None:
     assert graph.fingerprint(2) == wordcount_graph().fuse().fingerprint(2)
 
 
+def test_the_shape_says_what_the_fingerprint_is_of() -> None:
+    graph = wordcount_graph().fuse()
+    assert graph.shape(2) == {
+        "parallelism": "2",
+        "source 'lines'": "TextFiles of (value string)",
+        "operator 'tokenize'": "Tokenize of (word string)",
+        "operator 'count'": "Count of (word string, count int64)",
+        "sink 'out'": "DiscardSink of (word string, count int64)",
+        "input of 'tokenize'": "lines",
+        "input of 'out'": "count",
+        "input of 'count'": "tokenize by hash of word",
+    }
+
+
 def test_a_graph_without_a_sink_or_with_a_name_twice_is_refused() -> None:
     graph = JobGraph()
     graph.add(Node("lines", "source", TextFiles(name="lines", path="nowhere"), SCHEMA), None, None)
