@@ -79,6 +79,12 @@ class InsufficientSlots(FlinkPlusError):
     """Spark cannot run all slots of the job at once."""
 
 
+class SlotStartError(FlinkPlusError):
+    """A slot's process cannot begin its work, as when what the job's functions need is not there; it is the cause of
+    the ``JobFailed`` that this ends in.
+    """
+
+
 class MoveRefused(FlinkPlusError):
     """Work cannot be moved as asked; nothing was changed."""
 

@@ -73,6 +73,7 @@ class ChainStore:
         """
         deadline = time.monotonic() + timeout_s
         try:
+            self._client.await_connected(deadline, "warming ZooKeeper up")
             for _ in range(writes):
                 if self._client.closing.is_set() or not self._client.connected:
                     return
@@ -81,7 +82,7 @@ class ChainStore:
                 for _ in range(2):
                     transaction.set_data(self._paths.subtasks, b"")
                 commit(transaction, deadline)
-        except (*UNCERTAIN, KazooException):
+        except (*UNCERTAIN, KazooException, RegistryUnavailable):
             return  # real writes find out what is wrong
 
     def _commit(self, wanted: Mapping[str, bytes], epoch: int, deadline: float) -> None:

@@ -92,6 +92,7 @@ class Client:
             raise ConfigurationError(f"{hosts!r} names no ZooKeeper servers; write host:port,host:port,...") from error
         self.kazoo.add_listener(self._state_changed)
         self._connected = threading.Condition()
+        self._hopeless: str | None = None
         self._closer: threading.Thread | None = None
 
     def start(self) -> None:
@@ -111,10 +112,23 @@ class Client:
 
     timeout = KazooTimeoutError
 
-    def await_connected(self, deadline: float, what: str) -> None:
-        """Wait for a connection. Raises ``RegistryUnavailable`` naming ``what`` at ``deadline`` (monotonic seconds)."""
+    def expect_nothing(self, reason: str | None) -> None:
+        """Have nobody wait for a connection, now or later, since there will be none for a while, for this ``reason``;
+        ``None``: there may be one at any time.
+        """
+        with self._connected:
+            self._hopeless = reason
+            self._connected.notify_all()
+
+    def await_connected(self, deadline: float, what: str, patient: bool = False) -> None:
+        """Wait for a connection; ``patient``: even for one that is not to be expected.
+
+        Raises ``RegistryUnavailable`` naming ``what`` at ``deadline`` (monotonic seconds).
+        """
         with self._connected:
             while not self.connected:
+                if self._hopeless is not None and not patient:
+                    raise RegistryUnavailable(f"{what}: {self._hopeless}")
                 left = deadline - time.monotonic()
                 if self.closing.is_set() or left <= 0:
                     why = "closed" if self.closing.is_set() else "no connection to ZooKeeper"

@@ -20,6 +20,7 @@ import socket
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -44,6 +45,7 @@ START_TIMEOUT_S = 30.0
 POLL_S = 0.01
 RESTART_TRIES = 4  # its port may be taken for a moment, by an outgoing connection that the system gave that number
 LOG_LINES = 15
+LOG_FOLLOWS = "; its log ends with:"
 
 JVM_OPTIONS = (
     f"-Xms{HEAP_MB}m",
@@ -152,6 +154,7 @@ class EmbeddedZooKeeper:
         self._directory: Path | None = None
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._needed_no_more = threading.Event()
 
     @property
     def pid(self) -> int | None:
@@ -169,6 +172,13 @@ class EmbeddedZooKeeper:
     def alive(self) -> bool:
         """Whether the server's process runs."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def end(self) -> str | None:
+        """How the server's process ended, with the last lines of its log; None when it runs, or was told to end."""
+        if self._process is None or (status := self._process.poll()) is None:
+            return None
+        return self._last_words(f"was killed by signal {-status}" if status < 0 else f"ended with status {status}")
 
     def start(self) -> str:
         """Start, on the port of the last start if there was one: ``address:port``. Raises ``ZooKeeperStartError``."""
@@ -212,6 +222,10 @@ class EmbeddedZooKeeper:
                 if "Address already in use" not in str(error):
                     raise
         return self.start()
+
+    def need_no_more(self) -> None:
+        """Have a start that is under way in another thread, and every later one, end with ``ZooKeeperStartError``."""
+        self._needed_no_more.set()
 
     def __enter__(self) -> EmbeddedZooKeeper:
         self.start()
@@ -272,6 +286,8 @@ class EmbeddedZooKeeper:
         deadline = time.monotonic() + START_TIMEOUT_S
         port: int | None = None
         while time.monotonic() < deadline:
+            if self._needed_no_more.is_set():
+                raise ZooKeeperStartError("the embedded ZooKeeper is needed no more")
             if process.poll() is not None:
                 raise ZooKeeperStartError(self._last_words(f"ended with status {process.returncode}"))
             if port is None:
@@ -283,8 +299,8 @@ class EmbeddedZooKeeper:
 
     def _last_words(self, what: str) -> str:
         assert self._directory is not None
-        lines = (self._directory / "server.log").read_text(errors="replace").splitlines()[-LOG_LINES:]
-        return "\n  ".join([f"the embedded ZooKeeper {what}; its log ends with:", *(lines or ["(nothing)"])])
+        lines = _lines(self._directory / "server.log")[-LOG_LINES:]
+        return "\n  ".join([f"the embedded ZooKeeper {what}{LOG_FOLLOWS}", *(lines or ["(nothing)"])])
 
     def _kill(self) -> None:
         process, self._process = self._process, None
@@ -359,6 +375,14 @@ def _kept_port(host: str) -> Iterator[int]:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, 0))
         yield sock.getsockname()[1]
+
+
+def _lines(path: Path) -> list[str]:
+    """What is in a file of text; nothing when it is not there."""
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _serves(host: str, port: int, tls: ssl.SSLContext | None) -> bool:

@@ -94,7 +94,7 @@ class Registry:
         """
         what, deadline = f"becoming coordinator of {self._application!r}", time.monotonic() + timeout_s
         while self._epoch is None:
-            self._client.await_connected(deadline, what)
+            self._client.await_connected(deadline, what, patient=True)
             gone = Event()
             try:
                 self._epoch = self._try_elect(gone, max(deadline, time.monotonic() + 1.0))
@@ -122,6 +122,12 @@ class Registry:
         """Warm a server up that has just been started; see ``ChainStore.rehearse``. Raises nothing."""
         if self._epoch is not None:
             self._chains.rehearse(self._epoch, writes, timeout_s)
+
+    def expect_nothing(self, reason: str | None) -> None:
+        """Have reads and writes that would wait for ZooKeeper raise ``RegistryUnavailable`` at once, for this
+        ``reason``; ``None``: have them wait again.
+        """
+        self._client.expect_nothing(reason)
 
     def read(self, timeout_s: float = WRITE_TIMEOUT_S) -> dict[str, ChainRecord]:
         """All chain records by subtask. Raises ``RegistryUnavailable``, ``BadRecord``."""

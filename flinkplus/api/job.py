@@ -124,7 +124,8 @@ class JobHandle:
         ``blocked``: sources that stand still, and why (``spill volume full: ...``).
 
         With standbys: how many ``failovers`` there were, ``handovers`` of work to slots that had come back, and
-        ``fallbacks`` to a rollback (``fallback_reasons`` says why); ``zookeeper``: ``connected``, or what is wrong.
+        ``fallbacks`` to a rollback (``fallback_reasons`` says why); ``zookeeper``: ``connected``, or what is wrong;
+        ``zookeeper_restarts``: how often the job's own server had died and was started again.
         """
         return self._running.metrics()
 

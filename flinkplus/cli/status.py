@@ -92,6 +92,8 @@ def tables(status: dict[str, Any]) -> Group:
     parts.append(text(", ".join(f"{metrics[name]} {name.replace('_', ' ')}" for name in counts)))
     if metrics["zookeeper"] not in (None, "connected"):
         parts.append(text(f"ZooKeeper: {metrics['zookeeper']}"))
+    if metrics["zookeeper_restarts"]:
+        parts.append(text(f"the job's own ZooKeeper server was started again {metrics['zookeeper_restarts']} times"))
     return Group(*parts)
 
 

@@ -74,6 +74,8 @@ class RecoveryConfig:
     """For so long each counts, and until a checkpoint has become complete after it; None: for good."""
     max_slot_losses: int = 10
     """Slots lost or evicted without a complete checkpoint in between; one more ends the job."""
+    max_start_failures: int = 2
+    """Failed starts of one slot, one after the other, before the job has begun; one more ends it."""
     slot_timeout_ms: int = 60_000
     """For all slots to register at the start."""
     restart_slot_timeout_ms: int = 60_000

@@ -216,6 +216,15 @@ class SlotRegistered:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotStartFailed:
+    """A process of a slot has ended before it could register; ``error`` is passed through to ``JobEnded``."""
+
+    slot: int
+    reason: str
+    error: object
+
+
+@dataclass(frozen=True, slots=True)
 class SlotLost:
     slot: int
     incarnation: int
@@ -367,6 +376,7 @@ class CancelRequested:
 
 JobEvent: TypeAlias = (
     SlotRegistered
+    | SlotStartFailed
     | SlotLost
     | SlotLeft
     | FailoverStarted

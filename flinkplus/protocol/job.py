@@ -21,6 +21,8 @@ Rules:
   flight are drained first. When that checkpoint is corrupt it goes back to the one before (None: the very start), and
   the output committed since is retracted first.
 - Several slots lost at once are one failure; slots lost while the job waits for slots cost nothing but time.
+- A slot whose processes fail to start, one after the other, ends a job that has not begun, since waiting does not help.
+  Once it has, the host is more likely to blame: the job waits its time, and then says what was wrong.
 - A failure that local failover takes on is spent from the same budget as one that rolls back.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
 - *Spare* slots come and go while the job lives. Nothing is deployed on them, and nobody waits for one but for its end
@@ -74,6 +76,7 @@ from flinkplus.protocol.events import (
     SlotLeft,
     SlotLost,
     SlotRegistered,
+    SlotStartFailed,
     SlotStopped,
     SpareAdded,
     SpareTaken,
@@ -112,6 +115,15 @@ class _Failure:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _StartFailure:
+    """The last one of a slot, and how many there were since it last registered."""
+
+    count: int
+    reason: str
+    error: object
+
+
 class JobProtocol:
     """The machine of one job.
 
@@ -145,6 +157,7 @@ class JobProtocol:
         self._state = JobState.STARTING
         self._generation = Generation(first_generation - 1)
         self._newest_used = self._generation
+        self._start_failures: dict[int, _StartFailure] = {}
         self._deployed: set[int] = set()  # never iterated
         self._available = [known for known in available if restore_from is not None and known <= restore_from]
         self._newest_complete = max(available, default=CheckpointId(0))
@@ -207,6 +220,8 @@ class JobProtocol:
                 return []
             case SlotRegistered(slot, incarnation):
                 return self._on_slot_registered(now_ms, slot, incarnation)
+            case SlotStartFailed(slot, reason, error):
+                return self._on_start_failed(now_ms, slot, reason, error)
             case SlotLost(slot, incarnation, reason):
                 return self._on_slot_gone(now_ms, slot, incarnation, reason)
             case SlotLeft(slot, incarnation, reason):
@@ -252,11 +267,22 @@ class JobProtocol:
         replaced = self._slots.holder(slot)
         if not self._slots.register(slot, incarnation):
             return []
+        self._start_failures.pop(slot, None)
         if self._state is JobState.STOPPING:
             return [StopSlots()]
         if replaced is None or self._state not in LIVE or self._slots.is_spare(slot):
             return []
         return self._fail(now_ms, self._slot_failure(slot, f"incarnation {incarnation} registered in its place"))
+
+    def _on_start_failed(self, now_ms: int, slot: int, reason: str, error: object) -> list[JobEffect]:
+        if self._slots.holder(slot) is not None:
+            return []  # another process of it is there
+        before = self._start_failures.get(slot)
+        count = 1 if before is None else before.count + 1
+        self._start_failures[slot] = _StartFailure(count, reason, error)
+        if self._state is not JobState.STARTING or count <= self._config.max_start_failures:
+            return []
+        return self._stop(now_ms, JobEnded(JobState.FAILED, error, f"{reason} ({count} times in a row)", "slots"))
 
     def _on_slot_gone(
         self, now_ms: int, slot: int, incarnation: int | None, reason: str, bearable: bool = False
@@ -493,7 +519,10 @@ class JobProtocol:
         elif now_ms >= self._slots_until_ms:
             where = ", ".join(str(slot) for slot in missing)
             why = f"{len(missing)} of {len(self._slots)} slots did not register within {timeout_ms} ms: {where}"
-            return JobEnded(JobState.FAILED, None, why, "slots")
+            failure = next((self._start_failures[slot] for slot in missing if slot in self._start_failures), None)
+            if failure is None:
+                return JobEnded(JobState.FAILED, None, why, "slots")
+            return JobEnded(JobState.FAILED, failure.error, f"{why}; {failure.reason}", "slots")
         if self._drain_until_ms is not None and now_ms >= self._drain_until_ms:
             why = f"checkpoints and commits in flight did not end within {self._config.drain_timeout_ms} ms"
             return JobEnded(JobState.FAILED, None, why, "drain")

@@ -62,7 +62,8 @@ def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
 @dataclass(frozen=True)
 class Register:
     """A slot's first message. ``address``: ``host:port`` of its data server. ``lifeline``: the name its lifeline has,
-    if it has one; ``pulse``: of its pulse.
+    if it has one; ``pulse``: of its pulse; ``created_s``: when its process was created (seconds since the Unix epoch;
+    0: it does not say).
     """
 
     slot: int
@@ -72,6 +73,22 @@ class Register:
     address: str
     lifeline: str = ""
     pulse: str = ""
+    created_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """A slot's first and last message: its process cannot begin, for ``reason``; ``kind`` is the error's class name,
+    ``trace`` where it came from.
+    """
+
+    slot: int
+    spark_attempt: int
+    pid: int
+    host: str
+    kind: str
+    reason: str
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -409,6 +426,7 @@ class Inject:
 
 ControlMessage = (
     Register
+    | StartFailed
     | Deployed
     | RestoreRefused
     | SnapshotAcked

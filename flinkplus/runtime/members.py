@@ -17,7 +17,8 @@ from flinkplus.runtime import control
 
 @dataclass
 class Member:
-    """One registered slot. ``heard_s``: when its last message came (monotonic clock)."""
+    """One registered slot. ``heard_s``: when its last message came (monotonic clock); ``created_s``: see
+    ``control.Register``."""
 
     slot: int
     incarnation: int
@@ -28,6 +29,7 @@ class Member:
     heard_s: float
     lifeline: str = ""
     pulse: str = ""
+    created_s: float = 0.0
 
 
 class Members:
@@ -80,6 +82,7 @@ class Members:
             now_s,
             register.lifeline,
             register.pulse,
+            register.created_s,
         )
         self._members[register.slot] = member
         self._by_connection[connection] = register.slot

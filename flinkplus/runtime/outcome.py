@@ -42,7 +42,7 @@ def error_of(ended: JobEnded, slots: int) -> FlinkPlusError | None:
         return None
     if ended.state is JobState.CANCELLED:
         return JobCancelled("the job was cancelled")
-    if ended.failure == "slots":
+    if ended.failure == "slots" and ended.error is None:
         return InsufficientSlots(
             f"{ended.reason}; the job needs {slots} Spark tasks at once: give the executors more cores, or lower "
             "parallelism; if none registered, see the executors' logs: their Python must have flinkplus"

@@ -202,8 +202,8 @@ def checked_slot(found: Listening) -> int:
 
 
 def registered_slot(message: control.ControlMessage, slot: int) -> control.ControlMessage:
-    """``message``, which came from ``slot``. Raises ``PeerProtocolError`` when it registers another one."""
-    if isinstance(message, control.Register) and message.slot != slot:
+    """``message``, which came from ``slot``. Raises ``PeerProtocolError`` when it speaks for another one."""
+    if isinstance(message, (control.Register, control.StartFailed)) and message.slot != slot:
         raise PeerProtocolError(f"slot {slot} wants to be slot {message.slot}")
     return message
 

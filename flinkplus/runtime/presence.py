@@ -6,18 +6,18 @@ for the machine of local failover; else, and when all are lost at once, for that
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
 
+import psutil
 from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import RegistryBack, RegistryEvent, RegistryLost, SlotNodeGone, SlotNodeSeen
 from flinkplus.config import Options
-from flinkplus.errors import PeerProtocolError
+from flinkplus.errors import PeerProtocolError, SlotStartError
 from flinkplus.protocol import events
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import SubtaskId
@@ -42,6 +42,7 @@ from flinkplus.runtime.logs import about
 from flinkplus.runtime.members import Member
 from flinkplus.runtime.recoveries import RecoveryLog
 
+SAME_PROCESS_S = 5.0
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -96,6 +97,15 @@ class Presence:
         if self._runs:
             self._step(SlotCame(member.slot, member.host))
 
+    def start_failed(self, connection: int, failed: control.StartFailed) -> None:
+        """A slot's process cannot begin; Spark will start another one. Raises ``PeerProtocolError``."""
+        self._dispatch.rendezvous.drop(connection)  # it has been heard
+        reason = f"slot {failed.slot} cannot start on {failed.host}: {failed.kind}: {failed.reason}"
+        fields = about(slot=failed.slot)
+        log.warning("%s (attempt %d of its Spark task)", reason, failed.spark_attempt, extra=fields)
+        log.info("where that comes from:\n%s", failed.trace, extra=fields)
+        self._machines.step_job(events.SlotStartFailed(failed.slot, reason, SlotStartError(reason)))
+
     def lose(self, member: Member, reason: str) -> None:
         """A slot is gone."""
         log.info("slot %d is gone: %s", member.slot, reason, extra=_of(member))
@@ -131,10 +141,7 @@ class Presence:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
         log.warning("ending slot %d: %s", member.slot, reason, extra=_of(member))
         if member.host == socket.gethostname():
-            try:
-                os.kill(member.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                log.info("slot %d is gone already", member.slot)
+            _kill(member)
         self.lose(member, reason)
 
     def look_for_silent_slots(self) -> None:
@@ -256,12 +263,36 @@ class Presence:
         if member is None:
             return False
         self._recoveries.kill_stamped(member.slot, self._dispatch.clock.time())
-        if member.host == socket.gethostname():
-            with contextlib.suppress(ProcessLookupError):  # dead already; its lost stream is about to say so
-                os.kill(member.pid, signal.SIGKILL)
-        else:
+        if member.host != socket.gethostname() or not _kill(member):
             self._dispatch.rendezvous.send(member.connection, control.Die())
         return True
+
+
+def _kill(member: Member) -> bool:
+    """SIGKILL the process of a slot on this host; ``False`` when that is not possible: it may be gone, or another
+    user's, or its number mean another process here, as it does when the slot runs in a container.
+    """
+    try:
+        if not _is_here(member):
+            log.warning("process %d on this host is not slot %d", member.pid, member.slot, extra=_of(member))
+            return False
+        os.kill(member.pid, signal.SIGKILL)
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        log.info("slot %d has no process %d on this host", member.slot, member.pid)
+        return False
+    except (OSError, psutil.Error) as error:
+        log.warning("process %d of slot %d takes no signal: %s", member.pid, member.slot, error, extra=_of(member))
+        return False
+    return True
+
+
+def _is_here(member: Member) -> bool:
+    """Whether the process with the slot's number is the slot's, by when it was created (if the slot has said that).
+    Clocks are read by both; they may be set in between.
+    """
+    if not member.created_s:
+        return True
+    return abs(psutil.Process(member.pid).create_time() - member.created_s) < SAME_PROCESS_S
 
 
 def _of(member: Member) -> dict[str, dict[str, object]]:

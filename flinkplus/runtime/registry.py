@@ -3,6 +3,7 @@
 Rules: starting is done by a thread of its own while Spark starts the slots' job; whoever needs the result waits for it.
 The driver of a job that is resumed in an ensemble is elected before anything else is done (``elect_first``): another
 may run it.
+A server of the job's own that dies is started again, with its data; while that does not succeed, nobody waits for it.
 ``close`` gives everything back whatever was reached. Nothing of ZooKeeper is loaded by a job that does not use it.
 """
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
     from chain_backup.zookeeper.records import RegistryEvent
     from chain_backup.zookeeper.registry import Registry
+    from chain_backup.zookeeper.supervisor import Supervisor
 
 ELECTION_TIMEOUT_S = 30.0
 SUCCESSION_PATIENCE_S = 6.0  # beyond the session of a driver that has died just now
@@ -75,6 +77,8 @@ class JobRegistry:
         self._hosts: Future[str] = Future()
         self._elected: Future[Registry] = Future()
         self._server: EmbeddedZooKeeper | None = None
+        self._supervisor: Supervisor | None = None
+        self._down: str | None = None
         self._registry: Registry | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -147,11 +151,13 @@ class JobRegistry:
                 auth=self._auth,
                 tls=None if self._certificates is None else context(self._certificates, False),
             )
+            registry.expect_nothing(self._down)
         registry.elect(timeout_s)
         return registry
 
     def _start_server(self) -> str:
         from chain_backup.zookeeper.embedded import EmbeddedZooKeeper, Tls
+        from chain_backup.zookeeper.supervisor import Supervisor
 
         java = "java"
         if os.environ.get("JAVA_HOME"):
@@ -162,7 +168,34 @@ class JobRegistry:
             tls = Tls(certificates.authority, certificates.certificate, certificates.key, context(certificates, False))
         clients = self._options.parallelism + 1 + MOST_SPARES
         self._server = EmbeddedZooKeeper(directory=self._directory, java=java, bind=str(bind), tls=tls, clients=clients)
-        return f"{self._reach}:{self._server.start().rpartition(':')[2]}"
+        port = self._server.start().rpartition(":")[2]
+        self._supervisor = Supervisor(self._server, self._server_down, self._server_back)
+        self._supervisor.start()
+        return f"{self._reach}:{port}"
+
+    def _server_down(self, reason: str) -> None:
+        """The server does not come back at once."""
+        from chain_backup.zookeeper.records import RegistryLost
+
+        with self._lock:
+            self._down = reason
+            if self._registry is not None:
+                self._registry.expect_nothing(reason)
+        if self._elected.done():
+            self._told(RegistryLost(reason))
+
+    def _server_back(self) -> None:
+        with self._lock:
+            self._down = None
+            registry = self._registry
+        if registry is not None:
+            registry.expect_nothing(None)
+            registry.rehearse(REHEARSED_WRITES, REHEARSAL_TIMEOUT_S)
+
+    @property
+    def server_restarts(self) -> int:
+        """How often the job's own server has been started again."""
+        return 0 if self._supervisor is None else self._supervisor.restarts
 
     def hosts(self) -> str:
         """What slots connect to, once the server is there. Raises whatever starting it raised."""
@@ -182,7 +215,11 @@ class JobRegistry:
             self._closing.set()
         if self._registry is not None:
             self._registry.close(clean=clean)  # whoever waits for an answer is told
+        if self._server is not None:
+            self._server.need_no_more()
         if self._thread.ident is not None:
             self._thread.join(START_TIMEOUT_S)
+        if self._supervisor is not None:
+            self._supervisor.close()
         if self._server is not None:
             self._server.stop()

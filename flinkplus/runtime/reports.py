@@ -58,6 +58,9 @@ class Reports:
         if isinstance(message, control.Register):
             self._presence.register(connection, message)
             return
+        if isinstance(message, control.StartFailed):
+            self._presence.start_failed(connection, message)
+            return
         member = self._dispatch.members.on(connection)
         if member is None:
             self._figures.fenced_reports += 1

@@ -581,6 +581,7 @@ class RunningJob:
             **self.coordinator.security_figures(),
             "slot_restarts": self.coordinator.slot_restarts,
             **self.coordinator.failover_figures(),
+            "zookeeper_restarts": 0 if self._registry is None else self._registry.server_restarts,
         }
 
 

@@ -80,6 +80,7 @@ from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
+from flinkplus.runtime.start_failure import report_failed_start
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.tls import context
 from flinkplus.runtime.wire import Message, decode_frame, encode
@@ -145,15 +146,17 @@ def run_slot(index: int, config: SlotConfig) -> None:
     """Run slot ``index`` until the job ends. Called in a Spark task; raises ``CoordinatorLost`` when the driver is
     gone. Does nothing when the job is over already: Spark was just about to start the slot again.
 
-    One that fails before its driver knows of it, and not for the first time, tells Spark after a pause: whatever is
-    wrong here, such as a full disk, must not use up the attempts that Spark grants to each task, for then it would end
-    all slots.
+    One that fails before its driver knows of it tells it why, and, if it is not the first time, Spark after a pause:
+    whatever is wrong here, such as a full disk, must not use up the attempts that Spark grants to each task, for then
+    it would end all slots.
     """
     made: list[Slot] = []
     try:
         _run_slot(index, config, made)
-    except Exception:
+    except Exception as error:
         if not any(slot.welcomed for slot in made):
+            if not isinstance(error, CoordinatorLost):
+                report_failed_start(index, config, _spark_attempt(), error)
             _rest(pause_ms(_spark_attempt()) / 1000 if _spark_attempt() else 0.0, config)
         raise
 
@@ -178,18 +181,19 @@ def _run_slot(index: int, config: SlotConfig, made: list[Slot]) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
     scratch = make_scratch(config.job_id, index, config.scratch)
-    slot = Slot(index, config, scratch)
-    made.append(slot)
     try:
+        slot = Slot(index, config, scratch)
+        made.append(slot)
         slot.run()
     except CoordinatorLost:
         if not is_over(config.directory):
             raise
     finally:
-        slot.close()
+        for slot in made:
+            slot.close()
         remove_scratch(scratch, config.job_id)
         removal.hurry()
-        _remove_job(config, slot.orphaned)
+        _remove_job(config, any(slot.orphaned for slot in made))
         sys.setswitchinterval(previous)
         signal.signal(signal.SIGHUP, hang_up)
 
@@ -261,7 +265,8 @@ class Slot(SlotOrders):
         name = f"{self.index}-{secrets.token_hex(8)}"
         lifeline = name if self._lifeline.open(self._config.lifelines, self._config.credentials, name) else ""
         host, pid = socket.gethostname(), os.getpid()
-        self._link.send(control.Register(self.index, attempt, pid, host, address, lifeline, pulse=name))
+        created_s = psutil.Process().create_time()
+        self._link.send(control.Register(self.index, attempt, pid, host, address, lifeline, name, created_s))
         if self._config.pulses is not None and self._options.hang_timeout is not None:
             secret = self._config.credentials.secret
             self._pulse.open(self._config.pulses, secret, name, self._options.hang_timeout)

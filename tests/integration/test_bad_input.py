@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 from collections import Counter
@@ -28,6 +29,7 @@ from flinkplus.errors import (
     JavaError,
     JobFailed,
     OutputDirectoryError,
+    SlotStartError,
     UserFunctionError,
 )
 from tests.integration.conftest import THREADS, assert_exact, expected_counts, wait_for_checkpoint
@@ -452,6 +454,27 @@ def test_fewer_cores_than_slots(spark: SparkSession) -> None:
     env.generate(lambda i: i, schema="n long", count=10).discard()
     with pytest.raises(InsufficientSlots, match=rf"needs {THREADS + 1} slots .*use local\[{THREADS + 1},1000\]"):
         env.execute("too wide")
+
+
+class OnlyHere:
+    """A function of the user's that needs what only the driver has."""
+
+    def __init__(self) -> None:
+        self.driver = os.getpid()
+
+    def __call__(self, n: int) -> tuple[int]:
+        return (n,)
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        if os.getpid() != state["driver"]:
+            raise ImportError("libspecial.so.3: cannot open shared object file")
+
+
+def test_a_plan_that_slots_cannot_load_ends_the_job_soon(env: StreamEnvironment) -> None:
+    env.generate(OnlyHere(), schema="n long").discard()
+    error = failure(env)
+    assert isinstance(error.__cause__, SlotStartError)
+    assert re.search(r"slot [01] cannot start on .*: ImportError: libspecial.* \(3 times in a row\)", str(error))
 
 
 def fake_java(directory: Path, text: str, code: int = 0) -> Path:

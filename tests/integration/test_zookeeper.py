@@ -23,7 +23,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
+from chain_backup.effects import ChainRecordLike
+from chain_backup.zookeeper.embedded import MAIN_CLASS, EmbeddedZooKeeper
 from chain_backup.zookeeper.errors import (
     BadRecord,
     CoordinatorElsewhere,
@@ -45,6 +46,9 @@ from chain_backup.zookeeper.records import (
 )
 from chain_backup.zookeeper.registry import Registry
 from chain_backup.zookeeper.session import SlotSession
+from flinkplus.config import Options
+from flinkplus.protocol.ids import Generation, SubtaskId
+from flinkplus.runtime.registry import JobRegistry
 from tests.integration.conftest import wait_until
 from tests.integration.tcp_proxy import Proxy
 
@@ -635,6 +639,50 @@ def test_a_restart_on_a_port_that_is_taken_keeps_the_data(own_server: EmbeddedZo
         own_server.restart()
     own_server.restart()
     assert own_bench.raw().get("/kept")[0] == b"yes"
+
+
+def servers() -> list[psutil.Process]:
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if MAIN_CLASS in child.cmdline()]
+
+
+def record_of(generation: int, *members: int) -> ChainRecordLike:
+    return ChainRecordLike(SubtaskId("count", 0), Generation(generation), members)
+
+
+def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_started_after_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = JobRegistry(Options(parallelism=2), "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1")
+    told: list[object] = []
+    given_up: list[str] = []
+    registry.begin(told.append, given_up.append)
+    try:
+        registry.write([record_of(1, 0, 1)], urgent=True)
+
+        def refuse(server: EmbeddedZooKeeper) -> str:
+            raise ZooKeeperStartError("no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(EmbeddedZooKeeper, "restart", refuse)
+            (server,) = servers()
+            server.kill()
+            began_s = time.monotonic()
+            with pytest.raises(
+                RegistryUnavailable, match=r"count\[0\]: its server is down: ZooKeeperStartError: no mem"
+            ):
+                registry.write([record_of(2, 1, 0)], urgent=True)
+            assert time.monotonic() - began_s < 5.0, "a rollback waits for it"
+        wait_until(lambda: registry.server_restarts == 1, "the server is back")
+        registry.write([record_of(2, 1, 0)], urgent=True)
+        wait_until(lambda: told[-1] == RegistryBack(), "the news")
+        assert RegistryLost("its server is down: ZooKeeperStartError: no memory") in told
+        (server,) = servers()
+        server.kill()
+        wait_until(lambda: [one for one in servers() if one.pid != server.pid] != [], "it is being started")
+    finally:
+        registry.close()
+    assert servers() == [] and given_up == [] and registry.server_restarts == 1
 
 
 def test_close_is_bounded_whatever_the_server_does(own_server: EmbeddedZooKeeper, own_bench: Bench) -> None:

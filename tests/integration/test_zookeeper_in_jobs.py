@@ -7,13 +7,14 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from pyspark.sql import SparkSession
 
-from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
+from chain_backup.zookeeper.embedded import MAIN_CLASS, EmbeddedZooKeeper
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.errors import JobFailed, JobRunsElsewhere
@@ -78,6 +79,22 @@ def test_without_zookeeper_the_job_rolls_back_and_says_why(
     assert "ZooKeeper" in metrics["fallback_reasons"][0]
     (recovery,) = job.recoveries()
     assert (recovery["mode"], recovery["fallback"]) == ("rollback", metrics["fallback_reasons"][0])
+
+
+def test_the_jobs_own_server_dies_and_comes_back(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
+    """A slot dies before it is back: the failover waits for it, and for the sessions of all others nothing happened."""
+    with start(spark, corpus, tmp_path / "out") as job:
+        wait_for_checkpoint(job)
+        (server,) = (one for one in psutil.Process().children() if MAIN_CLASS in one.cmdline())
+        server.kill()
+        job.kill("count:1")
+        wait_until(lambda: job.metrics()["failovers"] == 1, "the failover")
+        wait_until(lambda: job.metrics()["zookeeper"] == "connected", "ZooKeeper is back")
+        job.await_finish(60)
+    assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
+    metrics = job.metrics()
+    assert (metrics["failovers"], metrics["fallbacks"], metrics["zookeeper_restarts"]) == (1, 0, 1)
+    assert metrics["slot_restarts"] <= 1, "no other slot has lost its session"
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ STATUS: dict[str, Any] = {
         "refused_connections": 0,
         "malformed_frames": 0,
         "zookeeper": "it is away",
+        "zookeeper_restarts": 2,
     },
     "slots": [
         {

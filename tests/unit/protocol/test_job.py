@@ -43,6 +43,7 @@ from flinkplus.protocol.events import (
     SlotLeft,
     SlotLost,
     SlotRegistered,
+    SlotStartFailed,
     SlotStopped,
     SpareAdded,
     SpareTaken,
@@ -167,6 +168,43 @@ def test_a_slot_lost_before_the_first_deployment_costs_only_time() -> None:
     history = History(max_slot_losses=0)
     assert history.at(1, SlotRegistered(1, 1), SlotLost(1, 1, "died"), SlotRegistered(0, 1)) == []
     assert history.at(2, SlotRegistered(1, 2)) == [Deploy(G1, None, ASSIGNMENT)]
+
+
+CANNOT = SlotStartFailed(0, "slot 0 cannot start on here: ImportError: no such library", "the error")
+
+
+def test_a_slot_that_cannot_start_ends_a_job_that_has_not_begun() -> None:
+    history = History(max_start_failures=2)
+    assert history.at(1, CANNOT, SlotRegistered(1, 1), CANNOT) == []
+    assert history.at(2, CANNOT) == [StopSlots()]
+    reason = f"{CANNOT.reason} (3 times in a row)"
+    assert history.at(3, SlotStopped(1)) == [JobEnded(JobState.FAILED, "the error", reason, "slots")]
+
+
+def test_a_slot_that_starts_after_all_has_failed_for_nothing() -> None:
+    history = History(max_start_failures=1)
+    assert history.at(1, CANNOT, SlotRegistered(0, 1), CANNOT, CANNOT, SlotLost(0, 1, "died"), CANNOT) == []
+    assert history.at(2, SlotStartFailed(1, "full", None), SlotRegistered(1, 1), SlotRegistered(0, 2)) == [
+        Deploy(G1, None, ASSIGNMENT)
+    ]
+
+
+def test_a_slot_that_cannot_start_again_is_waited_for_once_the_job_has_begun() -> None:
+    history = running(max_start_failures=0)
+    history.at(40, SlotLost(0, 1, "SIGKILL"), OutputDrained())
+    assert history.at(50, *[CANNOT] * 20) == []
+    assert history.time(5_040) == [StopSlots()]
+    reason = f"1 of 2 slots did not register within 5000 ms: 0; {CANNOT.reason}"
+    assert history.at(5_050, SlotStopped(1)) == [JobEnded(JobState.FAILED, "the error", reason, "slots")]
+
+
+def test_a_job_that_runs_or_ends_does_not_mind_a_slot_that_cannot_start() -> None:
+    history = running(max_start_failures=0)
+    assert history.at(40, CANNOT) == []
+    assert history.at(50, SlotLeft(0, 1, "its standbys see to it"), CANNOT, CANNOT) == []
+    assert history.state is JobState.RUNNING
+    history.at(60, CancelRequested())
+    assert history.at(70, CANNOT) == []
 
 
 def test_subtasks_are_spread_by_index_over_the_slots() -> None:
@@ -577,6 +615,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     stranger = SubtaskId("count", 9)
     wrong: list[tuple[type[Exception], JobEvent]] = [
         (PeerProtocolError, SlotRegistered(2, 1)),
+        (PeerProtocolError, SlotStartFailed(2, "no such slot", None)),
         (PeerProtocolError, SlotLost(-1, 1, "x")),
         (PeerProtocolError, SlotStopped(5)),
         (PeerProtocolError, SlotDeployed(G1, 2)),

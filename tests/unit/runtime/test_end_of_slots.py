@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import queue
 import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from flinkplus.config import options_from
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime import control
 from flinkplus.runtime import slot as slot_module
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.planes import ControlArrived, rendezvous
 from flinkplus.runtime.scratch import make_scratch, mark_over, mark_running, wait_for_slots
 from flinkplus.runtime.slot import CoordinatorLost, run_slot
 from flinkplus.runtime.slot_config import SlotConfig
+from flinkplus.runtime.start_failure import REPORT_TIMEOUT_S
 from tests.unit.runtime.slots_in_process import graph_of
 
 NOBODY = "127.0.0.1:1"
@@ -92,6 +99,53 @@ def test_a_slot_that_cannot_start_does_not_wait_beyond_the_end(job: Path, monkey
 
 def make_no_scratch(_job_id: str, _index: int, _base: str | None) -> Path:
     raise OSError("no space left on device")
+
+
+class Special:
+    """Can be loaded nowhere."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, ()
+
+
+def _load() -> None:
+    raise ImportError("libspecial.so.3: cannot open shared object file")
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_a_slot_that_cannot_start_tells_its_driver_why(job: Path, transport: str) -> None:
+    options = options_from({}, {"parallelism": 2, "transport": transport})
+    heard: Inbox[Any] = Inbox()
+    coordinator = rendezvous(options, Credentials(b"secret"), "127.0.0.1", heard)
+    config = replace(config_of(job), coordinator=coordinator.start(), options=options, plan=pickle.dumps(Special()))
+    told: list[control.ControlMessage] = []
+    over = threading.Event()
+
+    def coordinate() -> None:
+        while not over.is_set():
+            with contextlib.suppress(queue.Empty):
+                arrived = heard.get(0.01)
+                if isinstance(arrived, ControlArrived):
+                    told.append(arrived.message)
+                    coordinator.drop(arrived.connection)
+
+    thread = threading.Thread(target=coordinate)
+    thread.start()
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(ImportError):
+            run_slot(1, config)
+    finally:
+        over.set()
+        thread.join()
+        coordinator.close()
+        heard.close()
+    assert time.monotonic() - began_s < REPORT_TIMEOUT_S, "the coordinator has heard, and said so"
+    (failure,) = told
+    assert isinstance(failure, control.StartFailed)
+    assert (failure.slot, failure.pid, failure.kind) == (1, os.getpid(), "ImportError")
+    assert failure.reason == "libspecial.so.3: cannot open shared object file" and "in _load" in failure.trace
+    assert [path.name for path in job.iterdir()] == ["RUNNING"], "its directory goes with it"
 
 
 def test_a_slot_that_is_started_after_the_end_does_nothing(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

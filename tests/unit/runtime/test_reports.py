@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flinkplus.config import Options
-from flinkplus.errors import PeerProtocolError, UserFunctionError
+from flinkplus.errors import InsufficientSlots, JobFailed, PeerProtocolError, SlotStartError, UserFunctionError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import JobEnded, JobState
@@ -159,6 +162,20 @@ def test_a_slot_whose_session_is_lost_is_lost() -> None:
     ]
     assert job.members.get(1) is None
     assert job.wires.dropped == [20]
+
+
+def test_why_a_slot_cannot_start_is_for_the_job_and_for_the_user() -> None:
+    job = Reported()
+    job.heard.clear()
+    job.reports.take(77, control.StartFailed(1, 4, 4711, "host-1", "ImportError", "libspecial.so.3", "Traceback ..."))
+    (told,) = job.heard
+    assert isinstance(told, core.SlotStartFailed) and isinstance(told.error, SlotStartError)
+    assert told.slot == 1 and told.reason == "slot 1 cannot start on host-1: ImportError: libspecial.so.3"
+    assert job.wires.dropped == [77] and job.members.get(1) is not None
+    ended = JobEnded(JobState.FAILED, told.error, f"{told.reason} (3 times in a row)", "slots")
+    error = error_of(ended, 3)
+    assert isinstance(error, JobFailed) and error.__cause__ is told.error and "libspecial" in str(error)
+    assert isinstance(error_of(replace(ended, error=None), 3), InsufficientSlots)
 
 
 def test_without_standbys_a_lost_slot_is_for_the_job() -> None:
@@ -346,3 +363,48 @@ def test_without_standbys_no_chain_has_anybody_left() -> None:
     job.dispatch.pulses = pulses  # type: ignore[assignment]
     job.presence.look_for_silent_slots()
     assert pulses.asked[0][1] is None
+
+
+# --- slots on the driver's own host are ended by a signal, when that can be
+
+
+def on_this_host(job: Reported, pid: int, created_s: float = 0.0) -> list[int]:
+    """Slot 1 says that it is here; its connection."""
+    register = control.Register(1, 0, pid, socket.gethostname(), "here:1", created_s=created_s)
+    job.reports.take(77, register)
+    job.wires.dropped.clear()
+    job.wires.sent.clear()
+    return [77]
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
+def test_a_slot_that_takes_no_signal_loses_its_stream(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
+    job = Reported()
+    connections = on_this_host(job, 4711)
+
+    def refuse(pid: int, number: int) -> None:
+        raise error(1, "it is not to be")
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert job.presence.kill_slot(1)
+    assert job.wires.sent == [(77, control.Die())], "its process can do it itself"
+    member = job.members.get(1)
+    assert member is not None
+    job.presence.evict(member, "it hangs")
+    assert job.wires.dropped == connections and job.members.get(1) is None
+
+
+@pytest.mark.parametrize(("off_s", "is_its_own"), [(0.0, True), (-3600.0, False)])
+def test_only_the_process_that_has_registered_is_killed(
+    monkeypatch: pytest.MonkeyPatch, off_s: float, is_its_own: bool
+) -> None:
+    """A number means another process in a container, and another one later on."""
+    job = Reported()
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    on_this_host(job, os.getpid(), psutil.Process().create_time() + off_s)
+    member = job.members.get(1)
+    assert member is not None
+    job.presence.evict(member, "it hangs")
+    assert (killed == [os.getpid()]) is is_its_own
+    assert job.members.get(1) is None

@@ -1,0 +1,96 @@
+"""Keeps a job's own ZooKeeper server running: when its process ends, it is started again with its data, on its port.
+
+Sessions outlive that, and clients come back by themselves: a server that starts gives every session its time anew.
+
+Rules: a server that ran for a while is started again at once, and whoever needs it waits. One that ends soon after its
+start, or cannot be started, is started after a pause, which doubles up to a limit; for that long nobody is to wait
+(``on_down``), until it serves (``on_back``). It is never given up. ``close`` ends a start that is under way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from chain_backup.zookeeper.embedded import LOG_FOLLOWS
+
+LOOK_S = 0.05
+YOUNG_S = 60.0
+"""A server that ends within this time after its start may not be worth another one at once."""
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Server(Protocol):
+    """What is asked of an ``EmbeddedZooKeeper``."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def end(self) -> str | None: ...
+
+    def restart(self) -> str: ...
+
+    def need_no_more(self) -> None: ...
+
+
+class Supervisor:
+    """Watches over a server that has been started. ``on_down`` gets the reason; both are called in a thread of its own,
+    and the watch goes on when they return.
+    """
+
+    def __init__(self, server: Server, on_down: Callable[[str], None], on_back: Callable[[], None]) -> None:
+        self.restarts = 0
+        self._server = server
+        self._on_down = on_down
+        self._on_back = on_back
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="flinkplus-zookeeper-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no more. The server is as it is then, and nobody starts it any more."""
+        self._closing.set()
+        self._server.need_no_more()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        started_s, pause_s = time.monotonic(), 0.0
+        while not self._closing.wait(LOOK_S):
+            if self._server.alive:
+                continue
+            if time.monotonic() - started_s >= YOUNG_S:
+                pause_s = 0.0
+            pause_s = self._bring_back(self._server.end or "its process is gone", pause_s)
+            started_s = time.monotonic()
+
+    def _bring_back(self, why: str, pause_s: float) -> float:
+        """Start the server until it serves, or nobody needs it any more. Returns the pause before the next time."""
+        while not self._closing.is_set():
+            when = f"in {pause_s:.1f} s" if pause_s else "at once"
+            _log.warning("the job's own ZooKeeper server is started again %s: %s", when, why)
+            if pause_s:
+                self._on_down(f"its server is down: {why.splitlines()[0].removesuffix(LOG_FOLLOWS)}")
+                self._closing.wait(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
+            if self._closing.is_set():
+                break
+            try:
+                self._server.restart()
+            except Exception as error:  # whatever it is, there is no server
+                why = f"{type(error).__name__}: {error}"
+                continue
+            self.restarts += 1
+            _log.warning("the job's own ZooKeeper server is back")
+            self._on_back()
+            break
+        return pause_s

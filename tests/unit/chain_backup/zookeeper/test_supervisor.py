@@ -1,0 +1,123 @@
+"""A server that dies is started again, sooner or later, as often as it takes, and not after the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from chain_backup.zookeeper import supervisor as module
+from chain_backup.zookeeper.errors import ZooKeeperStartError
+from chain_backup.zookeeper.supervisor import Supervisor
+
+
+class FakeServer:
+    """``refusals``: of the next starts; ``hold``: they wait until the server is needed no more."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.end = "was killed by signal 9; its log ends with:\n  (nothing)"
+        self.refusals = 0
+        self.hold = False
+        self.starts = 0
+        self.needed = True
+        self.starting = threading.Event()
+
+    def restart(self) -> str:
+        self.starts += 1
+        self.starting.set()
+        while self.hold and self.needed:
+            time.sleep(0.001)
+        if not self.needed or self.refusals:
+            self.refusals -= 1
+            raise ZooKeeperStartError("no such jar\n  at all")
+        self.alive = True
+        return "127.0.0.1:1"
+
+    def need_no_more(self) -> None:
+        self.needed = False
+
+
+class Watched:
+    """A server under supervision, and what was said of it."""
+
+    def __init__(self) -> None:
+        self.server = FakeServer()
+        self.said: list[str] = []
+        self.supervisor = Supervisor(self.server, self.said.append, lambda: self.said.append("back"))
+        self.supervisor.start()
+
+    def die(self) -> None:
+        self.server.alive = False
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.02)
+    made = Watched()
+    yield made
+    made.supervisor.close()
+    assert not made.supervisor._thread.is_alive()
+
+
+def test_a_server_that_dies_is_started_again_at_once(watched: Watched) -> None:
+    watched.die()
+    watched.until(lambda: watched.said == ["back"])
+    assert watched.server.alive and watched.supervisor.restarts == 1
+
+
+def test_one_that_dies_young_again_is_down_for_a_while(watched: Watched) -> None:
+    watched.die()
+    watched.until(lambda: watched.said == ["back"])
+    watched.die()
+    watched.until(lambda: watched.said[1:] == ["its server is down: was killed by signal 9", "back"])
+    assert watched.supervisor.restarts == 2
+
+
+def test_one_that_has_lived_long_enough_is_worth_waiting_for(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "YOUNG_S", 0.0)
+    for deaths in range(1, 4):
+        watched.die()
+        watched.until(lambda deaths=deaths: watched.said == ["back"] * deaths)  # type: ignore[misc]
+
+
+def test_one_that_cannot_be_started_is_tried_again_and_nobody_waits_for_it(watched: Watched) -> None:
+    watched.server.refusals = 3
+    watched.die()
+    watched.until(lambda: "back" in watched.said)
+    assert watched.said == ["its server is down: ZooKeeperStartError: no such jar"] * 3 + ["back"]
+    assert (watched.server.starts, watched.supervisor.restarts) == (4, 1)
+
+
+def test_pauses_double_up_to_a_limit(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    waited = watched.supervisor._closing.wait
+
+    def wait(for_s: float) -> bool:
+        if for_s > module.LOOK_S:
+            paused.append(for_s)
+        return waited(0.001)
+
+    monkeypatch.setattr(watched.supervisor._closing, "wait", wait)
+    watched.server.refusals = 5
+    watched.die()
+    watched.until(lambda: "back" in watched.said)
+    assert paused == [0.01, 0.02, 0.02, 0.02, 0.02]
+
+
+def test_the_end_does_not_wait_for_a_start(watched: Watched) -> None:
+    watched.server.hold = True
+    watched.die()
+    assert watched.server.starting.wait(20)
+    watched.supervisor.close()
+    assert not watched.server.alive and "back" not in watched.said
