@@ -158,15 +158,17 @@ class ChainTable:
         generation: Generation,
         version: int,
         cursors: Mapping[SubtaskId, Cursors],
+        heads: Mapping[SubtaskId, int],
     ) -> None:
         """A deployment began at ``version``, whose cursors are ``cursors`` (absent: all 0); every slot is alive, every
-        subtask is at work on the slot of its number, and every chain is as ``planned``, but for its head."""
+        subtask is at work where ``heads`` says (absent: on the slot of its number), and every chain is as ``planned``,
+        but for its head."""
         self._alive = set(slots)
         self.complete = self.trimmed = version
         self._unwritten = set(self._topology.subtasks)
         chains: dict[SubtaskId, Chain] = {}
         for subtask in self._topology.subtasks:
-            head = slots[subtask.index % len(slots)]
+            head = heads.get(subtask, slots[subtask.index % len(slots)])
             standbys = [slot for slot in planned(subtask) if slot != head] if self._standbys else []
             chains[subtask] = Chain(
                 subtask=subtask,

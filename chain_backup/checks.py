@@ -64,6 +64,9 @@ class EventCheck:
         invariant(event.version >= 0, "versions begin with 0", version=event.version)
         hosts = tuple(sorted(slot for slot, _ in event.hosts))
         invariant(hosts == self._slots, "every slot has one host", given=event.hosts)
+        for subtask, slot in event.heads:
+            self._check_subtask(subtask, Generation(0), newest)
+            invariant(slot in self._slots, "a subtask was deployed on a slot that the job does not have", slot=slot)
         for subtask, cursors in event.cursors:
             self._check_subtask(subtask, Generation(0), newest)
             invariant(self._fits(subtask, cursors), "cursors name a channel of another subtask", subtask=subtask)

@@ -18,7 +18,7 @@ from flinkplus.protocol.ids import ChannelId, Generation, SubtaskId
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """All subtasks were deployed, from ``version``, and told to start: each on its home slot, every slot alive."""
+    """All subtasks were deployed, from ``version``, and told to start, every slot alive."""
 
     generation: Generation
     version: int
@@ -26,6 +26,8 @@ class JobStarted:
     """Of ``version``; what is left out has all its cursors at 0."""
     hosts: tuple[tuple[int, str], ...]
     """(slot, host), all slots."""
+    heads: tuple[tuple[SubtaskId, int], ...] = ()
+    """Where subtasks are at work; what is left out is on the slot of its number."""
 
 
 @dataclass(frozen=True, slots=True)

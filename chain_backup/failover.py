@@ -186,6 +186,13 @@ class FailoverProtocol:
             chain.subtask: before[chain.subtask][0] if chain.subtask in before else chain.head for chain in self._table
         }
 
+    def begins_on(self, hosts: Mapping[int, str]) -> Mapping[SubtaskId, int]:
+        """Where the next deployment is to put each subtask, among the slots that are on ``hosts``: on no drained host
+        as long as others have slots. Raises ``PlacementError``.
+        """
+        self._plans.hosted(hosts)
+        return {subtask: self._plans.begins_on(subtask, hosts) for subtask in self._topology.subtasks}
+
     @property
     def generations(self) -> Mapping[SubtaskId, Generation]:
         """The newest generation of each subtask: the one that slots are told to accept."""
@@ -322,7 +329,8 @@ class FailoverProtocol:
         self._stop("")
         self._running = True
         self._newest_generation = event.generation
-        self._table.form(self._plans.of, self._slots, event.generation, event.version, dict(event.cursors))
+        cursors, heads = dict(event.cursors), dict(event.heads)
+        self._table.form(self._plans.of, self._slots, event.generation, event.version, cursors, heads)
         return self._tell()
 
     def _stop(self, reason: str) -> list[FailoverEffect]:

@@ -82,6 +82,16 @@ class Plans:
         wish = self._wishes.get(subtask)
         return planned if wish is None else with_wish(planned, wish, self._hosts)
 
+    def begins_on(self, subtask: SubtaskId, slots: Collection[int]) -> int:
+        """Which of ``slots`` a deployment is to put ``subtask`` on: the one of its number; when the host of that is
+        drained, the first planned one that is not, or any.
+        """
+        own = self._slots[subtask.index % len(self._slots)]
+        usable = [slot for slot in self._slots if slot in slots and slot not in self.drained]
+        if own in usable or not usable:
+            return own
+        return next((slot for slot in self.of(subtask) if slot in usable), usable[subtask.index % len(usable)])
+
     def is_moving(self, subtask: SubtaskId) -> bool:
         """Whether somebody waits for ``subtask`` to be at its home."""
         return subtask in self._moves
@@ -215,7 +225,7 @@ class Plans:
         return [report for subtask in moving for report in self._end(subtask, reason)]
 
     def interrupted(self, reason: str) -> list[MoveReported]:
-        """All subtasks begin anew on the slots of their numbers. Hosts stay drained."""
+        """All subtasks begin anew, on the slots of their numbers where these may be used. Hosts stay drained."""
         ended = [report for subtask in tuple(self._moves) for report in self._end(subtask, reason)]
         self._wishes.clear()
         return ended

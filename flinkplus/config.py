@@ -49,7 +49,8 @@ class Options:
     the snapshots of a slot may hold, one snapshot half of it, a checkpoint four times as much
     (``flinkplus.protocol.in_flight``); else it is given up. ``window``: messages in flight per channel. ``transport``:
     of messages between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message aimed at. ``flush_interval``:
-    seconds between two reads of a paced source. ``max_restarts``: recoveries after exceptions before the job fails.
+    seconds between two reads of a paced source. ``max_restarts``: recoveries after exceptions before the job fails;
+    each counts for ``restart_window`` seconds (``None``: for good), and until a checkpoint is complete after it.
     ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it fails. ``memtable_entries``: keys
     of each keyed state held in memory. ``guarantee``: how often the effect of an input row is in the committed output:
     ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see ``flinkplus.protocol.guarantee``). ``recovery``:
@@ -97,6 +98,7 @@ class Options:
     cache_memory_mb: int = 64
     dedup_error_rate: float = 0.01
     max_restarts: int = 3
+    restart_window: float | None = 600.0
     max_slot_losses: int = 20
     slot_timeout: float = 60.0
     deploy_timeout: float = 60.0
@@ -149,6 +151,8 @@ class Options:
             raise ConfigurationError("heartbeat_timeout must be at least three times heartbeat_interval")
         if self.hang_timeout is not None:
             _check_seconds("hang_timeout", self.hang_timeout, 0.1)
+        if self.restart_window is not None:
+            _check_seconds("restart_window", self.restart_window, 0.001)
         _check_seconds("checkpoint_min_pause", self.checkpoint_min_pause, 0.0)
         if self.checkpoint_interval is not None:
             _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)

@@ -71,7 +71,7 @@ class Settings:
             "replicas": self.replicas,
             "checkpoint_interval": self.interval,
             "recovery": "standby",
-            "max_restarts": 1_000_000,  # exceptions are counted in all, however long a job runs
+            "max_restarts": 1_000_000,  # a soak throws more exceptions than a job should
         }
 
     @property

@@ -69,7 +69,9 @@ class RecoveryConfig:
     """How often, how soon and how long recovery is tried before the job fails."""
 
     max_restarts: int = 3
-    """Failures of user code (and of last checkpoints), in total; one more ends the job."""
+    """Failures of user code (and of last checkpoints) that count at a time; one more ends the job."""
+    restart_window_ms: int | None = 600_000
+    """For so long each counts, and until a checkpoint has become complete after it; None: for good."""
     max_slot_losses: int = 10
     """Slots lost or evicted without a complete checkpoint in between; one more ends the job."""
     slot_timeout_ms: int = 60_000
@@ -89,5 +91,6 @@ class RecoveryConfig:
 
     def __post_init__(self) -> None:
         _check_at_least(self, tuple(field.name for field in fields(self)), 0)
+        _check_at_least(self, ("restart_window_ms",), 1)
         times = ("slot_timeout_ms", "restart_slot_timeout_ms", "deploy_timeout_ms", "drain_timeout_ms")
         _check_at_least(self, (*times, "stop_timeout_ms"), 1)

@@ -308,7 +308,7 @@ class JobProtocol:
             return []
         match event:
             case FailoverStarted(kind, reason, error):
-                enough = self._budget.spend(kind)
+                enough = self._budget.spend(now_ms, kind)
                 return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
             case LocalFailoverRefused(kind, subtasks, reason, error, counted):
                 failure = _Failure(kind, subtasks, reason)
@@ -321,7 +321,7 @@ class JobProtocol:
 
     def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
         """The newest generation is dead: recover, or end the job when that was tried often enough."""
-        enough = self._budget.spend(failure.kind)
+        enough = self._budget.spend(now_ms, failure.kind)
         if enough is not None:
             return self._too_many(now_ms, failure.kind, failure.reason, error, enough)
         return self._interrupt(now_ms, failure)

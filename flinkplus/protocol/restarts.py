@@ -1,8 +1,10 @@
 """How often a job may still be recovered, and how long to wait before that.
 
-Rules: failures of user code are counted in total, since they tend to come back; losses of slots only as long as no
-checkpoint becomes complete in between, since machines do die in a long run. The first recovery in a row has no delay,
-the following ones double it. A corrupt checkpoint costs nothing: each one is tried once.
+Rules: failures of user code tend to come back, so each counts for ``restart_window_ms`` at least, and until a
+checkpoint has become complete after it: an input that throws again and again lets none become complete, however long it
+takes to come round; exceptions that are rare, and that the job got over, do not add up over the weeks. Losses of slots
+count only as long as no checkpoint becomes complete in between, since machines do die in a long run. The first recovery
+in a row has no delay, the following ones double it. A corrupt checkpoint costs nothing: each one is tried once.
 """
 
 from __future__ import annotations
@@ -19,20 +21,23 @@ class RestartBudget:
 
     def __init__(self, config: RecoveryConfig) -> None:
         self._config = config
-        self._user_failures = 0
+        self._user_failures_ms: list[int] = []  # those that count; one more than ``max_restarts`` ends the job
+        self._got_over = 0  # so many of them, the oldest, have seen a checkpoint become complete
         self._slot_failures = 0
         self._in_a_row = 0
 
-    def spend(self, kind: FailureKind) -> str | None:
+    def spend(self, now_ms: int, kind: FailureKind) -> str | None:
         """Count a failure; says why there may be no further recovery, or None."""
         if kind in USER_FAILURES:
-            self._user_failures += 1
+            self._forget_old(now_ms)
+            self._user_failures_ms.append(now_ms)
             self._in_a_row += 1
         elif kind in SLOT_FAILURES:
             self._slot_failures += 1
             self._in_a_row += 1
-        if self._user_failures > self._config.max_restarts:
-            return f"failure {self._user_failures}, and max_restarts is {self._config.max_restarts}"
+        failures = len(self._user_failures_ms)
+        if failures > self._config.max_restarts:
+            return f"failure {failures}, and max_restarts is {self._config.max_restarts}"
         if self._slot_failures > self._config.max_slot_losses:
             return (
                 f"slot loss {self._slot_failures} without a complete checkpoint in between, "
@@ -40,9 +45,19 @@ class RestartBudget:
             )
         return None
 
+    def _forget_old(self, now_ms: int) -> None:
+        window_ms = self._config.restart_window_ms
+        if window_ms is None:
+            return
+        over = self._user_failures_ms[: self._got_over]
+        old = sum(1 for failed_ms in over if now_ms - failed_ms >= window_ms)
+        del self._user_failures_ms[:old]
+        self._got_over -= old
+
     def on_progress(self) -> None:
         """A checkpoint became complete."""
         self._slot_failures = self._in_a_row = 0
+        self._got_over = len(self._user_failures_ms)
 
     def delay_ms(self) -> int:
         """How long to wait before the recovery from the failure counted last."""

@@ -71,10 +71,17 @@ class ActiveSubtasks:
                 end.credit(*self._early.pop(channel))
 
     def credit(self, channel: ChannelId, credit: Credit) -> Subtask | None:
-        """Credit for a producer: returned when it is here, else kept until it is. Later credit tells all of earlier."""
+        """Credit for a producer: returned when it is here, else kept until it is. Newer credit tells all of older.
+
+        What a fenced consumer has said may come behind its successor's, since it comes over another stream.
+        """
         producer = self.producer(channel)
         if producer is None:
-            self._early[channel] = credit
+            known = self._early.get(channel)
+            if known is None or known[:2] <= credit[:2]:
+                self._early[channel] = credit
+            else:
+                self._stale += credit[0] < known[0]
         else:
             producer.outputs.channels[channel].credit(*credit)
         return producer

@@ -238,6 +238,7 @@ class Coordinator:
             "partial" if self.options.partial else "standby",
         )
         self._job_driver.started = failovers.started
+        self._job_driver.begins_on = failovers.begins_on
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
         self._checkpoint_driver.aborted = failovers.aborted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from typing_extensions import assert_never
@@ -28,7 +28,8 @@ class JobDriver:
 
     ``sources``, ``heads``: the subtasks of sources, and of the heads of loops. ``evict``: ends a slot's process.
     ``ended``: the job is over. ``started``: every slot was told to start what was restored from these handles of that
-    checkpoint; ``interrupted``: that is over. ``match``: has consumers begin where their producers are (``None``: they
+    checkpoint; ``interrupted``: that is over. ``begins_on``: where subtasks are to be, other than where they belong.
+    ``match``: has consumers begin where their producers are (``None``: they
     do).
     """
 
@@ -56,6 +57,7 @@ class JobDriver:
         self._restored: tuple[CheckpointId, Handles] = CheckpointId(0), {}
         self.started: Callable[[CheckpointId, Handles], None] = lambda _checkpoint, _handles: None
         self.interrupted: Callable[[], None] = lambda: None
+        self.begins_on: Callable[[], Mapping[SubtaskId, int]] = dict
         self.match: Callable[[Handles], Handles] | None = None
 
     def apply(self, effect: effects.JobEffect) -> None:
@@ -72,7 +74,7 @@ class JobDriver:
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
             case effects.Deploy(generation, restore, assignment):
-                self._deploy(generation, restore, dict(assignment))
+                self._deploy(generation, restore, {**dict(assignment), **self.begins_on()})
             case effects.StartSubtasks(generation):
                 self._start(generation)
             case effects.EvictSlot(slot, incarnation, reason):

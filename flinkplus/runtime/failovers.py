@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from typing_extensions import assert_never
@@ -19,6 +19,7 @@ from typing_extensions import assert_never
 from chain_backup import effects, events
 from chain_backup.failover import FailoverProtocol
 from chain_backup.line import Cursors
+from chain_backup.placement import PlacementError
 from chain_backup.topology import Topology
 from flinkplus.errors import ControlMessageTooLarge, NondeterministicOperator
 from flinkplus.protocol import events as core
@@ -108,6 +109,18 @@ class Failovers:
 
     # --- the job's life
 
+    def begins_on(self) -> Mapping[SubtaskId, int]:
+        """Where a deployment is to put subtasks: not on drained hosts, as far as there are others; empty: where they
+        belong. For a job that does not run.
+        """
+        if not self._protocol.drained_hosts:
+            return {}
+        try:
+            return self._protocol.begins_on({member.slot: member.host for member in self._dispatch.members.all()})
+        except PlacementError as error:  # the user's own strategy: the start of the deployment says so
+            log.warning("a deployment that leaves drained hosts out cannot be laid out: %s", error)
+            return {}
+
     def started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
         """All slots were told to start what was restored from these handles of ``version`` (0: the very start)."""
         self._handles.reset(version, handles)
@@ -118,7 +131,8 @@ class Failovers:
         cursors = tuple(
             (subtask, cursors_of(self._handles.get(subtask, version))) for subtask in self._deployment.assignment
         )
-        self.step(events.JobStarted(self._deployment.generation, version, cursors, hosts))
+        heads = tuple(self._deployment.assignment.items())
+        self.step(events.JobStarted(self._deployment.generation, version, cursors, hosts, heads))
 
     def interrupted(self) -> None:
         """A rollback began, or the end."""

@@ -16,6 +16,7 @@ from flinkplus.runtime import control
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.grpc_data import FrameWriter, identity, open_channel, start_server
 from flinkplus.runtime.grpc_door import WELCOME, Door, open_stream
+from flinkplus.runtime.grpc_sockets import HiddenConnection, place_of
 from flinkplus.runtime.handshake import Connecting, Refusals, slot_name
 from flinkplus.runtime.io_thread import IoThread, aio
 from flinkplus.runtime.planes import (
@@ -55,6 +56,7 @@ class GrpcControlLink:
     ) -> None:
         self._heartbeat_s = heartbeat_s
         self._address = address
+        self._connection = HiddenConnection(place_of(address))
         self._certificates = credentials.certificates
         self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
         self._deliver = deliver
@@ -106,8 +108,8 @@ class GrpcControlLink:
         self._writer.put([control.encode(message)])
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """See ``ControlLink``. gRPC does not show its sockets."""
-        return False
+        """See ``ControlLink``."""
+        return self._connection.is_silent(now_s, limit_s)
 
     def close(self) -> None:
         """Close the stream, after what was queued is written."""

@@ -14,7 +14,8 @@ from typing import Any
 from flinkplus.errors import PeerRefused
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.grpc_door import SERVER_OPTIONS, WELCOME, Door, open_stream
-from flinkplus.runtime.handshake import Connecting, Refusals, slot_name
+from flinkplus.runtime.grpc_sockets import HiddenConnection, place_of, place_of_peer
+from flinkplus.runtime.handshake import Connecting, Refusals, parse_slot_name, slot_name
 from flinkplus.runtime.io_thread import IoThread, aio, grpc
 from flinkplus.runtime.planes import (
     Attachments,
@@ -141,11 +142,13 @@ class GrpcDataPlane(Attachments):
         self._out: dict[int, _Outgoing] = {}
         self._back: dict[int, FrameWriter] = {}
         self._readers: dict[int, asyncio.Future[None]] = {}
+        self._back_from: dict[int, tuple[int, HiddenConnection]] = {}
+        self._port = 0
 
     def start(self) -> str:
         """Start the data server on a port the system picks; returns ``host:port``."""
-        port = self._io.submit(self._start()).result()
-        return f"{self._host}:{port}"
+        self._port = self._io.submit(self._start()).result()
+        return f"{self._host}:{self._port}"
 
     async def _start(self) -> int:
         self._server, port = await start_server(SERVICE, METHOD_NAME, self._serve, self._host, self._certificates)
@@ -162,6 +165,8 @@ class GrpcDataPlane(Attachments):
             raise
         writer = FrameWriter(self._io)
         self._back[peer] = writer
+        connection = HiddenConnection(place_of_peer(context.peer()), self._port)
+        self._back_from[peer] = (parse_slot_name(found.name)[1], connection)
         await context.send_initial_metadata(WELCOME)
         self._deliver(PeerAttached(peer))
         pump = asyncio.ensure_future(writer.pump(context.write))
@@ -176,6 +181,7 @@ class GrpcDataPlane(Attachments):
             if self._back.get(peer) is writer:
                 del self._back[peer]
                 del self._readers[peer]
+                del self._back_from[peer]
 
     async def _read(self, peer: int, requests: AsyncIterator[bytes]) -> None:
         async for frame in requests:
@@ -235,8 +241,11 @@ class GrpcDataPlane(Attachments):
         """gRPC has time limits of its own."""
 
     def silent(self, now_s: float, limit_s: float) -> dict[int, int]:
-        """See ``DataPlane``. gRPC does not show its sockets: the stream breaks when its own keepalive gives it up."""
-        return {}
+        """See ``DataPlane``."""
+        back, out = list(self._back_from.items()), list(self._out.items())  # of the I/O thread
+        found = {peer: theirs for peer, (theirs, connection) in back if connection.is_silent(now_s, limit_s)}
+        found |= {peer: one.target[0] for peer, one in out if one.alive and one.connection.is_silent(now_s, limit_s)}
+        return found
 
     def close(self) -> None:
         """Close all streams and the server, bounded."""
@@ -265,6 +274,7 @@ class _Outgoing:
         self.peer = peer
         self.target = target
         self.writer = FrameWriter(io)
+        self.connection = HiddenConnection(place_of(target[1]))
         self.connected = False
         self.alive = True
         self._deliver = deliver

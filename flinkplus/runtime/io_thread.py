@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # we never fork with gRPC loaded; its fork handlers only warn
+os.environ.setdefault("GRPC_DNS_RESOLVER", "native")  # a driver's name may be in /etc/hosts only, as Spark finds it
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a peer that dies is an event here, not a line on the user's terminal
 
 import grpc

@@ -34,6 +34,7 @@ def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:
     )
     recovery = RecoveryConfig(
         max_restarts=options.max_restarts,
+        restart_window_ms=None if options.restart_window is None else max(1, ms(options.restart_window)),
         max_slot_losses=options.max_slot_losses,
         slot_timeout_ms=ms(options.slot_timeout),
         restart_slot_timeout_ms=ms(RESTART_PATIENCE * options.slot_timeout),

@@ -21,6 +21,7 @@ from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol import events
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import SubtaskId
+from flinkplus.protocol.pulses import PulsedSlot
 from flinkplus.protocol.reachability import (
     GiveSlotUp,
     JobRestarted,
@@ -135,13 +136,23 @@ class Presence:
             self.evict(member, f"no heartbeat from slot {member.slot} for {self._options.heartbeat_timeout} s")
         pulses = self._dispatch.pulses
         if pulses is not None and pulses.due:
-            silent = set(pulses.silent([member.pulse for member in self._members.all()]))
+            silent = set(pulses.silent(self._pulsed(), self._chains()))
             for member in [member for member in self._members.all() if member.pulse in silent]:
                 self.evict(member, f"it hangs, or is cut off: no sign of life for {pulses.timeout_s} s")
 
         due_ms = self._reachability.next_deadline_ms()
         if due_ms is not None and self._dispatch.now_ms() >= due_ms:
             self._step(SlotsSeen(self._standings()))
+
+    def _pulsed(self) -> list[PulsedSlot]:
+        return [PulsedSlot(one.pulse, one.host, round(one.heard_s * 1000)) for one in self._members.all()]
+
+    def _chains(self) -> list[list[str]] | None:
+        """The pulses of each chain's members; ``None`` when a lost slot ends in a rollback."""
+        if not self._runs or self.failovers is None:
+            return None
+        members = ((self._members.get(slot) for slot in slots) for slots in self.failovers.chains.values())
+        return [[member.pulse for member in chain if member is not None] for chain in members]
 
     # --- slots that do not reach each other
 

@@ -1,16 +1,15 @@
 """Pulses: how the driver notices within half a second that a slot's host hangs, or cannot be heard any more.
 
 Beside each slot a small process (``pulse_process``) sends a datagram four times in ``hang_timeout``, as long as the
-slot's process is there and not stopped. It proves less than a heartbeat (that the host runs, the network carries and
-the process is not stopped, not that the interpreter gets anywhere), but it is punctual whatever the slot computes; so
-a heartbeat may take its time (``heartbeat_timeout``).
+slot's process is there; it says whether that is stopped, and whether it hears the driver. It proves less than a
+heartbeat (that the host runs and the network carries, not that the interpreter gets anywhere), but it is punctual
+whatever the slot computes; so a heartbeat may take its time (``heartbeat_timeout``).
 
 Rules: a slot of which no pulse ever came (a network that carries no UDP, a system without processes like these) is
 judged by its heartbeats alone. A datagram is believed when it is signed with a key of the job's secret and newer than
-the last; others are counted. A slot that says that it does not hear the driver (the network loses one direction only)
-is as good as silent. On Linux the kernel throws away what does not begin with the job's tag, so that a flood of
-datagrams takes no pulse's place in the socket's buffer. Whatever else comes in numbers may have done so: then silence
-proves nothing, and heartbeats alone tell.
+the last; others are counted. Whom silence condemns is for ``protocol.pulses`` to say. On Linux the kernel throws away
+what does not begin with the job's tag, so that a flood of datagrams takes no pulse's place in the socket's buffer.
+Whatever else comes in numbers may have done so: then silence proves nothing, and heartbeats alone tell.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from flinkplus.protocol.pulses import PulsedSlot, PulseRule
 from flinkplus.runtime.clock import Clock
 from flinkplus.runtime.inbox import READ, Inbox
-from flinkplus.runtime.pulse_process import COUNT, DEAF, HEARS, MAC_BYTES, TAG_BYTES, tag
+from flinkplus.runtime.pulse_process import COUNT, DEAF, HEARS, IS_DEAF, IS_STOPPED, MAC_BYTES, TAG_BYTES, tag
 from flinkplus.runtime.tcp import parse_address
 
 log = logging.getLogger("flinkplus.pulse")
 
 PULSES_IN_TIMEOUT = 4
 MAX_DATAGRAM_BYTES = 512
-MAX_NAMES = 10_000
 MAX_AT_ONCE = 1000
 CROWD = 32
 """So many datagrams at once that are not believed may have filled the buffer."""
@@ -102,7 +101,7 @@ class Pulses:
         self._tag = tag(self._key)
         self._inbox = inbox
         self._clock = clock
-        self._last: dict[str, tuple[int, float, bool]] = {}
+        self.rule = PulseRule(max(1, round(timeout_s * 1000)), socket.gethostname())
         self._looked_s = clock.monotonic()
         self._unbelieved = self._thrown_away = self._told = 0
         self._crowded = False
@@ -135,14 +134,13 @@ class Pulses:
         name, count = said[TAG_BYTES : -COUNT.size - 1], said[-COUNT.size :]
         if not name or not hmac.compare_digest(hmac.digest(self._key, said, "sha256")[:MAC_BYTES], mac):
             return False
-        text, (number, deaf) = name.decode("ascii", "replace"), COUNT.unpack(count)
-        last = self._last.get(text)
-        if last is None and len(self._last) >= MAX_NAMES:
-            del self._last[next(iter(self._last))]
-        if last is not None and number <= last[0]:
-            return False
-        self._last[text] = (number, self._clock.monotonic(), deaf)
-        return True
+        number, flags = COUNT.unpack(count)
+        deaf, stopped = bool(flags & IS_DEAF), bool(flags & IS_STOPPED)
+        text = name.decode("ascii", "replace")
+        return self.rule.heard(self._now_ms(), text, number, deaf=deaf, stopped=stopped)
+
+    def _now_ms(self) -> int:
+        return round(self._clock.monotonic() * 1000)
 
     @property
     def refused(self) -> int:
@@ -159,31 +157,27 @@ class Pulses:
         """Whether it is worth a look again: the loop turns a thousand times a second."""
         return self._clock.monotonic() - self._looked_s >= LOOK_S
 
-    def silent(self, names: Iterable[str]) -> list[str]:
-        """Those of ``names`` that are to be given up: silent for ``timeout_s``, while not fewer others are heard well.
+    def silent(self, slots: Iterable[PulsedSlot], chains: Iterable[Sequence[str]] | None = None) -> list[str]:
+        """The names of those of ``slots`` that are to be given up, by ``PulseRule.given_up``.
 
-        When most are late, the reason is rather here, or in a machine that is too busy for everybody: then heartbeats
-        have to tell. The same holds for the time in which this loop itself was not there to listen, or in which a crowd
-        of other datagrams came.
+        The time in which this loop itself was not there to listen counts for nobody, nor does that in which a crowd of
+        other datagrams came.
         """
         now_s, before_s = self._clock.monotonic(), self._looked_s
-        self._looked_s = now_s
+        self._looked_s, slots = now_s, list(slots)
         self._tell_of_strangers()
         if self._crowded or now_s - before_s > self.timeout_s / 2:
-            return self._none_silent(now_s)
-        known = [name for name in names if name in self._last]
-        if not any(self._is_late(name, now_s) for name in known):
+            return self._none_silent(now_s - before_s)
+        if not self.rule.any_late(self._now_ms(), [slot.name for slot in slots]):
             return []
         if self.receive():  # what waits in the socket was in time
-            return self._none_silent(now_s)
-        late = [name for name in known if self._is_late(name, now_s)]
-        well = [name for name in known if name not in late and self._age_s(name, now_s) < self.timeout_s / 2]
-        return late if len(well) >= len(late) else []
+            return self._none_silent()
+        return self.rule.given_up(self._now_ms(), slots, chains)
 
-    def _none_silent(self, now_s: float) -> list[str]:
-        """Nobody could be heard: everybody's time begins again."""
+    def _none_silent(self, for_s: float = 0.0) -> list[str]:
+        """Nobody could be heard."""
         self._crowded = False
-        self._last = {name: (number, now_s, deaf) for name, (number, _, deaf) in self._last.items()}
+        self.rule.missed(self._now_ms(), round(for_s * 1000))
         return []
 
     def _tell_of_strangers(self) -> None:
@@ -195,20 +189,12 @@ class Pulses:
 
     def is_doubtful(self, name: str) -> bool:
         """Whether this one may be about to be late."""
-        if name not in self._last:
-            return False
         self.receive()
-        return self._last[name][2] or self._age_s(name, self._clock.monotonic()) > self.timeout_s / 2
-
-    def _is_late(self, name: str, now_s: float) -> bool:
-        return self._last[name][2] or self._age_s(name, now_s) > self.timeout_s
-
-    def _age_s(self, name: str, now_s: float) -> float:
-        return now_s - self._last[name][1]
+        return self.rule.is_doubtful(self._now_ms(), name)
 
     def forget(self, name: str) -> None:
         """Nobody asks for this one any more."""
-        self._last.pop(name, None)
+        self.rule.forget(name)
 
     def close(self) -> None:
         """Listen no more."""

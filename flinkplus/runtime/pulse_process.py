@@ -1,5 +1,5 @@
 """What a slot's pulse is: a small process that sends a datagram to the driver again and again, as long as the slot's
-process lives and is not stopped. A datagram also tells whether the slot hears the driver.
+process lives. A datagram also tells whether that process is stopped, and whether the slot hears the driver.
 
 It is a process of its own since no thread of the slot's is punctual: whatever holds the interpreter holds them all. It
 is run by its text (``python -c``), so it imports the standard library only. The first line on its stdin says what to
@@ -15,7 +15,8 @@ import select
 import socket
 import struct
 
-COUNT = struct.Struct(">Q?")
+COUNT = struct.Struct(">QB")
+IS_DEAF, IS_STOPPED = 1, 2
 HEARS, DEAF = b"1", b"0"
 TAG_BYTES = 8
 MAC_BYTES = 16
@@ -29,11 +30,12 @@ def tag(key: bytes) -> bytes:
     return hmac.digest(key, b"tag", "sha256")[:TAG_BYTES]
 
 
-def datagram(name: str, count: int, key: bytes, deaf: bool = False) -> bytes:
+def datagram(name: str, count: int, key: bytes, deaf: bool = False, stopped: bool = False) -> bytes:
     """Number ``count`` of the pulse ``name``, as those who know the key can check. ``deaf``: nothing that the driver
-    sends arrives here.
+    sends arrives here. ``stopped``: the slot's process stands still.
     """
-    said = tag(key) + name.encode() + b"\0" + COUNT.pack(count, deaf)
+    flags = (IS_DEAF if deaf else 0) | (IS_STOPPED if stopped else 0)
+    said = tag(key) + name.encode() + b"\0" + COUNT.pack(count, flags)
     return said + hmac.digest(key, said, "sha256")[:MAC_BYTES]
 
 
@@ -62,10 +64,9 @@ def beat() -> None:
                 if not said:
                     return
             count += 1
-            if not stands_still(order["pid"]):
-                with contextlib.suppress(OSError):  # no way there just now
-                    deaf = said.endswith(DEAF)
-                    out.sendto(datagram(order["name"], count, bytes.fromhex(order["key"]), deaf), address)
+            with contextlib.suppress(OSError):  # no way there just now
+                deaf, stopped = said.endswith(DEAF), stands_still(order["pid"])
+                out.sendto(datagram(order["name"], count, bytes.fromhex(order["key"]), deaf, stopped), address)
 
 
 if __name__ == "__main__":

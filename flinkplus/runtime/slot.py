@@ -52,6 +52,7 @@ from flinkplus.errors import (
 )
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.reachability import pause_ms
 from flinkplus.runtime import control
 from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import clear_away, remove_tree
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
 SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpreter
 MALFORMED_LIMIT = 20
 ORPHAN_PATIENCE_S = 2.0
+REST_S = 0.1
 LOOKS_IN_TIMEOUT = 4
 GIVEN_UP_SHARE = 2
 """Of ``heartbeat_timeout``: a slot whose heartbeats have not been answered for so long was given up long ago."""
@@ -142,7 +144,30 @@ SlotEvent = (
 def run_slot(index: int, config: SlotConfig) -> None:
     """Run slot ``index`` until the job ends. Called in a Spark task; raises ``CoordinatorLost`` when the driver is
     gone. Does nothing when the job is over already: Spark was just about to start the slot again.
+
+    One that fails before its driver knows of it, and not for the first time, tells Spark after a pause: whatever is
+    wrong here, such as a full disk, must not use up the attempts that Spark grants to each task, for then it would end
+    all slots.
     """
+    made: list[Slot] = []
+    try:
+        _run_slot(index, config, made)
+    except Exception:
+        if not any(slot.welcomed for slot in made):
+            _rest(pause_ms(_spark_attempt()) / 1000 if _spark_attempt() else 0.0, config)
+        raise
+
+
+def _rest(pause_s: float, config: SlotConfig) -> None:
+    """Wait, as long as there is a job to wait for."""
+    until_s = time.monotonic() + pause_s
+    while time.monotonic() < until_s and not is_over(config.directory):
+        if config.directory is not None and not _is_alive(*config.driver):
+            return
+        time.sleep(REST_S)
+
+
+def _run_slot(index: int, config: SlotConfig, made: list[Slot]) -> None:
     if is_over(config.directory):
         _remove_job(config, orphaned=False)
         return
@@ -154,6 +179,7 @@ def run_slot(index: int, config: SlotConfig) -> None:
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
     scratch = make_scratch(config.job_id, index, config.scratch)
     slot = Slot(index, config, scratch)
+    made.append(slot)
     try:
         slot.run()
     except CoordinatorLost:
@@ -223,7 +249,7 @@ class Slot(SlotOrders):
         self._deaf_since: float | None = None
         self._passed_over = 0
         self._preference = Preference()
-        self.orphaned = False
+        self.orphaned = self.welcomed = False
 
     # --- the loop
 
@@ -418,6 +444,7 @@ class Slot(SlotOrders):
 
     def _welcome(self, incarnation: int) -> None:
         config = self._config
+        self.welcomed = True
         self._data.incarnation = incarnation
         if config.zookeeper is None:
             return

@@ -138,6 +138,7 @@ class TlsSocket:
     """A connected socket with TLS over it, as ``tcp.Connection`` uses sockets. ``BlockingIOError``: not just now."""
 
     def __init__(self, sock: socket.socket, certificates: Certificates, server: bool) -> None:
+        sock.getpeername()  # it may have been reset meanwhile, and would be left open where it is wrapped
         self._sock = context(certificates, server).wrap_socket(
             sock, server_side=server, do_handshake_on_connect=False, suppress_ragged_eofs=True
         )

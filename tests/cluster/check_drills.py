@@ -128,6 +128,23 @@ def test_two_hosts_of_four_die_at_once(drills: Drills) -> None:
     assert told["metrics"]["fallbacks"] == 0, told["metrics"]["fallback_reasons"]
 
 
+@pytest.mark.parametrize("slots", [3, 4])
+def test_two_hosts_hang_at_once(drills: Drills, slots: int) -> None:
+    """Of three, too, though most are silent then."""
+    told = drills.run("two_hang", parallelism=slots)
+    metrics = told["metrics"]
+    assert metrics["failovers"] >= 1 and metrics["fallbacks"] == 0, metrics["fallback_reasons"]
+    assert all(0 < noticed_ms < SOON_MS for noticed_ms in told["noticed_ms"])
+    moved = {subtask for recovery in told["recoveries"] for subtask in recovery["subtasks"]}
+    assert {told["before"][subtask] for subtask in moved} == {told["hosts"][1], told["hosts"][-1]}
+
+
+def test_a_driver_that_is_cut_off_for_a_while_gives_nobody_up(drills: Drills) -> None:
+    told = drills.run("driver_cut_off")
+    metrics = told["metrics"]
+    assert (metrics["failovers"], metrics["fallbacks"], told["recoveries"]) == (0, 0, [])
+
+
 def test_all_slots_of_a_host_that_others_do_not_reach_go_together(drills: Drills) -> None:
     told = drills.run("peers_cut", parallelism=8)
     moved = {subtask for recovery in told["recoveries"] for subtask in recovery["subtasks"]}
@@ -137,6 +154,13 @@ def test_all_slots_of_a_host_that_others_do_not_reach_go_together(drills: Drills
 
 def test_a_stream_with_tls_is_watched_as_well(drills: Drills) -> None:
     assert 0 < drills.run("peers_cut", tls=True)["noticed_ms"][0] < SOON_MS
+
+
+@pytest.mark.parametrize("name", ["peers_cut", "peer_not_heard", "driver_not_heard", "hangs"])
+def test_streams_over_grpc_are_watched_as_well(drills: Drills, name: str) -> None:
+    told = drills.run(name, transport="grpc")
+    assert told["metrics"]["failovers"] == 1
+    assert 0 < told["noticed_ms"][0] < SOON_MS
 
 
 @pytest.mark.parametrize("name", ["cut_off", "hangs"])

@@ -20,6 +20,7 @@ from flinkplus.cli.session import open_session
 from tests.integration.cluster_job import RATE, REPEAT, WORKERS, until
 
 AWAY_S = 3.0
+DARK_S = 2.0
 JOB = "job"
 ZOOKEEPERS = ("zk-1", "zk-2", "zk-3")
 
@@ -155,6 +156,26 @@ def two_hosts(drill: Drill) -> None:
     drill.checkpoints()
 
 
+def two_hang(drill: Drill) -> None:
+    """Two hosts hang at once, and come back as zombies."""
+    hosts = drill.hosts[1], drill.hosts[-1]
+    for host in hosts:
+        drill.order("pause", host)
+    drill.recovered()
+    time.sleep(AWAY_S)
+    for host in hosts:
+        drill.order("resume", host)
+    drill.checkpoints()
+
+
+def driver_cut_off(drill: Drill) -> None:
+    """The driver is cut off from all for a while: nothing is wrong with them."""
+    drill.order("cut", JOB)
+    time.sleep(DARK_S)
+    drill.order("heal", JOB)
+    drill.checkpoints(3)
+
+
 def zookeeper_servers(drill: Drill) -> None:
     """A ZooKeeper server that follows dies and comes back; then the leader, and a host with it."""
     leader = next(server for server in ZOOKEEPERS if mode_of(server) == "leader")
@@ -212,6 +233,8 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
         cut_off,
         hangs,
         two_hosts,
+        two_hang,
+        driver_cut_off,
         zookeeper_servers,
         master,
         drained,

@@ -108,6 +108,7 @@ class Checks:
                 "bounded",
                 "copied",
                 "thinned",
+                "left_out",
                 "watermarks",
             ),
             0,
@@ -569,6 +570,17 @@ class Checks:
                 if slot not in members and stayed:
                     self.counts["thinned"] += 1
                     self._check_others(chain, slot, slot in hasty)
+
+    def deployed(self, assignment: dict[str, int]) -> None:
+        """Slots are about to be told where all begin."""
+        failovers = self._world.failovers
+        drained = () if failovers is None else failovers._protocol._plans.drained
+        if len(drained) == self._world.parameters.parallelism:
+            return
+        for name, slot in assignment.items():
+            if slot in drained:
+                self._wrong("moves", f"{name} begins on slot {slot}, on a drained host")
+        self.counts["left_out"] += bool(drained)
 
     def _check_others(self, chain: Any, slot: int, forced: bool) -> None:
         """A standby on ``slot``, which lives, is in the chain no more: all who are to be there have its state."""

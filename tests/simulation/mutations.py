@@ -974,6 +974,12 @@ def drains_end_when_a_slot_joins(original: Any) -> Any:
     return hosted
 
 
+@mutation(failover.FailoverProtocol, "begins_on")
+def rollbacks_use_drained_hosts(original: Any) -> Any:
+    """A rollback puts every subtask on the slot of its number, also on a host that is drained."""
+    return lambda self, hosts: {}
+
+
 @mutation(Plans, "progress")
 def done_when_the_standby_is_there(original: Any) -> Any:
     """A migration is said to be done before the work is handed over."""

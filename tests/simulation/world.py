@@ -456,6 +456,7 @@ class World:
             self.checks.plans(message.chains)
         elif isinstance(message, control.Deploy):
             self.checks.plans({})  # all begin anew
+            self.checks.deployed(message.assignment)
         at_ms = max(self._down_ms.get(connection, 0), self.now_ms + self.rng_network.randint(0, 2))
         if self.breaks_at_join and isinstance(message, control.Peers):
             at_ms += self._break_at_join(slot, message)

@@ -33,7 +33,7 @@ from chain_backup.events import (
 from chain_backup.failover import FailoverProtocol
 from chain_backup.placement import PlacementError
 from chain_backup.plans import with_wish
-from flinkplus.errors import PeerProtocolError
+from flinkplus.errors import InvariantViolation, PeerProtocolError
 from flinkplus.protocol.ids import Generation, SubtaskId
 from tests.unit.chain_backup.failover_history import History, of, only
 
@@ -258,6 +258,44 @@ def test_a_wish_leaves_a_chain_as_long_and_on_as_many_hosts(hosts: list[str], pl
 
 def drained(history: History, host: str, request: int = 1, force: bool = False) -> list[FailoverEffect]:
     return history.at(history.now_ms, DrainRequested(request, host, force))
+
+
+def test_a_rollback_puts_nothing_onto_a_drained_host() -> None:
+    history = running()
+    drained(history, "host1")
+    history.at(300, JobInterrupted())
+    hosts = {slot: f"host{slot}" for slot in range(4)}
+    begins = history.machine.begins_on(hosts)
+    assert 1 not in begins.values() and begins[C0] == 0
+    history.at(400, JobStarted(Generation(9), 2, (), tuple(hosts.items()), tuple(begins.items())))
+    assert history.machine.heads == begins
+    assert all(1 not in members for members in history.machine.chains.values())
+    history.at(500, *history.persisted(3), *history.staged(3))
+    assert of(FenceSlots, go_on(history, 4)) == [], "nothing has to be moved off it"
+
+
+def test_a_rollback_uses_drained_hosts_when_there_are_no_others() -> None:
+    history = running()
+    drained(history, "host1", force=True)
+    history.at(300, JobInterrupted())
+    begins = history.machine.begins_on(dict.fromkeys(range(4), "host1"))
+    assert begins == {subtask: subtask.index for subtask in begins}
+
+
+def test_a_drained_host_that_slots_have_come_to_is_left_out_as_well() -> None:
+    """Slot 2 is started again on the host that was drained for slot 1."""
+    history = running()
+    drained(history, "host1")
+    history.at(300, JobInterrupted())
+    begins = history.machine.begins_on({0: "host0", 1: "host1", 2: "host1", 3: "host3"})
+    assert set(begins.values()) == {0, 3}
+
+
+def test_a_deployment_on_a_slot_that_is_none_is_refused() -> None:
+    history = History()
+    hosts = tuple((slot, f"host{slot}") for slot in range(4))
+    with pytest.raises(InvariantViolation, match="does not have"):
+        history.machine.step(0, JobStarted(G1, 0, (), hosts, ((C0, 7),)))
 
 
 def test_a_host_is_emptied_and_no_chain_gets_shorter() -> None:

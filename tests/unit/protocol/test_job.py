@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, PeerProtocolError
@@ -60,7 +62,7 @@ class History:
     """Feeds events at rising times and collects effects."""
 
     def __init__(
-        self, restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: int
+        self, restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: Any
     ) -> None:
         defaults = {
             "max_restarts": 3,
@@ -98,14 +100,14 @@ def deployed(generation: Generation) -> tuple[JobEvent, ...]:
 
 
 def deploying(
-    restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: int
+    restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: Any
 ) -> History:
     history = History(restore_from, available, **options)
     assert history.at(10, *BOTH) == [Deploy(G1, restore_from, ASSIGNMENT)]
     return history
 
 
-def running(**options: int) -> History:
+def running(**options: Any) -> History:
     history = deploying(None, (), **options)
     assert history.at(20, *deployed(G1)) == [StartSubtasks(G1)]
     assert history.state is JobState.RUNNING
@@ -345,6 +347,50 @@ def test_so_many_failures_of_user_code_and_no_more() -> None:
     assert history.at(90, OutputDrained()) == [JobEnded(JobState.FAILED, "the error", reason, "exception")]
 
 
+def test_rare_failures_that_the_job_got_over_do_not_end_it() -> None:
+    """One in eleven minutes, for weeks: each has left the window, and checkpoints are complete since."""
+    history, generation, now_ms = running(max_restarts=1), 1, 1_000
+    for number in range(1, 3000):
+        history.at(now_ms, failed(Generation(generation)), OutputDrained())
+        generation += 1
+        history.at(now_ms + 10, *deployed(Generation(generation)), CheckpointCompleted(CheckpointId(number)))
+        assert history.state is JobState.RUNNING
+        now_ms += 660_000
+    history.at(now_ms, failed(Generation(generation)), OutputDrained())
+    history.at(now_ms + 10, *deployed(Generation(generation + 1)), CheckpointCompleted(CheckpointId(3000)))
+    assert StopSlots() in history.at(now_ms + 599_999, failed(Generation(generation + 1), "again")), "in the window"
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_failure_that_comes_back_ends_the_job_however_long_it_takes(local: bool) -> None:
+    """No checkpoint lies between: it is the same input, an hour later."""
+    history, generation, now_ms = running(max_restarts=2), 1, 1_000
+    history.at(now_ms, CheckpointCompleted(ONE))
+    for _ in range(2):
+        now_ms += 3_600_000
+        if local:
+            assert history.at(now_ms, FailoverStarted("exception", "count[1]: boom", "the error")) == []
+            continue
+        history.at(now_ms, failed(Generation(generation)), OutputDrained())
+        generation += 1
+        history.at(now_ms + 600, TimeAdvanced())
+        history.at(now_ms + 610, *deployed(Generation(generation)))
+        assert history.state is JobState.RUNNING
+    now_ms += 3_600_000
+    last = FailoverStarted("exception", "count[1]: boom", "the error") if local else failed(Generation(generation))
+    assert StopSlots() in history.at(now_ms, last)
+    (ended,) = history.at(now_ms + 10, OutputDrained(), SlotStopped(0), SlotStopped(1))
+    assert isinstance(ended, JobEnded)
+    assert ended.error == "the error" and "failure 3, and max_restarts is 2" in ended.reason
+
+
+def test_without_a_window_failures_count_for_good() -> None:
+    history = running(max_restarts=1, restart_window_ms=None)
+    told = FailoverStarted("exception", "count[1]: boom", "the error")
+    assert history.at(1_000, told, CheckpointCompleted(ONE)) == []
+    assert StopSlots() in history.at(10**10, told)
+
+
 def test_slot_losses_are_forgiven_by_a_complete_checkpoint() -> None:
     history = running(max_slot_losses=1)
     now_ms, incarnation = 100, 1
@@ -557,7 +603,7 @@ def test_a_job_that_cannot_be() -> None:
             JobProtocol(subtasks, slots, RecoveryConfig(), started_ms=0, restore_from=restore_from, available=available)
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_restarts", -1), ("deploy_timeout_ms", 0)])
+@pytest.mark.parametrize(("name", "value"), [("max_restarts", -1), ("deploy_timeout_ms", 0), ("restart_window_ms", 0)])
 def test_limits_are_checked(name: str, value: int) -> None:
     with pytest.raises(ConfigurationError, match=name):
         RecoveryConfig(**{name: value})
@@ -610,7 +656,7 @@ def test_a_deployment_takes_a_generation_above_those_that_failovers_used() -> No
     assert HaltSubtasks(Generation(6)) in history.at(150, failed(Generation(6)))
 
 
-def test_exceptions_that_local_failover_takes_on_are_counted_in_total() -> None:
+def test_exceptions_that_local_failover_takes_on_are_counted_as_well() -> None:
     history = running(max_restarts=2)
     told = FailoverStarted("exception", "count[1]: boom", "the error")
     assert history.at(100, told, told, CheckpointCompleted(ONE)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.ids import ChannelId, Generation, SubtaskId
 from flinkplus.protocol.outputs import OutputChannel
 from flinkplus.runtime.active import ActiveSubtasks
@@ -112,3 +113,16 @@ def test_a_consumer_that_begins_anew_as_well_allows_by_itself() -> None:
     second = producer(0, 0)
     active.add(second)
     assert limit_of(second) == 0, "what was not open allows nothing"
+
+
+def test_late_credit_of_a_fenced_consumer_does_not_take_the_place_of_its_successors() -> None:
+    active = ActiveSubtasks(GRAPH)
+    subtask = producer(0, 5)
+    subtask.outputs.channels[CHANNEL].fence(Generation(2))
+    active.credit(CHANNEL, (2, 3, 1))
+    active.credit(CHANNEL, (1, 7, 2))
+    active.credit(CHANNEL, (2, 1, 1))
+    active.add(subtask)
+    assert not subtask.outputs.channels[CHANNEL].resuming
+    assert granted_to(subtask) == 3 + REPLAY_WINDOWS * WINDOW
+    assert active.stale == 1

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from flinkplus.protocol.pulses import MAX_NAMES, PulsedSlot
 from flinkplus.runtime import pulse as pulse_module
 from flinkplus.runtime.inbox import Inbox
-from flinkplus.runtime.pulse import MAX_NAMES, Pulse, Pulses, pulse_key
+from flinkplus.runtime.pulse import Pulse, Pulses, pulse_key
 from flinkplus.runtime.pulse_process import datagram, stands_still
 from flinkplus.runtime.tcp import parse_address
 
@@ -58,13 +59,16 @@ class Driver:
         self.out.sendto(data, (host, int(port)))
         self.inbox.sleep(0.02)  # less, when it is taken in
 
+    def silent(self, names: str) -> list[str]:
+        return self.pulses.silent([PulsedSlot(name) for name in names])
+
     def turns(self, span_s: float, names: str, heard: str = "") -> list[str]:
         """Let time pass, ``heard`` beating; the first answer that says somebody is silent."""
         end_s = self.clock.now_s + span_s
         while self.clock.now_s < end_s - 1e-9:
             self.clock.now_s += 0.05
             self.hear(*heard)
-            silent = self.pulses.silent(names)
+            silent = self.silent(names)
             if silent:
                 return silent
         return []
@@ -107,7 +111,7 @@ def test_what_the_loop_has_missed_itself_does_not_count(driver: Driver) -> None:
     driver.hear(*"abcd")
     driver.clock.now_s += 5.0
     driver.hear(*"acd")
-    assert driver.pulses.silent("abcd") == []
+    assert driver.silent("abcd") == []
     assert driver.turns(1.0, "abcd", "acd") == ["b"]
 
 
@@ -119,7 +123,7 @@ def test_what_waits_in_the_socket_was_in_time(driver: Driver) -> None:
     driver.out.sendto(datagram("b", driver.count, KEY), (host, int(port)))
     for _ in range(2):  # the loop turns without a look at its sockets: other events wait
         driver.clock.now_s += 0.04
-        assert driver.pulses.silent("abcd") == []
+        assert driver.silent("abcd") == []
 
 
 def test_strangers_and_repetitions_are_not_believed(driver: Driver) -> None:
@@ -130,7 +134,7 @@ def test_strangers_and_repetitions_are_not_believed(driver: Driver) -> None:
         driver.hear(*"acd")
         driver.hear("b", key=pulse_key(b"guessed"))
         driver.send(old)
-        assert driver.pulses.silent("abcd") == []
+        assert driver.silent("abcd") == []
     for data in (b"x", b"\0" * 40, old[:-1], old + b"x", os.urandom(100), os.urandom(1000)):
         driver.send(data)
     assert driver.turns(0.2, "abcd", "acd") == ["b"]
@@ -186,17 +190,18 @@ def test_the_kernel_takes_a_filter() -> None:
 def test_names_are_bounded(driver: Driver) -> None:
     for number in range(MAX_NAMES + 10):
         assert driver.pulses._believed(datagram(str(number), 1, KEY))
-    assert len(driver.pulses._last) == MAX_NAMES
+    assert driver.pulses.rule.names == MAX_NAMES
 
 
 def test_who_does_not_hear_the_driver_is_given_up(driver: Driver) -> None:
     driver.hear(*"abcd")
+    assert driver.turns(TIMEOUT_S + 0.1, "abcd", "abcd") == []
     driver.count += 1
     driver.send(datagram("b", driver.count, KEY, deaf=True))
     assert driver.pulses.is_doubtful("b") and not driver.pulses.is_doubtful("a")
-    assert driver.pulses.silent("abcd") == ["b"]
+    assert driver.silent("abcd") == ["b"]
     driver.hear("b")
-    assert driver.pulses.silent("abcd") == [], "it hears again"
+    assert driver.silent("abcd") == [], "it hears again"
 
 
 def test_when_most_do_not_hear_the_driver_nobody_is_given_up(driver: Driver) -> None:
@@ -217,7 +222,7 @@ def test_one_that_may_be_about_to_be_late_is_doubtful(driver: Driver) -> None:
 def heard(driver: Driver, name: str) -> int:
     """The number of the last pulse."""
     driver.inbox.sleep(0.02)
-    return driver.pulses._last[name][0] if name in driver.pulses._last else 0
+    return driver.pulses.rule.number(name)
 
 
 def until(driver: Driver, name: str, number: int) -> None:
@@ -233,7 +238,7 @@ def test_the_process_sends_until_it_is_closed(driver: Driver) -> None:
     for deaf in (True, False, True):
         pulse.tell(deaf)
         deadline = time.monotonic() + 10
-        while driver.pulses._last["slot"][2] is not deaf:
+        while driver.pulses.is_doubtful("slot") is not deaf:
             heard(driver, "slot")
             assert time.monotonic() < deadline
     (process,) = [p for p in psutil.Process().children() if "ORDER_BYTES" in " ".join(p.cmdline())]
@@ -254,7 +259,7 @@ signal.pause()
 """
 
 
-def test_a_slot_that_is_stopped_or_killed_has_no_pulse(driver: Driver) -> None:
+def test_the_pulse_of_a_slot_that_is_stopped_says_so_and_one_that_is_killed_has_none(driver: Driver) -> None:
     with subprocess.Popen([sys.executable, "-c", SLOT, driver.pulses.address, SECRET], stdout=subprocess.PIPE) as slot:
         assert slot.stdout is not None and slot.stdout.readline() == b"open\n"
         until(driver, "slot", 2)
@@ -263,13 +268,17 @@ def test_a_slot_that_is_stopped_or_killed_has_no_pulse(driver: Driver) -> None:
         deadline = time.monotonic() + 10
         while not stands_still(slot.pid):
             assert time.monotonic() < deadline
-        last, quiet = heard(driver, "slot"), 0
-        while quiet < 20:  # some four intervals; one pulse may have been on its way
-            now = heard(driver, "slot")
-            quiet, last = (quiet + 1 if now == last else 0), now
-            assert time.monotonic() < deadline
+        until(driver, "slot", heard(driver, "slot") + 2)  # one may have been on its way
+        for _ in range(9):
+            driver.clock.now_s += 0.05
+            until(driver, "slot", heard(driver, "slot") + 1)
+            driver.silent("")  # the loop has turned
+        slots = [PulsedSlot("slot")]
+        assert driver.pulses.silent(slots) == [], "nobody can take its place"
+        assert driver.pulses.silent(slots, [[]]) == [] and driver.pulses.silent(slots, []) == ["slot"]
         slot.send_signal(signal.SIGCONT)
-        until(driver, "slot", last + 2)
+        until(driver, "slot", heard(driver, "slot") + 2)
+        assert driver.pulses.silent(slots, []) == []
         slot.kill()
         psutil.wait_procs([child], 10)
         assert not child.is_running()

@@ -267,3 +267,49 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
     assert figures["refused_datagrams"] == 1
     dispatch.close()
     dispatch.inbox.close()
+
+
+class Listening:
+    """Pulses that are asked who is silent, and say so of ``gone``."""
+
+    timeout_s, due = 0.4, True
+
+    def __init__(self, *gone: str) -> None:
+        self.gone = list(gone)
+        self.asked: list[tuple[Any, Any]] = []
+
+    def silent(self, slots: Any, chains: Any) -> list[str]:
+        self.asked.append((list(slots), chains))
+        return self.gone
+
+    def forget(self, name: str) -> None:
+        self.gone.remove(name)
+
+
+def pulsed(job: Reported) -> None:
+    for slot in range(3):
+        member = job.members.get(slot)
+        assert member is not None
+        member.pulse, member.host, member.heard_s = f"pulse-{slot}", f"host{slot}", job.dispatch.clock.monotonic()
+
+
+def test_who_is_silent_is_judged_by_where_slots_are_and_who_could_take_over() -> None:
+    job = Reported()
+    pulsed(job)
+    pulses = Listening("pulse-1")
+    expected = sorted([f"pulse-{slot}" for slot in members] for members in job.failovers.chains.values())
+    job.dispatch.pulses = pulses  # type: ignore[assignment]
+    job.presence.look_for_silent_slots()
+    ((slots, chains),) = pulses.asked
+    assert [(slot.name, slot.host) for slot in slots] == [(f"pulse-{slot}", f"host{slot}") for slot in range(3)]
+    assert sorted(chains) == expected
+    assert [member.slot for member in job.members.all()] == [0, 2]
+
+
+def test_without_standbys_no_chain_has_anybody_left() -> None:
+    job = Reported(standbys=False)
+    pulsed(job)
+    pulses = Listening()
+    job.dispatch.pulses = pulses  # type: ignore[assignment]
+    job.presence.look_for_silent_slots()
+    assert pulses.asked[0][1] is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import socket
 import ssl
+import struct
 import sys
 import threading
 import time
@@ -202,8 +204,19 @@ def test_a_connection_that_breaks_while_tls_begins_is_refused(
 
 
 def test_a_socket_without_a_peer_is_never_read_in_clear() -> None:
-    with socket.socket() as sock, pytest.raises(OSError, match="broken"):
+    with socket.socket() as sock, pytest.raises(OSError, match="not connected"):
         tls.TlsSocket(sock, OURS, True)
+
+
+def test_a_socket_that_was_reset_is_not_left_open() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        with accepted, pytest.raises(OSError):
+            tls.TlsSocket(accepted, OURS, True)
+    gc.collect()  # an SSL socket that was left open says so
 
 
 def test_finish_writes_everything(ends: Ends) -> None:
