@@ -4,12 +4,14 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/flinkplus
+# What it needs, in a layer of its own: a change of the code does not download it again.
 COPY pyproject.toml requirements.lock README.md ./
+RUN pip install --no-cache-dir -c requirements.lock -e ".[tls]"
 COPY flinkplus flinkplus
 COPY chain_backup chain_backup
 COPY upstream_cache upstream_cache
 COPY dedup dedup
 COPY experiments experiments
-RUN pip install --no-cache-dir -c requirements.lock -e .
+RUN pip install --no-cache-dir --no-deps -e .
 COPY docker-compose.yml ./
 COPY scripts scripts

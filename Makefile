@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup test check soak model-check mutation-check cluster-check fuzz demo diagrams bench format clean
+.PHONY: help setup test check soak model-check mutation-check kill-check cluster-check fuzz demo diagrams bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -32,6 +32,10 @@ model-check: setup ## Every order of deliveries in a small job, a failure at eve
 
 mutation-check: setup ## Every deliberate fault in the protocol, found out by the simulator within 2,000 histories
 	$(BIN)/python -m tests.simulation.mutation_check
+
+kill-check: setup ## SIGKILL at every point of every kind of checkpoint, with every recovery; output compared (about 10 minutes)
+	@mkdir -p results
+	@$(JAVA) $(BIN)/python -m tests.kills --json results/kills.json
 
 cluster-check: setup ## Drills on a cluster in namespaces: hosts, networks and drivers that fail in every way (root; about 20 minutes)
 	@$(JAVA) set -x; $(BIN)/python -m pytest -q -s tests/cluster/check_*.py

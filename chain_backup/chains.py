@@ -160,16 +160,17 @@ class ChainTable:
         cursors: Mapping[SubtaskId, Cursors],
         heads: Mapping[SubtaskId, int],
     ) -> None:
-        """A deployment began at ``version``, whose cursors are ``cursors`` (absent: all 0); every slot is alive, every
-        subtask is at work where ``heads`` says (absent: on the slot of its number), and every chain is as ``planned``,
-        but for its head."""
+        """A deployment began at ``version``, whose cursors are ``cursors`` (absent: all 0); every one of ``slots`` is
+        alive, every subtask is at work where ``heads`` says (absent: on the slot of its number), and every chain is as
+        ``planned``, but for its head and for what is planned on other slots, which have not joined yet."""
         self._alive = set(slots)
         self.complete = self.trimmed = version
         self._unwritten = set(self._topology.subtasks)
         chains: dict[SubtaskId, Chain] = {}
         for subtask in self._topology.subtasks:
             head = heads.get(subtask, slots[subtask.index % len(slots)])
-            standbys = [slot for slot in planned(subtask) if slot != head] if self._standbys else []
+            here = [slot for slot in planned(subtask) if slot != head and slot in self._alive]
+            standbys = here if self._standbys else []
             chains[subtask] = Chain(
                 subtask=subtask,
                 planned=planned(subtask),
@@ -239,6 +240,16 @@ class ChainTable:
     def join(self, slot: int) -> None:
         self._alive.add(slot)
 
+    def keep(self, slots: Collection[int]) -> None:
+        """There are no other slots than ``slots`` any more; the others are in no chain."""
+        gone = self._alive.difference(slots)
+        invariant(
+            not any(slot in gone for chain in self for slot in chain.members),
+            "a slot with work was taken away",
+            slots=gone,
+        )
+        self._alive -= gone
+
     def replenish(self) -> None:
         """Living slots join, as tails, the chains that they are planned for."""
         for chain in self if self._standbys else ():
@@ -254,6 +265,12 @@ class ChainTable:
         return not self._standbys or all(
             slot in chain.members and slot not in chain.catching_up and chain.newest_staged(slot) >= self.complete
             for slot in wanted
+        )
+
+    def is_as_planned(self, chain: Chain) -> bool:
+        """Whether all planned members are there and have what is complete, and no others are."""
+        return not self._standbys or (
+            self.is_full(chain, False) and all(slot in chain.planned for slot in chain.members)
         )
 
     def thin_out(self, hasty: Collection[int]) -> None:

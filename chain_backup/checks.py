@@ -22,10 +22,11 @@ from flinkplus.protocol.ids import Generation, SubtaskId, invariant
 
 
 class EventCheck:
-    """Knows what there is in a job: subtasks, channels, slots."""
+    """Knows what there is in a job: subtasks, channels, slots, of which there are more when spare ones join."""
 
     def __init__(self, topology: Topology, slots: tuple[int, ...]) -> None:
-        self._slots = slots
+        self._own = slots
+        self._slots = set(slots)  # never iterated
         self._channels = {
             subtask: (frozenset(topology.inputs(subtask)), frozenset(topology.outputs(subtask)))
             for subtask in topology.subtasks
@@ -39,7 +40,11 @@ class EventCheck:
         match event:
             case JobStarted():
                 self._check_start(event, newest, running)
-            case SlotLost(slot) | SlotJoined(slot) | SlotFenced(_, slot) | StandbysPromoted(_, slot):
+            case SlotJoined(slot):
+                if slot >= 0:
+                    self._slots.add(slot)  # a spare one; who is late to speak of one that has ended means no harm
+                self._check_slot(slot)
+            case SlotLost(slot) | SlotFenced(_, slot) | StandbysPromoted(_, slot):
                 self._check_slot(slot)
             case SubtaskFailed(subtask, generation):
                 self._check_subtask(subtask, generation, newest)
@@ -63,10 +68,10 @@ class EventCheck:
         invariant(event.generation > newest, "a generation was used again", newest=newest, started=event.generation)
         invariant(event.version >= 0, "versions begin with 0", version=event.version)
         hosts = tuple(sorted(slot for slot, _ in event.hosts))
-        invariant(hosts == self._slots, "every slot has one host", given=event.hosts)
+        invariant(hosts == self._own, "every slot has one host", given=event.hosts)
         for subtask, slot in event.heads:
             self._check_subtask(subtask, Generation(0), newest)
-            invariant(slot in self._slots, "a subtask was deployed on a slot that the job does not have", slot=slot)
+            invariant(slot in self._own, "a subtask was deployed on a slot that the job does not have", slot=slot)
         for subtask, cursors in event.cursors:
             self._check_subtask(subtask, Generation(0), newest)
             invariant(self._fits(subtask, cursors), "cursors name a channel of another subtask", subtask=subtask)
@@ -77,7 +82,7 @@ class EventCheck:
 
     def _check_slot(self, slot: int) -> None:
         if slot not in self._slots:
-            raise PeerProtocolError(f"slot {slot} does not exist; there are {len(self._slots)}")
+            raise PeerProtocolError(f"there is no slot {slot}, nor was there ever one")
 
     def _check_subtask(self, subtask: SubtaskId, generation: Generation, newest: Generation) -> None:
         if subtask not in self._channels:

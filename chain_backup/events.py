@@ -18,14 +18,14 @@ from flinkplus.protocol.ids import ChannelId, Generation, SubtaskId
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """All subtasks were deployed, from ``version``, and told to start, every slot alive."""
+    """All subtasks were deployed, from ``version``, and told to start, every slot alive but the spare ones."""
 
     generation: Generation
     version: int
     cursors: tuple[tuple[SubtaskId, Cursors], ...]
     """Of ``version``; what is left out has all its cursors at 0."""
     hosts: tuple[tuple[int, str], ...]
-    """(slot, host), all slots."""
+    """(slot, host), all slots but the spare ones, which join."""
     heads: tuple[tuple[SubtaskId, int], ...] = ()
     """Where subtasks are at work; what is left out is on the slot of its number."""
 
@@ -40,7 +40,8 @@ class SlotLost:
 
 @dataclass(frozen=True, slots=True)
 class SlotJoined:
-    """A new process took the place of ``slot``, after its ``SlotLost``; there are data streams to and from it."""
+    """A new process took the place of ``slot``, after its ``SlotLost``, or of a spare slot that nobody has heard of
+    before; there are data streams to and from it."""
 
     slot: int
     host: str
@@ -87,6 +88,17 @@ class UndrainRequested:
 
     request: int
     host: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequested:
+    """The spare slots ``retiring``, and no others any more, are wanted empty: ``MoveReported`` answers. When that is
+    done, they are no slots of the job any more. Without any: it is done when every chain is as it is planned.
+    ``force``: even where chains get shorter, or share hosts, by that."""
+
+    request: int
+    retiring: tuple[int, ...]
+    force: bool = False
 
 
 # ------------------------------------------------------------------------------------------ versions and checkpoints
@@ -179,6 +191,7 @@ FailoverEvent: TypeAlias = (
     | MoveRequested
     | DrainRequested
     | UndrainRequested
+    | ScaleRequested
     | HeadPersisted
     | VersionStaged
     | CheckpointCompleted
@@ -203,6 +216,7 @@ __all__ = [
     "PromotionFailed",
     "RecordsRefused",
     "RecordsWritten",
+    "ScaleRequested",
     "SlotFenced",
     "SlotJoined",
     "SlotLost",

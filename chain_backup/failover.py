@@ -39,6 +39,8 @@ Rules:
 - Work is handed to wherever its plan says that it belongs (``plans``): back home after a failover, or elsewhere, when
   somebody asks for it. Nobody hands over to leave a chain shorter than it was: a head that is not planned any more
   waits until all planned members have caught up.
+- Slots of which nothing is known at the start, *spare* ones, join as those do that come back; they are waited for by
+  nobody. One that is to retire is drained like a host, and is no slot of the job any more when nothing is on it.
 
 Invariants: generations and attempts rise and are never used twice; at most one slot is head of a subtask, and it is
 alive; no line is older than what is trimmed or complete; every wait has a deadline of its own.
@@ -82,6 +84,7 @@ from chain_backup.events import (
     PromotionFailed,
     RecordsRefused,
     RecordsWritten,
+    ScaleRequested,
     SlotFenced,
     SlotJoined,
     SlotLost,
@@ -156,10 +159,10 @@ class FailoverProtocol:
     ) -> None:
         invariant(slots >= 1, "a job needs at least one slot", slots=slots)
         self._topology = topology
-        self._slots = tuple(range(slots))
+        self._own_slots = tuple(range(slots))
         self._config = config or FailoverConfig()
-        self._plans = Plans(topology, self._slots, self._config.replicas, strategy)
-        self._check = EventCheck(topology, self._slots)
+        self._plans = Plans(topology, self._own_slots, self._config.replicas, strategy)
+        self._check = EventCheck(topology, self._own_slots)
         self._running = False
         self._table = self._no_chains()
         self._newest_generation = Generation(0)
@@ -208,6 +211,11 @@ class FailoverProtocol:
     def chains(self) -> Mapping[SubtaskId, tuple[int, ...]]:
         """The members of each chain, head first."""
         return {chain.subtask: chain.members for chain in self._table}
+
+    @property
+    def copies(self) -> int:
+        """How many members a chain ought to have, the head included; 0 while no job runs."""
+        return max((len(chain.planned) for chain in self._table), default=0)
 
     @property
     def missing(self) -> int:
@@ -290,7 +298,13 @@ class FailoverProtocol:
         effects += self._advance(now_ms)
         if self._running and self._failover is None:
             effects += self._plans.progress(self._table)
+            self._table.keep(self._plans.slots)
         return effects
+
+    @property
+    def _slots(self) -> tuple[int, ...]:
+        """All that there are, ascending, the spare ones that have joined last."""
+        return self._plans.slots
 
     def _handle(self, now_ms: int, event: FailoverEvent) -> list[FailoverEffect]:
         match event:
@@ -302,7 +316,7 @@ class FailoverProtocol:
                 return self._on_slots_lost(now_ms, [slot], f"slot {slot}: {reason}")
             case SlotJoined(slot, host):
                 return self._on_joined(slot, host)
-            case MoveRequested() | DrainRequested() | UndrainRequested():
+            case MoveRequested() | DrainRequested() | UndrainRequested() | ScaleRequested():
                 return self._on_request(event)
             case SubtaskFailed():
                 return self._on_subtask_failed(now_ms, event)
@@ -330,7 +344,7 @@ class FailoverProtocol:
         self._running = True
         self._newest_generation = event.generation
         cursors, heads = dict(event.cursors), dict(event.heads)
-        self._table.form(self._plans.of, self._slots, event.generation, event.version, cursors, heads)
+        self._table.form(self._plans.of, self._own_slots, event.generation, event.version, cursors, heads)
         return self._tell()
 
     def _stop(self, reason: str) -> list[FailoverEffect]:
@@ -402,7 +416,7 @@ class FailoverProtocol:
         return effects + self._promote_when_ready(now_ms)
 
     def _on_joined(self, slot: int, host: str) -> list[FailoverEffect]:
-        if self._table.is_alive(slot):
+        if self._table.is_alive(slot) or self._plans.is_retired(slot):
             return []
         with contextlib.suppress(PlacementError):  # the user's own strategy: the next deployment says so
             self._plans.hosted({slot: host})

@@ -4,6 +4,7 @@ Rules:
 
 - A strategy is a pure function ``(subtask_index, slots_alive, hosts, replicas) -> slots``, the head first. The head is
   the subtask's home: slot ``subtask_index`` when it is alive.
+- Where there are spare slots, which are at home to nobody, ``spread`` is told who has a home besides.
 - Both strategies given here never put two members on one slot, take slots of hosts that the chain is not on before
   others, and give the slots even numbers of standbys as far as that allows.
 - ``members`` is the only way in: it checks whatever a strategy, also a user's own, answers.
@@ -12,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from flinkplus.errors import ConfigurationError
@@ -33,30 +34,36 @@ def home(subtask_index: int, slots_alive: tuple[int, ...]) -> int:
 
 
 def spread(
-    subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, str], replicas: int
+    subtask_index: int,
+    slots_alive: tuple[int, ...],
+    hosts: Mapping[int, str],
+    replicas: int,
+    homes: Collection[int] | None = None,
 ) -> tuple[int, ...]:
     """Standbys on as many hosts as there are, and over all slots alike.
 
     All chains are laid out together, one standby after the other: each takes, among the slots of hosts that its chain
     uses least, one with the fewest standbys so far, the nearest upwards. What is still uneven then is evened out by
     moves that leave every chain on as many hosts. So no slot carries two more than another unless the hosts differ in
-    size.
+    size. Slots that are none of ``homes`` (``None``: all are) have no chain of their own, and carry one more for that.
     """
-    layout = _spread_out(slots_alive, tuple(hosts.get(slot) for slot in slots_alive), replicas)
-    return layout[home(subtask_index, slots_alive)]
+    head = home(subtask_index, slots_alive)
+    heads = slots_alive if homes is None else tuple(slot for slot in slots_alive if slot in homes or slot == head)
+    layout = _spread_out(slots_alive, tuple(hosts.get(slot) for slot in slots_alive), replicas, heads)
+    return layout[head]
 
 
 @functools.lru_cache(maxsize=4)
 def _spread_out(
-    slots_alive: tuple[int, ...], names: tuple[str | None, ...], replicas: int
+    slots_alive: tuple[int, ...], names: tuple[str | None, ...], replicas: int, heads: tuple[int, ...]
 ) -> Mapping[int, tuple[int, ...]]:
-    """The chains of all slots, which each subtask's is taken from. ``names``: the host of each slot."""
+    """The chains of ``heads``, which each subtask's is taken from. ``names``: the host of each slot."""
     hosts = dict(zip(slots_alive, names, strict=True))
-    chains = {slot: [slot] for slot in slots_alive}
-    standbys = dict.fromkeys(slots_alive, 0)
+    chains = {slot: [slot] for slot in heads}
+    standbys = {slot: 0 if slot in heads else -1 for slot in slots_alive}  # more than the others, by so many
     for _ in range(min(replicas, len(slots_alive)) - 1):
-        for position, head in enumerate(slots_alive):
-            chain = chains[head]
+        for head in heads:
+            chain, position = chains[head], slots_alive.index(head)
             used = [hosts[member] for member in chain]
             following = slots_alive[position + 1 :] + slots_alive[:position]
             best = min(  # the first of the best: the nearest
@@ -115,13 +122,22 @@ STRATEGIES: Mapping[str, Strategy] = {"spread": spread, "near": near}
 
 
 def members(
-    strategy: Strategy, subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, str], replicas: int
+    strategy: Strategy,
+    subtask_index: int,
+    slots_alive: tuple[int, ...],
+    hosts: Mapping[int, str],
+    replicas: int,
+    homes: Collection[int] | None = None,
 ) -> tuple[int, ...]:
-    """The chain that ``strategy`` gives a subtask, head first.
+    """The chain that ``strategy`` gives a subtask, head first. ``homes``: the slots where subtasks are at home, if
+    these are not all.
 
     Raises ``PlacementError`` when it is not made of up to ``replicas`` different living slots, the home slot first.
     """
-    answer = strategy(subtask_index, slots_alive, hosts, replicas)
+    if strategy is spread and homes is not None:
+        answer = spread(subtask_index, slots_alive, hosts, replicas, homes)
+    else:
+        answer = strategy(subtask_index, slots_alive, hosts, replicas)
     name = getattr(strategy, "__name__", type(strategy).__name__)
     expected = home(subtask_index, slots_alive)
 

@@ -156,8 +156,7 @@ def run(quick: bool, soak_minutes: float, only: Sequence[str]) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="flinkplus-bench-") as directory:
         path = str(Path(directory) / "zipf.txt")
         write_corpus(path, WORDS, VOCABULARY, SEED)
-        spark = session.open_session(session.default_master(PARALLELISM))
-        try:
+        with session.session(session.default_master(PARALLELISM)) as spark:
             steps: list[tuple[str, Callable[[], dict[str, Any]]]] = [
                 ("throughput", lambda: throughput(spark, path, seconds, 1.0)),
                 ("checkpoint_cost", lambda: checkpoint_cost(spark, path, pair_seconds, pairs)),
@@ -171,8 +170,6 @@ def run(quick: bool, soak_minutes: float, only: Sequence[str]) -> dict[str, Any]
                     continue
                 figures[name] = step()
                 print(f"{name}: {json.dumps(figures[name])}", flush=True)
-        finally:
-            spark.stop()
     return figures
 
 

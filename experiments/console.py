@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from flinkplus.cli import tables
 from flinkplus.cli.figures import check_json
-
-WIDTH = 120
 
 
 class Bar(Protocol):
@@ -31,16 +29,15 @@ class Bar(Protocol):
 def bar(total: int, what: str) -> Iterator[Bar]:
     """A progress bar on stderr while the block runs."""
     from rich import progress as rich
-    from rich.console import Console
 
     columns = (
-        rich.TextColumn("{task.description}"),
+        rich.TextColumn("{task.description}", markup=False),
         rich.BarColumn(),
         rich.MofNCompleteColumn(),
         rich.TimeElapsedColumn(),
         rich.TimeRemainingColumn(),
     )
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with rich.Progress(*columns, console=tables.console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
 
         class _Bar:
@@ -51,18 +48,16 @@ def bar(total: int, what: str) -> Iterator[Bar]:
                 progress.advance(task)
 
             def say(self, text: str) -> None:
-                progress.console.print(text, markup=False, highlight=False)
+                progress.console.print(text)
 
         yield _Bar()
 
 
 def show(*things: object) -> None:
     """Print tables and lines to stdout, wide enough where nobody looks at a terminal."""
-    from rich.console import Console
-
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console = tables.console()
     for thing in things:
-        console.print(thing, markup=False, highlight=False)
+        console.print(thing)
 
 
 def choices(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:

@@ -77,8 +77,5 @@ def one_session(master: str | None, slots: int, settings: Mapping[str, str] | No
 
     master = master or session.default_master(slots)
     session.check_master(master, slots)
-    spark = session.open_session(master, settings)
-    try:
+    with session.session(master, settings) as spark:
         yield spark
-    finally:
-        spark.stop()

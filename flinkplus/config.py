@@ -29,6 +29,8 @@ CHECKPOINT_MODES = ("aligned", "unaligned", "synchronous")
 FULL_DEPTH = "full"
 CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
+MOST_SPARES = 100
+"""Spare slots that a job may have."""
 MAX_FLUSH_S = 0.1
 MAX_IN_FLIGHT_MB = 128
 """Half of what a message between driver and slot may have (``flinkplus.runtime.control.MAX_BYTES``)."""

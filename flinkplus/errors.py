@@ -42,17 +42,21 @@ class CorruptState(FlinkPlusError):
 class UserFunctionError(FlinkPlusError):
     """A user's function raised, or returned what its schema does not allow.
 
-    Attributes: ``operator`` name, ``subtask`` as text (``count[1]``), ``row`` as text (cut at 1,000 characters).
+    Attributes: ``operator`` name, ``subtask`` as text (``count[1]``), ``row`` as text (cut at 1,000 characters),
+    ``cause`` as text. ``told``: the message of all that, where it was made by another process.
     """
 
-    def __init__(self, operator: str, subtask: str, row: str, cause: str) -> None:
-        super().__init__(operator, subtask, row, cause)
+    def __init__(self, operator: str, subtask: str, row: str, cause: str, told: str | None = None) -> None:
+        super().__init__(operator, subtask, row, cause, told)
         self.operator = operator
         self.subtask = subtask
         self.row = row
         self.cause = cause
+        self.told = told
 
     def __str__(self) -> str:
+        if self.told is not None:
+            return self.told
         return f"operator {self.operator!r}, subtask {self.subtask}: {self.cause}; input row: {self.row}"
 
 

@@ -222,6 +222,22 @@ class JobGraph:
         heads = [vertex.name for vertex in reversed(self.vertices) if vertex.nodes[0] in self.loop_heads()]
         return Cycles(edges, (*heads, *(vertex.name for vertex in self.vertices)))
 
+    def shape(self, parallelism: int) -> dict[str, str]:
+        """What ``fingerprint`` is a digest of, for people: a description for each operator, and of what it gets."""
+        told = {"parallelism": str(parallelism)}
+        for node in self.nodes:
+            fields = ", ".join(f"{field.name} {field.type}" for field in node.schema)
+            told[f"{node.kind} {node.name!r}"] = f"{type(node.body).__name__} of ({fields})"
+        links = [(self.nodes[child].name, node.name) for node in self.nodes for child in node.children]
+        for exchange in self.exchanges:
+            columns = f" of {', '.join(exchange.columns)}" if exchange.columns else ""
+            way = f"{self.nodes[exchange.producer].name} by {exchange.route}{columns}"
+            links.append((self.nodes[exchange.consumer].name, way))
+        for consumer, way in links:
+            name = f"input of {consumer!r}"
+            told[name] = f"{told[name]} and {way}" if name in told else way
+        return told
+
     def fingerprint(self, parallelism: int) -> str:
         """A digest of the shape: names, kinds, schemas, exchanges, parallelism. State only fits the same shape."""
         shape = {

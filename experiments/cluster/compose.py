@@ -19,7 +19,7 @@ from flinkplus.errors import ConfigurationError
 
 COMPOSE_FILE = "docker-compose.yml"
 TOP_LEVEL = {"name", "services", "volumes"}
-PASSED_OVER = {"build", "image", "init", "ports", "working_dir"}
+PASSED_OVER = {"build", "image", "init", "ports", "pull_policy", "working_dir"}
 UNDERSTOOD = {"hostname", "command", "environment", "volumes"}
 VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?::-([^}]*))?\})")
 

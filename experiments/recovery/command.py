@@ -136,6 +136,9 @@ def run_recovery(settings: Settings, json_path: Path, out: Path, master: str | N
         check_json(path)
     place, session_settings = None if settings.hosts is None else Place.here(), None
     if place is not None and settings.hosts is not None:
+        ordered = [failure for failure in settings.failure if failure in HOST_FAILURES]
+        if ordered and place.control is None:
+            raise ConfigurationError(f"the failure {ordered[0]} is ordered, and here is nobody to take orders")
         master, session_settings = place.master, place.session_settings(settings.hosts)
     document = RecoveryDocument(settings, json_path)
     with (

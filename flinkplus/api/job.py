@@ -10,6 +10,8 @@ import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.faults import check_point
+from flinkplus.runtime.move_commands import check_count
 from flinkplus.runtime.moves import PlannedMove
 from flinkplus.runtime.names import find_subtask
 from flinkplus.runtime.output_trace import read_traces
@@ -155,11 +157,17 @@ class JobHandle:
         """Ask for a checkpoint at once; returns before it is complete."""
         self._running.coordinator.request_checkpoint()
 
-    def kill(self, subtask: str) -> None:
-        """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``)."""
+    def kill(self, subtask: str, at: str | None = None) -> None:
+        """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``).
+
+        Now, or ``at`` a point: when that is reached next in the process that is told; the points are in
+        ``flinkplus.runtime.faults``. Raises ``ConfigurationError`` for what is no subtask or no point.
+        """
         options = self._running.coordinator.options
         found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
-        self._running.coordinator.kill(found)
+        if at is not None:
+            check_point(at)
+        self._running.coordinator.kill(found, at)
 
     def missing_standbys(self) -> int:
         """How many standbys there should be and are not, or are not in step yet: 0 at full redundancy."""
@@ -212,6 +220,20 @@ class JobHandle:
     def undrain_host(self, host: str) -> None:
         """Use ``host`` again: what belongs there moves back. Raises ``MoveRefused`` when it is not drained."""
         self._running.coordinator.moves.undrain(host).await_answer()
+
+    def scale_spares(self, count: int, force: bool = False) -> PlannedMove:
+        """Have ``count`` spare slots, beside those that the job was started with: further ones are started on the
+        cluster, and take standbys and moved work like any other; or what is on some of them goes elsewhere, and they
+        end.
+
+        Returns when that is begun; ``left`` of what is returned says what is left to do, ``await_done`` waits until
+        every chain is as it is planned with the new slots, or nothing is left of the old ones. Raises ``MoveRefused``
+        as ``migrate`` does; ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, unless
+        ``force``; ``InsufficientSlots`` when the master is known not to run so many tasks, and, from ``await_done``,
+        when Spark has not started some within ``slot_timeout`` seconds: these are given up. ``MoveCancelled``: another
+        number was asked for, or the job is over. A job that is resumed has no spare slots.
+        """
+        return _begun(self._running.coordinator.moves.scale(check_count(count), force))
 
     def collected(self, name: str) -> pa.Table:
         """The committed rows of a ``collect`` sink. Raises ``ConfigurationError`` when there is no such sink."""

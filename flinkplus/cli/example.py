@@ -63,11 +63,8 @@ def run_example_command(arguments: argparse.Namespace) -> int:
     check_json(arguments.json)
     master = arguments.master or session.default_master(arguments.parallelism)
     session.check_master(master, arguments.parallelism)
-    spark = session.open_session(master)
-    try:
+    with session.session(master) as spark:
         figures = run_example(spark, run)
-    finally:
-        spark.stop()
     for line in story(figures):
         print(line)
     write_json(arguments.json, figures)

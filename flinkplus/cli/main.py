@@ -179,11 +179,8 @@ def _wordcount(arguments: argparse.Namespace) -> int:
     check_json(arguments.json)
     master = arguments.master or session.default_master(arguments.parallelism)
     session.check_master(master, arguments.parallelism)
-    spark = session.open_session(master)
-    try:
+    with session.session(master) as spark:
         result = wordcount.run_wordcount(spark, run)
-    finally:
-        spark.stop()
     wordcount.print_summary(result)
     write_json(arguments.json, result)
     return EXIT_FAILED if result["matches_batch"] is False else EXIT_OK
@@ -227,8 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("default", RuntimeWarning)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
-    parsed = parser().parse_args(arguments)
     try:
+        parsed = parser().parse_args(arguments)
         code: int = parsed.run(parsed)
     except KeyboardInterrupt:
         print("interrupted; the job was ended", file=sys.stderr)

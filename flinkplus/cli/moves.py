@@ -1,4 +1,5 @@
-"""``flinkplus migrate``, ``drain`` and ``undrain``: work of a running job goes elsewhere, and nothing stops."""
+"""``flinkplus migrate``, ``drain``, ``undrain`` and ``scale``: work of a running job goes elsewhere, slots are started
+and ended, and nothing stops."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 from flinkplus.cli.shell import add_job_arguments, job_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.access import Access, call
-from flinkplus.runtime.move_commands import DrainHost, Migrate, MoveNews, UndrainHost
+from flinkplus.runtime.move_commands import DrainHost, Migrate, MoveNews, ScaleSpares, UndrainHost, check_count
 
 SLOT = re.compile(r"(?:slot-)?(\d{1,9})\Z")
 POLL_S = 0.1
@@ -34,6 +35,11 @@ def add_moves(commands: Any) -> None:
     undrain.add_argument("host", metavar="HOST")
     add_job_arguments(undrain)
     undrain.set_defaults(run=run_undrain)
+    scale = commands.add_parser("scale", help="have so many spare slots, beside those that a job was started with")
+    scale.add_argument("spares", type=int, metavar="SPARES", help="how many there are to be; 0: none")
+    scale.add_argument("--force", action="store_true", help="even if there are fewer copies of the state by that")
+    _add_common(scale)
+    scale.set_defaults(run=run_scale)
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:
@@ -64,6 +70,13 @@ def run_undrain(arguments: argparse.Namespace) -> int:
     call(job_of(arguments), UndrainHost(arguments.host))
     print(f"{arguments.host} may be used again")
     return 0
+
+
+def run_scale(arguments: argparse.Namespace) -> int:
+    """The exit code. Raises as ``job_of`` and ``call``."""
+    count = check_count(arguments.spares)
+    done = f"there {'is 1 spare slot' if count == 1 else f'are {count} spare slots'}"
+    return _see_through(arguments, ScaleSpares(count, arguments.force), done)
 
 
 def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:

@@ -18,23 +18,19 @@ def run_resume(directory: str, master: str | None) -> dict[str, Any]:
     master = master or session.default_master(options.parallelism)
     session.check_master(master, options.parallelism)
     terminal = sys.stderr.isatty()
-    spark = session.open_session(master)
-    try:
-        with StreamEnvironment.resume(spark, directory) as job:
-            print(f"resumed job {job.name!r} from checkpoint {job.restored_from or '(none: from the start)'}")
-            try:
-                while not job.wait(POLL_S):
-                    if terminal:
-                        rows = job.metrics()["committed_rows"]
-                        text = ", ".join(f"{name}: {count:,} rows" for name, count in rows.items())
-                        print(f"\r{job.state:<9} {text}", end="", file=sys.stderr, flush=True)
-            finally:
+    with session.session(master) as spark, StreamEnvironment.resume(spark, directory) as job:
+        print(f"resumed job {job.name!r} from checkpoint {job.restored_from or '(none: from the start)'}")
+        try:
+            while not job.wait(POLL_S):
                 if terminal:
-                    print(file=sys.stderr)
-            job.await_finish()
-            result = {**job.metrics(), "checkpoints": job.checkpoints(), "recoveries": job.recoveries()}
-    finally:
-        spark.stop()
+                    rows = job.metrics()["committed_rows"]
+                    text = ", ".join(f"{name}: {count:,} rows" for name, count in rows.items())
+                    print(f"\r{job.state:<9} {text}", end="", file=sys.stderr, flush=True)
+        finally:
+            if terminal:
+                print(file=sys.stderr)
+        job.await_finish()
+        result = {**job.metrics(), "checkpoints": job.checkpoints(), "recoveries": job.recoveries()}
     for name, count in result["committed_rows"].items():
         print(f"{name}: {count:,} rows committed in all")
     return result

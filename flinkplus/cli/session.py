@@ -1,23 +1,29 @@
 """A quiet SparkSession for the command line, and a clear word when Java is missing or too old.
 
 Rules: a ``local`` master listens on loopback only, and retries killed slots. Whatever ``SPARK_*`` or ``PYSPARK_*``
-the user has set is kept.
+the user has set is kept. Whoever interrupts a command, or loses Spark's Java process, is told so in a line, and no Java
+process is left.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import psutil
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from flinkplus.errors import ConfigurationError, JavaError
+from flinkplus.errors import ConfigurationError, FlinkPlusError, JavaError, JobFailed
 from flinkplus.runtime.launcher import LOCAL_CLUSTER, LOOPBACK, check_slots, local_master
 
 JAVA_MINIMUM = 17
@@ -31,6 +37,11 @@ QUICK_JIT = "-XX:TieredStopAtLevel=1"
 from the slots, just when they fail over.
 """
 SPARE_THREADS = 2  # for the user's own queries beside the slots
+JAVA_STOP_S = 10.0
+JAVA_ENDS_S = 2.0
+PY4J_LOGGERS = (None, "py4j.java_gateway", "py4j.clientserver")
+"""That py4j logs with; the first is the root."""
+log = logging.getLogger("flinkplus.session")
 
 
 def check_java() -> int:
@@ -88,11 +99,99 @@ def open_session(master: str, settings: Mapping[str, str] | None = None) -> Spar
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
+    _quieten()
     on_interrupt = signal.getsignal(signal.SIGINT)
+    children = set(psutil.Process().children(recursive=True))
     try:
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
+        _quieten_accumulators(spark)
+        return spark
+    except KeyboardInterrupt:
+        on_interrupt = signal.getsignal(signal.SIGINT)  # whoever is impatient now must not interrupt the end
+        _end([child for child in psutil.Process().children(recursive=True) if child not in children])
+        raise
     except Exception as error:  # py4j and pyspark raise many kinds here; to the user they are one
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigurationError(f"Spark could not be started on master {master!r}: {reason}") from error
     finally:
         signal.signal(signal.SIGINT, on_interrupt)  # PySpark's own handler would cancel the slots' job under ours
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """End Java processes that nobody has a connection to yet; they would not notice that they are alone."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, left = psutil.wait_procs(processes, JAVA_STOP_S)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@contextlib.contextmanager
+def session(master: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """``open_session`` for a block, after which the session is stopped.
+
+    Raises as ``open_session``, and ``JobFailed`` for what fails in the block because Spark's Java process has ended.
+    """
+    spark = open_session(master, settings)
+    try:
+        yield spark
+    except FlinkPlusError:
+        raise
+    except Exception as error:
+        if not (isinstance(error, OSError | Py4JError) and _has_ended(spark)):
+            raise
+        raise JobFailed("Spark's Java process has ended, and the command with it; see what killed it") from error
+    finally:
+        _stop(spark)
+
+
+def _has_ended(spark: SparkSession) -> bool:
+    """Whether the session's Java process, a child of this one, is gone; its connections break a moment before."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    try:
+        process.wait(JAVA_ENDS_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _stop(spark: SparkSession) -> None:
+    """Stop the session. Where its Java process has ended there is nothing to stop, and PySpark fails over that."""
+    try:
+        spark.stop()
+    except Exception as error:
+        log.info("Spark was not stopped: %s: %s", type(error).__name__, error)
+
+
+class _Py4jFilter(logging.Filter):
+    """Keeps back the tracebacks that py4j logs of calls that were interrupted, or had no Java process any more: such a
+    call raises something as well, which whoever called deals with."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.exc_info or "py4j" not in Path(record.pathname).parts
+
+
+_py4j_filter = _Py4jFilter()
+
+
+def _quieten_accumulators(spark: SparkSession) -> None:
+    """PySpark's server for accumulators prints a traceback when the Java process has gone, which others tell of."""
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is None:
+        return
+    tell = server.handle_error
+
+    def handle_error(request: Any, address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
+            tell(request, address)
+
+    server.handle_error = handle_error
+
+
+def _quieten() -> None:
+    for name in PY4J_LOGGERS:
+        logging.getLogger(name).addFilter(_py4j_filter)

@@ -8,11 +8,11 @@ import sys
 import time
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 
 from flinkplus.cli.shell import add_job_arguments, job_of
+from flinkplus.cli.tables import Table, console, text
 from flinkplus.errors import ConfigurationError, NoRunningJob
 from flinkplus.runtime.access import Access, call
 from flinkplus.runtime.operations import Status
@@ -52,7 +52,7 @@ def _print(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(status, ensure_ascii=False), flush=True)
     else:
-        Console().print(tables(status))
+        console().print(tables(status))
 
 
 def _watch(access: Access, first: dict[str, Any], every_s: float, as_json: bool) -> None:
@@ -61,8 +61,8 @@ def _watch(access: Access, first: dict[str, Any], every_s: float, as_json: bool)
             _print(first, True)
             while True:
                 _print(_again(access, every_s), True)
-        console = Console()
-        with Live(tables(first), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        shown = console()
+        with Live(tables(first), console=shown, screen=shown.is_terminal, auto_refresh=False) as live:
             while True:
                 live.update(tables(_again(access, every_s)), refresh=True)
     except NoRunningJob as error:  # which is how it ends
@@ -81,7 +81,7 @@ def tables(status: dict[str, Any]) -> Group:
         f"{job['name']} ({job['job_id']}): {metrics['state']}, for {metrics['running_s']:,.1f} s; driver: process "
         f"{job['pid']} on {job['host']}; {job['recovery']}, {job['guarantee']}, {job['replicas']} copies"
     )
-    parts: list[Any] = [heading, slot_table(status["slots"]), subtask_table(status["subtasks"])]
+    parts: list[Any] = [text(heading), slot_table(status["slots"]), subtask_table(status["subtasks"])]
     if status["chains"]:
         parts.append(chain_table(status["chains"]))
     parts.append(checkpoint_table(status["checkpoints"], metrics))
@@ -89,20 +89,22 @@ def tables(status: dict[str, Any]) -> Group:
     if moves:
         parts.append(failover_table(sorted(moves, key=lambda move: move["begin_s"] or 0.0)[-SHOWN:]))
     counts = ("failovers", "handovers", "fallbacks", "slot_restarts", "refused_connections", "malformed_frames")
-    parts.append(", ".join(f"{metrics[name]} {name.replace('_', ' ')}" for name in counts))
+    parts.append(text(", ".join(f"{metrics[name]} {name.replace('_', ' ')}" for name in counts)))
     if metrics["zookeeper"] not in (None, "connected"):
-        parts.append(f"ZooKeeper: {metrics['zookeeper']}")
+        parts.append(text(f"ZooKeeper: {metrics['zookeeper']}"))
     if metrics["zookeeper_restarts"]:
-        parts.append(f"the job's own ZooKeeper server was started again {metrics['zookeeper_restarts']} times")
+        parts.append(text(f"the job's own ZooKeeper server was started again {metrics['zookeeper_restarts']} times"))
     return Group(*parts)
 
 
 def slot_table(slots: list[dict[str, Any]]) -> Table:
     """Where the slots are, and what they do."""
-    table = _table("Slots", ("slot", "state", "host"), ("pid", "restarts", "subtasks", "standbys", "heard ms ago"))
+    numbers = ("restarts", "subtasks", "standbys", "heard ms ago")
+    table = Table("Slots", ("slot",), ("state", "host"), ("pid", *numbers))
     for slot in slots:
-        names = ("slot", "state", "host", "pid", "restarts", "subtasks", "standbys", "heard_ms")
-        table.add_row(*(_cell(slot[name]) for name in names))
+        names = ("restarts", "subtasks", "standbys", "heard_ms")
+        pid = "-" if slot["pid"] is None else str(slot["pid"])
+        table.add_row(slot["slot"], slot["state"], _cell(slot["host"]), pid, *(_cell(slot[name]) for name in names))
     return table
 
 
@@ -110,18 +112,17 @@ def subtask_table(subtasks: list[dict[str, Any]]) -> Table:
     """Where the subtasks are, and how far."""
     names = ("generation", "rows_in", "rows_out", "behind_rows", "waiting_messages", "keys")
     headings = ("generation", "rows in", "rows out", "rows behind", "messages waiting", "keys")
-    table = _table("Subtasks", ("subtask", "slot", "state"), headings)
-    table.add_column("")
+    blocked = any(one["blocked"] for one in subtasks)
+    table = Table("Subtasks", ("subtask",), ("slot", "state"), headings, "blocked" if blocked else None)
     for one in subtasks:
-        numbers = [_cell(one[name]) for name in names]
-        table.add_row(one["subtask"], one["slot"], one["state"], *numbers, one["blocked"])
+        cells = [one["subtask"], _cell(one["slot"]), one["state"], *(_cell(one[name]) for name in names)]
+        table.add_row(*cells, *[one["blocked"] or ""] * blocked)
     return table
 
 
 def chain_table(chains: list[dict[str, Any]]) -> Table:
     """Who has which version, head first."""
-    table = _table("Chains (version held, checkpoints behind)", ("subtask",), ("generation", "newest"))
-    table.add_column("members", justify="left")
+    table = Table("Chains (version held, checkpoints behind)", ("subtask",), (), ("generation", "newest"), "members")
     for chain in chains:
         members = ", ".join(_member(member) for member in chain["members"])
         table.add_row(chain["subtask"], _cell(chain["generation"]), _cell(chain["newest"]), members)
@@ -138,19 +139,22 @@ def checkpoint_table(checkpoints: list[dict[str, Any]], metrics: dict[str, Any])
     """What is in flight, and the last ones, in milliseconds."""
     title = f"Checkpoints: {metrics['checkpoints_completed']} complete, the last is {_cell(metrics['last_checkpoint'])}"
     phases = [phase.removesuffix("_ms") for phase in CHECKPOINT_PHASES]
-    table = _table(f"{title} (ms)", ("id", "status", "mode"), phases)
-    for checkpoint in checkpoints[-SHOWN:]:
+    last = checkpoints[-SHOWN:]
+    reasons = any(checkpoint["reason"] for checkpoint in last)
+    table = Table(f"{title} (ms)", ("id",), ("status", "mode"), phases, "reason" if reasons else None)
+    for checkpoint in last:
         status = "in flight" if checkpoint["status"] == "pending" else checkpoint["status"]
-        reason = f" ({checkpoint['reason']})" if checkpoint["reason"] else ""
         times = [_cell(checkpoint[phase]) for phase in CHECKPOINT_PHASES]
-        table.add_row(str(checkpoint["id"]), status + reason, checkpoint["mode"], *times)
+        table.add_row(
+            str(checkpoint["id"]), status, checkpoint["mode"], *times, *[checkpoint["reason"] or ""] * reasons
+        )
     return table
 
 
 def failover_table(moves: list[dict[str, Any]]) -> Table:
     """Failovers, rollbacks and handovers, in milliseconds, and why."""
-    table = _table("Failovers (ms)", ("at", "mode", "failure"), [phase.removesuffix("_ms") for phase in PHASES])
-    table.add_column("subtasks, reason", justify="left")
+    phases = [phase.removesuffix("_ms") for phase in PHASES]
+    table = Table("Failovers (ms)", ("at", "mode"), ("failure",), phases, "subtasks, reason")
     for move in moves:
         begun_s = move["begin_s"]
         at = "-" if begun_s is None else time.strftime("%H:%M:%S", time.localtime(begun_s))
@@ -158,15 +162,6 @@ def failover_table(moves: list[dict[str, Any]]) -> Table:
         if move["fallback"]:
             why += f"; fell back: {move['fallback']}"
         table.add_row(at, move["mode"], move["failure"], *(_cell(move[phase]) for phase in PHASES), why)
-    return table
-
-
-def _table(title: str, left: tuple[str, ...], right: Any) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in left:
-        table.add_column(heading, justify="left", no_wrap=True)
-    for heading in right:
-        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 

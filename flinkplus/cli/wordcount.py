@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import SparkSession
-from rich.console import Console
-from rich.table import Table
 
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.batch_check import BatchCheck, check_output
 from flinkplus.cli.progress import ProgressLine
+from flinkplus.cli.tables import Table, console
 from flinkplus.config import options_from
 from flinkplus.corpus import demo_file
 from flinkplus.errors import ConfigurationError
@@ -190,8 +189,8 @@ def milliseconds(value: float | None) -> str:
 
 def print_summary(result: dict[str, Any]) -> None:
     """The table at the end of a run."""
-    console = Console()
-    table = Table(title="WordCount", show_header=False, title_justify="left")
+    out = console()
+    table = Table("WordCount", ("",), note="")
     complete = [c for c in result["checkpoints"] if c["status"] == "complete"]
     for label, value in (
         ("words", f"{result['words']:,}"),
@@ -205,18 +204,16 @@ def print_summary(result: dict[str, Any]) -> None:
         ("result", verdict(result)),
     ):
         table.add_row(label, value)
-    console.print(table)
+    out.print(table)
     if complete:
-        console.print(checkpoint_table(complete))
+        out.print(checkpoint_table(complete))
     if result["recoveries"]:
-        console.print(recovery_table(result["recoveries"]))
+        out.print(recovery_table(result["recoveries"]))
 
 
 def checkpoint_table(checkpoints: list[dict[str, Any]]) -> Table:
     """How long the phases of complete checkpoints took, in milliseconds, and how large they are."""
-    table = Table(title="Checkpoints", title_justify="left")
-    for heading in ("", "median", "longest"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = Table("Checkpoints", ("",), (), ("median", "longest"))
     for phase, key in CHECKPOINT_PHASES.items():
         times = [checkpoint[key] for checkpoint in checkpoints if checkpoint[key] is not None]
         if times:
@@ -231,9 +228,7 @@ def checkpoint_table(checkpoints: list[dict[str, Any]]) -> Table:
 
 def recovery_table(recoveries: list[dict[str, Any]]) -> Table:
     """One line for each recovery, with its phases in milliseconds."""
-    table = Table(title="Recoveries (ms)", title_justify="left")
-    for heading in ("mode", "failure", *PHASES, "total"):
-        table.add_column(heading, justify="left" if heading in ("mode", "failure") else "right", no_wrap=True)
+    table = Table("Recoveries (ms)", ("mode", "failure"), (), (*PHASES, "total"))
     for recovery in recoveries:
         times = [recovery[f"{phase}_ms"] for phase in (*PHASES, "recovery")]
         cells = ["-" if value is None else f"{value:,.1f}" for value in times]

@@ -1,15 +1,22 @@
 """What every algorithm of checkpointing has in common: the numbers of checkpoints, and the life of a snapshot.
 
 An algorithm is a machine of one subtask that is told of barriers and orders what is to be done: which channels wait,
-when the state is copied, when the barrier goes on, which messages belong to the snapshot. There is one module for each:
+when the state is copied, when the barrier goes on, which messages belong to the snapshot. All modes side by side:
 
-| module | graph | copies the state | of channels, the snapshot holds |
-| --- | --- | --- | --- |
-| ``alignment`` | acyclic | when the barrier is there on all inputs | nothing |
-| ``cyclic`` | with loops | when it is there on all but the back edges | of back edges, what comes before it |
-| ``unaligned`` | acyclic | when it comes in on the first input | of all inputs, what comes before it |
+| mode | module | copies the state when the barrier | of channels, the snapshot holds | what waits |
+| --- | --- | --- | --- | --- |
+| aligned | ``alignment`` | is taken off all inputs | nothing | an input, from its barrier to the copy |
+| synchronous | ``alignment`` | is taken off all inputs | nothing | and then all, to the end of the checkpoint |
+| at least once | ``alignment`` | is taken off all inputs | nothing | nothing |
+| loops | ``cyclic`` | is taken off all but the back edges | of back edges, up to it | as aligned, but no back edge |
+| unaligned | ``unaligned`` | comes in on the first input | of all inputs, up to it | nothing |
 
-What the last two share is in ``recording``.
+In all of them the barrier goes to every output right behind the copy. Only ``cyclic`` takes loops, and it takes nothing
+else. *Synchronous*, the stop-the-world snapshot that the paper compares with, has no machine of its own: the subtask
+begins no step behind its copy (``stands_still``, in ``snapshots``). *At least once* is ``alignment`` that does not
+block: what comes behind a barrier meanwhile is in the copy, and comes again after a restore. *Unaligned* is *aligned*
+until a checkpoint may overtake, which is an order, and where more waits than a snapshot may hold. What ``cyclic`` and
+``unaligned`` share is in ``recording``.
 
 Departures of all of them from the papers, and why:
 

@@ -285,6 +285,20 @@ class SlotStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareAdded:
+    """There is a spare slot more, which may register. (With a number that no slot has had.)"""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpareTaken:
+    """Spare slot ``slot`` is no slot of the job any more; its process is gone."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class SubtaskFailed:
     """A subtask threw; ``error`` is what the user should see if this ends the job."""
 
@@ -370,6 +384,8 @@ JobEvent: TypeAlias = (
     | GenerationsUsed
     | SlotDeployed
     | SlotStopped
+    | SpareAdded
+    | SpareTaken
     | SubtaskFailed
     | RestoreFailed
     | CheckpointCompleted

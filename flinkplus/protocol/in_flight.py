@@ -9,6 +9,8 @@ the coordinator, down the chain, back to the slot that begins from it. So their 
   the snapshots of one checkpoint hold that a deployment brings into one slot: else the coordinator declines it;
 - of *a job*: what the snapshots of one checkpoint hold, since the coordinator has them all. Else it declines it.
 
+Who can see that it would need more does not begin to overtake before less is left (``InFlightBudget.room``).
+
 Rules: sizes are those in a handle, once they are known (``SubtaskSnapshots.add_logs``); before that, close estimates.
 Of what is too large nothing is kept, and what is declined for it says so (``AbortCause.OVER_BUDGET``).
 """
@@ -25,6 +27,9 @@ from flinkplus.protocol.messages import Message
 
 MAX_LOGGED_BYTES = 16 << 20
 """Of what is in flight on one channel, as it is on the wire."""
+MAX_OVERTAKEN_BYTES = MAX_LOGGED_BYTES // 2
+"""On one channel, in the queue of the consumer, and as much again in the log of the producer. A barrier waits until no
+more is left."""
 MESSAGE_OVERHEAD_BYTES = 64
 """Of a message beside its payload and what it tells of steps."""
 SUBTASK_SHARE = 2
@@ -43,15 +48,23 @@ class AbortCause(Enum):
 
 @dataclass(slots=True)
 class InFlightBudget:
-    """Of one slot: how much its snapshots may hold in all, in bytes, and how much they do."""
+    """Of one slot: how much its snapshots may hold in all, in bytes, and how much they do. ``slots``: of the job."""
 
     slot_bytes: int = 64 << 20
     held_bytes: int = 0
+    slots: int = 1
 
     @property
     def snapshot_bytes(self) -> int:
         """The most of one snapshot."""
         return self.slot_bytes // SUBTASK_SHARE
+
+    @property
+    def room(self) -> int:
+        """How much one more snapshot may hold so that it is not declined; nor would be the checkpoint, if all slots of
+        the job held as much as this one."""
+        share = min(self.slot_bytes, JOB_SLOTS * self.slot_bytes // self.slots)
+        return min(self.snapshot_bytes, share - self.held_bytes)
 
 
 def as_text(size_bytes: int) -> int:

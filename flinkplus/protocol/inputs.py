@@ -15,6 +15,7 @@ from typing import Any
 
 from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.in_flight import cost_of
 from flinkplus.protocol.messages import Kind, Message
 
 MERGED_MESSAGE_BYTES = 16 << 10
@@ -34,14 +35,19 @@ class InputChannel:
     ended: bool = False
     put_back: int = 0
 
-    def waiting_before(self, checkpoint: CheckpointId) -> int:
-        """Bytes that are here and not taken, up to the barrier of ``checkpoint``; all, if that has not come in."""
-        size_bytes = 0
+    def waiting_before(self, checkpoint: CheckpointId, most: int) -> tuple[int, int]:
+        """What is here and not taken, up to the barrier of ``checkpoint``: its size in bytes, and about what it takes
+        in a snapshot, barrier included. If that has not come in, all, and twice in a snapshot: there is more to come.
+        Where it takes more than ``most``, it may be a part of it only."""
+        size_bytes = in_snapshot = 0
         for message, _ in self.queue:
+            in_snapshot += cost_of(message)
             if message.kind is Kind.BARRIER and message.epoch == checkpoint:
-                break
+                return size_bytes, in_snapshot
             size_bytes += message.size
-        return size_bytes
+            if in_snapshot > most:
+                break
+        return size_bytes, 2 * in_snapshot
 
     def fence(self, generation: Generation, peer: int | None) -> int:
         """The producer has failed, and its successor will have ``generation``, at ``peer``: nothing older is taken any

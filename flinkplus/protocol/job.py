@@ -25,6 +25,8 @@ Rules:
   Once it has, the host is more likely to blame: the job waits its time, and then says what was wrong.
 - A failure that local failover takes on is spent from the same budget as one that rolls back.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
+- *Spare* slots come and go while the job lives. Nothing is deployed on them, and nobody waits for one but for its end
+  with the job; where one is lost, nothing is, as far as this machine knows.
 - The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
 
 Invariants: ``Deploy`` only when all slots are registered, nothing is in flight and the backoff is over; generations
@@ -76,6 +78,8 @@ from flinkplus.protocol.events import (
     SlotRegistered,
     SlotStartFailed,
     SlotStopped,
+    SpareAdded,
+    SpareTaken,
     SubtaskFailed,
     TimeAdvanced,
 )
@@ -224,6 +228,12 @@ class JobProtocol:
                 return self._on_slot_gone(now_ms, slot, incarnation, reason, bearable=self._state is JobState.RUNNING)
             case SlotStopped(slot):
                 return self._on_slot_gone(now_ms, slot, self._slots.holder(slot), "it stopped by itself")
+            case SpareAdded(slot):
+                self._slots.add(slot)
+                return []
+            case SpareTaken(slot):
+                self._slots.take_away(slot)
+                return []
             case SlotDeployed(generation, slot):
                 self._on_slot_deployed(generation, slot)
                 return []
@@ -260,7 +270,7 @@ class JobProtocol:
         self._start_failures.pop(slot, None)
         if self._state is JobState.STOPPING:
             return [StopSlots()]
-        if replaced is None or self._state not in LIVE:
+        if replaced is None or self._state not in LIVE or self._slots.is_spare(slot):
             return []
         return self._fail(now_ms, self._slot_failure(slot, f"incarnation {incarnation} registered in its place"))
 
@@ -280,7 +290,7 @@ class JobProtocol:
         if incarnation is None or self._slots.holder(slot) != incarnation:
             return []
         self._slots.release(slot)
-        if bearable or self._state not in LIVE:
+        if bearable or self._state not in LIVE or self._slots.is_spare(slot):
             return []
         return self._fail(now_ms, self._slot_failure(slot, reason))
 

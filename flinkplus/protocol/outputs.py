@@ -11,8 +11,9 @@ Rules:
   generation than the one expected changes nothing;
 - a message carries the determinants that its channel has not been told yet, its sender's and its sender's ancestors';
 - a promoted subtask makes messages again that its consumers have had. They are not sent again; they must be the same;
-- a barrier that overtakes is sent at once, with all that waits before it. What was sent beyond the consumer's credit
-  then counts as unsent: nothing more is made before credit has caught up with it.
+- a barrier that overtakes is sent at once, with all that waits before it, but for what is sent again to a consumer's
+  successor and for more than ``MAX_OVERTAKEN_BYTES``: these go with credit first, as before an aligned one. What was
+  sent beyond the consumer's credit counts as unsent: nothing more is made before credit has caught up with it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.determinants import AncestorLog, StepLog, encode_run
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, invariant
+from flinkplus.protocol.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.messages import Kind, Message
 
 MAX_UNSENT_MESSAGES = 4
@@ -55,7 +57,13 @@ class ChannelLog(Protocol):
     def sent(self) -> int: ...
 
     @property
+    def sent_once(self) -> int: ...
+
+    @property
     def appended(self) -> int: ...
+
+    @property
+    def unsent_bytes(self) -> int: ...
 
     @property
     def accepts(self) -> bool: ...
@@ -99,6 +107,7 @@ class OutputChannel:
     they are not compared); ``had_to``: the number behind them.
     ``is_back``: it is of a back edge, and takes whatever is appended, so that a loop never waits for itself.
     ``granted``: the first ``seq`` that credit does not reach; ``limit`` may be beyond it (``OutputChannels.overdraw``).
+    ``overdraft``: up to there all is to be sent without credit, as soon as it may be.
     ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
     the position in its ``AncestorLog``.
     """
@@ -118,6 +127,13 @@ class OutputChannel:
     had: dict[int, int] | None = None
     had_to: int = 0
     granted: int = 0
+    overdraft: int = 0
+
+    @property
+    def may_be_overdrawn(self) -> bool:
+        """Whether all that waits here may be sent without credit: it is little, and nothing of it was ever sent."""
+        log = self.log
+        return not self.resuming and log.sent == log.sent_once and log.unsent_bytes <= MAX_OVERTAKEN_BYTES
 
     @property
     def is_overdrawn(self) -> bool:
@@ -135,12 +151,16 @@ class OutputChannel:
             self.log.rewind(consumed)
             self.limit = self.granted = consumed + REPLAY_WINDOWS * self.window
             return
-        if consumed + self.window > self.granted:
-            self.granted = consumed + self.window
-            self.limit = max(self.limit, self.granted)
+        self.grant(consumed + self.window)
         if consumed > self.log.acknowledged:
             self.log.acknowledge(min(consumed, self.log.sent))
             self._trim()
+
+    def grant(self, end: int) -> None:
+        """The consumer takes all before ``end``, unless it has said more before, or is yet to say where to go on."""
+        if end > self.granted and not self.resuming:
+            self.granted = end
+            self.limit = max(self.limit, end)
 
     def fence(self, generation: Generation) -> None:
         """The consumer has failed; the channel stays closed until one of ``generation`` opens it."""
@@ -246,6 +266,7 @@ class OutputChannels(ABC):
         self.silent = False
         self._edges: dict[int, list[OutputChannel]] = {}
         self._overdrawn: list[OutputChannel] = []
+        self._to_overdraw: list[OutputChannel] = []
         self.channels: dict[ChannelId, OutputChannel] = {}
         self.epoch = CheckpointId(0)
 
@@ -331,11 +352,20 @@ class OutputChannels(ABC):
             return self.accepts
 
     def overdraw(self) -> None:
-        """Send all that was made so far, whatever the credit; nothing more is made until there is credit for it."""
+        """Send all that was made so far, whatever the credit; nothing more is made until there is credit for it. Where
+        that would be too much (``OutputChannel.may_be_overdrawn``), what is too much goes with credit before."""
         for end in self.channels.values():
-            if not end.resuming:
-                end.limit = max(end.limit, end.log.appended)
+            end.overdraft = end.log.appended
+        self._to_overdraw = list(self.channels.values())
         self.pump()
+
+    def _overdraw(self) -> None:
+        """Send without credit what may be sent so by now."""
+        waiting = [end for end in self._to_overdraw if end.log.sent < end.overdraft]
+        self._to_overdraw = [end for end in waiting if not end.may_be_overdrawn]
+        for end in [end for end in waiting if end.may_be_overdrawn]:
+            end.limit = max(end.limit, end.overdraft)
+            self.pump(end)
         self._is_overdrawn()
 
     def cursors(self) -> dict[str, int]:
@@ -453,6 +483,8 @@ class OutputChannels(ABC):
                     self._hand_over(message, payload)
                 else:
                     self._transmit(end.peer, message, payload)
+        if self._to_overdraw:
+            self._overdraw()
 
     def trim(self, cursors: Mapping[str, int]) -> None:
         """No consumer will ever ask for what is before these cursors."""

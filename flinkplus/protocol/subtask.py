@@ -44,21 +44,19 @@ from flinkplus.protocol.determinants import (
 )
 from flinkplus.protocol.guarantee import Guarantee
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId, invariant
+from flinkplus.protocol.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.incarnation import Incarnation
 from flinkplus.protocol.inputs import InputChannel
 from flinkplus.protocol.loops import SubtaskLoop
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import Peer
 from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
-from flinkplus.protocol.snapshots import MAX_LOGGED_BYTES, NO_TIME_MS
+from flinkplus.protocol.snapshots import NO_TIME_MS
 from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.protocol.work import SeenMessages, Taken
 
 MERGED_MESSAGES = 256
-MAX_OVERTAKEN_BYTES = MAX_LOGGED_BYTES // 2
-"""On one channel, in the queue of the consumer, and as much again in the log of the producer. A barrier waits until no
-more is left."""
 MERGED_WHERE_BARRIERS_OVERTAKE = 8
 """A barrier waits for the end of a step."""
 PASSED_OVER_ROWS = 16_384
@@ -382,12 +380,21 @@ class SubtaskSteps(SubtaskLoop):
         if machine is None or self.repeating:
             return False
         if machine.due is not None:
-            recorded = [self.inputs.channels[channel] for channel in machine.overtaken_by(machine.due)]
-            if any(end.waiting_before(machine.due) >= MAX_OVERTAKEN_BYTES for end in recorded):
+            if not self._can_hold(machine, machine.due):
                 return False
         elif not self._triggers or not machine.may_overtake(self._triggers[0]):
             return False
         return self._step is None or self.outputs.accepts_within(MAX_OVERTAKEN_BYTES)
+
+    def _can_hold(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> bool:
+        """Whether a snapshot may hold what the barrier of ``checkpoint`` would overtake, as far as it can be known."""
+        room = self._incarnation.in_flight.room
+        for channel in machine.overtaken_by(checkpoint):
+            size_bytes, in_snapshot = self.inputs.channels[channel].waiting_before(checkpoint, room)
+            room -= in_snapshot
+            if size_bytes >= MAX_OVERTAKEN_BYTES or room < 0:
+                return False
+        return True
 
     def _may_go_on(self) -> bool:
         if (self._halted is None or bool(self._put_off)) and self._has_work() and self.outputs.accepts:
@@ -453,7 +460,7 @@ class SubtaskSteps(SubtaskLoop):
             self._catch_up_with_orders()
             if self._triggers and machine.may_overtake(self._triggers[0]):
                 self._begin_checkpoint(self._triggers.popleft())
-            elif machine.due is not None:
+            elif machine.due is not None and self._can_hold(machine, machine.due):  # a step may have filled the slot
                 self._begin_overtaking(machine, machine.due)
 
     def _begin_overtaking(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> None:
@@ -521,6 +528,7 @@ class SubtaskSteps(SubtaskLoop):
     def _begin_checkpoint(self, checkpoint: CheckpointId) -> None:
         found = self._barriers.step(NO_TIME_MS, events.CheckpointTriggered(checkpoint))
         if found:
+            self._on_point("trigger")
             self._begin_with(Choice.TRIGGER, checkpoint)
         self._apply_all(found)
 

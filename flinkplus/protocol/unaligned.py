@@ -22,12 +22,13 @@ Why it does not wait for the backlog. What a barrier would wait for is skipped a
 
 - in its consumer, the queue: it counts when it comes in, not when it is taken;
 - on the wire, credit: it is sent with all that its producer has made before it (``OutputChannels.overdraw``). That is
-  bounded, since a producer keeps few messages unsent, and makes no more before credit has caught up;
+  bounded, since a producer keeps few messages unsent, and makes no more before credit has caught up. What is sent again
+  to a consumer's successor may be much: it goes with credit, and the barrier there waits for it;
 - in its producer, room: a step that rests half-way for lack of room is done to its end (``OutputChannels.endless``), or
   as far as may be overtaken.
 
-No more is overtaken than a snapshot can hold (``MAX_OVERTAKEN_BYTES`` of a channel): until less is left, a barrier
-waits as an aligned one does.
+No more is overtaken than a snapshot can hold (``MAX_OVERTAKEN_BYTES`` of a channel, ``InFlightBudget.room`` of all):
+until less is left, a barrier waits as an aligned one does.
 
 What is left is a step at each subtask on the way, and the time that the messages take which are in flight.
 

@@ -32,13 +32,14 @@ from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.dialing import dial, receive_frame
 from flinkplus.runtime.handshake import Connecting
 from flinkplus.runtime.planes import COORDINATOR
-from flinkplus.runtime.tcp import framed
+from flinkplus.runtime.tcp import framed, parse_address
 from flinkplus.state.storage import CheckpointStorage
 
 FORMAT = 1
 ACCESS_FILE = "COMMANDS.json"
 ACCESS_BLOB = "commands"
 MAX_BYTES = 1 << 20
+MAX_PID = 1 << 31
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 60.0
 ELSEWHERE = "copy that file to a place of your own (mode 600) and give it as --access FILE"
@@ -167,6 +168,11 @@ def _parse(found: Any) -> Access:
             raise TypeError(f"{name} is something else")
     if found["format"] != FORMAT:
         raise ValueError(f"format {found['format']}, known is {FORMAT}")
+    if not 0 < found["pid"] < MAX_PID:
+        raise ValueError(f"{found['pid']} is no process")
+    _check_address(found["address"])
+    if not found["key"]:
+        raise ValueError("no key")
     certificates = found["tls"]
     if isinstance(certificates, dict):
         certificates = tls.Certificates(**{name: text.encode("ascii") for name, text in certificates.items()})
@@ -180,6 +186,16 @@ def _parse(found: Any) -> Access:
     )
 
 
+def _check_address(address: str) -> None:
+    """Raises ``ValueError``."""
+    host, port = parse_address(address)
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"{port} is no port")
+    if not host or not host.isprintable():
+        raise ValueError(f"{host!r} is no host")
+    host.encode("idna")
+
+
 def access_of(checkpoint_dir: str) -> Access:
     """The running job that ``checkpoint_dir`` belongs to. Raises as ``read_access``, and
     ``CheckpointDirectoryError`` for a directory of no job.
@@ -189,6 +205,8 @@ def access_of(checkpoint_dir: str) -> Access:
     try:
         found = parse_document(storage.get_blob(ACCESS_BLOB))
         host, file = str(found["host"]), str(found["file"])
+    except OSError as error:
+        raise ConfigurationError(f"the checkpoint directory {checkpoint_dir!r} cannot be read: {error}") from error
     except (CorruptCheckpoint, ValueError, KeyError, TypeError):
         raise NoRunningJob(f"no job runs on the checkpoint directory {checkpoint_dir!r} just now") from None
     if host != socket.gethostname() and not os.path.exists(file):

@@ -33,7 +33,7 @@ class ActiveSubtasks:
         self._order: list[Subtask] = []
         self._early: dict[ChannelId, Credit] = {}
         self._stale = 0
-        self._limits: dict[ChannelId, tuple[int, int]] = {}  # with the generation of the consumer
+        self._granted: dict[ChannelId, tuple[int, int]] = {}  # with the generation of the consumer
 
     def __iter__(self) -> Iterator[Subtask]:
         return iter(list(self._order))
@@ -64,17 +64,24 @@ class ActiveSubtasks:
         for edge in subtask.plan.vertex.outputs:
             self._producers[(edge, subtask.id.index)] = subtask
         for channel, end in subtask.outputs.channels.items():
-            generation, limit = self._limits.pop(channel, (None, 0))
-            if generation == end.consumer_generation and not end.resuming:
-                end.limit = max(end.limit, limit)
+            generation, granted = self._granted.pop(channel, (None, 0))
+            if generation == end.consumer_generation:
+                end.grant(granted)
             if channel in self._early:
                 end.credit(*self._early.pop(channel))
 
     def credit(self, channel: ChannelId, credit: Credit) -> Subtask | None:
-        """Credit for a producer: returned when it is here, else kept until it is. Later credit tells all of earlier."""
+        """Credit for a producer: returned when it is here, else kept until it is. Newer credit tells all of older.
+
+        What a fenced consumer has said may come behind its successor's, since it comes over another stream.
+        """
         producer = self.producer(channel)
         if producer is None:
-            self._early[channel] = credit
+            known = self._early.get(channel)
+            if known is None or known[:2] <= credit[:2]:
+                self._early[channel] = credit
+            else:
+                self._stale += credit[0] < known[0]
         else:
             producer.outputs.channels[channel].credit(*credit)
         return producer
@@ -93,9 +100,9 @@ class ActiveSubtasks:
         perhaps when they had been told of the other, they have allowed the other. Nobody will say it again.
         """
         ends = [end for end in subtask.outputs.channels.values() if not end.resuming]
-        limits = {end.channel: (end.consumer_generation, end.limit) for end in ends}
+        granted = {end.channel: (end.consumer_generation, end.granted) for end in ends}
         if self.retire(subtask):
-            self._limits.update(limits)
+            self._granted.update(granted)
 
     def retire(self, subtask: Subtask) -> bool:
         """Close a subtask; false when it is not active (any more)."""
@@ -118,4 +125,4 @@ class ActiveSubtasks:
         for subtask in self:
             self.retire(subtask)
         self._early.clear()
-        self._limits.clear()
+        self._granted.clear()

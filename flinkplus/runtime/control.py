@@ -136,7 +136,8 @@ class SnapshotRefused:
 
 @dataclass(frozen=True)
 class SubtaskFailure:
-    """``kind`` is the error's class name; ``operator`` and ``row`` are set when a user function raised."""
+    """``kind`` is the error's class name, ``reason`` all of its message; ``operator``, ``row`` and ``cause``, which are
+    in the message, are set when a user function raised."""
 
     generation: int
     subtask: str
@@ -145,6 +146,7 @@ class SubtaskFailure:
     operator: str = ""
     row: str = ""
     time_s: float = 0.0
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -411,7 +413,7 @@ class Die:
 class Inject:
     """Fault injection (``injections``): ``exception`` in ``subtasks``, at once; ``pause`` the process, ``cut`` it off
     from ``peers`` (slots, and -1 for the driver; ``None``: all), or ``slow`` down each step of ``subtasks`` by
-    ``delay_s``: for ``for_s``.
+    ``delay_s``: for ``for_s``. ``kill`` the process when one of ``subtasks`` next reaches ``point`` (``faults``).
     """
 
     fault: str
@@ -419,6 +421,7 @@ class Inject:
     for_s: float = 0.0
     delay_s: float = 0.0
     peers: list[int] | None = None
+    point: str = ""
 
 
 ControlMessage = (

@@ -35,7 +35,7 @@ from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.config import earliest_ms
 from flinkplus.protocol.effects import JobState
-from flinkplus.protocol.ids import Generation, SubtaskId
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.reachability import Reachability
 from flinkplus.runtime import control
@@ -57,9 +57,10 @@ from flinkplus.runtime.dispatch import (
     UserAsked,
 )
 from flinkplus.runtime.failovers import Failovers
-from flinkplus.runtime.faults import Faults
+from flinkplus.runtime.faults import COORDINATOR_POINTS, STANDBY_POINTS, Faults
 from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.injections import KILL
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs, reachability_config
 from flinkplus.runtime.logs import speak_as
@@ -79,6 +80,7 @@ from flinkplus.runtime.recoveries import RecoveryLog
 from flinkplus.runtime.registry import RecordWriter
 from flinkplus.runtime.renumbering import matched
 from flinkplus.runtime.reports import Reports
+from flinkplus.runtime.spares import Spares
 from flinkplus.runtime.status import chains_of, slots_of, subtasks_of
 
 MAX_IDLE_S = 0.1
@@ -209,6 +211,7 @@ class Coordinator:
         self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
         self._operations.add_to(self.commands)
         self.moves = Moves(self._ask, lambda: self.state, self._failovers)
+        self.spares = self._make_spares()
         MoveCommands(self.moves, graph, options).add_to(self.commands)
         self._preference = Preference()
         self._malformed = 0
@@ -237,7 +240,7 @@ class Coordinator:
             self.options.promises,
             "partial" if self.options.partial else "standby",
         )
-        self._job_driver.started = failovers.started
+        self._job_driver.started = self._started
         self._job_driver.begins_on = failovers.begins_on
         self._checkpoint_driver.holds = failovers.holds
         self._checkpoint_driver.completed = failovers.completed
@@ -246,6 +249,27 @@ class Coordinator:
         if self.options.standbys:
             failovers.replicated = self.figures.replicated
         return failovers
+
+    def _make_spares(self) -> Spares | None:
+        if self._failovers is None:
+            return None
+        moves = self.moves
+        moves.spares = Spares(
+            self._dispatch,
+            self,
+            self._deployment,
+            self._failovers,
+            self.options.slot_timeout,
+            moves.next_number,
+            moves.told,
+            self._ask,
+        )
+        return moves.spares
+
+    def _started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
+        assert self._failovers is not None
+        self._failovers.started(version, handles)
+        self._presence.let_spares_join()
 
     def _interrupted(self) -> None:
         self._presence.interrupted()
@@ -335,9 +359,24 @@ class Coordinator:
                 return answer.result(MAX_IDLE_S)
         return otherwise
 
-    def kill(self, subtask: SubtaskId) -> None:
-        """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal."""
-        self._ask(lambda: self._presence.kill(subtask))
+    def kill(self, subtask: SubtaskId, point: str | None = None) -> None:
+        """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal.
+
+        With a ``point`` (``faults``): when that is reached next, by the subtask, by its first standby, or here.
+        """
+        self._ask(lambda: self._presence.kill(subtask) if point is None else self._arm(point, subtask))
+
+    def _arm(self, point: str, subtask: SubtaskId) -> None:
+        if point in COORDINATOR_POINTS:
+            self._faults.arm(point, str(subtask))
+            return
+        slot = self._deployment.assignment.get(subtask)
+        if point in STANDBY_POINTS:
+            slot = next(iter(self.chains().get(str(subtask), [])[1:]), None)
+        if slot is None:
+            log.warning("cannot have %s killed at %r: it is nowhere just now", subtask, point)
+        else:
+            self._dispatch.tell(slot, control.Inject(KILL, [str(subtask)], point=point))
 
     def _ask(self, action: Callable[[], None]) -> None:
         self._inbox.put(UserAsked(action))
@@ -396,6 +435,7 @@ class Coordinator:
             self._checkpoints.next_deadline_ms(),
             None if self._failovers is None else self._failovers.next_deadline_ms(),
             self._presence.next_deadline_ms(),
+            None if self.spares is None else self.spares.next_deadline_ms(),
         )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
@@ -409,6 +449,8 @@ class Coordinator:
             if self._failovers is not None:
                 self._failovers.step(events.TimeAdvanced())
         self._presence.look_for_silent_slots()
+        if self.spares is not None:
+            self.spares.look()
         self._preference.end(self._dispatch.clock.monotonic())
 
     def _handle(self, event: InboxEvent) -> None:
@@ -530,7 +572,13 @@ class Coordinator:
         now_s = self._dispatch.clock.monotonic()
         return {
             "slots": slots_of(
-                self.options.parallelism, members, self._members.incarnations, deployment.assignment, chains, now_s
+                range(self.options.parallelism),
+                {} if self.spares is None else {slot: state.value for slot, state in self.spares.states.items()},
+                members,
+                self._members.incarnations,
+                deployment.assignment,
+                chains,
+                now_s,
             ),
             "subtasks": subtasks_of(
                 deployment.assignment,
@@ -542,6 +590,11 @@ class Coordinator:
             "chains": chains_of(chains),
             "drained_hosts": [] if failovers is None else list(failovers.drained_hosts),
         }
+
+    @property
+    def copies(self) -> int:
+        """How many there ought to be of each state; 0 while the job does not run, or without standbys."""
+        return 0 if self._failovers is None else self._failovers.copies
 
     def pids(self) -> dict[int, int]:
         """Process of each registered slot."""

@@ -148,7 +148,7 @@ class JobDriver:
             handles = self.match(handles)
         self._restored = restore or CheckpointId(0), handles
         names = {str(subtask): slot for subtask, slot in assignment.items()}
-        for member in self._dispatch.members.all():
+        for member in self._dispatch.members.needed():
             mine = {name for name, host in names.items() if host == member.slot}
             deploy = control.Deploy(
                 generation,

@@ -116,18 +116,19 @@ class Failovers:
         if not self._protocol.drained_hosts:
             return {}
         try:
-            return self._protocol.begins_on({member.slot: member.host for member in self._dispatch.members.all()})
+            return self._protocol.begins_on({member.slot: member.host for member in self._dispatch.members.needed()})
         except PlacementError as error:  # the user's own strategy: the start of the deployment says so
             log.warning("a deployment that leaves drained hosts out cannot be laid out: %s", error)
             return {}
 
     def started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
-        """All slots were told to start what was restored from these handles of ``version`` (0: the very start)."""
+        """All slots but the spare ones were told to start what was restored from these handles of ``version`` (0: the
+        very start)."""
         self._handles.reset(version, handles)
         self._began_from = dict.fromkeys(self._deployment.assignment, version)
         self._complete, self._given_up, self._overtaking = version, [], []
         self._joining.reset()
-        hosts = tuple((member.slot, member.host) for member in self._dispatch.members.all())
+        hosts = tuple((member.slot, member.host) for member in self._dispatch.members.needed())
         cursors = tuple(
             (subtask, cursors_of(self._handles.get(subtask, version))) for subtask in self._deployment.assignment
         )
@@ -162,6 +163,11 @@ class Failovers:
     def drained_hosts(self) -> tuple[str, ...]:
         """The hosts that get no work."""
         return self._protocol.drained_hosts
+
+    @property
+    def copies(self) -> int:
+        """How many members a chain ought to have; 0 while no job runs."""
+        return self._protocol.copies
 
     @property
     def chains(self) -> dict[SubtaskId, tuple[int, ...]]:
@@ -201,9 +207,15 @@ class Failovers:
     def slot_lost(self, member: Member, reason: str) -> None:
         """A slot is gone while the job runs; it is off the table already."""
         self._machines.step_job(core.SlotLeft(member.slot, member.incarnation, reason))
-        self._machines.step_job(core.FailoverStarted("slot", f"slot {member.slot} was lost: {reason}", None))
-        self.step(events.SlotLost(member.slot, reason))
+        if not self._dispatch.members.is_spare(member.slot) or self.has_joined(member.slot):
+            self._machines.step_job(core.FailoverStarted("slot", f"slot {member.slot} was lost: {reason}", None))
+            self.step(events.SlotLost(member.slot, reason))
         self._joining.lost(member.slot)
+
+    def slot_over(self, slot: int) -> None:
+        """A spare slot on which nothing is any more is about to end, on purpose."""
+        if self.running:
+            self._joining.over(slot)
 
     def subtask_failed(self, subtask: SubtaskId, generation: Generation, reason: str, error: object) -> None:
         """A subtask says that it failed; it is of the present generation."""
@@ -295,7 +307,7 @@ class Failovers:
         return self._protocol.is_alive(slot)
 
     def _joined(self, members: list[Member]) -> None:
-        for member in members:
+        for member in [member for member in members if not self._dispatch.members.is_over(member.slot)]:
             self._joining.tell(member)  # what it was told when it came may be outdated by now
             self.step(events.SlotJoined(member.slot, member.host))
 

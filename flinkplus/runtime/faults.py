@@ -2,15 +2,19 @@
 
 A fault is written ``POINT:SUBTASK[#N]``: when the slot that hosts the subtask (``count[1]``) reaches the point for
 the N-th time (1 when left out), its process is killed. A fault strikes in the first generation of a run only, so a job
-recovers from it. Points reached by a subtask: ``start``, ``alignment`` (a channel was blocked), ``snapshot`` (frozen,
-barrier not sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``end``
-(end of input). In loops, by the head: ``logging`` (frozen, a back edge is logged, barrier not sent yet), ``returned``
-(the barrier has come round on a back edge); by all: ``round`` (a round is about to be sent). Where barriers overtake:
-``recording`` (frozen, what waits on a channel is recorded, barrier not sent yet), ``recorded`` (the barrier has come in
-behind what was recorded). Points reached by a standby of the subtask, in the first failover of a run: ``promotion``
-(told to take over), ``promoted`` (has begun to work, and not said so yet). Points reached by the coordinator, which
-then kills the subtask's slot: ``manifest`` (before it is written), ``commit`` (before output is made visible),
-``committed``.
+recovers from it. Points reached by a subtask: ``start``, ``trigger`` (a source is told to begin a checkpoint, nothing
+is done yet), ``alignment`` (a channel was blocked), ``snapshot`` (frozen, barrier not sent yet), ``upload`` (before the
+asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``acknowledged`` (not offered to its standbys yet),
+``end`` (end of input). In loops, by the head: ``logging`` (frozen, a back edge is logged, barrier not sent yet),
+``returned`` (the barrier has come round on a back edge); by all: ``round`` (a round is about to be sent). Where
+barriers overtake: ``recording`` (frozen, what waits on a channel is recorded, barrier not sent yet), ``recorded`` (the
+barrier has come in behind what was recorded). Points reached by a standby of the subtask: ``staged`` (it has a version
+of it, and has not said so yet), and in the first failover of a run ``promotion`` (told to take over), ``promoted`` (has
+begun to work, and not said so yet). Points reached by the coordinator, which then kills the subtask's slot:
+``manifest`` (before it is written), ``commit`` (before output is made visible), ``committed``.
+
+A running job can be told to have one strike as well, in whatever generation (``JobHandle.kill``): when the process that
+was told reaches the point for the next time.
 
 ``without:PART`` takes a part of the protocol out of the whole job, to show what it is there for (``omissions``): the
 job is then *wrong* after a failover. ``without:determinants``: nobody notes or tells how steps began, and a promoted
@@ -32,9 +36,14 @@ from flinkplus.errors import ConfigurationError
 
 LOOP_POINTS = ("logging", "returned", "round")
 OVERTAKING_POINTS = ("recording", "recorded")
-SUBTASK_POINTS = ("start", "alignment", "snapshot", "upload", "uploaded", "end", *LOOP_POINTS, *OVERTAKING_POINTS)
-STANDBY_POINTS = ("promotion", "promoted")
+SUBTASK_POINTS = (
+    *("start", "trigger", "alignment", "snapshot", "upload", "uploaded", "acknowledged", "end"),
+    *LOOP_POINTS,
+    *OVERTAKING_POINTS,
+)
+STANDBY_POINTS = ("staged", "promotion", "promoted")
 COORDINATOR_POINTS = ("manifest", "commit", "committed")
+POINTS = SUBTASK_POINTS + STANDBY_POINTS + COORDINATOR_POINTS
 WITHOUT = "without:"
 DETERMINANTS, FILTER = PARTS = ("determinants", "filter")
 FAULT = re.compile(r"(?P<point>[a-z]+):(?P<subtask>[^#]+\[\d+\])(?:#(?P<count>\d+))?$")
@@ -52,11 +61,16 @@ class Fault:
 def parse_fault(text: str) -> Fault:
     """Raises ``ConfigurationError`` naming the points there are."""
     match = FAULT.match(text)
-    known = SUBTASK_POINTS + STANDBY_POINTS + COORDINATOR_POINTS
-    if match is None or match["point"] not in known:
-        points = ", ".join(known)
+    if match is None or match["point"] not in POINTS:
+        points = ", ".join(POINTS)
         raise ConfigurationError(f"{text!r} is no fault; write POINT:SUBTASK[INDEX]#N with a point of: {points}")
     return Fault(match["point"], match["subtask"], int(match["count"] or 1))
+
+
+def check_point(point: str) -> None:
+    """Raises ``ConfigurationError`` naming the points there are."""
+    if point not in POINTS:
+        raise ConfigurationError(f"{point!r} is no point; they are: {', '.join(POINTS)}")
 
 
 def left_out(texts: Sequence[str]) -> frozenset[str]:
@@ -73,9 +87,14 @@ class Faults:
     def __init__(self, texts: Sequence[str], first_generation: int) -> None:
         self._first_generation = first_generation
         self._left: dict[str, list[tuple[Fault, int]]] = {}
+        self._ordered: dict[str, list[str]] = {}
         left_out(texts)  # not for here, but what is none is said
         for fault in [parse_fault(text) for text in texts if not text.startswith(WITHOUT)]:
             self._left.setdefault(fault.point, []).append((fault, fault.count))
+
+    def arm(self, point: str, subtask: str) -> None:
+        """Strike when ``point`` is reached for the next time, once, in any generation."""
+        self._ordered.setdefault(point, []).append(subtask)
 
     def reach(
         self, point: str, generation: int, subtask: str | None = None, strike: Callable[[str], None] | None = None
@@ -84,6 +103,9 @@ class Faults:
 
         Without ``strike`` this very process is killed, else ``strike(subtask)`` is called once.
         """
+        for named in [named for named in self._ordered.get(point, ()) if subtask is None or _same(subtask, named)]:
+            self._ordered[point].remove(named)
+            _strike(named, strike)
         armed = self._left.get(point)
         if not armed or generation != self._first_generation:
             return
@@ -92,10 +114,14 @@ class Faults:
                 continue
             armed[at] = (fault, left - 1)
             if left == 1:
-                if strike is not None:
-                    strike(fault.subtask)
-                else:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                _strike(fault.subtask, strike)
+
+
+def _strike(subtask: str, strike: Callable[[str], None] | None) -> None:
+    if strike is not None:
+        strike(subtask)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _same(subtask: str, named: str) -> bool:

@@ -10,6 +10,7 @@
   session stay, and the process can be killed by a driver on its own host.
 - ``slow``: before each step of a subtask the loop waits, as a slow function of the user's would make it. All subtasks
   of a slot share its loop.
+- ``kill``: SIGKILL when a subtask next reaches a point (``faults``); one at once is the driver's.
 
 Rules: called in the slot's loop only. What is done to a subtask is done to it in this process: its successor elsewhere
 is well. What is ordered again begins anew.
@@ -48,12 +49,15 @@ class Holds(Protocol):
 
 
 class Injections:
-    """Of one slot. ``planes``: its connections, those of them that can be held."""
+    """Of one slot. ``planes``: its connections, those of them that can be held. ``arm``: see ``Faults``."""
 
-    def __init__(self, planes: Sequence[object], pulse: Pulse, inbox: Inbox[Any]) -> None:
+    def __init__(
+        self, planes: Sequence[object], pulse: Pulse, inbox: Inbox[Any], arm: Callable[[str, str], None]
+    ) -> None:
         self._planes = [plane for plane in planes if isinstance(plane, Holds)]
         self._pulse = pulse
         self._inbox = inbox
+        self._arm = arm
         self._slowed: dict[str, tuple[float, float]] = {}
         self._cuts = 0
 
@@ -69,6 +73,9 @@ class Injections:
         elif order.fault == SLOW:
             until_s = time.monotonic() + order.for_s
             self._slowed.update(dict.fromkeys(order.subtasks, (order.delay_s, until_s)))
+        elif order.fault == KILL:
+            for subtask in order.subtasks:
+                self._arm(order.point, subtask)
 
     def _cut(self, peers: frozenset[int] | None, for_s: float) -> None:
         for plane in self._planes:

@@ -59,6 +59,12 @@ class Joining:
         if self._joining:
             self._call()
 
+    def over(self, slot: int) -> None:
+        """A slot ends for good: nobody is to try to reach it."""
+        self._joining.pop(slot, None)
+        self._aside.discard(slot)
+        self._call()
+
     def ready(self, member: Member, serial: int) -> list[Member]:
         """A slot is connected to all of call ``serial``; returns who has joined by that."""
         if serial != self._serial:
@@ -72,7 +78,9 @@ class Joining:
 
     def _call(self) -> None:
         self._serial += 1
-        members = [member for member in self._dispatch.members.all() if member.slot not in self._aside]
+        table = self._dispatch.members
+        here = [member for member in table.all() if not table.is_over(member.slot)]
+        members = [member for member in here if member.slot not in self._aside]
         self._waiting = {member.slot for member in members}
         peers = control.Peers(self._serial, {str(one.slot): [one.incarnation, one.address] for one in members})
         for member in members:

@@ -5,6 +5,8 @@ The Spark job has one ``spark_task`` for each slot and is submitted from a backg
 whose process died, up to ``spark.task.maxFailures`` times; when Spark gives the whole job up (at once in ``local[N]``,
 which never retries), the launcher submits it again.
 
+A spare slot is a Spark job of its own (``SpareSlotJobs``), in a job group of its own, so that it can be ended alone.
+
 On several hosts each slot has one that Spark prefers for it (``at_home``): otherwise every restart would put a slot
 anywhere, and after some of them most slots could be on one host.
 
@@ -22,7 +24,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -87,19 +89,26 @@ def check_cluster(spark: SparkSession, slots: int) -> None:
 
 def check_slots(master: str, slots: int, cpus: int = 1) -> None:
     """Raises ``InsufficientSlots`` when the master URL says that fewer than ``slots`` tasks can run at once."""
-    local, cluster = local_master(master), LOCAL_CLUSTER.match(master)
-    if local is not None:
-        room, use = local[0] // cpus, f"local[{slots * cpus},1000] or more"
-    elif cluster is not None:
-        workers, cores = int(cluster[1]), int(cluster[2])
-        room, use = workers * (cores // cpus), "more workers or more cores for each"
-    else:
-        return  # executors come and go: slots that find no room are reported when they have not registered in time
-    if room < slots:
+    room = room_of(master, cpus)
+    if room is not None and room < slots:
+        local = local_master(master) is not None
+        use = f"local[{slots * cpus},1000] or more" if local else "more workers or more cores for each"
         raise InsufficientSlots(
             f"the job needs {slots} slots but master {master!r} runs {room} tasks at once; "
             f"use {use}, or parallelism={max(1, room)}"
         )
+
+
+def room_of(master: str, cpus: int) -> int | None:
+    """How many tasks run at once, if the master URL says so. Elsewhere executors come and go: slots that find no room
+    are reported when they have not registered in time.
+    """
+    local, cluster = local_master(master), LOCAL_CLUSTER.match(master)
+    if local is not None:
+        return local[0] // cpus
+    if cluster is not None:
+        return int(cluster[1]) * (int(cluster[2]) // cpus)
+    return None
 
 
 def coordinator_hosts(spark: SparkSession) -> tuple[str, str]:
@@ -113,17 +122,17 @@ def coordinator_hosts(spark: SparkSession) -> tuple[str, str]:
     return conf.get("spark.driver.bindAddress") or host, host
 
 
-def at_home(context: SparkContext, slots: int, stopping: threading.Event) -> RDD[int]:
-    """A row and a partition for each slot. When there are executors on several hosts, each of them is home to every
-    so many-th slot: Spark starts a slot there while it has room, elsewhere after ``spark.locality.wait``, and there
-    again when it is restarted and the host is back.
+def at_home(context: SparkContext, slots: Sequence[int], stopping: threading.Event) -> RDD[int]:
+    """A row and a partition for each of ``slots``. When there are executors on several hosts, each of them is home to
+    every so many-th slot: Spark starts a slot there while it has room, elsewhere after ``spark.locality.wait``, and
+    there again when it is restarted and the host is back.
     """
-    plain: RDD[int] = context.parallelize(range(slots), slots)
+    plain: RDD[int] = context.parallelize(slots, len(slots))
     if local_master(context.master) is not None:
         return plain
     try:
         hosts = _executor_hosts(context, stopping)
-        return plain if len(hosts) < 2 else _with_homes(context, [hosts[slot % len(hosts)] for slot in range(slots)])
+        return plain if len(hosts) < 2 else _with_homes(context, slots, [hosts[slot % len(hosts)] for slot in slots])
     except Py4JError as error:  # a Spark that is made differently inside
         log.info("slots have no homes: %s", (str(error).splitlines() or [type(error).__name__])[0])
         return plain
@@ -145,13 +154,13 @@ def _executor_hosts(context: SparkContext, stopping: threading.Event) -> list[st
     return sorted(set(found))
 
 
-def _with_homes(context: SparkContext, homes: list[str]) -> RDD[int]:
+def _with_homes(context: SparkContext, slots: Sequence[int], homes: list[str]) -> RDD[int]:
     """What ``parallelize`` makes, with a preferred host for each partition, which PySpark cannot say itself."""
     assert context._jsc is not None and context._jvm is not None
     jvm = context._jvm
     to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
     entries = jvm.java.util.ArrayList()
-    for slot, host in enumerate(homes):
+    for slot, host in zip(slots, homes, strict=True):
         preferred = jvm.java.util.ArrayList()
         preferred.add(host)
         entries.add(jvm.scala.Tuple2(pickle.dumps([slot]), to_seq(preferred)))
@@ -177,7 +186,7 @@ def _with_our_python(context: SparkContext, rdd: RDD[Any]) -> None:
 
 
 class SlotsJob:
-    """The Spark job that runs the slots."""
+    """A Spark job that runs ``slots`` (``None``: all that a deployment needs)."""
 
     def __init__(
         self,
@@ -186,13 +195,15 @@ class SlotsJob:
         job_id: str,
         on_down: Callable[[str], None],
         on_gone: Callable[[str], None],
+        slots: Sequence[int] | None = None,
     ) -> None:
         """``make_config`` is called once, in this job's thread, and may wait. ``on_down``: all slots are gone, and are
         being started again; ``on_gone``: nothing can start them.
         """
         self._context = spark.sparkContext
         self._make_config = make_config
-        self._group = f"flinkplus-{job_id}"
+        self._slots = slots
+        self._group = f"flinkplus-{job_id}" if slots is None else f"flinkplus-{job_id}-{slots[0]}"
         self._on_down = on_down
         self._on_gone = on_gone
         self._plan: Broadcast[SlotConfig] | None = None
@@ -229,16 +240,17 @@ class SlotsJob:
         context = self._context
         context.setJobGroup(self._group, f"FlinkPlus slots of {config.job_name}", interruptOnCancel=False)
         plan = self._plan = self._plan or context.broadcast(config)
+        numbers = tuple(range(config.slots) if self._slots is None else self._slots)
 
         def task(index: int, rows: Iterable[Any]) -> Iterator[Any]:
             list(rows)  # or Spark takes its worker for one that has not finished
-            run_slot(index, plan.value)
+            run_slot(numbers[index], plan.value)
             return iter(())
 
-        slots = at_home(context, config.slots, self._stopping).mapPartitionsWithIndex(task)
+        tasks = at_home(context, numbers, self._stopping).mapPartitionsWithIndex(task)
         if config.local:
-            _with_our_python(context, slots)
-        slots.collect()
+            _with_our_python(context, tasks)
+        tasks.collect()
 
     def _is_stopped(self) -> bool:
         """Whether the user's session was stopped, here or in the JVM."""
@@ -258,3 +270,77 @@ class SlotsJob:
             self._thread.join(0.2)
         if self._thread.is_alive():
             log.warning("Spark did not end the slots' job within %s s", STOP_TIMEOUT_S)
+
+
+class SpareSlotJobs:
+    """The Spark jobs of spare slots; see ``spares.SpareJobs``. ``make``: makes the one of a slot. All may be called in
+    any thread; Spark itself, which may take its time, is in a thread of its own for each slot."""
+
+    def __init__(self, spark: SparkSession, make: Callable[[int], SlotsJob]) -> None:
+        self._context = spark.sparkContext
+        self._make = make
+        self._lock = threading.Lock()
+        self._lives: dict[int, _SpareLife] = {}
+        self._closed = False
+        self._room = room_of(self._context.master or "", int(self._context.getConf().get("spark.task.cpus", "1") or 1))
+
+    def check(self, slots: int) -> None:
+        """Raises ``InsufficientSlots`` when the master URL says that fewer than ``slots`` tasks can run at once."""
+        if self._room is not None and self._room < slots:
+            raise InsufficientSlots(
+                f"the job would have {slots} slots with them, but master {self._context.master!r} runs {self._room} "
+                "tasks at once"
+            )
+
+    def start(self, slot: int) -> None:
+        """Have Spark run ``slot``, unless all is over."""
+        with self._lock:
+            if not self._closed:
+                self._lives[slot] = _SpareLife(self._make, slot)
+                self._lives[slot].start()
+
+    def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
+        """Let ``slot`` end by itself for so long, then cancel its Spark job; then call ``then``."""
+        with self._lock:
+            life = self._lives.pop(slot, None)
+        if life is None:
+            then()
+        else:
+            life.end(graceful_s, then)
+
+    def stop(self, graceful_s: float) -> None:
+        """As ``SlotsJob.stop``, of all; none is started after that."""
+        with self._lock:
+            self._closed = True
+            lives = [*self._lives.values()]
+        for life in lives:
+            life.end(graceful_s, lambda: None)
+        for life in lives:
+            life.join(graceful_s + STOP_TIMEOUT_S)
+
+
+class _SpareLife(threading.Thread):
+    """From the start of a spare slot's Spark job to its end."""
+
+    def __init__(self, make: Callable[[int], SlotsJob], slot: int) -> None:
+        super().__init__(name=f"flinkplus-spare-{slot}", daemon=True)
+        self._make = make
+        self._slot = slot
+        self._wanted = threading.Event()
+        self._graceful_s = 0.0
+        self._then: Callable[[], None] = lambda: None
+
+    def end(self, graceful_s: float, then: Callable[[], None]) -> None:
+        self._graceful_s, self._then = graceful_s, then
+        self._wanted.set()
+
+    def run(self) -> None:
+        try:
+            job = self._make(self._slot)
+            job.start()
+            self._wanted.wait()
+            job.stop(self._graceful_s)
+        except Exception:  # Spark itself may be gone; the job of the other slots says so
+            log.warning("spare slot %d", self._slot, exc_info=True)
+            self._wanted.wait()
+        self._then()

@@ -1,5 +1,7 @@
 """The coordinator's table of slots: who is registered, on which connection, in which incarnation.
 
+Beside the slots that the job began with there are *spare* ones, which come and go; one that is over does not come back.
+
 Rules: a slot has at most one living incarnation here; a newer registration replaces an older one, whose connection is
 closed. What comes on a connection that is not current is ignored.
 """
@@ -35,17 +37,39 @@ class Members:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
+        self._over: set[int] = set()
         self._members: dict[int, Member] = {}
         self._by_connection: dict[int, int] = {}
         self._incarnations: dict[int, int] = dict.fromkeys(range(slots), 0)
+
+    def add(self, slot: int) -> None:
+        """There is a spare slot more."""
+        self._incarnations[slot] = 0
+
+    def end(self, slot: int) -> None:
+        """A spare slot is over: no other process of it is let in."""
+        self._over.add(slot)
+
+    def is_over(self, slot: int) -> bool:
+        """Whether ``slot`` was a spare one that is over, or about to be."""
+        return slot in self._over
+
+    def is_spare(self, slot: int) -> bool:
+        return slot >= self.slots
+
+    @property
+    def numbers(self) -> list[int]:
+        """All slots, ascending; without spare ones that are over."""
+        return [slot for slot in sorted(self._incarnations) if slot not in self._over]
 
     def register(self, connection: int, register: control.Register, now_s: float) -> tuple[Member, Member | None]:
         """The new member, and the one it replaces (which is to be dropped), if any.
 
         Raises ``PeerProtocolError`` for a slot that the job does not have.
         """
-        if not 0 <= register.slot < self.slots:
-            raise PeerProtocolError(f"slot {register.slot} registers, the job has slots 0 to {self.slots - 1}")
+        if register.slot not in self._incarnations or register.slot in self._over:
+            spare = "".join(f", {slot}" for slot in self.numbers[self.slots :])
+            raise PeerProtocolError(f"slot {register.slot} registers, the job has slots 0 to {self.slots - 1}{spare}")
         old = self.remove(register.slot)
         self._incarnations[register.slot] += 1
         member = Member(
@@ -87,9 +111,13 @@ class Members:
         """The registered members, by slot. Any thread may ask."""
         return [member for _, member in sorted(list(self._members.items()), key=lambda item: item[0])]
 
+    def needed(self) -> list[Member]:
+        """The registered members that a deployment is made on: all but the spare ones."""
+        return [member for member in self.all() if not self.is_spare(member.slot)]
+
     def addresses(self) -> dict[str, list[Any]]:
-        """Slot -> [incarnation, address], as control messages have it."""
-        return {str(member.slot): [member.incarnation, member.address] for member in self.all()}
+        """Slot -> [incarnation, address], as control messages have it, of ``needed``."""
+        return {str(member.slot): [member.incarnation, member.address] for member in self.needed()}
 
     def silent_since(self, before_s: float) -> list[Member]:
         """Members that have not been heard of since ``before_s``."""
@@ -109,4 +137,4 @@ class Members:
     @property
     def restarts(self) -> int:
         """Registrations beyond the first of each slot."""
-        return sum(max(0, count - 1) for count in self._incarnations.values())
+        return sum(max(0, count - 1) for count in list(self._incarnations.values()))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flinkplus.errors import CommandRefused, MoveCancelled, MoveRefused
+from flinkplus.config import MOST_SPARES
+from flinkplus.errors import CommandRefused, ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
 from flinkplus.runtime.commands import Body, Commands, Later
 from flinkplus.runtime.moves import Moves, PlannedMove
 from flinkplus.runtime.names import find_subtask
@@ -43,6 +44,14 @@ class UndrainHost:
 
 
 @dataclass(frozen=True)
+class ScaleSpares:
+    """Have ``count`` spare slots; ``force``: as of ``DrainHost``."""
+
+    count: int
+    force: bool = False
+
+
+@dataclass(frozen=True)
 class MoveNews:
     """What has become of request ``number``?"""
 
@@ -62,6 +71,7 @@ class MoveCommands:
         commands.add(Migrate, self.migrate)
         commands.add(DrainHost, lambda request: _answer(self._moves.drain(request.host, request.force)))
         commands.add(UndrainHost, lambda request: _answer(self._moves.undrain(request.host)))
+        commands.add(ScaleSpares, lambda request: _answer(self._moves.scale(check_count(request.count), request.force)))
         commands.add(MoveNews, self.news)
 
     def migrate(self, request: Migrate) -> Later:
@@ -78,6 +88,13 @@ class MoveCommands:
         return _body(move)
 
 
+def check_count(count: int) -> int:
+    """``count`` spare slots. Raises ``ConfigurationError`` when nobody can have so many."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_SPARES:
+        raise ConfigurationError(f"a job has from 0 to {MOST_SPARES} spare slots, not {count!r}")
+    return count
+
+
 def _body(move: PlannedMove) -> Body:
     return {"number": move.number, "status": move.status, "left": move.left}
 
@@ -88,7 +105,7 @@ def _answer(move: PlannedMove) -> Later:
     def answer() -> None:
         try:
             move.check()
-        except (MoveRefused, MoveCancelled) as error:
+        except (MoveRefused, MoveCancelled, InsufficientSlots) as error:
             later.refuse(error)
         else:
             later.give(_body(move))

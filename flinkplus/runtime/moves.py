@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from chain_backup.effects import MoveReported, MoveStatus
 from chain_backup.events import DrainRequested, MoveRequested, UndrainRequested
-from flinkplus.errors import MoveCancelled, MoveRefused, RedundancyAtRisk
+from flinkplus.errors import FlinkPlusError, InsufficientSlots, MoveCancelled, MoveRefused, RedundancyAtRisk
 from flinkplus.protocol.ids import SubtaskId
+from flinkplus.runtime.spares import ScaleReported, Spares
 
 if TYPE_CHECKING:
     from chain_backup.plans import Request
@@ -34,7 +35,7 @@ class PlannedMove:
         self._told = told
         self._answered = threading.Event()
         self._ended = threading.Event()
-        self._report: MoveReported | None = None
+        self._report: MoveReported | ScaleReported | None = None
 
     def __repr__(self) -> str:
         return f"<{self._told}: {self.status}>"
@@ -46,7 +47,8 @@ class PlannedMove:
 
     @property
     def left(self) -> list[str]:
-        """The subtasks of which something is not yet where it ought to be: ``["count[1]"]``."""
+        """The subtasks of which something is not yet where it ought to be (``["count[1]"]``), and slots that are on
+        their way (``["slot-4"]``)."""
         return [] if self._report is None else [str(subtask) for subtask in self._report.left]
 
     @property
@@ -57,7 +59,8 @@ class PlannedMove:
     def await_done(self, timeout: float | None = None) -> None:
         """Wait until it is done.
 
-        Raises ``MoveCancelled`` (or ``MoveRefused``) when it will never be, ``TimeoutError`` after ``timeout`` seconds.
+        Raises ``MoveCancelled`` (or ``MoveRefused``, or ``InsufficientSlots``) when it will never be, ``TimeoutError``
+        after ``timeout`` seconds.
         """
         if not self._ended.wait(timeout):
             raise TimeoutError(f"{self._told}: not done within {timeout} s; left: {', '.join(self.left) or 'nothing'}")
@@ -72,12 +75,16 @@ class PlannedMove:
     def check(self) -> None:
         """Raise what ``await_done`` raises, if that is known already."""
         report = self._report
-        if report is not None and report.status == "refused":
-            raise (RedundancyAtRisk if report.at_risk else MoveRefused)(f"{self._told}: {report.reason}")
-        if report is not None and report.status == "cancelled":
-            raise MoveCancelled(f"{self._told}: {report.reason}")
+        if report is None or report.status not in ("refused", "cancelled"):
+            return
+        kind: type[FlinkPlusError] = MoveCancelled
+        if isinstance(report, ScaleReported) and report.no_room:
+            kind = InsufficientSlots
+        elif report.status == "refused":
+            kind = RedundancyAtRisk if report.at_risk else MoveRefused
+        raise kind(f"{self._told}: {report.reason}")
 
-    def told(self, report: MoveReported) -> None:
+    def told(self, report: MoveReported | ScaleReported) -> None:
         """There is news of it."""
         self._report = report
         if report.status != "under_way":
@@ -103,6 +110,8 @@ class Moves:
         self._open: dict[int, PlannedMove] = {}
         self._known: dict[int, PlannedMove] = {}
         self._closed = False
+        self.spares: Spares | None = None
+        """Set by whoever has some."""
         if failovers is not None:
             failovers.moved = self.told
 
@@ -118,11 +127,22 @@ class Moves:
         """Use ``host`` again."""
         return self._request(f"undrain {host}", lambda number: UndrainRequested(number, host))
 
+    def scale(self, count: int, force: bool) -> PlannedMove:
+        """Have ``count`` spare slots."""
+        told = f"scale to {count} spare slot{'s'[: count != 1]}"
+        return self._request(told, lambda number: lambda spares: spares.scale(number, count, force))
+
+    def next_number(self) -> int:
+        """A number that no request has."""
+        with self._lock:
+            self._requests += 1
+            return self._requests
+
     def find(self, number: int) -> PlannedMove | None:
         """One of the last requests."""
         return self._known.get(number)
 
-    def _request(self, told: str, make: Callable[[int], Request]) -> PlannedMove:
+    def _request(self, told: str, make: Callable[[int], Request | Callable[[Spares], None]]) -> PlannedMove:
         with self._lock:
             self._requests += 1
             number = self._requests
@@ -135,21 +155,25 @@ class Moves:
         if closed:
             move.told(MoveReported(number, "refused", "the job is over"))
         else:
-            self._ask(lambda: self._begin(make(number)))
+            self._ask(lambda: self._begin(number, make(number)))
         return move
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, number: int, request: Request | Callable[[Spares], None]) -> None:
         """In the coordinator's thread."""
         if self._failovers is None:
             why = "the job recovers by rollback, so that nobody can take work over; use recovery='standby'"
-            self.told(MoveReported(request.request, "refused", why))
+            self.told(MoveReported(number, "refused", why))
         elif not self._failovers.running:
-            self.told(MoveReported(request.request, "refused", f"the job is {self._state()}; try again when it runs"))
-        else:
+            self.told(MoveReported(number, "refused", f"the job is {self._state()}; try again when it runs"))
+        elif not callable(request):
             self._failovers.step(request)
+        elif self.spares is not None:
+            request(self.spares)
 
-    def told(self, report: MoveReported) -> None:
-        """The machine says what became of a request."""
+    def told(self, report: MoveReported | ScaleReported) -> None:
+        """The machine, or whoever has the spare slots, says what became of a request."""
+        if isinstance(report, MoveReported) and self.spares is not None and self.spares.told(report):
+            return
         with self._lock:
             move = self._open.get(report.request)
             if move is not None and report.status != "under_way":

@@ -61,7 +61,12 @@ class Hit:
 
 
 def find_target(
-    text: str, members: Sequence[Member], assignment: dict[SubtaskId, int], graph: JobGraph, parallelism: int
+    text: str,
+    members: Sequence[Member],
+    slots: Sequence[int],
+    assignment: dict[SubtaskId, int],
+    graph: JobGraph,
+    parallelism: int,
 ) -> Hit:
     """What ``text`` means now. Raises ``CommandRefused`` that says what there is."""
     present = {member.slot: member for member in members}
@@ -71,8 +76,8 @@ def find_target(
 
     slot = SLOT.match(text)
     if slot is not None:
-        if int(slot[1]) >= parallelism:
-            raise CommandRefused(f"there is no {text}; the slots are slot-0 to slot-{parallelism - 1}")
+        if int(slot[1]) not in slots:
+            raise CommandRefused(f"there is no {text}; the slots are {_named(slots)}")
         if int(slot[1]) not in present:
             raise CommandRefused(f"{text} is away just now: its process has ended, and Spark has not started another")
         return Hit({int(slot[1]): on(int(slot[1]))})
@@ -88,6 +93,12 @@ def find_target(
     if at is None or at not in present:
         raise CommandRefused(f"{subtask} is nowhere just now: its slot is away, or the job has not begun")
     return Hit({at: [subtask]})
+
+
+def _named(slots: Sequence[int]) -> str:
+    if list(slots) == list(range(len(slots))):
+        return f"slot-0 to slot-{len(slots) - 1}"
+    return ", ".join(f"slot-{slot}" for slot in slots)
 
 
 class Operations:
@@ -119,7 +130,7 @@ class Operations:
     def inject(self, request: Inject) -> Later:
         """Do it, now or at its time. Raises ``CommandRefused``."""
         peers = self._check(request)
-        find = partial(self._find, request.target)
+        find = partial(self._find, request.target, peers)
         find()  # a target that means nothing is told now, and not when it is time
         answer = Later()
         wait_s = 0.0 if request.at_s is None else self._wait_s(request.at_s)
@@ -157,9 +168,9 @@ class Operations:
         slot = SLOT.match(name)
         if name == TO_DRIVER:
             return DRIVER
-        if slot is None or int(slot[1]) >= self._options.parallelism:
-            last = self._options.parallelism - 1
-            raise CommandRefused(f"{name!r} is no peer; these are {TO_DRIVER}, and slot-0 to slot-{last}")
+        slots = self._dispatch.members.numbers
+        if slot is None or int(slot[1]) not in slots:
+            raise CommandRefused(f"{name!r} is no peer; these are {TO_DRIVER}, and {_named(slots)}")
         return int(slot[1])
 
     def _wait_s(self, at_s: float) -> float:
@@ -173,10 +184,18 @@ class Operations:
             raise CommandRefused(f"the job has been running for {age_s:.1f} s already, which is more than {at_s:g} s")
         return at_s - age_s
 
-    def _find(self, target: str) -> Hit:
+    def _find(self, target: str, peers: list[int] | None) -> Hit:
         assignment = dict(self._deployment.assignment)
         parallelism = self._options.parallelism
-        return find_target(target, self._dispatch.members.all(), assignment, self._graph, parallelism)
+        members = self._dispatch.members
+        hit = find_target(target, members.all(), members.numbers, assignment, self._graph, parallelism)
+        alone = [slot for slot in hit.slots if peers is not None and set(peers) <= {slot}]
+        if alone:
+            raise CommandRefused(
+                f"slot-{alone[0]} would be cut off from nobody but itself: give {TO_DRIVER} or another slot, or no "
+                "peer to cut it off from all"
+            )
+        return hit
 
     def _strike(self, request: Inject, hit: Hit, peers: list[int] | None) -> Body:
         if request.fault in (EXCEPTION, SLOW) and not any(hit.slots.values()):

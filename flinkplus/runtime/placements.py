@@ -47,7 +47,7 @@ def failover_protocol(
     """The machine of one job, made by ``make``."""
     config = FailoverConfig(
         partial=options.partial,
-        replicas=options.members,
+        replicas=options.replicas,
         failback=options.failback == "auto" and options.promises.replays,
         handover=options.promises.replays,
         max_concurrent_checkpoints=options.max_concurrent_checkpoints,

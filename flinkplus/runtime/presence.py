@@ -82,6 +82,9 @@ class Presence:
 
     def register(self, connection: int, register: control.Register) -> None:
         """A slot's process presents itself."""
+        if self._members.is_over(register.slot):  # Spark has started it again, or at last
+            self._dispatch.rendezvous.send(connection, control.Stop())
+            return
         old = self._members.get(register.slot)
         if old is not None:
             self.lose(old, "replaced by a new attempt")
@@ -107,16 +110,24 @@ class Presence:
         """A slot is gone."""
         log.info("slot %d is gone: %s", member.slot, reason, extra=_of(member))
         self._remove(member)
-        if self.failovers is not None and self.failovers.running:
+        if self._members.is_over(member.slot):
+            self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
+        elif self.failovers is not None and self.failovers.running:
             self.failovers.slot_lost(member, reason)
         else:
             self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
 
+    def let_spares_join(self) -> None:
+        """The job has been started without the spare slots that are there."""
+        for member in self._members.all():
+            if self._members.is_spare(member.slot) and not self._members.is_over(member.slot):
+                self._step(SlotCame(member.slot, member.host))
+
     def lose_all(self, reason: str) -> None:
-        """All slots are gone."""
+        """All slots are gone, but for the spare ones."""
         if self.failovers is not None:
             self.failovers.all_slots_lost(reason)
-        for member in self._members.all():
+        for member in self._members.needed():
             self._remove(member)
             self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
 
@@ -196,6 +207,7 @@ class Presence:
                 pulses is not None and pulses.is_doubtful(member.pulse),
             )
             for member in self._members.all()
+            if not self._members.is_over(member.slot)
         )
 
     def _step(self, event: ReachabilityEvent) -> None:
@@ -223,7 +235,8 @@ class Presence:
         match event:
             case SlotNodeGone(slot, record):
                 member = self._members.get(slot)
-                if member is not None and member.incarnation == record.incarnation and self._runs:
+                known = member is not None and not self._members.is_over(slot)
+                if member is not None and known and member.incarnation == record.incarnation and self._runs:
                     self.evict(member, f"the ZooKeeper session of slot {slot} is over")
             case RegistryLost(reason, final):
                 log.warning("ZooKeeper: %s", reason)

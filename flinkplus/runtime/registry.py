@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from chain_backup.effects import ChainRecordLike
-from flinkplus.config import Options
+from flinkplus.config import MOST_SPARES, Options
 from flinkplus.errors import JobRunsElsewhere
 from flinkplus.runtime.tls import Certificates, context
 
@@ -166,7 +166,7 @@ class JobRegistry:
         tls, certificates = None, self._certificates
         if certificates is not None:
             tls = Tls(certificates.authority, certificates.certificate, certificates.key, context(certificates, False))
-        clients = self._options.parallelism + 1
+        clients = self._options.parallelism + 1 + MOST_SPARES
         self._server = EmbeddedZooKeeper(directory=self._directory, java=java, bind=str(bind), tls=tls, clients=clients)
         port = self._server.start().rpartition(":")[2]
         self._supervisor = Supervisor(self._server, self._server_down, self._server_back)

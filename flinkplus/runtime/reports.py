@@ -144,8 +144,9 @@ class Reports:
         if failure.kind == NondeterministicOperator.__name__:
             error = NondeterministicOperator(f"subtask {failure.subtask}: {failure.reason}")
         elif failure.operator:
-            error = UserFunctionError(failure.operator, failure.subtask, failure.row, failure.reason)
-            error.args = (failure.reason,)
+            error = UserFunctionError(
+                failure.operator, failure.subtask, failure.row, failure.cause, told=failure.reason
+            )
         else:
             error = JobFailed(f"subtask {failure.subtask}: {failure.reason}")
         fields = about(subtask=failure.subtask, generation=failure.generation, phase="detect")

@@ -24,6 +24,7 @@ import time
 import uuid
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.credentials import JOB, Credentials
-from flinkplus.runtime.launcher import SlotsJob, check_cluster, coordinator_hosts, local_master
+from flinkplus.runtime.launcher import SlotsJob, SpareSlotJobs, check_cluster, coordinator_hosts, local_master
 from flinkplus.runtime.logs import about, install, wanted
 from flinkplus.runtime.operations import Status
 from flinkplus.runtime.outcome import Restore
@@ -108,8 +109,7 @@ def start_job(
     claimed: CheckpointStorage | None = None
     try:
         storage = CheckpointStorage(directory.checkpoints)
-        fingerprint = graph.fingerprint(options.parallelism)
-        storage.prepare({"name": name, "fingerprint": fingerprint}, resume, lambda: directory.claim(resume))
+        storage.prepare(_identity(name, graph, options), resume, lambda: directory.claim(resume))
         claimed = None if resume else storage
         old = _load_plan(storage, directory.checkpoints) if resume else None
         if old is not None:
@@ -147,13 +147,18 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     find_strategy(given.placement)
     directory = JobDirectory(spark, given)
     try:
-        fingerprint = plan.graph.fingerprint(given.parallelism)
-        job = {"name": plan.name, "fingerprint": fingerprint}
+        job = _identity(plan.name, plan.graph, given)
         storage.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
         return _launch(spark, replace(plan, options=given), storage, directory, resume=True)
     except BaseException:
         directory.remove()
         raise
+
+
+def _identity(name: str, graph: JobGraph, options: Options) -> dict[str, Any]:
+    """What a checkpoint directory is told of the job that it belongs to."""
+    parallelism = options.parallelism
+    return {"name": name, "fingerprint": graph.fingerprint(parallelism), "shape": graph.shape(parallelism)}
 
 
 def _check_mode(before: Options, options: Options) -> None:
@@ -167,7 +172,7 @@ def _check_mode(before: Options, options: Options) -> None:
 
 def planned_options(checkpoint_dir: str) -> Options:
     """The options of the job that ``checkpoint_dir`` belongs to. Raises ``CheckpointDirectoryError`` when there is
-    none.
+    none, ``ConfigurationError`` when its functions cannot be loaded here.
     """
     storage = CheckpointStorage(checkpoint_dir)
     storage.job()
@@ -175,7 +180,22 @@ def planned_options(checkpoint_dir: str) -> Options:
 
 
 def _load_plan(storage: CheckpointStorage, where: str) -> Plan:
-    plan = cloudpickle.loads(storage.get_blob(PLAN_BLOB))
+    try:
+        data = storage.get_blob(PLAN_BLOB)
+    except OSError as error:
+        raise CheckpointDirectoryError(f"the plan in {where} cannot be read: {error}; check the path") from error
+    try:
+        plan = cloudpickle.loads(data)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the functions of the job in {where} need a Python module that is not found here ({error}): resume it "
+            "where that can be imported, as where the job was started (PYTHONPATH=DIRECTORY has Python look there)"
+        ) from error
+    except Exception as error:  # modules of the user's are imported, and objects of theirs made
+        raise ConfigurationError(
+            f"the functions of the job in {where} cannot be loaded here ({type(error).__name__}: {error}): resume it "
+            "with the program and the versions that it was started with"
+        ) from error
     if not isinstance(plan, Plan) or plan.format != PLAN_FORMAT:
         raise CheckpointDirectoryError(f"the plan in {where} is of another format; use the version that wrote it")
     return plan
@@ -451,10 +471,19 @@ class RunningJob:
             return config if self._registry is None else replace(config, zookeeper=self._registry.hosts())
 
         self._slots = SlotsJob(spark, with_zookeeper, self._run, self.coordinator.slots_down, self.coordinator.give_up)
+        self._spares = SpareSlotJobs(spark, lambda slot: self._spare_job(spark, with_zookeeper, slot))
+        if self.coordinator.spares is not None:
+            self.coordinator.spares.jobs = self._spares
         self._slots.start()
         self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
         self._closer.start()
         _at_exit(self)
+
+    def _spare_job(self, spark: SparkSession, make_config: Callable[[], SlotConfig], slot: int) -> SlotsJob:
+        def away(reason: str) -> None:
+            log.info("spare slot %d is away: %s", slot, reason)
+
+        return SlotsJob(spark, make_config, self._run, away, away, (slot,))
 
     def _let_shells_in(self, access: Access) -> None:
         """Say where commands are taken. A job that cannot runs all the same."""
@@ -484,6 +513,7 @@ class RunningJob:
         try:
             self.coordinator.join(GRACEFUL_STOP_S)
             self._slots.stop(GRACEFUL_STOP_S)
+            self._spares.stop(GRACEFUL_STOP_S)
             if result.state is JobState.FINISHED:
                 self._commits.finish()
             elif self._commits.all_committed or self._directory.ephemeral:
@@ -519,7 +549,7 @@ class RunningJob:
                 "recovery": options.recovery,
                 "guarantee": options.guarantee,
                 "parallelism": options.parallelism,
-                "replicas": options.members if options.standbys else 1,
+                "replicas": (self.coordinator.copies or options.members) if options.standbys else 1,
                 "checkpoint_interval_s": options.checkpoint_interval,
                 "checkpoint_dir": self.checkpoint_dir,
                 "restored_from": self.restored_from,

@@ -226,7 +226,8 @@ class Slot(SlotOrders):
         self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._pulse = Pulse()
-        self._injections = Injections([self._data, self._link], self._pulse, self._inbox)
+        self._faults = Faults(config.options.faults, config.first_generation)
+        self._injections = Injections([self._data, self._link], self._pulse, self._inbox, self._faults.arm)
         self._retention: Retention[tuple[Message, Any]] | None = None
         self._ids: RocksStore | None = None
         if self._options.standbys or self.cycles:
@@ -242,7 +243,6 @@ class Slot(SlotOrders):
         self._session: SlotSession | None = None
         self._address = ""
         self._malformed = 0
-        self._faults = Faults(config.options.faults, config.first_generation)
         self._peers = Peers(index, self._data)
         self._next_heartbeat = 0.0
         hang_s = config.options.hang_timeout
@@ -339,14 +339,12 @@ class Slot(SlotOrders):
         if not self.active.retire(subtask):
             return
         error = _nondeterminism(error) or error
-        operator, row = "", ""
-        reason = f"{type(error).__name__}: {error}"
+        kind = type(error).__name__
+        operator, row, cause, reason = "", "", "", f"{kind}: {error}"
         if isinstance(error, UserFunctionError):
-            operator, row, reason = error.operator, error.row, str(error)
+            operator, row, cause, reason = error.operator, error.row, error.cause, str(error)
         self._link.send(
-            control.SubtaskFailure(
-                subtask.generation, str(subtask.id), type(error).__name__, reason, operator, row, time.time()
-            )
+            control.SubtaskFailure(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
         )
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
@@ -362,6 +360,7 @@ class Slot(SlotOrders):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:
+        self._faults.reach("staged", generation, subtask)
         self._link.send(control.VersionStaged(generation, subtask, version))
 
     def _heartbeat(self, now: float) -> None:
@@ -569,7 +568,7 @@ class Slot(SlotOrders):
         """How long this slot waits with what all slots are told at once. They take turns, for a part of the checkpoint
         interval: all at once would keep the stream from the processors.
         """
-        return self._options.snapshot_spread * self.index / self.parallelism
+        return self._options.snapshot_spread * (self.index % self.parallelism) / self.parallelism
 
     def _in_turn(self, call: Callable[[], None]) -> None:
         self._inbox.call_later(self._turn_s, call)

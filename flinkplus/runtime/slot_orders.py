@@ -61,7 +61,7 @@ class SlotOrders(ABC):
         self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
         self.cycles = graph.cycles()
         self.runs_ahead = unaligned or bool(self.cycles)
-        self.in_flight = InFlightBudget(in_flight_bytes)
+        self.in_flight = InFlightBudget(in_flight_bytes, slots=parallelism)
         self.active = ActiveSubtasks(graph)
         self.slots: dict[SubtaskId, int] = {}
         self.generations: dict[SubtaskId, Generation] = {}
@@ -143,16 +143,15 @@ class SlotOrders(ABC):
         producer.outputs.pump(end)
 
     def _hand_over(self, message: Message, payload: Any) -> None:
+        """Within the slot. What goes wrong in a consumer is not its producer's failure, nor the other way round."""
         consumer = self.active.consumer(message.channel)
         if consumer is not None:
-            consumer.receive(message, payload)
+            self.guard(consumer, consumer.receive, message, payload)
 
     def _grant(self, generation: Generation, end: InputChannel, consumed: int) -> None:
         channel = end.channel
         if end.peer is None:
-            producer = self.active.credit(channel, (generation, consumed, None))
-            if producer is not None:
-                producer.outputs.pump(producer.outputs.channels[channel])
+            self._take_credit(channel, (generation, consumed, None))
             return
         self._send_credit(end.peer, Message(Kind.CREDIT, channel, generation, Seq(consumed), NO_EPOCH))
 
@@ -263,7 +262,10 @@ class SlotOrders(ABC):
         self._deploying = None
 
     def _join(self, join: control.Join) -> None:
-        """This slot comes late: the job runs."""
+        """This slot comes late: the job runs. What it did before a rollback, if anything, is over."""
+        if join.generation > self._generation:
+            self._retire_all()
+            self._peers.forget()
         self._generation = Generation(join.generation)
         self.slots = {parse_subtask(name): slot for name, slot in join.assignment.items()}
         self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}

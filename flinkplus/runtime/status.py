@@ -11,6 +11,7 @@ from typing import Any
 from flinkplus.protocol.ids import SubtaskId
 from flinkplus.runtime.members import Member
 
+STARTING, LEAVING, ENDING = "starting", "leaving", "ending"
 WORKING, STANDBY, IDLE, AWAY = "working", "standby", "idle", "away"
 RUNNING, MOVING = "running", "moving"
 Chain = tuple[SubtaskId, int, int, Sequence[tuple[int, int | None, bool]]]
@@ -19,26 +20,33 @@ newest version that it has (``None``: none) and whether it is still catching up.
 
 
 def slots_of(
-    parallelism: int,
+    needed: Sequence[int],
+    spares: Mapping[int, str],
     members: Sequence[Member],
     incarnations: Mapping[int, int],
     assignment: Mapping[SubtaskId, int],
     chains: Iterable[Chain],
     now_s: float,
 ) -> list[dict[str, Any]]:
-    """Every slot, with what is on it. ``now_s``: monotonic clock."""
+    """Every slot, with what is on it. ``spares``: the spare ones, and how far each is (``runtime.spares``). ``now_s``:
+    monotonic clock."""
     present = {member.slot: member for member in members}
     copies = [slot for *_, held in chains for slot, _, _ in held[1:]]
     found = []
-    for slot in range(parallelism):
+    for slot in (*needed, *sorted(spares)):
         member = present.get(slot)
         at_work = sum(at == slot for at in assignment.values())
         standbys = copies.count(slot)
         state = WORKING if at_work else STANDBY if standbys else IDLE
+        if spares.get(slot) in (STARTING, LEAVING, ENDING):
+            state = spares[slot]
+        elif member is None:
+            state = AWAY
         found.append(
             {
                 "slot": f"slot-{slot}",
-                "state": AWAY if member is None else state,
+                "spare": slot in spares,
+                "state": state,
                 "host": None if member is None else member.host,
                 "pid": None if member is None else member.pid,
                 "address": None if member is None else member.address,

@@ -353,6 +353,7 @@ class Subtask(SubtaskSteps):
             cause = AbortCause.OVER_BUDGET if in_flight_bytes(handle) else AbortCause.OTHER
             self._decline(checkpoint, str(error), cause)
         else:
+            self._ports.reach("acknowledged", str(self.id))
             self._ports.snapshotted(self.id, self.generation, handle)
 
     def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:

@@ -51,6 +51,7 @@ MANIFEST_MAGIC = b"flinkplus-manifest"
 JOB_FILE = "JOB.json"
 PROBE_FILE = "WRITABLE.probe"
 RUNS_BLOB = "runs"
+TOLD_DIFFERENCES = 3
 _STATE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst((\.[0-9a-f]+)?\.tmp)?$")
 _MANIFEST_NAME = re.compile(r"^checkpoints/(\d{8,})\.json$")
 
@@ -92,8 +93,9 @@ class CheckpointStorage:
     # -- the directory --------------------------------------------------------------------------------------------
 
     def prepare(self, job: dict[str, Any], resume: bool, claim: Callable[[], None] = lambda: None) -> None:
-        """Claim the directory for ``job`` (a JSON-able dict with ``name`` and ``fingerprint``). ``claim`` is called
-        when it is known to be the job's, before anything there is changed, and raises when another process has it.
+        """Claim the directory for ``job`` (a JSON-able dict with ``name`` and ``fingerprint``, and in ``shape``, if it
+        has that, what the fingerprint is of: descriptions by name). ``claim`` is called when it is known to be the
+        job's, before anything there is changed, and raises when another process has it.
 
         ``resume=False`` makes a new checkpoint history, ``resume=True`` continues the one that is there. Raises
         ``CheckpointDirectoryError`` when the directory cannot be written, belongs to another job, holds something
@@ -131,6 +133,10 @@ class CheckpointStorage:
             raise CheckpointDirectoryError(
                 f"{self._files.describe(JOB_FILE)} is damaged ({error}); choose another checkpoint directory"
             ) from error
+        except OSError as error:
+            raise CheckpointDirectoryError(
+                f"checkpoint directory {self.uri!r} cannot be read: {error}; check the path"
+            ) from error
         if (
             not isinstance(document, dict)
             or document.get("format") != JOB_FORMAT
@@ -157,7 +163,8 @@ class CheckpointStorage:
         for key in ("name", "fingerprint"):
             if present.get(key) != job.get(key):
                 raise CheckpointDirectoryError(
-                    f"{where} belongs to another job ({key} {present.get(key)!r}, this job has {job.get(key)!r}); "
+                    f"{where} belongs to another job ({key} {present.get(key)!r}, this job has {job.get(key)!r}"
+                    f"{_differences(present.get('shape'), job.get('shape'))}); "
                     "choose another checkpoint directory, or delete this one if its job is not needed any more"
                 )
         if not resume and self.checkpoints():
@@ -360,6 +367,16 @@ class CheckpointStorage:
         with self._lock:
             self._named[checkpoint] = names
         return names
+
+
+def _differences(there: Any, here: Any) -> str:
+    """What differs between the shapes of two jobs, as far as both are known."""
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return ""
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    told = [f"{name}: {there.get(name, 'none')!s:.200} there, {here.get(name, 'none')!s:.200} here" for name in names]
+    more = f"; and {len(told) - TOLD_DIFFERENCES} more" if len(told) > TOLD_DIFFERENCES else ""
+    return "".join(f"; {one}" for one in told[:TOLD_DIFFERENCES]) + more
 
 
 def _manifest_name(checkpoint: int) -> str:

@@ -178,6 +178,12 @@ def test_a_host_that_is_drained_can_be_shut_down(drills: Drills) -> None:
     assert told["hosts"][1] not in told["after"].values()
 
 
+def test_a_spare_slot_stands_in_for_a_host(drills: Drills) -> None:
+    metrics = drills.run("scaled", parallelism=3, tls=True)["metrics"]
+    assert (metrics["failovers"], metrics["fallbacks"]) == (1, 0), metrics["fallback_reasons"]
+    assert metrics["handovers"] >= 2
+
+
 @pytest.mark.parametrize("name", ["hangs", "cut_off", "peers_cut_for_a_while"])
 def test_a_host_out_of_reach_in_a_job_without_standbys(drills: Drills, name: str) -> None:
     told = drills.run(name, recovery="rollback")

@@ -17,6 +17,7 @@ from experiments.cluster.place import Place
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.session import open_session
+from flinkplus.errors import RedundancyAtRisk
 from tests.integration.cluster_job import RATE, REPEAT, WORKERS, until
 
 AWAY_S = 3.0
@@ -219,6 +220,33 @@ def drained(drill: Drill) -> None:
     drill.checkpoints(3)
 
 
+def scaled(drill: Drill) -> None:
+    """Three slots, each with a copy on each of the three hosts, cannot do without one of these, but with a spare slot
+    on the fourth. That host dies as well; then the spare slot is none any more."""
+    job, host = drill.job, drill.hosts[1]
+    try:
+        job.drain_host(host)
+        raise AssertionError("three copies are on two hosts")
+    except RedundancyAtRisk:
+        pass
+    scaling = job.scale_spares(1)
+    scaling.await_done(60)
+    job.drain_host(host).await_done(60)
+    hosts = job.chain_hosts()
+    assert all(len(set(held)) == 3 and host not in held for held in hosts.values()), hosts
+    (spare,) = {held for chain in hosts.values() for held in chain}.difference(drill.hosts)
+    job.undrain_host(host)
+    drill.order("kill", spare)
+    drill.recovered()
+    until(job, lambda: job.missing_standbys() == 0)
+    hosts = job.chain_hosts()
+    assert all(len(set(held)) == 3 for held in hosts.values()), hosts
+    job.scale_spares(0).await_done(60)
+    hosts = job.chain_hosts()
+    assert sorted(job.slot_pids()) == [0, 1, 2] and all(len(set(held)) == 3 for held in hosts.values()), hosts
+    drill.checkpoints()
+
+
 DRILLS: dict[str, Callable[[Drill], None]] = {
     drill.__name__: drill
     for drill in (
@@ -238,8 +266,13 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
         zookeeper_servers,
         master,
         drained,
+        scaled,
     )
 }
+
+
+LONGER = {"scaled": 2.0}
+"""How much more time a drill takes than others."""
 
 
 def run(name: str, corpus: str, place: Place, directory: Path, given: dict[str, Any], session: Any) -> dict[str, Any]:
@@ -247,13 +280,14 @@ def run(name: str, corpus: str, place: Place, directory: Path, given: dict[str, 
     assert place.control is not None
     settings = {"parallelism": WORKERS, "checkpoint_interval": 0.3, **place.options(directory), **given}
     env = StreamEnvironment(session, **settings)
-    words = env.read_text(corpus, repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(RATE)
+    rate = RATE / LONGER.get(name, 1.0)
+    words = env.read_text(corpus, repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(rate)
     words.key_by("word").count(name="count").to_parquet(str(directory / "out"), name="out")
     with env.execute(name) as job:
         until(job, lambda: job.metrics()["checkpoints_completed"] >= 2)
         drill = Drill(job, place.control, "recovery" not in given)
         DRILLS[name](drill)
-        job.await_finish(90)
+        job.await_finish(90 * LONGER.get(name, 1.0))
         told = drill.told(name)
     for host in sorted(drill.hurt):
         place.control.order("revive", host)

@@ -55,8 +55,10 @@ class Victim:
 
     A context manager that checks, at the end, that nothing is left behind. ``word``: of row ``i``. ``prepare``: called
     in each slot that reads rows. ``before``, ``between``: what the test puts in, given and returning a stream, with the
-    columns word, i and, in between, count.
+    columns word, i and, in between, count. ``limit_s``: for how long each wait is for something to come.
     """
+
+    limit_s = LIMIT_S
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class Victim:
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition of a job that goes on; fails when the job ends instead."""
-        wait_until(lambda: self.job.done or condition(), what, LIMIT_S)
+        wait_until(lambda: self.job.done or condition(), what, self.limit_s)
         if self.job.done:
             self.job.await_finish()
             assert condition(), f"the job ended before: {what}"
@@ -184,7 +186,7 @@ class Victim:
     def finish(self) -> dict[str, Any]:
         """End the input, wait for the end, check the output; returns the job's last metrics."""
         self.job.drain()
-        self.job.await_finish(LIMIT_S)
+        self.job.await_finish(self.limit_s)
         self.check()
         return self.job.metrics()
 

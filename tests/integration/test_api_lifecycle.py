@@ -327,8 +327,8 @@ def test_a_start_that_fails_claims_nothing(spark: SparkSession, corpus: Path, tm
 def test_slots_have_homes_where_there_are_several_hosts(spark: SparkSession) -> None:
     """A local master has one host, and is none the slower for it; here the hosts are made up."""
     context = spark.sparkContext
-    assert launcher.at_home(context, 3, threading.Event()).collect() == [0, 1, 2]
-    homes = launcher._with_homes(context, ["worker-1", "worker-2", "worker-1"])
+    assert launcher.at_home(context, range(3), threading.Event()).collect() == [0, 1, 2]
+    homes = launcher._with_homes(context, range(3), ["worker-1", "worker-2", "worker-1"])
     rdd = homes._jrdd.rdd()
     preferred = [rdd.preferredLocations(partition).mkString(",") for partition in rdd.partitions()]
     assert preferred == ["worker-1", "worker-2", "worker-1"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.integration.conftest import in_pairs
 from tests.integration.failover_jobs import Victim, side_by_side
 
 pytestmark = pytest.mark.integration
@@ -93,35 +92,6 @@ def test_a_slot_that_holds_only_standbys(spark: SparkSession, tmp_path: Path) ->
         victim.finish()
     assert_local(victim, 3)
     assert victim.metrics["handovers"] == 0
-
-
-POINTS = [
-    "start:numbers[1]#1",
-    "start:count[0]#1",
-    "alignment:count[1]#2",
-    "snapshot:numbers[0]#2",
-    "snapshot:count[2]#3",
-    "upload:count[0]#2",
-    "uploaded:count[2]#2",
-    "manifest:count[0]#3",
-    "commit:count[1]#1",
-    "committed:numbers[2]#2",
-    "end:numbers[2]#1",
-    "end:count[1]#1",
-]
-
-
-@pytest.mark.parametrize("faults", in_pairs(POINTS), ids="+".join)
-def test_a_kill_in_every_phase_of_a_checkpoint(spark: SparkSession, tmp_path: Path, faults: tuple[str, ...]) -> None:
-    with side_by_side(spark, tmp_path, [{"faults": (fault,)} for fault in faults], Victim) as victims:
-        for fault, victim in zip(faults, victims, strict=True):
-            if not fault.startswith("end"):
-                victim.wait_for_failovers(1)
-                victim.wait_for_checkpoints(2)
-        for victim in victims:
-            victim.finish()
-    for victim in victims:
-        assert_local(victim, 1)
 
 
 def test_a_standby_is_killed_while_it_is_promoted(spark: SparkSession, tmp_path: Path) -> None:

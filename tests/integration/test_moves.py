@@ -1,4 +1,6 @@
-"""Work is moved while the job runs, through the handle and from a shell; nothing stops, and the output is exact."""
+"""Work is moved, and slots come and go, while the job runs, through the handle and from a shell; nothing stops, and the
+output is exact.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus.errors import ConfigurationError, MoveCancelled, MoveRefused
+from flinkplus.errors import ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
 from flinkplus.runtime.access import ACCESS_FILE
 from tests.integration.failover_jobs import Victim
 from tests.typed import Command
@@ -66,3 +68,63 @@ def test_subtasks_are_moved_back_and_forth(spark: SparkSession, tmp_path: Path, 
             job.migrate("count:1", 2)
         assert last.status in ("done", "cancelled")
     assert victim.metrics["fallbacks"] == 0
+
+
+@pytest.mark.timeout(240)
+def test_spare_slots_come_and_go(
+    spark: SparkSession, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Victim(spark, tmp_path, replicas=2) as victim:
+        job, running = victim.job, victim.job._running
+
+        def scale(count: int) -> list[dict[str, Any]]:
+            access = next(victim.work.rglob(ACCESS_FILE))
+            code, out, err = command("scale", str(count), "--access", access, "--json")
+            assert (code, err) == (0, "")
+            return [json.loads(line) for line in out.splitlines()]
+
+        def whole() -> bool:
+            return len(job.slot_pids()) == 6 and job.missing_standbys() == 0 and victim.protocol.all_have(1)
+
+        assert scale(3)[-1]["status"] == "done"
+        assert {slot for slots in job.chains().values() for slot in slots} == {0, 1, 2, 3, 4, 5}
+        nothing: dict[str, Any] = {}
+        slots = running.coordinator._answer(running._status, nothing)["slots"]
+        assert [(slot["slot"], slot["spare"], slot["state"]) for slot in slots[2:]] == [
+            ("slot-2", False, "working"),
+            *((f"slot-{number}", True, "standby") for number in (3, 4, 5)),
+        ]
+        with pytest.raises(InsufficientSlots, match="runs 6 tasks at once"):
+            job.scale_spares(4)
+        spares = running.coordinator.spares
+        assert spares is not None
+        with monkeypatch.context() as patched:  # as on a cluster, of which only Spark knows what it has room for
+            patched.setattr(running._spares, "_room", None)
+            patched.setattr(spares, "_timeout_s", 1.0)
+            with pytest.raises(
+                InsufficientSlots, match=r"slot-6 had not been started by Spark.* there are 3 spare now"
+            ):
+                job.scale_spares(4).await_done(30)
+
+        job.migrate("count:0", 4).await_done(30)
+        victim.kill_slot(4)
+        victim.wait_for_failovers(1)
+        victim.wait(whole, "full strength")
+        assert victim.metrics["fallbacks"] == 0
+        for slot in victim.chain("count[1]"):
+            victim.kill_slot(slot)
+        victim.wait(lambda: victim.metrics["fallbacks"] == 1 and whole(), "full strength after a rollback")
+
+        restarts, failovers = victim.metrics["slot_restarts"], victim.metrics["failovers"]
+        last = scale(0)[-1]
+        assert (last["status"], last["left"]) == ("done", [])
+        assert sorted(job.slot_pids()) == [0, 1, 2]
+        assert {slot for slots in job.chains().values() for slot in slots} == {0, 1, 2}
+        metrics = victim.metrics
+        assert (metrics["slot_restarts"], metrics["failovers"], metrics["fallbacks"]) == (restarts, failovers, 1)
+        tracker = spark.sparkContext.statusTracker()
+        for slot in (3, 4, 5):
+            for number in tracker.getJobIdsForGroup(f"flinkplus-{running._run}-{slot}"):
+                told = tracker.getJobInfo(number)
+                assert told is not None and told.status == "SUCCEEDED", "it was not cancelled, nor did it fail"
+        victim.finish()

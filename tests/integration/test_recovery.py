@@ -1,4 +1,4 @@
-"""Kills at every phase of a run; the output is exact each time. Real processes, real SIGKILL."""
+"""Kills in a run; the output is exact each time. Real processes, real SIGKILL."""
 
 from __future__ import annotations
 
@@ -32,26 +32,17 @@ def start(spark: SparkSession, corpus: Path, out: Path, parallelism: int = 3, **
 
 
 POINTS = [
-    "start:lines[1]#1",
-    "start:count[0]#1",
-    "alignment:count[1]#1",
-    "alignment:count[2]#3",
-    "snapshot:lines[0]#2",
-    "snapshot:count[2]#2",
-    "upload:count[0]#1",
-    "upload:count[1]#4",
-    "uploaded:count[2]#3",
-    "manifest:count[0]#2",
-    "commit:count[1]#1",
-    "commit:lines[2]#4",
-    "committed:count[0]#2",
-    "end:lines[2]#1",
-    "end:count[1]#1",
+    "start:lines[1]",
+    "alignment:count[1]",
+    "upload:count[0]",
+    "commit:count[1]",
 ]
 
 
 @pytest.mark.parametrize("faults", in_pairs(POINTS), ids="+".join)
-def test_kill_at_a_point(spark: SparkSession, corpus: Path, tmp_path: Path, faults: tuple[str, ...]) -> None:
+def test_a_kill_in_the_first_checkpoint(
+    spark: SparkSession, corpus: Path, tmp_path: Path, faults: tuple[str, ...]
+) -> None:
     with ExitStack() as running:
         jobs = [
             running.enter_context(start(spark, corpus, tmp_path / f"out-{number}", faults=(fault,)))

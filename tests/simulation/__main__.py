@@ -24,14 +24,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with a deliberate fault in the protocol")
     parser.add_argument("--loops", action="store_true", help="only jobs with loops")
     parser.add_argument("--unaligned", action="store_true", help="only jobs with unaligned checkpoints")
+    parser.add_argument("--scaling", action="store_true", help="spare slots come and go in all that can have some")
     parser.add_argument("--phases", action="store_true", help="say in which phases of checkpoints processes died")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
     options = parser.parse_args(arguments)
     with mutated(options.mutation) if options.mutation else nullcontext():
         if options.seed is not None:
-            return _show(draw(options.seed, options.loops, options.unaligned), options.trace, options.shrink)
+            drawn = draw(options.seed, options.loops, options.unaligned, options.scaling)
+            return _show(drawn, options.trace, options.shrink)
         seeds = range(options.first, options.first + options.seeds)
-        summary = run_many(seeds, options.failures, partial(draw, looped=options.loops, overtaking=options.unaligned))
+        drawing = partial(draw, looped=options.loops, overtaking=options.unaligned, scaled=options.scaling)
+        summary = run_many(seeds, options.failures, drawing)
         print(summary)
         if options.phases:
             print(table(summary.died))

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.guarantee import Guarantee
@@ -36,6 +37,7 @@ from tests.simulation.subtask import event_time_ms, fold, packed_bytes
 
 if TYPE_CHECKING:
     from flinkplus.protocol.inputs import InputChannel
+    from flinkplus.protocol.outputs import OutputChannel
     from tests.simulation.network import Stream
     from tests.simulation.slot import SimSlot
     from tests.simulation.subtask import SimSubtask, WatchedLog
@@ -78,7 +80,7 @@ class Checks:
         self.causes = Causes()
         self._trims = 0
         self._chains: dict[str, list[Any]] = {}
-        self._holders: list[SimSlot | None] = []
+        self._holders: dict[int, SimSlot | None] = {}
         self._made: dict[tuple[str, int, int], tuple[str, ...]] = {}
         self._formed: dict[tuple[int, str], int] = {}
         self._files_of: dict[tuple[SubtaskId, int], tuple[str, ...]] = {}
@@ -99,6 +101,7 @@ class Checks:
                 "recorded",
                 "overtaken",
                 "over_budget",
+                "overdraft_held",
                 "rounds",
                 "came_round",
                 "stable",
@@ -354,6 +357,31 @@ class Checks:
                     f"{end.channel} is consumed up to {log.acknowledged}, and kept from {log.trimmed} on, for nobody",
                 )
 
+    def overdrawn(self, before: list[tuple[OutputChannel, int, int]]) -> None:
+        """Barriers that overtake were to be sent without credit; of each channel, ``limit`` and ``sent`` before."""
+        for end, limit, sent in before:
+            log: Any = end.log
+            if end.limit > limit and sent < log._resend_end:
+                self._wrong(
+                    "unaligned",
+                    f"{end.channel} is sent from {sent} to {end.limit} without credit, and up to {log._resend_end} "
+                    "that is sent again",
+                )
+            if end.limit <= limit and not end.resuming and sent < log._resend_end:
+                self.counts["overdraft_held"] += 1
+                self._world.note("%s: the barrier waits behind what is sent again, for credit", end.channel)
+
+    def overtook(self, subtask: SimSubtask, checkpoint: int) -> None:
+        """``subtask`` chose to begin a checkpoint, and recorded what waits."""
+        for logs in (subtask._logs.get(checkpoint), subtask._persisting.get(checkpoint)):  # type: ignore[call-overload]
+            if logs is not None and logs.excess:
+                self._wrong("unaligned", f"{subtask.id} overtook for checkpoint {checkpoint}, but {logs.excess}")
+
+    def failed(self, subtask: SimSubtask, error: Exception) -> None:
+        """``error`` counts as the failure of ``subtask``."""
+        if isinstance(error, UserFunctionError) and error.subtask != str(subtask.id):
+            self._wrong("progress", f"{subtask.id} counts as failed for what {error.subtask} has thrown")
+
     def fences(self, slot: SimSlot, order: control.Fence) -> None:
         """A slot is about to fence."""
         for name in order.failed:
@@ -524,13 +552,15 @@ class Checks:
         """Slots are about to be told who follows whom."""
         before, self._chains = self._chains, chains
         holders = self._holders
-        self._holders = [self._world.member(slot) for slot in range(self._world.parameters.parallelism)]
+        coordinator = self._world.coordinator
+        slots = [] if coordinator is None else coordinator._members.numbers
+        self._holders = {slot: self._world.member(slot) for slot in slots}
         failovers = self._world.failovers
         if failovers is None or chains == before:
             return
         protocol = failovers._protocol
         drained, hasty = protocol._plans.drained, protocol._plans.hasty
-        some = len(drained) < self._world.parameters.parallelism
+        some = len(drained) < len(protocol._plans.slots)
         for name, (_, members) in chains.items():
             known = before.get(name, [0, []])[1]
             chain = protocol._table[parse_subtask(name)]
@@ -538,7 +568,7 @@ class Checks:
                 if some and slot in drained and slot not in known:
                     self._wrong("moves", f"slot {slot} is on a drained host, and is to hold {name}")
             for slot in known[1:]:
-                stayed = protocol._table.is_alive(slot) and self._holders[slot] is holders[slot]
+                stayed = protocol._table.is_alive(slot) and self._holders.get(slot) is holders.get(slot)
                 if slot not in members and stayed:
                     self.counts["thinned"] += 1
                     self._check_others(chain, slot, slot in hasty)
@@ -564,10 +594,30 @@ class Checks:
             if process is not None and not process.paused and table.complete > 0:
                 self._check_copy(process, chain.subtask, table.complete)
 
-    def moved(self, what: SubtaskId | str, slot: int) -> None:
+    def scaled(self, count: int) -> None:
+        """There are said to be so many spare slots, and every chain is said to be whole."""
+        coordinator = self._world.coordinator
+        assert coordinator is not None and coordinator._failovers is not None
+        slots = coordinator._members.numbers
+        spares = slots[self._world.parameters.parallelism :]
+        running = [
+            process.index
+            for process in self._world.processes.values()
+            if process.incarnation > 0 and process.index not in slots
+        ]
+        if len(spares) != count or running:
+            self._wrong("moves", f"there are said to be {count} spare slots, and there are {spares}; over: {running}")
+        used = {slot for chain in coordinator._failovers.chains.values() for slot in chain}
+        if not used.issubset(slots):
+            self._wrong("moves", f"chains are on {sorted(used)}, and the slots are {slots}")
+
+    def moved(self, what: SubtaskId | str | int, slot: int) -> None:
         """A request is said to be fulfilled."""
         coordinator = self._world.coordinator
         assert coordinator is not None and coordinator._failovers is not None
+        if isinstance(what, int):
+            self.scaled(what)
+            return
         if isinstance(what, SubtaskId):
             at_work = self._at_work[what]
             if (at_work.slot.index, coordinator._deployment.assignment[what]) != (slot, slot):

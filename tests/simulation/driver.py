@@ -154,6 +154,24 @@ class SimWorker:
         return None
 
 
+class SimSpareJobs:
+    """Stands for ``SpareSlotJobs``."""
+
+    def __init__(self, world: World, run: int) -> None:
+        self._world = world
+        self._run = run
+
+    def check(self, slots: int) -> None:
+        return None
+
+    def start(self, slot: int) -> None:
+        world = self._world
+        world.at(world.now_ms + world.rng_spark.randint(3, 60), world.start_spare, slot, self._run)
+
+    def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
+        self._world.end_spare(slot, round(graceful_s * 1000), then, self._run)
+
+
 class SimInbox(deque[Any]):
     """Stands for ``Inbox``."""
 

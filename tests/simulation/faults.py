@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.parameters import Fault, pair
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 POINTS = ("snapshot", "alignment", "upload", "uploaded", "end", "promotion", "promoted", "staged", "replicated")
 """As in ``flinkplus.runtime.faults``; and when a standby has a version, seen from there and from whom it has it."""
-WHERE_BARRIERS_OVERTAKE = {"snapshot": "recording", "alignment": "recorded"}
+WHERE_BARRIERS_OVERTAKE = {"snapshot": "recording", "alignment": "recorded", "promoted": "taken_up"}
 """What comes in the place of these, half of the time."""
 
 
@@ -71,15 +71,23 @@ class Faults:
                 process.end("its host is gone")
 
     def _throw(self, fault: Fault) -> None:
+        """In its work, or with the next message that comes in."""
         process = self._process(fault)
         subtasks = [] if process is None else list(process.active)
-        if subtasks:
-            subtasks[fault.target % len(subtasks)].poisoned = True  # type: ignore[attr-defined]
+        if not subtasks:
+            return
+        subtask: Any = subtasks[fault.target % len(subtasks)]
+        if fault.target // 16 % 2 and subtask.inputs.channels:
+            subtask.poisoned_receipt = True
+        else:
+            subtask.poisoned = True
 
     def _pause(self, fault: Fault) -> None:
         process = self._process(fault)
-        if process is None:
-            return
+        if process is not None:
+            self._pause_process(fault, process)
+
+    def _pause_process(self, fault: Fault, process: SimSlot) -> None:
         process.pause()
         self._world.beat()
         self._until(fault, "_resume", process)
@@ -229,6 +237,35 @@ class Faults:
 
     def _undrain(self, host: str) -> None:
         self._world.undrain(host)
+
+    def _scale(self, fault: Fault) -> None:
+        self._world.scale(fault.target % 4, force=fault.target >= 48)
+
+    def _spare(self, fault: Fault) -> SimSlot | None:
+        """A process of one of the spare slots."""
+        first = self._world.parameters.parallelism
+        found = [one for one in self._world.processes.values() if one.index >= first and not one.paused]
+        return found[fault.target % len(found)] if found else None
+
+    def _crash_spare(self, fault: Fault) -> None:
+        process = self._spare(fault)
+        if process is not None:
+            process.end("it is killed")
+
+    def _pause_spare(self, fault: Fault) -> None:
+        process = self._spare(fault)
+        if process is not None:
+            self._pause_process(fault, process)
+
+    def _migrate_to_spare(self, fault: Fault) -> None:
+        subtasks, process = self._world.graph.subtasks, self._spare(fault)
+        if process is not None:
+            self._world.migrate(subtasks[fault.target // 8 % len(subtasks)], process.index)
+
+    def _crowd(self, fault: Fault) -> None:
+        """The cluster has no room for further slots."""
+        self._world.crowded += 1
+        self._until(fault, "_less", "crowded")
 
     def _rehost(self, fault: Fault) -> None:
         """The process is killed, and the next one of its slot is on the host of another slot."""

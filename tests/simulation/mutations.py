@@ -27,7 +27,7 @@ from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
-from flinkplus.protocol.in_flight import SnapshotLogs
+from flinkplus.protocol.in_flight import InFlightBudget, SnapshotLogs
 from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.job import JobProtocol
 from flinkplus.protocol.lineage import Lineage
@@ -42,8 +42,10 @@ from flinkplus.protocol.watermarks import InputWatermarks
 from flinkplus.runtime.active import ActiveSubtasks
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
+from flinkplus.runtime.members import Members
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
+from flinkplus.runtime.slot_orders import SlotOrders
 from upstream_cache.log import OutputLog
 
 BUDGET = 2_000
@@ -795,6 +797,21 @@ def credit_of_the_predecessor_lost(original: Any) -> Any:
     return lambda self, subtask: self.retire(subtask)
 
 
+@mutation(ActiveSubtasks, "add", scenario="54")
+def what_was_granted_to_the_predecessor_is_not_granted(original: Any) -> Any:
+    """Who begins anew in the same slot may send what its predecessor might, and waits then for a grant that it had (a
+    fault that the product had)."""
+
+    def add(self: Any, subtask: Any) -> None:
+        channels = subtask.outputs.channels
+        before = {c: channels[c].granted for c in self._granted.keys() & channels.keys() if c not in self._early}
+        original(self, subtask)
+        for channel, granted in before.items():
+            channels[channel].granted = granted
+
+    return add
+
+
 @mutation(OutputChannel, "let_go")
 def what_is_compared_is_kept(original: Any) -> Any:
     """Messages that are made again only to be compared stay in memory."""
@@ -886,10 +903,40 @@ def ancestors_are_known_anew(original: Any) -> Any:
     return lambda self: {name: found for name, found in original(self).items() if name != "reached"}
 
 
+@mutation(OutputChannel, "may_be_overdrawn", scenario="44")
+def what_is_sent_again_is_sent_without_credit(original: Any) -> Any:
+    """A barrier that overtakes takes all along that is sent again to a consumer's successor (a fault that the product
+    had)."""
+    return property(lambda self: not self.resuming)
+
+
+@mutation(InFlightBudget, "room")
+def more_is_overtaken_than_a_snapshot_may_hold(original: Any) -> Any:
+    """A subtask begins to overtake though it can see that its snapshot will be declined (a fault that the product
+    had)."""
+    return property(lambda self: ENDLESS)
+
+
 @mutation(UnalignedBarriers, "__init__")
 def barriers_of_the_version_count(original: Any) -> Any:
     """A barrier that was in flight at a version is one like any other when its turn comes."""
     return lambda self, subtask, inputs, version, *rest, **more: original(self, subtask, inputs, 0, *rest, **more)
+
+
+# --- within a slot
+
+
+@mutation(SlotOrders, "_hand_over")
+def consumers_fail_their_producers(original: Any) -> Any:
+    """What a consumer throws at a message of its own slot counts as its producer's failure (a fault that the product
+    had)."""
+
+    def hand_over(self: Any, message: Any, payload: Any) -> None:
+        consumer = self.active.consumer(message.channel)
+        if consumer is not None:
+            consumer.receive(message, payload)
+
+    return hand_over
 
 
 # --- slots that do not reach each other
@@ -947,6 +994,25 @@ def done_when_the_standby_is_there(original: Any) -> Any:
         return found
 
     return progress
+
+
+# --- spare slots
+
+
+@mutation(Plans, "_left_to_scale")
+def retired_with_something_on_it(original: Any) -> Any:
+    """A spare slot is no slot of the job any more while it is still in chains."""
+
+    def left(self: Any, table: Any) -> Any:
+        return () if self._scaling.slots else original(self, table)
+
+    return left
+
+
+@mutation(Members, "needed")
+def spare_slots_are_deployed_on(original: Any) -> Any:
+    """A rollback counts on the spare slots that are there."""
+    return lambda self: self.all()
 
 
 # --- rollback

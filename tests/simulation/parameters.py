@@ -44,6 +44,10 @@ stream breaks."""
 FAULTS = (*DRAWN_FAULTS, *SILENCES)
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
+SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to_spare", "drain", "crash", "throw")
+"""What a user asks for about spare slots, and what happens to them and to others meanwhile."""
+SCALED = 0.06
+"""Share of the jobs whose spare slots come and go, of those that recover beside the stream."""
 MOVES = 0.1
 """Share of the jobs that are given commands, of those that recover beside the stream."""
 LOCAL_FAULTS = ("refuse_promotion", "expire")
@@ -74,6 +78,13 @@ LOOPS = 0.09
 """Share of the jobs that have loops, of those that can have some."""
 OVERTAKING = 0.13
 """Share of the jobs whose checkpoints are unaligned, of those that can have them."""
+IN_FLIGHT_DEATHS = 0.6
+"""Share of jobs with unaligned checkpoints only in which a process is to die while messages in flight are recorded, or
+put back."""
+RECORDING, RECORDED, TAKEN_UP = (4 + 8 * number for number in (0, 1, 6))
+"""Targets of ``crash_at_point``, and any up to three more, so that the slot is drawn; see ``faults.POINTS``."""
+NEXT_TIME = 8 * 9
+"""And so much more for each time that the point is to be reached before."""
 
 
 @dataclass(frozen=True)
@@ -175,9 +186,9 @@ def child(seed: int, name: str) -> Rng:
     return Rng(f"{seed}/{name}")
 
 
-def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameters:
+def draw(seed: int, looped: bool = False, overtaking: bool = False, scaled: bool = False) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
-    unaligned."""
+    unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -239,7 +250,25 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False) -> Parameter
     if any(fault.kind == "no_upload" for fault in faults) and parallelism <= 3:  # and the stream is held up
         parameters = replace(parameters, records=max(records, 16), rows=1, read_bytes=20, read_ms=6)
     parameters = replace(parameters, faults=faults)
-    return with_moves(parameters, child(seed, "moves"))
+    if overtaking and parameters.aligned_timeout_ms is not None:
+        parameters = with_deaths_in_flight(parameters, child(seed, "in flight deaths"))
+    return with_scaling(with_moves(parameters, child(seed, "moves")), child(seed, "scaling"), 1 if scaled else SCALED)
+
+
+def with_scaling(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job whose spare slots come and go, a ``share`` of those that can have some; long enough for it."""
+    if parameters.recovery == "rollback" or rng.random() >= share:
+        return parameters
+    at_ms = rng.randrange(5, 60)
+    happens = [Fault(at_ms, "scale", rng.choice((1, 2, 3)), 0)]
+    if rng.random() < 0.1:
+        happens.append(Fault(at_ms - 1, "crowd", 0, rng.choice((700, 2_500, 90_000))))
+    for _ in range(rng.choice((1, 2, 3, 5))):
+        at_ms += rng.choice((1, 5, 20, 50, 100, 200))
+        happens.append(Fault(at_ms, rng.choice(SCALINGS), rng.randrange(64), rng.choice(DURATIONS_MS)))
+    records = max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records
+    faults = sorted((*parameters.faults, *happens), key=lambda fault: fault.at_ms)
+    return replace(parameters, records=records, faults=tuple(faults))
 
 
 def with_moves(parameters: Parameters, rng: random.Random) -> Parameters:
@@ -333,6 +362,27 @@ def with_overtaking(parameters: Parameters, rng: random.Random, share: float) ->
     if rng.random() < 0.5:
         return replace(parameters, quick_barriers=True)
     return replace(parameters, interval_ms=max(parameters.interval_ms, 8 * work_ms))  # checkpoints go first
+
+
+def with_deaths_in_flight(parameters: Parameters, rng: random.Random) -> Parameters:
+    """A job with unaligned checkpoints, in most cases with one process more that dies while messages in flight are
+    recorded; or that dies somewhat later, and then another one with those that are put back, of which there are many.
+    """
+    if rng.random() >= IN_FLIGHT_DEATHS:
+        return parameters
+    at_ms, slot, slots = rng.randrange(5, 60), rng.randrange(4), min(4, parameters.parallelism)
+    if rng.random() < 0.5:
+        point = rng.choice((RECORDING, RECORDING, RECORDED)) + NEXT_TIME * rng.choice((0, 0, 1, 2, 4))
+        found = [Fault(at_ms, "crash_at_point", point + slot, 0)]
+    else:
+        if parameters.parallelism <= 3:
+            parameters = replace(parameters, records=max(parameters.records, 24))
+        parameters = replace(parameters, in_flight_bytes=None, aligned_timeout_ms=0, quick_barriers=True)
+        other = next(at for at in range(4) if (at - slot) % slots == 1 % slots)
+        later = Fault(at_ms + rng.choice((40, 80, 120, 200)), "crash", slot, 0)
+        found = [Fault(at_ms, "crash_at_point", TAKEN_UP + other, 0), later]
+    faults = sorted((*parameters.faults, *found), key=lambda fault: fault.at_ms)
+    return replace(parameters, faults=tuple(faults))
 
 
 def pair(target: int, parallelism: int) -> tuple[int, int]:

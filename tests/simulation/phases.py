@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from tests.simulation.slot import SimSlot
     from tests.simulation.world import World
 
-PHASES = ("trigger", "alignment", "in flight", "asynchronous", "acknowledged", "manifest", "commit", "end of input")
+PHASES = (
+    "trigger",
+    "alignment",
+    "in flight",
+    "asynchronous",
+    "acknowledged",
+    "manifest",
+    "commit",
+    "put back",
+    "end of input",
+)
 MODES = ("aligned", "aligned, loops", "unaligned", "with time-out", "synchronous")
 RECOVERIES = ("standby", "partial", "rollback")
 SEPARATOR = " | "
@@ -39,6 +49,8 @@ def phases_of(world: World, process: SimSlot) -> frozenset[str]:
         found.add("manifest")
     if len(checkpoints._commits):
         found.add("commit")
+    if any(end.put_back for subtask in process.active for end in subtask.inputs.channels.values()):
+        found.add("put back")
     if any(subtask.ended for subtask in process.active):
         found.add("end of input")
     return frozenset(found)

@@ -271,6 +271,7 @@ class SimSlot(SlotOrders):
             self._fail(subtask, error)
 
     def _fail(self, subtask: Any, error: Exception) -> None:
+        self.world.checks.failed(subtask, error)
         if self.active.retire(subtask):
             self.world.note("%s fails: %s", subtask.id, error)
             kind = type(error).__name__

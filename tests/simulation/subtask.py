@@ -6,7 +6,7 @@ import marshal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
 
 from dedup.filter import MessageFilter
@@ -95,6 +95,11 @@ class SimOutputs(OutputChannels):
     def _transmit(self, slot: int, message: Message, payload: Any) -> None:
         self.slot.data.send(slot, message)
 
+    def _overdraw(self) -> None:
+        before = [(end, end.limit, end.log.sent) for end in self._to_overdraw]
+        super()._overdraw()
+        self.slot.world.checks.overdrawn(before)
+
 
 @dataclass(kw_only=True)
 class SimPlan(Incarnation):
@@ -105,7 +110,8 @@ class SimPlan(Incarnation):
 
 
 class SimSubtask(SubtaskSteps):
-    """One active subtask. ``poisoned``: the next thing that it works on makes it throw.
+    """One active subtask. ``poisoned``: the next thing that it works on makes it throw; ``poisoned_receipt``: the next
+    that comes in.
     ``has_whims``: what it does depends on more than its steps. ``passes_barrier``: what it took last is a barrier that
     had overtaken."""
 
@@ -122,7 +128,7 @@ class SimSubtask(SubtaskSteps):
             seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), local, seen)
         self.snapshot_of: CheckpointId | None = None
-        self.poisoned = self.passes_barrier = False
+        self.poisoned = self.poisoned_receipt = self.passes_barrier = False
         self.has_whims = world.parameters.whims
         self._told_ms = 0
         self.closed = False
@@ -163,6 +169,7 @@ class SimSubtask(SubtaskSteps):
         again = sum(len(message.records) for message in waiting if message.kind is Kind.RECORDS)
         if again:
             world.note("%s takes up %s rows that were in flight", self.id, again)
+            world.reach("taken_up", slot, self.id)
         world.cyclic.append(self)
         world.checks.began(self)
 
@@ -187,6 +194,9 @@ class SimSubtask(SubtaskSteps):
         return self.slot.graph.consumer_of(channel)
 
     def receive(self, message: Message, payload: Any) -> None:
+        if self.poisoned_receipt:
+            self.poisoned_receipt = False
+            self._throw()
         end = self.inputs.channels[message.channel]
         before = end.cursor._received
         super().receive(message, payload)
@@ -203,7 +213,10 @@ class SimSubtask(SubtaskSteps):
     def _begin_overtaking(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> None:
         waiting = sum(len(end.queue) for end in self.inputs.channels.values())
         self._world.note("%s: the barrier of checkpoint %s overtakes %s messages", self.id, checkpoint, waiting)
+        repeated = bool(self._replay) or self._repeats
         super()._begin_overtaking(machine, checkpoint)
+        if not repeated:
+            self._world.checks.overtook(self, checkpoint)
 
     def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
         for _, message, _ in many if self._world.checks.exact else ():
@@ -237,7 +250,10 @@ class SimSubtask(SubtaskSteps):
     def _throw_if_poisoned(self) -> None:
         if self.poisoned:
             self.poisoned = False
-            raise UserFunctionError("count", str(self.id), "", "boom")
+            self._throw()
+
+    def _throw(self) -> NoReturn:
+        raise UserFunctionError("count", str(self.id), "", "boom")
 
     def _push(self, message: Message, payload: Any) -> Iterator[None]:
         self._world.checks.works(self)

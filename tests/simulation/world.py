@@ -38,6 +38,7 @@ from tests.simulation.driver import (
     SimInbox,
     SimRegistry,
     SimRendezvous,
+    SimSpareJobs,
     SimWorker,
     Unavailable,
 )
@@ -54,6 +55,7 @@ SESSION_TIMEOUT_MS = 400
 BEAT_MS = 300
 HEARTBEAT_TIMEOUT_S = 1.0
 LATE_MS = 12
+SPARES_TIMEOUT_S = 0.5
 ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about", "checkpoints and commits in flight did not")
 """Reasons with which a job may fail: the storage refused for too long."""
 
@@ -130,7 +132,9 @@ class World:
         self._beaten_ms = -1
         self._runs = 0
         self._moved: dict[int, int] = {}
-        self.moves: list[tuple[PlannedMove, SubtaskId | str, int]] = []
+        self._over: set[int] = set()  # spare slots that Spark does not run any more; never iterated
+        self.crowded = 0
+        self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
         self.checks = Checks(self)
         self.commits = SimCommits(self)
         self.registry = SimRegistry(self)
@@ -222,6 +226,10 @@ class World:
         self.coordinator._preference._possible = False  # of a real thread
         parts = [part for part in vars(self.coordinator).values() if type(part).__module__.startswith("flinkplus.run")]
         self.cyclic += [self.coordinator, *parts]
+        if self.coordinator.spares is not None:
+            self._over = set()
+            self.coordinator.spares.jobs = SimSpareJobs(self, self._runs)
+            self.coordinator.spares._timeout_s = SPARES_TIMEOUT_S
         self.coordinator.write_records_to(self.registry)
         if self.failovers is not None and self.parameters.pending_versions:
             protocol = self.failovers._protocol
@@ -393,7 +401,7 @@ class World:
             self.at(self.now_ms + self.rng_spark.randint(3, 60), self._restart, process.index, self._runs)
 
     def _restart(self, slot: int, run: int) -> None:
-        if not self.on_slot(slot):
+        if not self.on_slot(slot) and slot not in self._over:
             self.start_process(slot, run)
 
     def process_stopped(self, process: SimSlot) -> None:
@@ -420,12 +428,46 @@ class World:
             self.coordinator.moves.undrain(host)
             self.coordinator_turns()
 
+    def scale(self, count: int, force: bool) -> None:
+        if self.coordinator is not None:
+            self.moves.append((self.coordinator.moves.scale(count, force), count, 0))
+            self.coordinator_turns()
+
+    def start_spare(self, slot: int, run: int) -> None:
+        """Spark is to run a spare slot; while the cluster is crowded, it has no room for it."""
+        if run != self._runs or slot in self._over:
+            return
+        if self.crowded:
+            self.at(self.now_ms + 200, self.start_spare, slot, run)
+        else:
+            self.start_process(slot, run)
+
+    def end_spare(self, slot: int, graceful_ms: int, then: Callable[[], None], run: int) -> None:
+        """Spark is not to run it any more, if that has not ended before. One that is just being started may still
+        come."""
+        self._over.add(slot)
+        if self.rng_spark.random() < 0.2:
+            self.at(self.now_ms + self.rng_spark.randint(3, 60), self.start_process, slot, run)
+        self.at(self.now_ms + 1, self._spare_ends, slot, self.now_ms + graceful_ms, then, run)
+
+    def _spare_ends(self, slot: int, until_ms: int, then: Callable[[], None], run: int) -> None:
+        if run != self._runs or self.ended is not None:
+            return
+        for process in self.on_slot(slot):
+            if self.now_ms < until_ms:
+                self.at(self.now_ms + 5, self._spare_ends, slot, until_ms, then, run)
+                return
+            process.paused = False
+            process.end("Spark ends its job")
+        then()
+        self.coordinator_turns()
+
     def _look_at_moves(self) -> None:
         """What is said to be done is checked, once."""
         for move in [move for move in self.moves if move[0].status not in (None, "under_way")]:
             self.moves.remove(move)
             planned, what, slot = move
-            kind = "migration" if isinstance(what, SubtaskId) else "drain"
+            kind = "migration" if isinstance(what, SubtaskId) else "scaling" if isinstance(what, int) else "drain"
             self.note("%s: %s", planned, planned.reason)
             self.counts[f"{kind}_{planned.status}"] += 1
             if planned.status == "done":

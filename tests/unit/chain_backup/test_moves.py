@@ -128,6 +128,34 @@ def test_a_later_request_takes_the_place_of_an_earlier_one() -> None:
     assert reports(go_on(history, 2)) == [(2, "done")]
 
 
+@pytest.mark.parametrize("host", ["host2", "host1"])
+def test_a_move_that_a_drain_cancels_leaves_the_home_that_was_there(host: str) -> None:
+    """Of ``count[0]``: slot 1, to which it was moved, while it is on its way to slot 2."""
+    history = running()
+    move(history, C0, 1)
+    assert reports(go_on(history, 2)) == [(1, "done")]
+    assert move(history, C0, 2, request=2)
+    effects = history.at(history.now_ms, DrainRequested(3, host, force=True))
+    plans = history.machine._plans
+    if host == "host2":
+        assert reports(effects)[0] == (2, "cancelled")
+        assert plans.of(C0)[0] == 1
+    else:
+        assert (2, "cancelled") not in reports(effects)
+        assert plans.of(C0)[0] == 2, "it is on its way elsewhere"
+        cancelled = history.at(history.now_ms, SlotLost(2, "SIGKILL"))
+        assert (2, "cancelled") in reports(cancelled)
+        assert plans.of(C0)[0] == 0, "where it was before cannot be its home"
+
+
+def test_a_drain_takes_the_home_that_a_move_has_given() -> None:
+    history = running()
+    move(history, C0, 1)
+    go_on(history, 2)
+    history.at(history.now_ms, DrainRequested(2, "host1", force=True))
+    assert history.machine._plans.of(C0)[0] == 0
+
+
 def test_what_cannot_be_is_refused() -> None:
     history = running()
     history.recover(history.at(100, SlotLost(1, "SIGKILL")))

@@ -10,7 +10,7 @@ import pytest
 
 from flinkplus.cli import moves
 from flinkplus.errors import CommandRefused
-from flinkplus.runtime.move_commands import DrainHost, Migrate, MoveNews, UndrainHost
+from flinkplus.runtime.move_commands import DrainHost, Migrate, MoveNews, ScaleSpares, UndrainHost
 from tests.typed import Command, typed_here
 
 LEFT = {"number": 7, "status": "under_way", "left": ["count[1]", "lines[1]"]}
@@ -108,3 +108,19 @@ def test_what_is_typed_wrongly(job: Job, run: Command, arguments: tuple[str, ...
     except SystemExit as error:
         code = int(error.code or 0)
     assert (code, job.asked) == (2, [])
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "there is 1 spare slot"), (2, "there are 2 spare slots")])
+def test_spare_slots_are_scaled(job: Job, run: Command, count: int, told: str) -> None:
+    job.answers = [{"number": 7, "status": "under_way", "left": ["slot-4"]}, DONE]
+    code, out, _ = run("scale", str(count))
+    assert (code, out.splitlines()) == (0, ["under way; left: slot-4", told])
+    assert job.asked == [ScaleSpares(count, False), MoveNews(7)]
+    job.answers = [CommandRefused("scale to 0 spare slots: there would be less")]
+    code, _, err = run("scale", "0", "--force")
+    assert code == 1 and "there would be less" in err and job.asked[-1] == ScaleSpares(0, True)
+
+
+@pytest.mark.parametrize("count", ["-1", "101", "many"])
+def test_nobody_has_so_many_spare_slots(job: Job, run: Command, count: str) -> None:
+    assert run("scale", count)[0] == 2 and job.asked == []

@@ -180,7 +180,7 @@ def test_the_tables_say_all_of_it() -> None:
     text = captured.get()
     for words in (
         "watched (abc): running, for 12.0 s; driver: process 17 on driver-1; standby, exactly-once, 3 copies",
-        "4,711",
+        "4711",
         "12,345",
         "321",
         "spill volume full",

@@ -163,7 +163,7 @@ def test_the_command_says_whether_the_result_is_right(
         }
         return {"example": run.name, "equal": equal, "running_s": 2.5, "fallback_reasons": ["all died"], **counts}
 
-    monkeypatch.setattr(session, "open_session", lambda master: NoSession())
+    monkeypatch.setattr(session, "open_session", lambda *_: NoSession())
     monkeypatch.setattr(running, "run_example", run_example)
     json_path = tmp_path / "figures.json"
     arguments = [

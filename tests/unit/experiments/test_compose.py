@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from experiments.cluster.compose import find_compose, read_compose
 from experiments.cluster.place import Place
+from experiments.recovery.command import run_recovery
+from experiments.recovery.settings import Settings
 from flinkplus.errors import ConfigurationError
 
 SMALL = """\
@@ -78,8 +82,34 @@ def test_the_services_of_this_repository() -> None:
     assert place.zookeeper == ",".join(f"{name}:2181" for name in ensemble)
     for service in services.values():
         assert str(place.shared) in [target for _, target in service.volumes], "all hosts share it"
+    assert Path(environment["XDG_CACHE_HOME"]).is_relative_to(place.shared), "workers read the demo text there"
+
+
+def test_one_image_for_all_services_is_built_once() -> None:
+    services = yaml.safe_load(find_compose().read_text())["services"]
+    assert [name for name, content in services.items() if "build" in content] == ["job"]
+    for content in services.values():
+        assert content["image"] == "flinkplus" and content["pull_policy"] == "never", "no registry has it"
+
+
+def test_the_image_has_every_package() -> None:
+    root = find_compose().parent
+    copied = re.findall(r"^COPY (\w+) \1$", (root / "Dockerfile").read_text(), re.MULTILINE)
+    packages = {path.parent.name for path in root.glob("*/__init__.py")} - {"tests"}
+    assert packages | {"scripts"} == set(copied)
 
 
 def test_elsewhere_there_is_no_place() -> None:
     with pytest.raises(ConfigurationError, match="FLINKPLUS_ZOOKEEPER is not set"):
         Place.here({"FLINKPLUS_MASTER": "spark://master:7077"})
+
+
+def test_failures_of_hosts_that_nobody_can_order_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in read_compose(find_compose(), {})["job"].environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FLINKPLUS_SHARED", str(tmp_path))
+    settings = Settings(parallelism=(4,), failure=("sigkill", "hang"), hosts=4)
+    with pytest.raises(ConfigurationError, match="the failure hang is ordered"):
+        run_recovery(settings, tmp_path / "recovery.json", tmp_path)

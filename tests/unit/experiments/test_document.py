@@ -15,6 +15,7 @@ from experiments.recovery.cost import CostSettings, cost_document, cost_table
 from experiments.recovery.report import RecoveryDocument
 from experiments.recovery.settings import RECOVERIES, Settings
 from flinkplus.cli.figures import write_json
+from flinkplus.cli.tables import LEAST_WIDTH
 from flinkplus.errors import ConfigurationError
 
 PHASES = ("detect", "fence", "promote", "restore", "replay")
@@ -145,7 +146,7 @@ def test_partial_recovery_is_compared_as_well(
     assert (case["partial_reduction_percent"], case["reduction_percent"]) == (90.0, 96.0)
     console.show(*report.tables(three_modes.content))
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= console.WIDTH
+    assert max(map(len, lines)) <= LEAST_WIDTH
     line = next(line for line in lines if line.split()[:2] == ["sigkill", "4"])
     found = [line.index(text) for text in ("500.0 (500", "50.0 (50", "90.00 %", "20.0 (20", "96.00 %")]
     assert found == sorted(found), "rollback, partial, standby"
@@ -164,7 +165,7 @@ def test_a_document_that_cannot_be_written(tmp_path: Path) -> None:
 def test_the_tables(document: RecoveryDocument, capsys: pytest.CaptureFixture[str]) -> None:
     console.show(*report.tables(document.content))
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= console.WIDTH
+    assert max(map(len, lines)) <= LEAST_WIDTH
     line = next(line for line in lines if line.split()[:2] == ["sigkill", "8"])
     assert "510.0 (500 - 520)" in line and "30.0 (20 - 40)" in line and "94.12 %" in line
     assert any(line.split()[:3] == ["standby", "exception", "8"] and "2 of 3" in line for line in lines)

@@ -45,6 +45,8 @@ from flinkplus.protocol.events import (
     SlotRegistered,
     SlotStartFailed,
     SlotStopped,
+    SpareAdded,
+    SpareTaken,
     SubtaskFailed,
     TimeAdvanced,
 )
@@ -729,3 +731,39 @@ def test_a_job_that_stops_takes_no_notice_of_failovers() -> None:
     history.at(100, CancelRequested())
     assert history.at(110, TOLD_SLOT, REFUSED, GenerationsUsed(G4)) == []
     assert history.state is JobState.STOPPING
+
+
+# -------------------------------------------------------------------------------------------------------- spare slots
+
+
+def test_nobody_waits_for_spare_slots_and_nothing_is_deployed_on_them() -> None:
+    history = History()
+    assert history.at(0, SpareAdded(2), SlotRegistered(2, 1)) == []
+    effects = history.at(10, *(SlotRegistered(slot, 1) for slot in range(2)))
+    (deploy,) = [effect for effect in effects if isinstance(effect, Deploy)]
+    assert {slot for _, slot in deploy.assignment} == {0, 1}
+
+
+@pytest.mark.parametrize("lost", [SlotLost(2, 1, "SIGKILL"), SlotLeft(2, 1, "SIGKILL"), SlotRegistered(2, 2)])
+def test_a_lost_spare_slot_is_no_failure(lost: JobEvent) -> None:
+    history = running(max_slot_losses=0)
+    history.at(100, SpareAdded(2), SlotRegistered(2, 1))
+    assert history.at(200, lost) == []
+    assert history.machine.state is JobState.RUNNING
+
+
+def test_the_end_waits_for_spare_slots_too() -> None:
+    history = running()
+    history.at(100, SpareAdded(2), SlotRegistered(2, 1))
+    history.at(200, FinalCommitted())
+    assert history.at(210, SlotStopped(0), SlotStopped(1)) == []
+    assert history.at(220, SlotStopped(2)) == [JobEnded(JobState.FINISHED, None, "", "")]
+
+
+def test_one_that_was_taken_away_is_a_stranger() -> None:
+    history = running()
+    history.at(100, SpareAdded(2), SlotRegistered(2, 1), SpareTaken(2))
+    with pytest.raises(PeerProtocolError, match="slot 2 does not exist"):
+        history.at(200, SlotRegistered(2, 2))
+    with pytest.raises(InvariantViolation, match="only spare slots"):
+        history.at(200, SpareTaken(1))

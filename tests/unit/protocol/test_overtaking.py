@@ -10,12 +10,12 @@ import pytest
 
 from flinkplus.protocol.determinants import Choice, decode_runs, unpack
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.protocol.in_flight import AbortCause, InFlightBudget, Logs, cost_of
+from flinkplus.protocol.in_flight import MAX_OVERTAKEN_BYTES, AbortCause, InFlightBudget, Logs, cost_of
 from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.inputs import InputGate
 from flinkplus.protocol.messages import Kind, Message
 from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry, OutputChannel
-from flinkplus.protocol.subtask import MAX_OVERTAKEN_BYTES, SubtaskSteps
+from flinkplus.protocol.subtask import SubtaskSteps
 from tests.unit.protocol.test_replay import INPUTS, Folding, message
 from upstream_cache.log import OutputLog
 
@@ -165,6 +165,70 @@ def test_what_was_sent_without_credit_is_waited_for() -> None:
         assert (end.log.max_unsent_messages, end.log.sent, end.granted) == (ROOM, 1, 0)
         end.credit(1, 0, None)
     assert (subtask.outputs.accepts, subtask.runnable(0.0)) == (True, True)
+
+
+def made_for_the_first(subtask: Overtaken, count: int, size_bytes: int = 10) -> OutputChannel:
+    """So many messages for the first of its consumers, whose window is two messages; the channel."""
+    end = next(iter(subtask.outputs.channels.values()))
+    end.window = 2
+    for number in range(count):
+        subtask.outputs.append_records(end, number, None, size_bytes)
+        subtask.outputs.pump()
+    return end
+
+
+def begin(subtask: Overtaken) -> None:
+    """The state is copied for the first checkpoint."""
+    subtask.overtake(ONE)
+    subtask.receive(barrier(CHANNELS[1], 0), None)
+    subtask.run()
+    assert list(subtask.copied) == [1]
+
+
+def test_what_is_sent_again_is_not_sent_without_credit_and_the_barrier_comes_right_behind_it() -> None:
+    subtask = Overtaken()
+    end = made_for_the_first(subtask, 12)
+    end.fence(Generation(2))
+    end.credit(2, 0, None)
+    subtask.outputs.pump(end)
+    assert (end.log.sent, end.granted) == (8, 8)
+    begin(subtask)
+    sent = [other.log.sent for other in subtask.outputs.channels.values()]
+    assert sent == [8, 1, 1] and subtask.outputs.accepts, "it goes on meanwhile"
+    for consumed, reaches in ((7, 9), (9, 11)):
+        end.credit(2, consumed, None)
+        subtask.outputs.pump(end)
+        assert end.log.sent == reaches
+    end.credit(2, 10, None)
+    subtask.outputs.pump(end)
+    assert (end.log.sent, end.granted, subtask.outputs.accepts) == (13, 12, False)
+    end.credit(2, 11, None)
+    assert subtask.outputs.accepts
+
+
+def test_a_barrier_that_is_to_overtake_for_nobody_does_so_once_there_is_somebody() -> None:
+    subtask = Overtaken()
+    end = made_for_the_first(subtask, 6)
+    end.fence(Generation(2))
+    begin(subtask)
+    assert (end.log.sent, end.log.appended) == (6, 7)
+    end.credit(2, 6, None)
+    end.limit = end.granted = 6
+    subtask.outputs.pump(end)
+    assert end.log.sent == 7
+
+
+def test_of_what_was_never_sent_no_more_goes_without_credit_than_may_be_overtaken() -> None:
+    subtask = Overtaken()
+    end = next(iter(subtask.outputs.channels.values()))
+    subtask.close_outputs()
+    end.log.max_unsent_bytes = 4 * MAX_OVERTAKEN_BYTES
+    made_for_the_first(subtask, 2, MAX_OVERTAKEN_BYTES // 2 + 1)
+    begin(subtask)
+    assert (end.log.sent, end.log.appended) == (0, 3)
+    end.limit = end.granted = 1
+    subtask.outputs.pump(end)
+    assert end.log.sent == 3
 
 
 def test_what_was_sent_already_is_sent_without_credit_when_the_order_comes() -> None:
@@ -361,22 +425,30 @@ def test_a_channel_that_is_opened_meanwhile_has_room_as_well_and_the_usual_limit
     assert limits == [MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, ROOM]
 
 
-def snapshot_with(subtask: Overtaken, waiting: int, checkpoint: CheckpointId, seq: int) -> None:
-    """A checkpoint whose barrier overtakes ``waiting`` messages on the first channel, where ``seq`` is the next."""
-    subtask.overtake(checkpoint)
+def fill(subtask: Overtaken, channel: ChannelId, waiting: int, first: int = 0) -> None:
     for number in range(waiting):
-        subtask.receive(message(CHANNELS[0], seq + number, 0), None)
-    subtask.receive(barrier(CHANNELS[0], seq + waiting, checkpoint), None)
-    subtask.run()
+        subtask.receive(message(channel, first + number, 0), None)
+
+
+def snapshot_with(subtask: Overtaken, coming: int, checkpoint: CheckpointId, seq: int) -> None:
+    """A checkpoint behind whose copy ``coming`` messages come in on the first channel, where ``seq`` is the next."""
+    subtask.overtake(checkpoint)
     for channel in CHANNELS[1:]:
         subtask.receive(barrier(channel, checkpoint - 1, checkpoint), None)
+    subtask.run()
+    fill(subtask, CHANNELS[0], coming, seq)
+    subtask.receive(barrier(CHANNELS[0], seq + coming, checkpoint), None)
     saved: dict[str, Any] = {"inputs": subtask.copied[checkpoint]}
     subtask.add_logs(subtask.persisted_of[checkpoint], saved)
     subtask.persisted(checkpoint, {"operator_state": saved}, "")
 
 
+COST = cost_of(message(CHANNELS[0], 0, 0))
+BARRIER_COST = cost_of(barrier(CHANNELS[0], 0))
+
+
 def test_a_snapshot_that_holds_too_much_is_declined_and_the_next_one_is_not() -> None:
-    budget = InFlightBudget(16 * cost_of(message(CHANNELS[0], 0, 0)))
+    budget = InFlightBudget(16 * COST)
     subtask = Overtaken()
     subtask._incarnation.in_flight = budget
     snapshot_with(subtask, 9, ONE, 0)
@@ -386,6 +458,69 @@ def test_a_snapshot_that_holds_too_much_is_declined_and_the_next_one_is_not() ->
     held = subtask.answered[TWO]["operator_state"]
     assert held["in_flight_bytes"] == sum(cost_of(one) for each in held["in_flight"].values() for one in each) > 0
     assert budget.held_bytes == 0, "what is stored is not held any more"
+
+
+def test_a_barrier_does_not_overtake_what_the_snapshot_would_be_declined_for() -> None:
+    """It waits as an aligned one does, until little enough is left; then the snapshot fits in."""
+    subtask = Overtaken()
+    subtask._incarnation.in_flight = InFlightBudget(2 * (4 * COST + 3 * BARRIER_COST))
+    subtask.overtake(ONE)
+    for channel in CHANNELS:
+        fill(subtask, channel, 2)
+        subtask.receive(barrier(channel, 2), None)
+    for _ in range(2):
+        assert (subtask.overdue, subtask.runnable(0.0)) == (False, True)
+        subtask.run()
+    assert (subtask.overdue,) == (True,)
+    subtask.run()
+    held = sum(cost_of(one) for log in subtask.persisted_of[1].values() for one, _ in log.messages)
+    assert held == 4 * COST + 3 * BARRIER_COST == subtask._incarnation.in_flight.held_bytes
+
+
+def test_it_may_be_taken_off_all_inputs_before_little_enough_is_left() -> None:
+    subtask = Overtaken()
+    subtask._incarnation.in_flight = InFlightBudget(2 * BARRIER_COST)
+    subtask.overtake(ONE)
+    for channel in CHANNELS:
+        fill(subtask, channel, 2)
+        subtask.receive(barrier(channel, 2), None)
+        fill(subtask, channel, 2, 3)
+    subtask.work_off()
+    assert subtask.persisted_of[1].keys() <= {CHANNELS[2]} and list(subtask.copied) == [1]
+    assert [len(end.queue) for end in subtask.inputs.channels.values()] == [0, 0, 0]
+
+
+def test_where_its_barrier_is_still_to_come_a_channel_counts_twice() -> None:
+    subtask = Overtaken()
+    subtask.overtake(ONE)
+    subtask.receive(barrier(CHANNELS[0], 0), None)
+    fill(subtask, CHANNELS[1], 3)
+    for snapshot_bytes, overtakes in ((BARRIER_COST + 6 * COST - 1, False), (BARRIER_COST + 6 * COST, True)):
+        subtask._incarnation.in_flight = InFlightBudget(2 * snapshot_bytes)
+        assert (subtask.overdue,) == (overtakes,)
+    subtask.receive(barrier(CHANNELS[1], 3), None)
+    subtask._incarnation.in_flight = InFlightBudget(2 * (2 * BARRIER_COST + 3 * COST))
+    assert (subtask.overdue,) == (True,), "now it is known"
+
+
+def test_what_other_snapshots_of_the_slot_hold_is_left_to_them() -> None:
+    subtask = Overtaken()
+    budget = subtask._incarnation.in_flight = InFlightBudget(100 * COST)
+    subtask.overtake(ONE)
+    subtask.receive(barrier(CHANNELS[0], 0), None)
+    fill(subtask, CHANNELS[0], 5, 1)
+    budget.held_bytes = budget.slot_bytes - BARRIER_COST + 1
+    assert (subtask.overdue,) == (False,)
+    budget.held_bytes -= 1
+    assert (subtask.overdue,) == (True,)
+
+
+@pytest.mark.parametrize(("slots", "room"), [(1, 32), (8, 32), (16, 16), (64, 4)])
+def test_nobody_has_room_for_more_than_all_slots_of_a_job_may_have_at_a_time(slots: int, room: int) -> None:
+    budget = InFlightBudget(64 << 20, slots=slots)
+    assert budget.room == room << 20
+    budget.held_bytes = 2 << 20
+    assert budget.room == min(32, 4 * 64 // slots - 2, 62) << 20
 
 
 def test_what_a_snapshot_takes_in_the_handle_may_be_too_much_though_it_seemed_little() -> None:

@@ -100,8 +100,12 @@ def no_guard(*_: Any) -> None:
     raise AssertionError("nothing was to fail")
 
 
+def no_kill(*_: Any) -> None:
+    raise AssertionError("nobody was to be killed")
+
+
 def test_who_is_cut_off_hears_and_says_nothing_and_afterwards_all_of_it(slots: Slots) -> None:
-    cut = Injections([slots.planes[0], slots.link], Pulse(), slots.inbox)
+    cut = Injections([slots.planes[0], slots.link], Pulse(), slots.inbox, no_kill)
     slots.send(0, b"before")
     slots.until(lambda: slots.frames(1) == [b"before"])
     cut.obey(control.Inject("cut", [], for_s=0.2), [], no_guard)
@@ -131,7 +135,7 @@ def test_who_is_cut_off_takes_no_new_connections_and_makes_none(slots: Slots) ->
 
 
 def test_a_cut_from_one_peer_leaves_the_others(slots: Slots) -> None:
-    cut = Injections([slots.planes[0], slots.link], Pulse(), slots.inbox)
+    cut = Injections([slots.planes[0], slots.link], Pulse(), slots.inbox, no_kill)
     cut.obey(control.Inject("cut", [], for_s=0.1, peers=[DRIVER]), [], no_guard)
     slots.send(0, b"out")
     slots.link.send(control.Stopped())
@@ -148,7 +152,7 @@ def test_a_cut_from_one_peer_leaves_the_others(slots: Slots) -> None:
 
 
 def test_a_second_cut_lasts_until_its_own_end(slots: Slots) -> None:
-    cut = Injections([slots.planes[0]], Pulse(), slots.inbox)
+    cut = Injections([slots.planes[0]], Pulse(), slots.inbox, no_kill)
     cut.obey(control.Inject("cut", [], for_s=0.05), [], no_guard)
     cut.obey(control.Inject("cut", [], for_s=0.3), [], no_guard)
     slots.send(0, b"out")
@@ -161,15 +165,22 @@ def test_an_exception_fails_who_is_meant_and_nobody_else() -> None:
     failures: list[Exception] = []
     order = control.Inject("exception", ["count[1]", "gone[0]"])
     active = [Subtask("lines", 1), Subtask("count", 1)]
-    Injections([], Pulse(), Inbox()).obey(order, active, guarded(failures))
+    Injections([], Pulse(), Inbox(), no_kill).obey(order, active, guarded(failures))
     assert [str(error) for error in failures] == ["an exception on order, in count[1]"]
+
+
+def test_a_kill_waits_for_its_point() -> None:
+    armed: list[tuple[str, str]] = []
+    kills = Injections([], Pulse(), Inbox(), lambda point, subtask: armed.append((point, subtask)))
+    kills.obey(control.Inject("kill", ["count[1]"], point="upload"), [], no_guard)
+    assert armed == [("upload", "count[1]")]
 
 
 def test_slow_steps_wait_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = [100.0], list[float]()
     monkeypatch.setattr("flinkplus.runtime.injections.time.monotonic", lambda: now[0])
     monkeypatch.setattr("flinkplus.runtime.injections.time.sleep", slept.append)
-    slow = Injections([], Pulse(), Inbox())
+    slow = Injections([], Pulse(), Inbox(), no_kill)
     slow.before_step(Subtask("count", 1))
     slow.obey(control.Inject("slow", ["count[1]"], for_s=2.0, delay_s=0.3), [], no_guard)
     for name in ("count", "lines", "count"):

@@ -14,7 +14,7 @@ from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.keyed import Count
 from flinkplus.operators.tokenize import Tokenize
 from flinkplus.protocol.ids import SubtaskId
-from flinkplus.runtime.faults import Faults, left_out, parse_fault
+from flinkplus.runtime.faults import Faults, check_point, left_out, parse_fault
 from flinkplus.runtime.names import find_subtask, parse_subtask
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.text import SCHEMA, TextFiles
@@ -41,6 +41,20 @@ def test_vertices_are_cut_at_exchanges() -> None:
     ]
     assert graph.fingerprint(2) != graph.fingerprint(3)
     assert graph.fingerprint(2) == wordcount_graph().fuse().fingerprint(2)
+
+
+def test_the_shape_says_what_the_fingerprint_is_of() -> None:
+    graph = wordcount_graph().fuse()
+    assert graph.shape(2) == {
+        "parallelism": "2",
+        "source 'lines'": "TextFiles of (value string)",
+        "operator 'tokenize'": "Tokenize of (word string)",
+        "operator 'count'": "Count of (word string, count int64)",
+        "sink 'out'": "DiscardSink of (word string, count int64)",
+        "input of 'tokenize'": "lines",
+        "input of 'out'": "count",
+        "input of 'count'": "tokenize by hash of word",
+    }
 
 
 def test_a_graph_without_a_sink_or_with_a_name_twice_is_refused() -> None:
@@ -99,6 +113,26 @@ def test_a_fault_of_the_coordinator_calls_its_strike() -> None:
     faults.reach("commit", 3, strike=struck.append)
     faults.reach("commit", 3, strike=struck.append)
     assert struck == ["count[0]"]
+
+
+def test_a_fault_on_order_strikes_once_in_any_generation() -> None:
+    struck: list[str] = []
+    faults = Faults((), first_generation=1)
+    faults.arm("staged", "count+out[1]")
+    faults.arm("commit", "count+out[0]")
+    for point, subtask in (("upload", "count+out[1]"), ("staged", "count+out[0]")):
+        faults.reach(point, 7, subtask, struck.append)
+    assert struck == []
+    for _ in range(2):
+        faults.reach("staged", 7, "count+out[1]", struck.append)
+        faults.reach("commit", 8, strike=struck.append)
+    assert struck == ["count+out[1]", "count+out[0]"]
+
+
+def test_a_point_that_there_is_not_is_said() -> None:
+    check_point("staged")
+    with pytest.raises(ConfigurationError, match=r"'stagged' is no point; they are: start, trigger, "):
+        check_point("stagged")
 
 
 @pytest.mark.parametrize("text", ["upload", "upload:count", "nowhere:count[0]", "upload:count[0]#x"])

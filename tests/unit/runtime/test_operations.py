@@ -116,6 +116,29 @@ def test_what_cannot_be_done_is_refused_and_nothing_happens(
     assert shell.told() == [] and shell.killed == [] and shell.later == []
 
 
+@pytest.mark.parametrize(
+    ("target", "peers"), [("slot-1", ["slot-1"]), ("count:1", ["slot-1"]), ("here", ["slot-1"]), ("slot-1", [])]
+)
+def test_nobody_is_cut_off_from_itself(target: str, peers: list[str]) -> None:
+    shell = Shell()
+    with pytest.raises(CommandRefused, match=r"slot-[01] would be cut off from nobody"):
+        shell.inject("cut", target, peers=peers)
+    assert shell.told() == []
+    shell.inject("cut", target, peers=["slot-0", "slot-1", "driver"])
+    assert shell.told() != []
+
+
+def test_a_cut_whose_target_has_moved_to_its_peer_is_refused_when_it_is_time() -> None:
+    shell = Shell()
+    request = Inject("cut", "count:1", at_s=100.0, peers=["slot-2"])
+    shell.commands.obey(encode_request(request), shell.replies.append)
+    shell.job.deployment.assignment = {**shell.job.deployment.assignment, C1: 2}
+    shell.later[0][1]()
+    with pytest.raises(CommandRefused, match="slot-2 would be cut off from nobody"):
+        decode_reply(shell.replies.pop())
+    assert shell.told() == []
+
+
 def test_what_is_away_is_refused() -> None:
     shell = Shell()
     shell.job.members.remove(1)
@@ -182,11 +205,12 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
     shell = Shell()
     shell.job.members.remove(2)
     chains = shell.job.failovers.holdings
-    found = slots_of(3, shell.job.members.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
+    found = slots_of(range(3), {}, shell.job.members.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
     assert [slot["state"] for slot in found] == ["working", "standby", "away"]
     assert [slot["restarts"] for slot in found] == [0, 2, 0]
     assert found[0] | {"heard_ms": None} == {
         "slot": "slot-0",
+        "spare": False,
         "state": "working",
         "host": "here",
         "pid": 1000,
@@ -197,7 +221,7 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
         "standbys": 2,
     }
     assert found[0]["heard_ms"] == 1500.0
-    assert slots_of(3, shell.job.members.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
+    assert slots_of(range(3), {}, shell.job.members.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
 
 
 def test_subtasks_say_where_they_are_and_how_far() -> None:

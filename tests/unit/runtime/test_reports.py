@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import time
 from dataclasses import replace
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from flinkplus.config import Options
-from flinkplus.errors import InsufficientSlots, JobFailed, PeerProtocolError, SlotStartError
+from flinkplus.errors import InsufficientSlots, JobFailed, PeerProtocolError, SlotStartError, UserFunctionError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import JobEnded, JobState
@@ -119,6 +120,31 @@ def test_the_exception_of_a_subtask_is_for_the_job_when_that_does_not_run() -> N
         (told,) = job.report(1, control.SubtaskFailure(1, "count[1]", "ValueError", "boom"))
         assert isinstance(told, core.SubtaskFailed)
         assert (told.generation, told.subtask, told.reason) == (G1, C1, "boom")
+
+
+@pytest.mark.parametrize("standbys", [True, False])
+def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> None:
+    job = Reported(standbys)
+    raised = UserFunctionError("poison", "poison[1]", "Row(n=5000)", "ValueError: no")
+    said = control.SubtaskFailure(
+        1, "count[1]", "UserFunctionError", str(raised), raised.operator, raised.row, 1.0, raised.cause
+    )
+    (told,) = job.report(1, said)
+    assert isinstance(told, core.FailoverStarted | core.SubtaskFailed)
+    error = told.error
+    assert isinstance(error, UserFunctionError)
+    assert (error.operator, error.subtask, error.row, error.cause) == (
+        "poison",
+        "count[1]",
+        "Row(n=5000)",
+        "ValueError: no",
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == str(raised)
+    ended = error_of(JobEnded(JobState.FAILED, error, f"count[1]: {told.reason}", "exception"), 3)
+    shown = f"{ended} ({error})" if str(error) not in str(ended) else str(ended)
+    for word in ("'poison'", "Row(n=5000)", "ValueError: no"):
+        assert shown.count(word) == 1
 
 
 def test_a_slot_whose_session_is_lost_is_lost() -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from flinkplus.protocol.ids import SubtaskId
+from flinkplus.runtime import control
 from flinkplus.runtime.placements import topology_of
 from tests.unit.runtime.slots_in_process import Cluster, graph_of, numbers
 
@@ -171,3 +172,12 @@ def test_logs_that_spill(make, seed):
     cluster.kill(1)
     cluster.fail_over(cluster.hosted(1))
     check(cluster.finish())
+
+
+def test_a_slot_that_joins_after_a_rollback_leaves_behind_what_it_did_before(make):
+    slot = make(1, 3, 0).slots[1]
+    join = control.Join(1, {}, {})
+    slot._obey(join)  # of the deployment that it is in
+    assert list(slot.active) and slot._peers.complete
+    slot._obey(control.Join(2, join.assignment, join.generations))
+    assert not list(slot.active) and not slot._peers.complete

@@ -53,6 +53,34 @@ def test_resume_needs_the_same_job(storage: CheckpointStorage) -> None:
     assert storage.job()["name"] == "wordcount"
 
 
+def test_another_job_is_told_apart_by_what_differs(storage: CheckpointStorage) -> None:
+    there = {"parallelism": "2", "operator 'count'": "Count of (word string)", "sink 'out'": "TextSink", "x": "1"}
+    storage.prepare({**JOB, "shape": there}, resume=True)
+    here = {"parallelism": "3", "operator 'count'": "Count of (word string)", "sink 'log'": "TextSink", "x": "2"}
+    with pytest.raises(CheckpointDirectoryError) as caught:
+        storage.prepare({**JOB, "fingerprint": "x", "shape": here}, resume=True)
+    assert (
+        "(fingerprint 'abc', this job has 'x'; parallelism: 2 there, 3 here; sink 'out': TextSink there, none here; "
+        "x: 1 there, 2 here; and 1 more); choose another"
+    ) in str(caught.value)
+
+
+@pytest.mark.parametrize("known", [None, {}, "a text", ["a list"]])
+def test_what_differs_is_told_where_it_is_known(storage: CheckpointStorage, known: object) -> None:
+    storage.prepare({**JOB, "shape": known}, resume=True)
+    with pytest.raises(CheckpointDirectoryError, match=r"this job has 'x'(; [^;]*)?\); choose another"):
+        storage.prepare({**JOB, "fingerprint": "x", "shape": {"parallelism": "2"}}, resume=True)
+
+
+def test_a_directory_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointDirectoryError, match="cannot be read"):
+        CheckpointStorage(tmp_path / "file").job()
+    (tmp_path / "kept" / "JOB.json").mkdir(parents=True)
+    with pytest.raises(CheckpointDirectoryError, match="cannot be read"):
+        CheckpointStorage(tmp_path / "kept").job()
+
+
 def test_checkpoints_are_not_overwritten_by_a_new_run(storage: CheckpointStorage, tmp_path: Path) -> None:
     storage.write_manifest(1, manifest(1, put_state(storage, tmp_path, "a/1-1-1.sst")))
     with pytest.raises(CheckpointDirectoryError, match="already has checkpoints of this job; resume it"):

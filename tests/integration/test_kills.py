@@ -1,0 +1,54 @@
+"""Slots that are killed in the phases of every kind of checkpoint: a sample of ``make kill-check``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.kills.matrix import (
+    ALIGNED,
+    IN_COMPONENTS,
+    PARTIAL,
+    ROLLBACK,
+    STANDBY,
+    SYNCHRONOUS,
+    UNALIGNED,
+    WITH_TIME_OUT,
+    Plan,
+)
+from tests.kills.runner import run_beside
+
+pytestmark = pytest.mark.integration
+
+SAMPLES = {
+    "aligned": (
+        Plan(ALIGNED, STANDBY, ("start:numbers", "alignment", "snapshot:numbers", "upload", "staged", "end")),
+        Plan(ALIGNED, ROLLBACK, ("start", "alignment", "snapshot", "uploaded", "manifest", "end:numbers"), 1),
+    ),
+    "aligned, other points": (
+        Plan(ALIGNED, STANDBY, ("start", "snapshot", "uploaded", "manifest", "commit", "committed", "end:numbers"), 2),
+        Plan(ALIGNED, ROLLBACK, ("start:numbers", "snapshot:numbers", "upload", "commit", "committed", "end")),
+    ),
+    "unaligned": (
+        Plan(UNALIGNED, STANDBY, ("recording", "recorded", "snapshot", "uploaded", "manifest", "end")),
+        Plan(WITH_TIME_OUT, ROLLBACK, ("recording", "upload", "recorded", "manifest", "commit", "end"), 1),
+    ),
+    "synchronous": (
+        Plan(SYNCHRONOUS, STANDBY, ("alignment", "snapshot:numbers", "snapshot", "upload", "commit")),
+        Plan(SYNCHRONOUS, ROLLBACK, ("alignment", "upload", "commit"), 2),
+    ),
+    "partial, and in a loop": (
+        Plan(WITH_TIME_OUT, PARTIAL, ("recording", "commit"), options={"transport": "grpc"}),
+        Plan(IN_COMPONENTS, ROLLBACK, ("returned", "manifest"), 1),
+    ),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("plans", SAMPLES.values(), ids=SAMPLES)
+def test_a_kill_in_each_phase_of_a_checkpoint(spark: SparkSession, tmp_path: Path, plans: tuple[Plan, ...]) -> None:
+    cells = run_beside(spark, tmp_path, plans)
+    assert [(cell.point, cell.subtask, cell.result) for cell in cells if not cell.good] == []
+    assert len(cells) == sum(len(plan.points) for plan in plans)

@@ -1,0 +1,131 @@
+"""Directories, files and jobs that a command cannot use: a line that says why, and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+from flinkplus.runtime.running import PLAN_BLOB
+from flinkplus.state.storage import CheckpointStorage
+from tests.typed import Command, typed_here
+
+ACCESS = {
+    "format": 1,
+    "job_id": "j",
+    "name": "n",
+    "address": "127.0.0.1:1",
+    "host": "elsewhere",
+    "pid": 1,
+    "created_s": 1.0,
+    "key": "00" * 32,
+    "tls": None,
+}
+HERE = {"host": socket.gethostname()}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    with typed_here(capsys) as run:
+        yield run
+
+
+def refused(run: Command, *typed: object) -> str:
+    code, out, err = run(*typed)
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("flinkplus: "), (code, out, err)
+    return err
+
+
+@pytest.mark.parametrize("command", [("resume",), ("status", "--checkpoint-dir")])
+def test_a_checkpoint_directory_that_is_none(run: Command, tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be read" in refused(run, *command, tmp_path / "file")
+    (tmp_path / "kept" / "JOB.json").mkdir(parents=True)
+    assert "cannot be read" in refused(run, *command, tmp_path / "kept")
+
+
+@pytest.mark.parametrize(("command", "blob"), [(("resume",), PLAN_BLOB), (("status", "--checkpoint-dir"), "commands")])
+def test_a_blob_that_is_a_directory(run: Command, tmp_path: Path, command: tuple[str, ...], blob: str) -> None:
+    job_in(tmp_path)
+    (tmp_path / "blobs" / blob).mkdir(parents=True)
+    assert "cannot be read" in refused(run, *command, tmp_path)
+
+
+def job_in(directory: Path) -> CheckpointStorage:
+    storage = CheckpointStorage(directory)
+    storage.prepare({"name": "a", "fingerprint": "b"}, resume=False)
+    return storage
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the user's, and a job whose functions are in it."""
+    (tmp_path / "functions_of_mine.py").write_text("def key(row): return row\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import functions_of_mine  # type: ignore[import-not-found]
+
+    storage = job_in(tmp_path / "kept")
+    storage.put_blob(PLAN_BLOB, cloudpickle.dumps({"fn": functions_of_mine.key}))
+    del sys.modules["functions_of_mine"]
+    yield tmp_path
+    sys.modules.pop("functions_of_mine", None)
+
+
+def test_a_module_that_is_not_found_is_named(run: Command, plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(plan)])
+    told = refused(run, "resume", plan / "kept")
+    assert "that is not found here (No module named 'functions_of_mine'): resume it" in told and "PYTHONPATH" in told
+    assert told.count("functions_of_mine") == 1
+
+
+@pytest.mark.parametrize("now", ["", "def key(row: return row", "raise RuntimeError('not today')"])
+def test_a_module_that_has_changed(run: Command, plan: Path, now: str) -> None:
+    (plan / "functions_of_mine.py").write_text(now)
+    assert "cannot be loaded here" in refused(run, "resume", plan / "kept")
+
+
+def test_a_plan_of_another_format(run: Command, plan: Path) -> None:
+    assert "is of another format" in refused(run, "resume", plan / "kept")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"address": "nonsense"},
+        {"address": "127.0.0.1:99999"},
+        {"address": "127.0.0.1:-1"},
+        {"address": "127.0.0.1:0"},
+        {"address": ":17"},
+        {"address": "a\x00b:1"},
+        {"address": "\ud800:1"},
+        {"address": "x" * 300 + ":1"},
+        {"tls": "/nonexistent"},
+        {"tls": {"a": "b"}},
+        {"key": ""},
+        {"key": "xy"},
+        {"pid": -5, **HERE},
+        {"pid": 0, **HERE},
+        {"pid": 10**30, **HERE},
+        {"created_s": 10**400},
+    ],
+    ids=str,
+)
+def test_an_access_file_that_was_spoilt(run: Command, tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "access.json"
+    path.write_text(json.dumps({**ACCESS, **change}))
+    path.chmod(0o600)
+    assert str(path) in refused(run, "status", "--access", path) or "tls" in change
+
+
+def test_certificates_that_are_none(run: Command, tmp_path: Path) -> None:
+    path = tmp_path / "access.json"
+    path.write_text(json.dumps({**ACCESS, "tls": {"authority": "x", "certificate": "y", "key": "z"}}))
+    path.chmod(0o600)
+    code, _, err = run("status", "--access", path)
+    assert code in (1, 2) and err.count("\n") == 1
