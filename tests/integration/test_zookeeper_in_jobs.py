@@ -29,12 +29,18 @@ REPEAT = 4
 
 
 def start(
-    spark: SparkSession, corpus: Path, out: Path, parallelism: int = 3, rate: float = RATE, **options: object
+    spark: SparkSession,
+    corpus: Path,
+    out: Path,
+    parallelism: int = 3,
+    rate: float = RATE,
+    repeat: int = REPEAT,
+    **options: object,
 ) -> JobHandle:
     """A WordCount of about six seconds, with a checkpoint every 0.3 s and standbys."""
     given = {"checkpoint_interval": 0.3, "recovery": "standby", **options}
     env = StreamEnvironment(spark, parallelism=parallelism, **given)
-    words = env.read_text(str(corpus), repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(rate)
+    words = env.read_text(str(corpus), repeat=repeat, name="lines").tokenize(name="tokenize").throttle(rate)
     words.key_by("word").count(name="count").to_parquet(str(out), name="out")
     return env.execute("with-zookeeper")
 
@@ -83,7 +89,7 @@ def test_without_zookeeper_the_job_rolls_back_and_says_why(
 
 def test_the_jobs_own_server_dies_and_comes_back(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
     """A slot dies before it is back: the failover waits for it, and for the sessions of all others nothing happened."""
-    with start(spark, corpus, tmp_path / "out") as job:
+    with start(spark, corpus, tmp_path / "out", repeat=2) as job:
         wait_for_checkpoint(job)
         (server,) = (one for one in psutil.Process().children() if MAIN_CLASS in one.cmdline())
         server.kill()
@@ -91,7 +97,7 @@ def test_the_jobs_own_server_dies_and_comes_back(spark: SparkSession, corpus: Pa
         wait_until(lambda: job.metrics()["failovers"] == 1, "the failover")
         wait_until(lambda: job.metrics()["zookeeper"] == "connected", "ZooKeeper is back")
         job.await_finish(60)
-    assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
+    assert_exact(tmp_path / "out", expected_counts(corpus, 2))
     metrics = job.metrics()
     assert (metrics["failovers"], metrics["fallbacks"], metrics["zookeeper_restarts"]) == (1, 0, 1)
     assert metrics["slot_restarts"] <= 1, "no other slot has lost its session"

@@ -12,6 +12,8 @@ from flinkplus.runtime import control
 def brief(value: Any) -> str:
     """One line for any value that a trace has; a control message without what is only long."""
     match value:
+        case control.Register(slot, attempt, pid, host, address):
+            return f"Register {slot} {attempt} {pid} {host} {address}"
         case control.SnapshotAcked(generation, checkpoint, subtask, _):
             return f"SnapshotAcked {subtask} generation {generation} checkpoint {checkpoint}"
         case control.SnapshotRefused(generation, checkpoint, subtask, reason):
