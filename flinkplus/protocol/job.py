@@ -275,8 +275,8 @@ class JobProtocol:
         return self._fail(now_ms, self._slot_failure(slot, f"incarnation {incarnation} registered in its place"))
 
     def _on_start_failed(self, now_ms: int, slot: int, reason: str, error: object) -> list[JobEffect]:
-        if self._slots.holder(slot) is not None:
-            return []  # another process of it is there
+        if self._slots.holder(slot) is not None or self._slots.is_spare(slot):
+            return []  # another process of it is there; or nobody waits for it
         before = self._start_failures.get(slot)
         count = 1 if before is None else before.count + 1
         self._start_failures[slot] = _StartFailure(count, reason, error)

@@ -752,6 +752,13 @@ def test_a_lost_spare_slot_is_no_failure(lost: JobEvent) -> None:
     assert history.machine.state is JobState.RUNNING
 
 
+def test_a_spare_slot_that_cannot_start_is_no_failure() -> None:
+    history = History(max_start_failures=0)
+    cannot = SlotStartFailed(2, "no such library", "the error")
+    assert history.at(0, SpareAdded(2), cannot, cannot) == []
+    assert history.at(1, *BOTH) == [Deploy(G1, None, ASSIGNMENT)]
+
+
 def test_the_end_waits_for_spare_slots_too() -> None:
     history = running()
     history.at(100, SpareAdded(2), SlotRegistered(2, 1))
