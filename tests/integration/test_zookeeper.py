@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -641,9 +641,10 @@ def test_a_restart_on_a_port_that_is_taken_keeps_the_data(own_server: EmbeddedZo
     assert own_bench.raw().get("/kept")[0] == b"yes"
 
 
-def servers() -> list[psutil.Process]:
-    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in living if MAIN_CLASS in child.cmdline()]
+def servers(others: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
+    """The servers that this process has started, but for ``others``."""
+    children = [child for child in psutil.Process().children() if child not in others]
+    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and MAIN_CLASS in child.cmdline()]
 
 
 def record_of(generation: int, *members: int) -> ChainRecordLike:
@@ -653,6 +654,7 @@ def record_of(generation: int, *members: int) -> ChainRecordLike:
 def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_started_after_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    others = servers()
     registry = JobRegistry(Options(parallelism=2), "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1")
     told: list[object] = []
     given_up: list[str] = []
@@ -665,7 +667,7 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
 
         with monkeypatch.context() as patch:
             patch.setattr(EmbeddedZooKeeper, "restart", refuse)
-            (server,) = servers()
+            (server,) = servers(others)
             server.kill()
             began_s = time.monotonic()
             with pytest.raises(
@@ -677,12 +679,12 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
         registry.write([record_of(2, 1, 0)], urgent=True)
         wait_until(lambda: told[-1] == RegistryBack(), "the news")
         assert RegistryLost("its server is down: ZooKeeperStartError: no memory") in told
-        (server,) = servers()
+        (server,) = servers(others)
         server.kill()
-        wait_until(lambda: [one for one in servers() if one.pid != server.pid] != [], "it is being started")
+        wait_until(lambda: [one for one in servers(others) if one.pid != server.pid] != [], "it is being started")
     finally:
         registry.close()
-    assert servers() == [] and given_up == [] and registry.server_restarts == 1
+    assert servers(others) == [] and given_up == [] and registry.server_restarts == 1
 
 
 def test_close_is_bounded_whatever_the_server_does(own_server: EmbeddedZooKeeper, own_bench: Bench) -> None:
