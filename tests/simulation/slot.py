@@ -22,6 +22,7 @@ from tests.simulation.graph import SimGraph
 from tests.simulation.network import SimStreams
 from tests.simulation.standbys import REFUSED, SimStandbys
 from tests.simulation.subtask import MarshalCodec, SimPlan, SimSubtask, fold
+from upstream_cache.log import LogFull
 from upstream_cache.retention import Retention
 from upstream_cache.segments import CorruptSegment
 
@@ -269,6 +270,10 @@ class SimSlot(SlotOrders):
             if self.world.is_at_work(subtask):
                 raise
             self._fail(subtask, error)
+        except LogFull:
+            # It failed within its step, at a message of its own, and the rest of the step finds its logs closed.
+            if self.active.get(subtask.id) is subtask:
+                raise
 
     def _fail(self, subtask: Any, error: Exception) -> None:
         self.world.checks.failed(subtask, error)
