@@ -234,9 +234,12 @@ class PeersReady:
 class PeersUnreached:
     """Slots that this one does not reach, or that it does not hear, although it sends to them: all of them (slot ->
     incarnation), said when it changes. ``flinkplus.protocol.reachability`` decides what follows.
+
+    ``blamed``: those of them that refuse connections, or keep sending frames that cannot be read.
     """
 
     peers: dict[str, int]
+    blamed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

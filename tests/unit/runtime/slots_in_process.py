@@ -26,7 +26,7 @@ from flinkplus.runtime import control
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.handshake import Refusals
 from flinkplus.runtime.peers import Peers
-from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerConnected
+from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerBroken, PeerConnected
 from flinkplus.runtime.slot import Slot
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.sinks.collect import CollectSink
@@ -84,6 +84,9 @@ class Wires:
         self._cluster.put(peer, FrameArrived(self._slot, b"".join(buffers)))
 
     send_back = send_beside = send
+
+    def renew(self, peer: int, reason: str) -> None:
+        self._cluster.put(self._slot, PeerBroken(peer, self._cluster.incarnations[peer], reason))
 
     def flush(self) -> None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from flinkplus.protocol.ids import SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.placements import topology_of
+from flinkplus.runtime.planes import PeerBroken, PeerConnected
 from tests.unit.runtime.slots_in_process import Cluster, graph_of, numbers
 
 ROWS = 2000
@@ -51,6 +53,34 @@ def test_without_failure(make):
     cluster = make(1, 3, 0)
     cluster.turns(10)
     cluster.finish_checkpoint(cluster.trigger())
+    check(cluster.finish())
+
+
+def test_a_peer_that_refuses_connections_fails_no_subtask_of_the_slots_that_it_refuses(make):
+    cluster = make(1, 3, 0)
+    slot = cluster.slots[0]
+    slot._peers._refused_s = 0.0
+    for _ in range(100):
+        cluster.put(0, PeerBroken(1, 1, "connection refused"))
+        cluster.turn()
+    cluster.until(lambda: (0, control.PeersUnreached({"1": 1}, {"1": 1})) in cluster.answers)
+    cluster.put(0, PeerConnected(1, 1))
+    cluster.until(lambda: (0, control.PeersUnreached({}, {})) in cluster.answers)
+    check(cluster.finish())
+
+
+def test_a_slot_outlives_frames_that_it_cannot_read_and_names_who_keeps_sending_them(make):
+    cluster = make(1, 3, 0)
+    slot = cluster.slots[0]
+    for _ in range(100):
+        slot._take_frame(2, b"nonsense")
+        slot._inbox.poll()
+        cluster.turn()
+    assert slot.malformed_frames == 100
+    assert (0, control.PeersUnreached({"2": 1}, {"2": 1})) in cluster.answers
+    assert not slot._peers.complete, "its streams are made anew"
+    slot._peers.reconnect(time.monotonic() + 1)
+    cluster.until(lambda: slot._peers.complete)
     check(cluster.finish())
 
 
