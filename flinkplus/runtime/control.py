@@ -208,6 +208,17 @@ class Fenced:
 
 
 @dataclass(frozen=True)
+class FencedPart:
+    """What of the answer to ``Fence`` does not fit into ``Fenced``, which follows: fields as there. However long the
+    answer is, no message is, and each one shows that the slot is there.
+    """
+
+    attempt: int
+    determinants: dict[str, list[list[Any]]]
+    digests: dict[str, list[list[Any]]]
+
+
+@dataclass(frozen=True)
 class Promoted:
     """All subtasks of a ``Promote`` are at work; ``restore_ms`` is what restoring them took."""
 
@@ -440,6 +451,7 @@ ControlMessage = (
     | Progressed
     | VersionStaged
     | Fenced
+    | FencedPart
     | Promoted
     | PromotionRefused
     | PeersReady

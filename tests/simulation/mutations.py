@@ -39,6 +39,7 @@ from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.watermarks import InputWatermarks
+from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
@@ -343,6 +344,17 @@ def let_go_one_checkpoint_too_early(original: Any) -> Any:
 def determinants_not_told(original: Any) -> Any:
     """The successor is not told how its predecessor's steps began."""
     return lambda self, subtask, topology: {**original(self, subtask, topology), "determinants": []}
+
+
+@mutation(FenceAnswers, "add_part")
+def only_the_end_of_an_answer_counts(original: Any) -> Any:
+    """Of a long answer to a fence, the parts that come first are forgotten."""
+
+    def add_part(self: Any, part: Any) -> None:
+        if isinstance(part, control.Fenced):
+            original(self, part)
+
+    return add_part
 
 
 @mutation(SubtaskSteps, "_read_clock")

@@ -120,7 +120,8 @@ class Parameters:
     holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic. ``frame_bytes``: messages travel as frames, joined up to this
-    size (``None``: as they are)."""
+    size (``None``: as they are). ``fence_values``: determinants and digests in one message of an answer to a fence
+    (``None``: as many as in the product)."""
 
     seed: int = 0
     stages: int = 2
@@ -155,6 +156,7 @@ class Parameters:
     error_rate: float = 0.01
     whims: bool = False
     frame_bytes: int | None = None
+    fence_values: int | None = None
     loops: tuple[tuple[int, int], ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -238,6 +240,7 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False, scaled: bool
         error_rate=child(seed, "filter").choice((0.01, 0.01, 0.3, 0.999999)),
         clock_keys=child(seed, "clock").choice((0, 0, 1, 3)),
         frame_bytes=draw_frame_bytes(child(seed, "frames")),
+        fence_values=child(seed, "fence").choice((None, None, None, 1, 3, 10)),
     )
     if recovery != "rollback" and child(seed, "whims").random() < 0.1:
         # So that whims show: rows of equal keys in one message, and consumers elsewhere.

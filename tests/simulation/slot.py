@@ -14,7 +14,7 @@ from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.messages import Message
 from flinkplus.runtime import control
 from flinkplus.runtime.peers import Peers
-from flinkplus.runtime.slot_failover import SlotFailover
+from flinkplus.runtime.slot_failover import PART_VALUES, SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.wire import decode_frame
 from tests.simulation.checks import Violation
@@ -78,7 +78,8 @@ class SimSlot(SlotOrders):
                 self.volume,
             )
         if world.options.local:
-            self._failover = SlotFailover(self, self.standbys, world.clock)  # type: ignore[arg-type]
+            most = world.parameters.fence_values or PART_VALUES
+            self._failover = SlotFailover(self, self.standbys, world.clock, most)  # type: ignore[arg-type]
         world.cyclic += [self, self.active, self.standbys.agent]
         self.report(control.Register(index, 0, process, self.host, str(process)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from flinkplus.protocol.determinants import Run, unite
 from flinkplus.protocol.ids import SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.placements import topology_of
 from flinkplus.runtime.planes import PeerBroken, PeerConnected
+from flinkplus.runtime.slot_failover import in_parts
 from tests.unit.runtime.slots_in_process import Cluster, graph_of, numbers
 
 ROWS = 2000
@@ -66,6 +71,52 @@ def test_a_peer_that_refuses_connections_fails_no_subtask_of_the_slots_that_it_r
     cluster.until(lambda: (0, control.PeersUnreached({"1": 1}, {"1": 1})) in cluster.answers)
     cluster.put(0, PeerConnected(1, 1))
     cluster.until(lambda: (0, control.PeersUnreached({}, {})) in cluster.answers)
+    check(cluster.finish())
+
+
+def run(first_and_count: tuple[int, int]) -> Run:
+    """A part of one truth: runs that overlap agree."""
+    first, count = first_and_count
+    return first, tuple(step * step % 11 for step in range(first, first + count))
+
+
+runs_of = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)).map(run), max_size=3)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), runs_of), st.dictionaries(st.sampled_from("xyz"), runs_of), st.data())
+def test_an_answer_to_a_fence_of_any_size_goes_in_small_messages(
+    known: dict[str, list[Run]], told: dict[str, list[Run]], data: st.DataObject
+) -> None:
+    most = data.draw(st.integers(1, 15))
+    digests = {name: [(first, array("Q", values)) for first, values in runs] for name, runs in told.items()}
+    *parts, last = in_parts(control.Fenced(1, {"c": 2}, {}, {}), known, digests, most)
+    assert isinstance(last, control.Fenced) and last.received == {"c": 2}
+    assert all(isinstance(part, control.FencedPart) for part in parts)
+    steps: dict[str, list[Run]] = {}
+    came: dict[str, dict[int, int]] = {}
+    for message in [*parts, last]:
+        assert control.decode(control.encode(message)) == message
+        values = 0
+        for name, runs in message.determinants.items():
+            pieces = control.runs_from_json(runs)
+            values += sum(len(piece) for _, piece in pieces)
+            steps.setdefault(name, []).extend(pieces)
+        for name, runs in message.digests.items():
+            values += sum(len(control.digests_from_json([one])) for one in runs)
+            came.setdefault(name, {}).update(control.digests_from_json(runs))
+        assert values <= most
+    assert {name: unite(runs) for name, runs in steps.items()} == {name: unite(runs) for name, runs in known.items()}
+    assert came == {n: {first + at: v for first, vs in runs for at, v in enumerate(vs)} for n, runs in told.items()}
+
+
+def test_a_failover_with_answers_in_many_parts(make):
+    cluster = make(2, 3, 0)
+    for slot in cluster.slots.values():
+        slot._failover._part_values = 1
+    cluster.turns(12)
+    cluster.kill(1)
+    cluster.fail_over(cluster.hosted(1))
+    assert sum(isinstance(answer, control.FencedPart) for _, answer in cluster.answers) > 3
     check(cluster.finish())
 
 
