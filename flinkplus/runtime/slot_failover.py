@@ -18,7 +18,7 @@ Rules: the slot's loop thread alone. A promotion goes on when others fail meanwh
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -132,11 +132,13 @@ class SlotFailover:
             self._fence_inputs(subtask, failed, order.generation, answer, digests)
             self._fence_outputs(subtask, failed, order.generation, answer)
             subtask.stand_in_for(failed)
-        for message in in_parts(answer, self._known_steps(failed), digests, self._part_values):
+        for message in in_parts(answer, self._known_steps(failed), digests.items(), self._part_values):
             host.report(message)
 
-    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> dict[str, tuple[Run, ...]]:
-        """What is known here of the failed, and of the ancestors that what they are to repeat may depend on."""
+    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Run, ...]]]:
+        """What is known here of the failed, and of the ancestors that what they are to repeat may depend on; put
+        together one subtask after the other, which takes its time when it is much.
+        """
         ancestors = self._host.lineage.asked_of(failed)
         known = [subtask.known for subtask in self._host.active if subtask.known is not None]
         for promotion in self._promotions.values():
@@ -147,7 +149,8 @@ class SlotFailover:
                 run = one.of(subtask)
                 if run is not None:
                     runs.setdefault(subtask, []).append(run)
-        return {str(s): unite(runs[s]) for s in sorted(runs)}
+        for subtask in sorted(runs):
+            yield str(subtask), unite(runs[subtask])
 
     def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
         """What is about to become active begins where its version was taken."""
@@ -291,7 +294,7 @@ class SlotFailover:
 
 
 def in_parts(
-    answer: control.Fenced, known: Mapping[str, Runs], digests: Mapping[str, Runs], most: int
+    answer: control.Fenced, known: Iterable[tuple[str, Runs]], digests: Iterable[tuple[str, Runs]], most: int
 ) -> Iterator[control.FencedPart | control.Fenced]:
     """The messages of an answer to a fence, ``answer`` last. ``known``: determinants, by subtask; ``digests``: by
     channel. ``most``: how many of both together one message has.
@@ -299,7 +302,7 @@ def in_parts(
     part, left = control.FencedPart(answer.attempt, {}, {}), most
     kinds = ("determinants", known, control.runs_to_json), ("digests", digests, control.digests_to_json)
     for field_name, found, to_json in kinds:
-        for name, runs in found.items():
+        for name, runs in found:
             getattr(part, field_name)[name] = []
             for first, values in _pieces(runs, most):
                 if len(values) > left:

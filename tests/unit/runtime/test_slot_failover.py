@@ -89,7 +89,7 @@ def test_an_answer_to_a_fence_of_any_size_goes_in_small_messages(
 ) -> None:
     most = data.draw(st.integers(1, 15))
     digests = {name: [(first, array("Q", values)) for first, values in runs] for name, runs in told.items()}
-    *parts, last = in_parts(control.Fenced(1, {"c": 2}, {}, {}), known, digests, most)
+    *parts, last = in_parts(control.Fenced(1, {"c": 2}, {}, {}), known.items(), digests.items(), most)
     assert isinstance(last, control.Fenced) and last.received == {"c": 2}
     assert all(isinstance(part, control.FencedPart) for part in parts)
     steps: dict[str, list[Run]] = {}
