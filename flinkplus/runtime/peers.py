@@ -22,7 +22,8 @@ REFUSED_S = 0.3
 """Default: a peer that has refused every connection for so long is not reached."""
 MALFORMED_FRAMES = 5
 MALFORMED_SPAN_S = 10.0
-"""So many malformed frames within this span, and the peer is to blame; older ones are forgotten."""
+"""So many malformed frames within this span, and the peer is to blame; older ones are forgotten. Of those that come
+within ``RECONNECT_PAUSE_S`` one counts: they may have been on the same stream."""
 
 
 class Streams(Protocol):
@@ -101,8 +102,10 @@ class Peers:
 
     def malformed(self, peer: int) -> None:
         """A frame of ``peer`` could not be read."""
+        now = self._clock.monotonic()
         times = self._malformed.setdefault(peer, deque(maxlen=MALFORMED_FRAMES))
-        times.append(self._clock.monotonic())
+        if not times or now - times[-1] >= RECONNECT_PAUSE_S:
+            times.append(now)
 
     @property
     def to_blame(self) -> dict[int, int]:

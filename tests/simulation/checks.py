@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -50,8 +49,8 @@ MOST_OF_A_STEP = 3
 """Messages that a step puts into one channel."""
 UNREACHED_MS = 2_500
 JUDGED_MS = 500
-MOST_MALFORMED = 60
-"""Frames that one process cannot read of another: some ten a second, so one of them should have been given up."""
+NOT_UNDERSTOOD_MS = 4_000
+"""For so long one process may send another frames that cannot be read; then one should have been given up."""
 """How long two slots may not reach each other; and in a job that has just begun to run (again)."""
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
@@ -75,7 +74,7 @@ class Checks:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._malformed: Counter[tuple[int, int]] = Counter()
+        self._malformed: dict[tuple[int, int], tuple[int, int]] = {}  # since when, and the last time
         self.exact = world.options.promises.repeats
         self._expected = world.graph.expected()
         self._accepted: dict[ChannelId, dict[int, Content]] = {}
@@ -155,9 +154,12 @@ class Checks:
         process = self._world.member(sender)
         if process is None:
             return
-        key = receiver.process, process.process
-        self._malformed[key] += 1
-        if self._malformed[key] == MOST_MALFORMED and self._are_both_in_the_job((receiver, process)):
+        key, now_ms = (receiver.process, process.process), self._world.now_ms
+        since_ms, last_ms = self._malformed.get(key, (now_ms, now_ms))
+        if now_ms - last_ms > NOT_UNDERSTOOD_MS:
+            since_ms = now_ms
+        self._malformed[key] = since_ms, now_ms
+        if now_ms - since_ms > NOT_UNDERSTOOD_MS and self._are_both_in_the_job((receiver, process)):
             self._wrong("progress", f"{process} sends {receiver} what cannot be read, time and again, and is kept")
 
     # --- subtasks and their messages

@@ -999,7 +999,7 @@ def what_could_not_be_read_is_not_sent_again(original: Any) -> Any:
     return lambda self, peer, error: None
 
 
-@mutation(Peers, "malformed")
+@mutation(Peers, "malformed", scenario="65")
 def one_who_cannot_be_understood_is_kept(original: Any) -> Any:
     """A peer that keeps sending frames that cannot be read is asked for them again for ever."""
     return lambda self, peer: None

@@ -74,7 +74,6 @@ QUICK = (
     "refusals_are_failures_of_ones_own",
     "refusals_are_not_reported",
     "frames_are_cut_inside_messages",
-    "one_who_cannot_be_understood_is_kept",
     "only_the_end_of_an_answer_counts",
 )
 """What is found out within the small budget."""

@@ -103,6 +103,7 @@ def test_what_a_process_refused_is_not_its_successors_fault() -> None:
     clock.now_s += 1.0
     found.broken(1, 1)
     for _ in range(MALFORMED_FRAMES):
+        clock.now_s += 0.2
         found.malformed(2)
     assert found.to_blame == {1: 1, 2: 1}
     found.connect({"0": [1, "here"], "1": [2, "anew"], "2": [2, "anew"]})
@@ -118,7 +119,11 @@ def test_malformed_frames_are_forgotten() -> None:
         clock.now_s += MALFORMED_SPAN_S / (MALFORMED_FRAMES - 1)
         found.malformed(1)
         assert found.to_blame == {}
+    for _ in range(100):
+        found.malformed(1)
+        assert found.to_blame == {}, "these may have been on the same stream"
     for _ in range(MALFORMED_FRAMES):
+        clock.now_s += 0.2
         found.malformed(1)
     assert found.to_blame == {1: 1}
     clock.now_s += MALFORMED_SPAN_S

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -123,14 +123,17 @@ def test_a_failover_with_answers_in_many_parts(make):
 def test_a_slot_outlives_frames_that_it_cannot_read_and_names_who_keeps_sending_them(make):
     cluster = make(1, 3, 0)
     slot = cluster.slots[0]
+    now_s = [0.0]
+    slot._peers._clock = SimpleNamespace(monotonic=lambda: now_s[0])
     for _ in range(100):
+        now_s[0] += 0.2
         slot._take_frame(2, b"nonsense")
         slot._inbox.poll()
         cluster.turn()
     assert slot.malformed_frames == 100
     assert (0, control.PeersUnreached({"2": 1}, {"2": 1})) in cluster.answers
     assert not slot._peers.complete, "its streams are made anew"
-    slot._peers.reconnect(time.monotonic() + 1)
+    slot._peers.reconnect(now_s[0] + 1)
     cluster.until(lambda: slot._peers.complete)
     check(cluster.finish())
 
