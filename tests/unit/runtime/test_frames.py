@@ -103,7 +103,9 @@ def test_frames_of_a_burst_are_whole_on_the_way(transport: str) -> None:
         one.incarnation, other.incarnation = 3, 5
         one.connect({1: (5, address)})
         cluster.until(lambda: PeerConnected(1, 5) in heard and PeerAttached(0) in heard_there)
-        sent = [message(seq, 70_001 + seq, 200) for seq in range(200)] + [message(200, JOINED_BYTES + 1, 6)]
+        together, header = 59, HEADER_BYTES + 200  # behind so many messages a header would still fit, and no payload
+        size = (JOINED_BYTES - header // 2) // together - header
+        sent = [message(seq, size, 200) for seq in range(200)] + [message(200, JOINED_BYTES + 1, 6)]
         for _, buffers in sent:
             one.send(1, buffers)
         one.flush()
