@@ -9,6 +9,7 @@ from chain_backup.events import (
     MoveRequested,
     PromotionFailed,
     SlotFenced,
+    SlotFencing,
     SlotJoined,
     SlotLost,
     StandbysPromoted,
@@ -44,7 +45,7 @@ class EventCheck:
                 if slot >= 0:
                     self._slots.add(slot)  # a spare one; who is late to speak of one that has ended means no harm
                 self._check_slot(slot)
-            case SlotLost(slot) | SlotFenced(_, slot) | StandbysPromoted(_, slot):
+            case SlotLost(slot) | SlotFenced(_, slot) | SlotFencing(_, slot) | StandbysPromoted(_, slot):
                 self._check_slot(slot)
             case SubtaskFailed(subtask, generation):
                 self._check_subtask(subtask, generation, newest)

@@ -21,7 +21,7 @@ class FailoverConfig:
     handover: bool = True
     """Whether work may be handed over at all."""
     fence_timeout_ms: int = 2_000
-    """For a living slot to fence; those that have not are evicted."""
+    """For a living slot to fence, or for the next part of its answer; those that are late are evicted."""
     promote_timeout_ms: int = 5_000
     """For standbys to be at work; else the next member of their chains is tried."""
     registry_timeout_ms: int = 15_000

@@ -165,6 +165,14 @@ class SlotFenced:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotFencing:
+    """A part of a long answer to ``FenceSlots`` has come from ``slot``; the rest follows."""
+
+    attempt: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class StandbysPromoted:
     """Answer to ``PromoteStandbys``: all of them are at work."""
 
@@ -199,6 +207,7 @@ FailoverEvent: TypeAlias = (
     | RecordsWritten
     | RecordsRefused
     | SlotFenced
+    | SlotFencing
     | StandbysPromoted
     | PromotionFailed
     | TimeAdvanced
@@ -218,6 +227,7 @@ __all__ = [
     "RecordsWritten",
     "ScaleRequested",
     "SlotFenced",
+    "SlotFencing",
     "SlotJoined",
     "SlotLost",
     "StandbysPromoted",

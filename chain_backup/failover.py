@@ -86,6 +86,7 @@ from chain_backup.events import (
     RecordsWritten,
     ScaleRequested,
     SlotFenced,
+    SlotFencing,
     SlotJoined,
     SlotLost,
     StandbysPromoted,
@@ -328,6 +329,8 @@ class FailoverProtocol:
                 return self._on_refused(attempt, reason)
             case SlotFenced(attempt, slot, received):
                 return self._on_fenced(now_ms, attempt, slot, received)
+            case SlotFencing(attempt, slot):
+                return self._on_fencing(now_ms, attempt, slot)
             case StandbysPromoted(attempt, slot):
                 return self._on_promoted(attempt, slot)
             case PromotionFailed(attempt, slot, subtask, reason):
@@ -591,6 +594,13 @@ class FailoverProtocol:
         attempt.awaited.remove(slot)
         attempt.received.update(received)
         return self._promote_when_ready(now_ms)
+
+    def _on_fencing(self, now_ms: int, number: int, slot: int) -> list[FailoverEffect]:
+        """A slot whose answer is long is not late as long as parts of it come."""
+        attempt = self._attempt
+        if attempt is not None and attempt.number == number and slot in attempt.awaited:
+            attempt.fence_until_ms = now_ms + self._config.fence_timeout_ms
+        return []
 
     def _promote_when_ready(self, now_ms: int) -> list[FailoverEffect]:
         attempt = self._attempt

@@ -155,6 +155,7 @@ class EmbeddedZooKeeper:
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._needed_no_more = threading.Event()
+        self._asking: socket.socket | None = None
 
     @property
     def pid(self) -> int | None:
@@ -223,9 +224,38 @@ class EmbeddedZooKeeper:
                     raise
         return self.start()
 
+    def responds(self, timeout_s: float) -> bool:
+        """Whether the server reacts to a question within ``timeout_s``. That it closes the connection is a reaction: it
+        may have too many. ``need_no_more`` ends the wait.
+        """
+        until_s = time.monotonic() + timeout_s
+        try:
+            with ExitStack() as opened:
+                connection = opened.enter_context(socket.create_connection((self._bind, self._port), timeout_s))
+                self._asking = connection
+                if self._needed_no_more.is_set():
+                    return False
+                for act in (self._secured, _asked):
+                    connection.settimeout(max(POLL_S, until_s - time.monotonic()))
+                    connection = opened.enter_context(act(connection))
+                return True
+        except (TimeoutError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True
+        finally:
+            self._asking = None
+
+    def _secured(self, connection: socket.socket) -> socket.socket:
+        return connection if self._tls is None else self._tls.client.wrap_socket(connection)
+
     def need_no_more(self) -> None:
         """Have a start that is under way in another thread, and every later one, end with ``ZooKeeperStartError``."""
         self._needed_no_more.set()
+        asking = self._asking
+        if asking is not None:
+            with suppress(OSError):
+                asking.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> EmbeddedZooKeeper:
         self.start()
@@ -383,6 +413,13 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
+
+
+def _asked(connection: socket.socket) -> socket.socket:
+    """The connection, once something has come back on it for a question. Raises ``OSError``."""
+    connection.sendall(b"srvr")
+    connection.recv(1)
+    return connection
 
 
 def _serves(host: str, port: int, tls: ssl.SSLContext | None) -> bool:

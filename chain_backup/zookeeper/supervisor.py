@@ -1,6 +1,11 @@
-"""Keeps a job's own ZooKeeper server running: when its process ends, it is started again with its data, on its port.
+"""Keeps a job's own ZooKeeper server running: when its process ends, or hangs, it is started again with its data, on
+its port.
 
 Sessions outlive that, and clients come back by themselves: a server that starts gives every session its time anew.
+
+A server hangs when two questions in a row have not been answered within ``HANG_S`` together. On a busy machine an
+answer may be slow, so this patience doubles each time that it has run out, up to a limit, and is what it was only after
+a long time without: however slow the machine is, the server is not replaced time and again.
 
 Rules: a server that ran for a while is started again at once, and whoever needs it waits. One that ends soon after its
 start, or cannot be started, is started after a pause, which doubles up to a limit; for that long nobody is to wait
@@ -22,6 +27,14 @@ YOUNG_S = 60.0
 """A server that ends within this time after its start may not be worth another one at once."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+ASK_S = 1.0
+"""From one answer to the next question."""
+HANG_S = 6.0
+LONGEST_HANG_S = 120.0
+QUESTIONS = 2
+"""So many must be unanswered: one may have been asked just when the whole machine stood still."""
+FORGOTTEN_S = 600.0
+"""After so long without a hang, patience is ``HANG_S`` again."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +47,8 @@ class Server(Protocol):
 
     @property
     def end(self) -> str | None: ...
+
+    def responds(self, timeout_s: float) -> bool: ...
 
     def restart(self) -> str: ...
 
@@ -51,6 +66,11 @@ class Supervisor:
         self._on_down = on_down
         self._on_back = on_back
         self._closing = threading.Event()
+        self._patience_s = HANG_S
+        self._hung_s = 0.0
+        self._ask_s = 0.0
+        self._unanswered = 0
+        self._unanswered_s = 0.0
         self._thread = threading.Thread(target=self._watch, name="flinkplus-zookeeper-watch", daemon=True)
 
     def start(self) -> None:
@@ -66,12 +86,38 @@ class Supervisor:
     def _watch(self) -> None:
         started_s, pause_s = time.monotonic(), 0.0
         while not self._closing.wait(LOOK_S):
-            if self._server.alive:
+            if not self._server.alive:
+                why = self._server.end or "its process is gone"
+            elif self._hangs():
+                why = f"it has not answered for {time.monotonic() - self._unanswered_s:.1f} s"
+            else:
                 continue
             if time.monotonic() - started_s >= YOUNG_S:
                 pause_s = 0.0
-            pause_s = self._bring_back(self._server.end or "its process is gone", pause_s)
+            pause_s = self._bring_back(why, pause_s)
             started_s = time.monotonic()
+            self._unanswered = 0
+
+    def _hangs(self) -> bool:
+        """Ask the server, when it is time to. Whether it has not answered for too long."""
+        begun_s = time.monotonic()
+        if begun_s < self._ask_s:
+            return False
+        if begun_s - self._hung_s >= FORGOTTEN_S:
+            self._patience_s = HANG_S
+        if self._server.responds(self._patience_s / QUESTIONS) or self._closing.is_set() or not self._server.alive:
+            self._unanswered = 0
+            self._ask_s = time.monotonic() + ASK_S
+            return False
+        if not self._unanswered:
+            self._unanswered_s = begun_s
+        self._unanswered += 1
+        now_s = time.monotonic()
+        if self._unanswered < QUESTIONS or now_s - self._unanswered_s < self._patience_s:
+            return False
+        self._hung_s = now_s
+        self._patience_s = min(LONGEST_HANG_S, 2 * self._patience_s)
+        return True
 
     def _bring_back(self, why: str, pause_s: float) -> float:
         """Start the server until it serves, or nobody needs it any more. Returns the pause before the next time."""

@@ -1,14 +1,15 @@
 """Slots that the driver reaches and that do not reach each other: which of them to give up.
 
-A slot says of which peers nothing comes back, though something was sent (``PeersSilent``); a little later, when the
-others have had the time to say the same, the machine judges by a look at all slots (``SlotsSeen``).
+A slot says of which peers nothing comes back, though something was sent, and which ones refuse its connections or keep
+sending frames that cannot be read (``PeersSilent``); a little later, when the others have had the time to say the same,
+the machine judges by a look at all slots (``SlotsSeen``).
 
 Rules:
 
 - The network fails between hosts, so hosts are given up, with all their slots: as few as leave no two that do not
-  reach each other. First whoever most others (the driver counts as one) cannot reach, of these whoever has the fewest
-  subtasks at work. Of two that do not reach each other one always stays. Where both slots are on one host, the slot
-  stands for a host.
+  reach each other. First whoever most others (the driver counts as one) cannot reach, of these whoever is blamed by
+  more slots, and of these whoever has the fewest subtasks at work. Of two that do not reach each other one always
+  stays. Where both slots are on one host, the slot stands for a host.
 - When more than half of the hosts would have to go, nobody goes for ``patience_ms``: a network that is down all over
   is more likely to come back than to be helped.
 - A slot that has not joined is not given up, for it has nothing to lose, but set aside: nobody connects to it.
@@ -53,10 +54,14 @@ class ReachabilityConfig:
 
 @dataclass(frozen=True, slots=True)
 class PeersSilent:
-    """What ``slot`` sends to ``peers`` does not arrive, or no answer does. These are all, from now on."""
+    """What ``slot`` sends to ``peers`` does not arrive, or no answer does. These are all, from now on.
+
+    ``blamed``: those of them that refuse its connections, or keep sending frames that cannot be read.
+    """
 
     slot: int
     peers: tuple[int, ...]
+    blamed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,7 @@ class Reachability:
     def __init__(self, config: ReachabilityConfig | None = None) -> None:
         self._config = config or ReachabilityConfig()
         self._silent: dict[int, tuple[int, ...]] = {}
+        self._blamed: dict[int, tuple[int, ...]] = {}  # a part of it
         self._strikes: dict[Place, _Strikes] = {}
         self._waiting: dict[int, int] = {}  # slots that are to join, and when
         self._joined_ms: dict[int, int] = {}
@@ -158,10 +164,11 @@ class Reachability:
     def step(self, now_ms: int, event: ReachabilityEvent) -> list[ReachabilityEffect]:
         """What to do about ``event``."""
         match event:
-            case PeersSilent(slot, peers):
+            case PeersSilent(slot, peers, blamed):
                 self._silent.pop(slot, None)
                 if peers:
                     self._silent[slot] = peers
+                self._blamed[slot] = blamed
                 self._look_soon(now_ms)
                 return []
             case SlotGone(slot):
@@ -188,6 +195,9 @@ class Reachability:
     def _forget(self, slot: int) -> None:
         self._waiting.pop(slot, None)
         self._silent.pop(slot, None)
+        self._blamed.pop(slot, None)
+        for other, blamed in self._blamed.items():
+            self._blamed[other] = tuple(peer for peer in blamed if peer != slot)
         for other, peers in list(self._silent.items()):
             left = tuple(peer for peer in peers if peer != slot)
             if left:
@@ -286,19 +296,26 @@ class Reachability:
         effects: list[ReachabilityEffect] = []
         for place, (a, b) in going:
             self._strike(now_ms, place)
-            reason = f"slots {a} and {b} do not reach each other: {place[0]} is given up"
+            reason = f"{self._why(a, b)}: {place[0]} is given up"
             slots = [slot for slot, seen in sorted(known.items()) if _is_within((seen.host, slot), place)]
             effects += [GiveSlotUp(slot, reason) for slot in slots if known[slot].joined]
         return effects
 
+    def _why(self, a: int, b: int) -> str:
+        for slot, peer in ((a, b), (b, a)):
+            if peer in self._blamed.get(slot, ()):
+                return f"slot {peer} refuses connections of slot {slot}, or sends it frames that cannot be read"
+        return f"slots {a} and {b} do not reach each other"
+
     def _rank(
         self, place: Place, among: list[tuple[Place, Place, tuple[int, int]]], known: dict[int, Standing]
-    ) -> tuple[bool, int, int, Place]:
+    ) -> tuple[bool, int, int, int, Place]:
         """The higher, the rather it goes; hosts before single slots, of which they may spare some."""
         others = {b if a == place else a for a, b, _ in among if place in (a, b)}
         mine = [seen for seen in known.values() if _is_within((seen.host, seen.slot), place)]
         unheard = any(seen.doubtful for seen in mine)
-        return place[1] == -1, len(others) + unheard, -sum(seen.subtasks for seen in mine), place
+        blamed = sum(seen.slot in peers for seen in mine for peers in self._blamed.values())
+        return place[1] == -1, len(others) + unheard, blamed, -sum(seen.subtasks for seen in mine), place
 
     def _strike(self, now_ms: int, place: Place) -> int:
         """Count one; when the slots of ``place`` may join again."""

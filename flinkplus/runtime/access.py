@@ -30,9 +30,10 @@ from flinkplus.runtime.command_door import PROTOCOL, SHELL
 from flinkplus.runtime.commands import REPLY_BYTES, Body, decode_reply, encode_request
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.dialing import dial, receive_frame
+from flinkplus.runtime.frames import framed
 from flinkplus.runtime.handshake import Connecting
 from flinkplus.runtime.planes import COORDINATOR
-from flinkplus.runtime.tcp import framed, parse_address
+from flinkplus.runtime.tcp import parse_address
 from flinkplus.state.storage import CheckpointStorage
 
 FORMAT = 1

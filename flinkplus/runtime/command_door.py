@@ -17,10 +17,11 @@ from flinkplus.errors import PeerRefused
 from flinkplus.runtime import handshake
 from flinkplus.runtime.commands import REQUEST_BYTES, Commands, Later
 from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.frames import Frame
 from flinkplus.runtime.handshake import Listening, Refusals
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import COORDINATOR
-from flinkplus.runtime.tcp import Broken, Connection, Frame, Listener
+from flinkplus.runtime.tcp import Broken, Connection, Listener
 
 PROTOCOL = b"flinkplus-commands/1"
 SHELL = "shell"

@@ -208,6 +208,17 @@ class Fenced:
 
 
 @dataclass(frozen=True)
+class FencedPart:
+    """What of the answer to ``Fence`` does not fit into ``Fenced``, which follows: fields as there. However long the
+    answer is, no message is, and each one shows that the slot is there.
+    """
+
+    attempt: int
+    determinants: dict[str, list[list[Any]]]
+    digests: dict[str, list[list[Any]]]
+
+
+@dataclass(frozen=True)
 class Promoted:
     """All subtasks of a ``Promote`` are at work; ``restore_ms`` is what restoring them took."""
 
@@ -234,9 +245,12 @@ class PeersReady:
 class PeersUnreached:
     """Slots that this one does not reach, or that it does not hear, although it sends to them: all of them (slot ->
     incarnation), said when it changes. ``flinkplus.protocol.reachability`` decides what follows.
+
+    ``blamed``: those of them that refuse connections, or keep sending frames that cannot be read.
     """
 
     peers: dict[str, int]
+    blamed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -437,6 +451,7 @@ ControlMessage = (
     | Progressed
     | VersionStaged
     | Fenced
+    | FencedPart
     | Promoted
     | PromotionRefused
     | PeersReady

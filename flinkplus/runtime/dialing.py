@@ -10,8 +10,9 @@ import ssl
 import time
 
 from flinkplus.runtime import handshake
+from flinkplus.runtime.frames import LENGTH, framed
 from flinkplus.runtime.handshake import Connecting
-from flinkplus.runtime.tcp import LENGTH, framed, parse_address
+from flinkplus.runtime.tcp import parse_address
 
 RECEIVE_BYTES = 256 << 10
 

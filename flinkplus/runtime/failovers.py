@@ -246,6 +246,9 @@ class Failovers:
                 self._answers.add(message)
                 cursors = tuple(sorted((parse_channel(name), seq) for name, seq in received.items()))
                 self.step(events.SlotFenced(attempt, member.slot, cursors))
+            case control.FencedPart(attempt):
+                self._answers.add_part(message)
+                self.step(events.SlotFencing(attempt, member.slot))
             case control.Promoted(attempt, restore_ms, time_s):
                 self._recoveries.restored(restore_ms)
                 self._promoted_s = max(self._promoted_s, time_s)

@@ -55,6 +55,7 @@ class FenceAnswers:
         self._received: dict[str, int] = {}
         self._sent: dict[str, int] = {}
         self._determinants: dict[SubtaskId, tuple[Run, ...]] = {}
+        self._parts: dict[SubtaskId, list[Run]] = {}
         self._digests: dict[str, list[list[Any]]] = {}
         self.kept: dict[str, int] = {}
 
@@ -62,6 +63,7 @@ class FenceAnswers:
         """A new attempt: what was answered before no longer counts."""
         self._attempt = attempt
         self._received, self._sent, self._determinants, self._digests = {}, {}, {}, {}
+        self._parts = {}
         self.kept = {}
 
     def add(self, answer: control.Fenced) -> None:
@@ -70,12 +72,20 @@ class FenceAnswers:
             return
         self._received.update(answer.received)
         self._sent.update(answer.sent)
-        self._digests.update(answer.digests)
         self.kept.update(answer.kept)
-        for name, found in answer.determinants.items():
-            subtask = parse_subtask(name)
-            known = self._determinants.get(subtask, ())
-            self._determinants[subtask] = unite([*known, *control.runs_from_json(found)])
+        self.add_part(answer)
+        for subtask, runs in self._parts.items():
+            self._determinants[subtask] = unite([*self._determinants.get(subtask, ()), *runs])
+        self._parts = {}
+
+    def add_part(self, part: control.Fenced | control.FencedPart) -> None:
+        """A part of one slot's answer, which ``add`` ends; of another attempt it has no effect."""
+        if part.attempt != self._attempt:
+            return
+        for channel, found in part.digests.items():
+            self._digests.setdefault(channel, []).extend(found)
+        for name, runs in part.determinants.items():
+            self._parts.setdefault(parse_subtask(name), []).extend(control.runs_from_json(runs))
 
     def sent(self, channel: str) -> int | None:
         """The next ``seq`` that a living producer had not sent on it."""

@@ -33,14 +33,8 @@ METHOD = "/flinkplus.Control/Stream"
 SERVICE, METHOD_NAME = "flinkplus.Control", "Stream"
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
-
-
-class _MessageWriter(FrameWriter):
-    """One control message per frame."""
-
-    def _next_frame(self) -> bytes:
-        frame: bytes = self._pending.popleft()
-        return frame
+EACH_A_FRAME = 0
+"""Control messages are not joined."""
 
 
 class GrpcControlLink:
@@ -61,7 +55,7 @@ class GrpcControlLink:
         self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
         self._deliver = deliver
         self._io = IoThread.get()
-        self._writer = _MessageWriter(self._io)
+        self._writer = FrameWriter(self._io, EACH_A_FRAME)
         self._task: asyncio.Task[None] | None = None
         self.heartbeat: control.Heartbeat | None = None
 
@@ -136,7 +130,7 @@ class GrpcRendezvous:
         self._deliver = deliver
         self._io = IoThread.get()
         self._server: aio.Server | None = None
-        self._connections: dict[int, tuple[_MessageWriter, asyncio.Event]] = {}
+        self._connections: dict[int, tuple[FrameWriter, asyncio.Event]] = {}
         self._next = 1
 
     def start(self) -> str:
@@ -157,7 +151,7 @@ class GrpcRendezvous:
             await self._door.refuse(context, error)
             raise
         connection, self._next = self._next, self._next + 1
-        writer, dropped = _MessageWriter(self._io), asyncio.Event()
+        writer, dropped = FrameWriter(self._io, EACH_A_FRAME), asyncio.Event()
         self._connections[connection] = (writer, dropped)
         await context.send_initial_metadata(WELCOME)
         pump = asyncio.ensure_future(writer.pump(context.write))

@@ -7,12 +7,12 @@ written is bounded by the channels' credit windows.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from flinkplus.errors import PeerRefused
 from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.frames import JOINED_BYTES, MAX_FRAME_BYTES, FrameQueue
 from flinkplus.runtime.grpc_door import SERVER_OPTIONS, WELCOME, Door, open_stream
 from flinkplus.runtime.grpc_sockets import HiddenConnection, place_of, place_of_peer
 from flinkplus.runtime.handshake import Connecting, Refusals, parse_slot_name, slot_name
@@ -30,13 +30,11 @@ from flinkplus.runtime.tls import NAME, Certificates
 PROTOCOL = b"flinkplus-data-grpc/1"
 METHOD = "/flinkplus.Data/Stream"
 SERVICE, METHOD_NAME = "flinkplus.Data", "Stream"
-MAX_FRAME_BYTES = 4 << 20
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
-MAX_MESSAGE_BYTES = 2**31 - 1
 GRPC_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -84,36 +82,31 @@ Call = Any  # a grpc.aio stream, client or server side: ``write`` and ``read`` a
 
 
 class FrameWriter:
-    """Writes buffers to one stream, joined into frames; ``put`` may be called in any thread."""
+    """Writes messages to one stream, as frames; ``put`` may be called in any thread. ``joined_bytes``: messages that
+    wait are joined up to this size; 0: each is a frame.
+    """
 
-    def __init__(self, io: IoThread) -> None:
+    def __init__(self, io: IoThread, joined_bytes: int = JOINED_BYTES) -> None:
         self._io = io
-        self._pending: deque[Any] = deque()
+        self._pending = FrameQueue(joined_bytes)
         self._wake = asyncio.Event()
         self._posted = False
 
-    def put(self, buffers: Sequence[Any]) -> None:
-        self._pending.extend(buffers)
+    def put(self, message: Sequence[Any]) -> None:
+        """Queue one whole message, given as buffers."""
+        self._pending.put(message)
         if not self._posted:
             self._posted = True
             self._io.post(self._awaken)
 
     @property
     def waiting(self) -> int:
-        """Buffers not yet handed to gRPC."""
+        """Messages not yet handed to gRPC."""
         return len(self._pending)
 
     def _awaken(self) -> None:
         self._posted = False
         self._wake.set()
-
-    def _next_frame(self) -> bytes:
-        parts, size = [], 0
-        while self._pending and size < MAX_FRAME_BYTES:
-            part = self._pending.popleft()
-            parts.append(part)
-            size += len(part)
-        return b"".join(parts)
 
     async def pump(self, write: Callable[[bytes], Any]) -> None:
         """Write until cancelled or the stream breaks."""
@@ -121,7 +114,7 @@ class FrameWriter:
             await self._wake.wait()
             self._wake.clear()
             while self._pending:
-                await write(self._next_frame())
+                await write(self._pending.next_frame())
 
 
 class GrpcDataPlane(Attachments):
@@ -220,19 +213,19 @@ class GrpcDataPlane(Attachments):
             )
             self._out[peer] = _Outgoing(peer, target, connecting, self._certificates, self._io, self._deliver)
 
-    def send(self, peer: int, buffers: Sequence[Any]) -> None:
-        """Queue buffers of whole messages for ``peer``. Dropped when there is no stream: the logs hold them."""
+    def send(self, peer: int, message: Sequence[Any]) -> None:
+        """See ``DataPlane``."""
         outgoing = self._out.get(peer)
         if outgoing is not None:
-            outgoing.writer.put(buffers)
+            outgoing.writer.put(message)
 
     send_beside = send
 
-    def send_back(self, peer: int, buffers: Sequence[Any]) -> None:
-        """Queue credit for a producer's slot. Dropped when its stream is gone: a new one starts from the cursors."""
+    def send_back(self, peer: int, message: Sequence[Any]) -> None:
+        """See ``DataPlane``."""
         writer = self._back.get(peer)
         if writer is not None:
-            writer.put(buffers)
+            writer.put(message)
 
     def flush(self) -> None:
         """What is queued is on its way."""

@@ -30,10 +30,11 @@ from flinkplus.errors import PeerRefused
 from flinkplus.runtime import handshake
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.dialing import dial
+from flinkplus.runtime.frames import Frame
 from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import COORDINATOR
-from flinkplus.runtime.tcp import Broken, Connection, Frame, Listener
+from flinkplus.runtime.tcp import Broken, Connection, Listener
 from flinkplus.runtime.tls import context
 
 log = logging.getLogger("flinkplus.lifeline")

@@ -82,13 +82,17 @@ class DataPlane(Protocol):
     def connect(self, peers: dict[int, tuple[int, str]]) -> None:
         """Have a stream to each peer (slot -> (incarnation, address)) and to no other; ``PeerConnected`` tells when."""
 
-    def send(self, peer: int, buffers: Sequence[Any]) -> None:
-        """Queue buffers of whole messages for ``peer``. Dropped when there is no stream: the logs hold them."""
+    def send(self, peer: int, message: Sequence[Any]) -> None:
+        """Queue one whole message for ``peer``, given as buffers: no frame ends within it. Dropped when there is no
+        stream: the logs hold it.
+        """
 
-    def send_back(self, peer: int, buffers: Sequence[Any]) -> None:
-        """Queue credit for a producer's slot. Dropped when its stream is gone: a new one starts from the cursors."""
+    def send_back(self, peer: int, message: Sequence[Any]) -> None:
+        """Queue credit, one whole message, for a producer's slot. Dropped when its stream is gone: a new one starts
+        from the cursors.
+        """
 
-    def send_beside(self, peer: int, buffers: Sequence[Any]) -> None:
+    def send_beside(self, peer: int, message: Sequence[Any]) -> None:
         """``send`` for any thread; written at once."""
 
     def flush(self) -> None:

@@ -174,17 +174,21 @@ class Presence:
 
     # --- slots that do not reach each other
 
-    def peers_unreached(self, member: Member, peers: dict[str, int]) -> None:
+    def peers_unreached(self, member: Member, message: control.PeersUnreached) -> None:
         """A slot says whom it does not reach; processes that are gone do not matter. Raises ``PeerProtocolError``."""
+        peers, blamed = (self._present(member, named) for named in (message.peers, message.blamed))
+        if peers:
+            log.warning("slot %d does not reach slots %s", member.slot, ", ".join(map(str, peers)))
+        self._step(PeersSilent(member.slot, peers, blamed))
+
+    def _present(self, member: Member, named: dict[str, int]) -> tuple[int, ...]:
+        """Those of the processes that ``member`` named (slot -> incarnation) which are there."""
         try:
-            said = {int(peer): incarnation for peer, incarnation in peers.items()}
+            said = {int(peer): incarnation for peer, incarnation in named.items()}
         except ValueError as error:
             raise PeerProtocolError(f"slot {member.slot} does not reach what is no slot: {error}") from error
         known = ((slot, incarnation, self._members.get(slot)) for slot, incarnation in sorted(said.items()))
-        meant = tuple(slot for slot, known_as, peer in known if peer is not None and peer.incarnation == known_as)
-        if meant:
-            log.warning("slot %d does not reach slots %s", member.slot, ", ".join(map(str, meant)))
-        self._step(PeersSilent(member.slot, meant))
+        return tuple(slot for slot, known_as, peer in known if peer is not None and peer.incarnation == known_as)
 
     def next_deadline_ms(self) -> int | None:
         """When ``look_for_silent_slots`` has something to do about slots that do not reach each other."""

@@ -77,8 +77,8 @@ class Reports:
             case control.RestoreRefused(generation, checkpoint, subtask, reason):
                 why = f"state of {subtask}: {reason}"
                 self._machines.step_job(events.RestoreFailed(Generation(generation), CheckpointId(checkpoint), why))
-            case control.PeersUnreached(peers):
-                self._presence.peers_unreached(member, peers)
+            case control.PeersUnreached():
+                self._presence.peers_unreached(member, message)
             case control.SessionLost(reason):
                 self._presence.lose(member, reason)
             case control.Stopped():

@@ -93,7 +93,6 @@ if TYPE_CHECKING:
     from chain_backup.zookeeper.session import SlotSession
 
 SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpreter
-MALFORMED_LIMIT = 20
 ORPHAN_PATIENCE_S = 2.0
 REST_S = 0.1
 LOOKS_IN_TIMEOUT = 4
@@ -242,14 +241,13 @@ class Slot(SlotOrders):
         self._filters = 0
         self._session: SlotSession | None = None
         self._address = ""
-        self._malformed = 0
-        self._peers = Peers(index, self._data)
         self._next_heartbeat = 0.0
         hang_s = config.options.hang_timeout
         self._silence_s = None if hang_s is None else hang_s * SILENT_SHARE
+        refused_s = config.options.heartbeat_timeout * SILENT_SHARE if self._silence_s is None else self._silence_s
+        self._peers = Peers(index, self._data, refused_s=refused_s)
         looks_s = config.options.heartbeat_interval if hang_s is None else hang_s / LOOKS_IN_TIMEOUT
         self._heartbeat_s = min(config.options.heartbeat_interval, looks_s)
-        self._unreached: dict[int, int] = {}
         self._deaf_since: float | None = None
         self._passed_over = 0
         self._preference = Preference()
@@ -356,6 +354,9 @@ class Slot(SlotOrders):
     def _send_credit(self, slot: int, credit: Message) -> None:
         self._data.send_back(slot, encode(credit))
 
+    def _renew(self, peer: int, reason: str) -> None:
+        self._data.renew(peer, reason)
+
     def _die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -368,20 +369,19 @@ class Slot(SlotOrders):
         self._data.expire(now)
         if self._silence_s is not None:
             self._look_for_silence(now, self._silence_s)
+        else:
+            self.peers_silent({})
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
-        refused, malformed, fenced = self._data.refusals.total, self._malformed, self.active.stale
+        refused, malformed, fenced = self._data.refusals.total, self.malformed_frames, self.active.stale
         if self._failover is not None:
             malformed += self._failover.standbys.malformed
             fenced += self._failover.standbys.fenced
         self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced)
 
     def _look_for_silence(self, now: float, limit_s: float) -> None:
-        """Say who is not reached, when that changes; of the driver, in a way that may still get there."""
-        unreached = self._data.silent(now, limit_s)
-        if unreached != self._unreached:
-            self._unreached = unreached
-            self._link.send(control.PeersUnreached({str(peer): unreached[peer] for peer in sorted(unreached)}))
+        """Report which peers are not reached; that the driver is not, in a way that may still get there."""
+        self.peers_silent(self._data.silent(now, limit_s))
         deaf = self._link.is_silent(now, limit_s)
         if deaf != (self._deaf_since is not None):
             self._deaf_since = now if deaf else None
@@ -432,14 +432,7 @@ class Slot(SlotOrders):
         try:
             messages = decode_frame(frame)
         except PeerProtocolError as error:
-            # What was in it is lost, and so is what follows on its channels; over new streams it is all sent again.
-            log.warning("slot %d: malformed frame from slot %d: %s", self.index, peer, error)
-            self._malformed += 1
-            if self._malformed > MALFORMED_LIMIT:
-                raise PeerProtocolError(
-                    f"{self._malformed} malformed frames, the last from slot {peer}: {error}"
-                ) from error
-            self._data.renew(peer, f"malformed frame: {error}")
+            self.frame_malformed(peer, error)
             return
         for message, payload in messages:
             self.take(peer, message, payload)

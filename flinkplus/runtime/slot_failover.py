@@ -18,9 +18,9 @@ Rules: the slot's loop thread alone. A promotion goes on when others fail meanwh
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from flinkplus.protocol.determinants import KnownSteps, Run, merge, unite
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from flinkplus.runtime.subtask import Subtask
     from flinkplus.state.backend import Prepared
 
+Runs: TypeAlias = Sequence[tuple[int, Any]]
+"""Values one after the other, each run with the number of its first."""
+PART_VALUES = 100_000
+"""Determinants and digests in one message at most: about a megabyte, which takes some 50 ms to write."""
 log = logging.getLogger("flinkplus.slot")
 
 
@@ -89,10 +93,11 @@ class _Promotion:
 
 
 class SlotFailover:
-    """One slot's end of the failover protocol."""
+    """One slot's end of the failover protocol. ``part_values``: determinants and digests in one message at most."""
 
-    def __init__(self, host: Host, standbys: Standbys, clock: Clock) -> None:
+    def __init__(self, host: Host, standbys: Standbys, clock: Clock, part_values: int = PART_VALUES) -> None:
         self._host = host
+        self._part_values = part_values
         self._clock = clock
         self._promotions: dict[int, _Promotion] = {}
         self.standbys = standbys
@@ -120,17 +125,20 @@ class SlotFailover:
                 host.active.retire(subtask)
             self.standbys.retire(str(name))
         answer = control.Fenced(order.attempt, {}, {}, {})
+        digests: dict[str, Runs] = {}
         for promotion in self._promotions.values():
             self._fence_promotion(promotion, failed, answer)
         for subtask in host.active:
-            self._fence_inputs(subtask, failed, order.generation, answer)
+            self._fence_inputs(subtask, failed, order.generation, answer, digests)
             self._fence_outputs(subtask, failed, order.generation, answer)
             subtask.stand_in_for(failed)
-        answer.determinants.update(self._known_steps(failed))
-        host.report(answer)
+        for message in in_parts(answer, self._known_steps(failed), digests.items(), self._part_values):
+            host.report(message)
 
-    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> dict[str, list[list[Any]]]:
-        """What is known here of the failed, and of the ancestors that what they are to repeat may depend on."""
+    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Run, ...]]]:
+        """What is known here of the failed, and of the ancestors that what they are to repeat may depend on; put
+        together one subtask after the other, which takes its time when it is much.
+        """
         ancestors = self._host.lineage.asked_of(failed)
         known = [subtask.known for subtask in self._host.active if subtask.known is not None]
         for promotion in self._promotions.values():
@@ -141,7 +149,8 @@ class SlotFailover:
                 run = one.of(subtask)
                 if run is not None:
                     runs.setdefault(subtask, []).append(run)
-        return {str(s): control.runs_to_json(unite(runs[s])) for s in sorted(runs)}
+        for subtask in sorted(runs):
+            yield str(subtask), unite(runs[subtask])
 
     def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
         """What is about to become active begins where its version was taken."""
@@ -153,11 +162,16 @@ class SlotFailover:
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
 
     def _fence_inputs(
-        self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
+        self,
+        subtask: Subtask,
+        failed: dict[SubtaskId, int],
+        generation: int,
+        answer: control.Fenced,
+        digests: dict[str, Runs],
     ) -> None:
         for channel, _, expected in subtask.fence_inputs(failed, Generation(generation)):
             answer.received[str(channel)] = expected
-            answer.digests[str(channel)] = control.digests_to_json(subtask.received_digests(channel))
+            digests[str(channel)] = subtask.received_digests(channel)
 
     def _fence_outputs(
         self, subtask: Subtask, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
@@ -277,6 +291,35 @@ class SlotFailover:
         """Close the standbys."""
         self.reset()
         self.standbys.close()
+
+
+def in_parts(
+    answer: control.Fenced, known: Iterable[tuple[str, Runs]], digests: Iterable[tuple[str, Runs]], most: int
+) -> Iterator[control.FencedPart | control.Fenced]:
+    """The messages of an answer to a fence, ``answer`` last. ``known``: determinants, by subtask; ``digests``: by
+    channel. ``most``: how many of both together one message has.
+    """
+    part, left = control.FencedPart(answer.attempt, {}, {}), most
+    kinds = ("determinants", known, control.runs_to_json), ("digests", digests, control.digests_to_json)
+    for field_name, found, to_json in kinds:
+        for name, runs in found:
+            getattr(part, field_name)[name] = []
+            for first, values in _pieces(runs, most):
+                if len(values) > left:
+                    yield part
+                    part, left = control.FencedPart(answer.attempt, {}, {}), most
+                getattr(part, field_name).setdefault(name, []).extend(to_json([(first, values)]))
+                left -= len(values)
+    answer.determinants.update(part.determinants)
+    answer.digests.update(part.digests)
+    yield answer
+
+
+def _pieces(runs: Runs, most: int) -> Iterator[tuple[int, Any]]:
+    """The same runs, none longer than ``most``."""
+    for first, values in runs:
+        for at in range(0, len(values), most) or (0,):
+            yield first + at, values[at : at + most]
 
 
 def _promotion_of(

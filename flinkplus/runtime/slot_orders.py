@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from flinkplus.runtime.subtask import Subtask
 
 NO_EPOCH = CheckpointId(0)
-RECONNECT_LIMIT = 20
 log = logging.getLogger("flinkplus.slot")
 
 
@@ -70,7 +69,10 @@ class SlotOrders(ABC):
         self._peers_serial: int | None = None
         self._deploying: control.Deploy | None = None
         self._restore_ms = 0.0
+        self.malformed_frames = 0
         self._stopping = False
+        self._silent: dict[int, int] = {}
+        self._unreached = control.PeersUnreached({})
 
     # --- by the driver
 
@@ -100,6 +102,10 @@ class SlotOrders(ABC):
     @abstractmethod
     def _send_credit(self, slot: int, credit: Message) -> None:
         """Send credit back to another slot."""
+
+    @abstractmethod
+    def _renew(self, peer: int, reason: str) -> None:
+        """Break the streams from and to another slot; they are opened again."""
 
     @abstractmethod
     def _fail(self, subtask: Subtask, error: Exception) -> None:
@@ -160,6 +166,7 @@ class SlotOrders(ABC):
     def peer_connected(self, peer: int, incarnation: int) -> None:
         """There is a stream to ``peer``. In the place of one that broke: what was sent on that may be lost."""
         again = self._peers.connected(peer, incarnation) and self._deploying is None
+        self._report_unreached()
         if again:
             for subtask in self.active:
                 for end in subtask.outputs.channels.values():
@@ -171,12 +178,36 @@ class SlotOrders(ABC):
         self._finish_deployment()
 
     def peer_broken(self, peer: int, incarnation: int, reason: str) -> None:
-        """The stream to ``peer`` broke, or could not be opened."""
-        wanted = self._failover is None or peer in self.slots.values()
-        tries = self._peers.broken(peer, incarnation, wanted)
-        if tries > RECONNECT_LIMIT:
-            for subtask in self.active:
-                self._fail(subtask, ConnectionError(f"no stream to slot {peer} after {tries} tries: {reason}"))
+        """The stream to ``peer`` broke, or could not be opened: it is tried again, as long as ``peer`` is wanted."""
+        log.debug("slot %d: no stream to slot %d: %s", self.index, peer, reason)
+        self._peers.broken(peer, incarnation)
+        self._report_unreached()
+
+    def frame_malformed(self, peer: int, error: Exception) -> None:
+        """A frame of ``peer`` could not be read: what was in it is lost, and so is what follows on its channels. Over
+        new streams it is all sent again.
+        """
+        log.warning("slot %d: malformed frame from slot %d: %s", self.index, peer, error)
+        self.malformed_frames += 1
+        self._peers.malformed(peer)
+        self._renew(peer, f"malformed frame: {error}")
+        self._report_unreached()
+
+    def peers_silent(self, silent: dict[int, int]) -> None:
+        """The peers (slot -> incarnation) of which nothing comes back, though something was sent to them."""
+        self._silent = silent
+        self._report_unreached()
+
+    def _report_unreached(self) -> None:
+        """Report all peers that are not reached, when that changes."""
+        blamed = self._peers.to_blame
+        peers = {**self._silent, **blamed}
+        unreached = control.PeersUnreached(
+            {str(peer): peers[peer] for peer in sorted(peers)}, {str(peer): blamed[peer] for peer in blamed}
+        )
+        if unreached != self._unreached:
+            self._unreached = unreached
+            self.report(unreached)
 
     def peer_attached(self, peer: int) -> None:
         """A peer has a new stream to this slot: credit that went the old way may be lost."""

@@ -1,12 +1,12 @@
 """Connections over plain TCP, served by the loop that owns them: no thread lies between a message and its receiver.
 
-On a connection there are frames: four bytes of length, then that many bytes. The first four are the handshake
-(``handshake``); then each end sends what it likes.
+On a connection there are frames (``frames``): four bytes of length, then that many bytes. The first four are the
+handshake (``handshake``); then each end sends what it likes.
 
 Rules: the loop owns its connections, reads them and ends them; any thread may write, for a socket is written under a
 lock. Nothing waits: what a socket does not take stays queued until it does. Until the handshake is done nothing but its
 short frames is taken, nobody hears of the connection, few such are held at a time, and none for long; what is refused
-is counted. A frame's memory is taken only after its length was compared with the limit.
+is counted.
 """
 
 from __future__ import annotations
@@ -15,16 +15,24 @@ import contextlib
 import errno
 import logging
 import socket
-import struct
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flinkplus.errors import PeerRefused
+from flinkplus.errors import PeerProtocolError, PeerRefused
 from flinkplus.runtime import handshake
 from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.frames import (
+    JOINED_BYTES,
+    LENGTH,
+    MAX_FRAME_BYTES,
+    Frame,
+    FrameQueue,
+    FrameReader,
+    framed,
+)
 from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import READ, WRITE, Inbox
 from flinkplus.runtime.silence import Silence
@@ -32,27 +40,16 @@ from flinkplus.runtime.tls import Certificates, TlsSocket
 
 log = logging.getLogger("flinkplus.tcp")
 
-LENGTH = struct.Struct("<I")
-MAX_FRAME_BYTES = 4 << 20
-"""What is queued is joined up to this size; a single message may be larger."""
-MAX_RECEIVED_BYTES = (1 << 31) + MAX_FRAME_BYTES
-"""The longest frame of messages that is taken: one message may be almost 2 GiB."""
 SILENCE_S = 10
 PROBES = 3
 REST_S = 0.1
 """Of a listener, when the process can open no more files."""
 
-Frame = bytes | bytearray | memoryview
 FrameTaker = Callable[[Frame], None]
 
 
 class Broken(Exception):
     """A connection is of no more use; the text says why."""
-
-
-def framed(data: bytes) -> bytes:
-    """A whole frame."""
-    return LENGTH.pack(len(data)) + data
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -64,8 +61,8 @@ def parse_address(address: str) -> tuple[str, int]:
 class Connection:
     """One connection. ``frame`` is called with each frame that has come in, ``broken`` once, with a reason.
 
-    ``limit``: the longest frame that is taken, in bytes. ``joined``: what is queued together goes as one frame; else
-    each buffer is one. ``frame`` may raise ``Broken``.
+    ``limit``: the longest frame that is taken, in bytes. ``joined``: messages that wait go together in one frame; else
+    each message is a frame. ``frame`` may raise ``Broken``.
     """
 
     def __init__(
@@ -81,19 +78,15 @@ class Connection:
         self._sock: socket.socket | TlsSocket = sock
         self._frame = frame
         self._broken = broken
-        self._limit = limit
-        self._joined = joined
         self.open = True
         self.ready = False  # to be written to: connected, and known to each other
         self.due = False  # for its owner: to be written at the end of a turn
         self._lock = threading.Lock()
-        self._pending: deque[Any] = deque()
+        self._pending = FrameQueue(JOINED_BYTES if joined else 0)
         self._writing = memoryview(b"")
         self._watched = 0
         self._held = False
-        self._head = b""
-        self._body: bytearray | None = None
-        self._filled = 0
+        self._reader = FrameReader(limit)
         self._silence = Silence()
         sock.setblocking(False)
         with contextlib.suppress(OSError):
@@ -108,10 +101,11 @@ class Connection:
         frame: FrameTaker,
         broken: Callable[[str], None],
         joined: bool = True,
-        limit: int = MAX_RECEIVED_BYTES,
+        limit: int = MAX_FRAME_BYTES,
     ) -> None:
         """Whoever has connected is known now: answer, and take whole frames."""
-        self._frame, self._broken, self._limit, self._joined = frame, broken, limit, joined
+        self._frame, self._broken, self._reader.limit = frame, broken, limit
+        self._pending.joined_bytes = JOINED_BYTES if joined else 0
         self._writing = memoryview(LENGTH.pack(0))
         self.ready = True
         self.write()
@@ -167,7 +161,7 @@ class Connection:
             self._serve(events)
         except BlockingIOError:
             pass  # it was ready, and is not any more
-        except Broken as error:
+        except (Broken, PeerProtocolError) as error:
             self.fail(str(error))
         except OSError as error:
             self.fail(_told(error))
@@ -186,52 +180,36 @@ class Connection:
     # --- in
 
     def _receive(self) -> None:
-        if self._body is not None:
-            with memoryview(self._body) as body:
-                count = self._sock.recv_into(body[self._filled :])
+        reader, room = self._reader, self._reader.long_frame
+        if room is not None:
+            with room:
+                count = self._sock.recv_into(room)
             self._ended(count)
-            self._filled += count
-            if self._filled == len(self._body):
-                frame, self._body = self._body, None
-                self._frame(frame)
+            whole = reader.received(count)
+            if whole is not None:
+                self._frame(whole)
             return
         count = self._sock.recv_into(self._inbox.received)
         self._ended(count)
-        self._take(self._head + self._inbox.received[:count])
+        for frame in reader.frames(self._inbox.received[:count]):
+            self._frame(frame)
+            if not self.open:
+                return
 
     @staticmethod
     def _ended(count: int) -> None:
         if not count:
             raise Broken("stream closed")
 
-    def _take(self, chunk: bytes) -> None:
-        """Frames, as views of what has come in together; the rest begins the next one."""
-        view, at, have = memoryview(chunk), 0, len(chunk)
-        while have - at >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(chunk, at)
-            if size > self._limit:
-                raise Broken(f"a frame of {size} bytes where {self._limit} are the most")
-            start = at + LENGTH.size
-            if have - start < size:
-                self._head = b""
-                self._body, self._filled = bytearray(size), have - start
-                self._body[: self._filled] = view[start:]
-                return
-            at = start + size
-            self._frame(view[start:at])
-            if not self.open:
-                return
-        self._head = chunk[at:]
-
     # --- out, in any thread
 
-    def queue(self, buffers: Sequence[Any]) -> None:
-        """Queue buffers, to be written by ``write``."""
-        self._pending.extend(buffers)
+    def queue(self, message: Sequence[Any]) -> None:
+        """Queue one whole message, given as buffers; ``write`` writes it."""
+        self._pending.put(message)
 
-    def send(self, buffers: Sequence[Any]) -> None:
-        """Queue buffers and write them at once, as far as it goes."""
-        self.queue(buffers)
+    def send(self, message: Sequence[Any]) -> None:
+        """Queue one whole message, given as buffers, and write what is queued, as far as it goes."""
+        self.queue(message)
         self.write()
 
     def write(self) -> None:
@@ -242,22 +220,13 @@ class Connection:
             try:
                 while self._writing or self._pending:
                     if not self._writing:
-                        self._writing = memoryview(self._next_frame())
+                        self._writing = memoryview(self._pending.next_frame(with_length=True))
                     self._writing = self._writing[self._sock.send(self._writing) :]
             except BlockingIOError:
                 self._inbox.call_soon(lambda: self.watch(READ | WRITE))
             except OSError as error:
                 reason = _told(error)
                 self._inbox.call_soon(lambda: self.fail(reason))
-
-    def _next_frame(self) -> bytes:
-        parts, size, pending = [b""], 0, self._pending
-        while pending and size < MAX_FRAME_BYTES and (self._joined or not size):
-            part = pending.popleft()
-            parts.append(part)
-            size += len(part)
-        parts[0] = LENGTH.pack(size)
-        return b"".join(parts)
 
     @property
     def unwritten(self) -> bool:
@@ -323,7 +292,7 @@ class Outgoing(Connection):
         frame: FrameTaker,
         broken: Callable[[str], None],
         joined: bool = True,
-        limit: int = MAX_RECEIVED_BYTES,
+        limit: int = MAX_FRAME_BYTES,
         certificates: Certificates | None = None,
     ) -> None:
         self.address = address
@@ -380,7 +349,7 @@ class Outgoing(Connection):
             return
         if len(frame):
             raise Broken(f"{self.address} answered with {len(frame)} bytes instead of a welcome")
-        self._frame, self._limit = self._deliver_frame, self._later_limit
+        self._frame, self._reader.limit = self._deliver_frame, self._later_limit
         self.ready = True
         self._connected()
         self.write()

@@ -14,11 +14,12 @@ from typing import Any
 from flinkplus.errors import PeerProtocolError
 from flinkplus.runtime import control
 from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.frames import Frame
 from flinkplus.runtime.handshake import Connecting, Listening, Refusals, slot_name
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.injections import DRIVER
 from flinkplus.runtime.planes import COORDINATOR, ControlArrived, ControlLost, LinkEvent, checked_slot, registered_slot
-from flinkplus.runtime.tcp import Broken, Connection, Frame, Listener, Outgoing
+from flinkplus.runtime.tcp import Broken, Connection, Listener, Outgoing
 
 PROTOCOL = b"flinkplus-control/1"
 CONNECT_TIMEOUT_S = 10.0

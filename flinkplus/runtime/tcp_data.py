@@ -1,7 +1,7 @@
 """The data plane over TCP (``transport="tcp"``), in the slot's own loop; see ``planes`` and ``tcp``.
 
-Rules: what a turn of the loop has put out is written at its end, in one frame for each peer. How much can be queued is
-bounded by the channels' credit.
+Rules: what a turn of the loop has put out is written at its end, joined into frames for each peer. How much can be
+queued is bounded by the channels' credit.
 """
 
 from __future__ import annotations
@@ -159,23 +159,23 @@ class TcpDataPlane(Attachments):
 
     # --- sending
 
-    def send(self, peer: int, buffers: Sequence[Any]) -> None:
+    def send(self, peer: int, message: Sequence[Any]) -> None:
         """See ``DataPlane``."""
-        self._queue(self._out.get(peer), buffers)
+        self._queue(self._out.get(peer), message)
 
-    def send_back(self, peer: int, buffers: Sequence[Any]) -> None:
+    def send_back(self, peer: int, message: Sequence[Any]) -> None:
         """See ``DataPlane``."""
-        self._queue(self._back.get(peer), buffers)
+        self._queue(self._back.get(peer), message)
 
-    def send_beside(self, peer: int, buffers: Sequence[Any]) -> None:
+    def send_beside(self, peer: int, message: Sequence[Any]) -> None:
         """See ``DataPlane``."""
         connection = self._out.get(peer)
         if connection is not None:
-            connection.send(buffers)
+            connection.send(message)
 
-    def _queue(self, connection: Connection | None, buffers: Sequence[Any]) -> None:
+    def _queue(self, connection: Connection | None, message: Sequence[Any]) -> None:
         if connection is not None and connection.open:
-            connection.queue(buffers)
+            connection.queue(message)
             if not connection.due:
                 connection.due = True
                 self._due.append(connection)

@@ -29,12 +29,14 @@ from flinkplus.operators.canonical import canonical
 from flinkplus.operators.columns import SMALL_ROWS, SchemaMemo, holds_dictionary
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.messages import Kind, Message
+from flinkplus.runtime.frames import MAX_FRAME_BYTES
 
 FORMAT_VERSION = 4
 # version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes, determinant bytes (before the payload)
 HEADER = struct.Struct("<BBHIIIIQQI")
 HEADER_BYTES = HEADER.size
-MAX_MESSAGE_BYTES = 2**31 - 1
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - (16 << 20)
+"""Header and determinants need some room beside it."""
 WATERMARK = struct.Struct("<q")
 WITH_NUMBER = (Kind.WATERMARK, Kind.ROUND)
 WITH_PAYLOAD = (Kind.RECORDS, Kind.REPLICA, *WITH_NUMBER)
@@ -78,8 +80,8 @@ def encode_canonical(batch: pa.RecordBatch) -> pa.Buffer:
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
         buffer = sink.getvalue()
-    if buffer.size > MAX_MESSAGE_BYTES:
-        raise PeerProtocolError(f"a message of {buffer.size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    if buffer.size > MAX_PAYLOAD_BYTES:
+        raise PeerProtocolError(f"a record batch of {buffer.size} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
     return buffer
 
 
@@ -89,11 +91,17 @@ def digest_of(message: Message, payload: Any) -> int:
 
 
 def encode(message: Message, payload: Any = b"") -> list[Any]:
-    """The buffers of one message on the wire: header, then payload (when it has one)."""
+    """The buffers of one message on the wire: header with determinants, then payload (when it has one). Raises
+    ``PeerProtocolError`` for one that fits into no frame.
+    """
     channel = message.channel
     if message.kind in WITH_NUMBER:
         payload = WATERMARK.pack(message.watermark_ms)
-    length = len(payload)
+    length, known = len(payload), len(message.determinants)
+    if HEADER_BYTES + known + length > MAX_FRAME_BYTES:
+        raise PeerProtocolError(
+            f"a message of {HEADER_BYTES + known + length} bytes on {channel} is over the limit of {MAX_FRAME_BYTES}"
+        )
     header = HEADER.pack(
         FORMAT_VERSION,
         message.kind,
@@ -104,9 +112,11 @@ def encode(message: Message, payload: Any = b"") -> list[Any]:
         message.epoch,
         message.seq,
         length,
-        len(message.determinants),
+        known,
     )
-    return [part for part in (header, message.determinants, payload) if len(part)]
+    if known:
+        header += message.determinants
+    return [header, payload] if length else [header]
 
 
 def decode_frame(frame: bytes | bytearray | memoryview) -> Iterator[tuple[Message, memoryview]]:

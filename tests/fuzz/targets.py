@@ -38,6 +38,7 @@ from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime import control, wire
 from flinkplus.runtime.access import parse_access
 from flinkplus.runtime.commands import Commands, decode_reply, encode_reply, encode_request
+from flinkplus.runtime.frames import framed
 from flinkplus.runtime.handshake import Connecting, Listening, parse_slot_name, slot_name
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.log_codec import MessageCodec
@@ -45,7 +46,7 @@ from flinkplus.runtime.names import parse_channel, parse_subtask
 from flinkplus.runtime.operations import Inject, Status
 from flinkplus.runtime.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
 from flinkplus.runtime.pulse_process import datagram
-from flinkplus.runtime.tcp import Connection, framed
+from flinkplus.runtime.tcp import Connection
 from flinkplus.runtime.wire import Kind, Message
 from flinkplus.state.backend import parse_files
 from flinkplus.state.storage import MANIFEST_MAGIC, CheckpointStorage, manifest_files, sealed
@@ -180,8 +181,9 @@ def _receive(data: bytes) -> object:
     connection = Connection(_inbox, sock, lambda frame: taken.append(len(frame)), broken.append, STREAM_LIMIT)
     while connection.open:
         connection._on_ready(1)
-        if connection._body is not None and len(connection._body) > STREAM_LIMIT:
-            raise AssertionError(f"{len(connection._body)} bytes taken where {STREAM_LIMIT} are the most")
+        room = connection._reader.long_frame
+        if room is not None and len(room) > STREAM_LIMIT:
+            raise AssertionError(f"{len(room)} bytes taken where {STREAM_LIMIT} are the most")
     if len(broken) != 1 or any(size > STREAM_LIMIT for size in taken):
         raise AssertionError(f"broken: {broken}, taken: {taken}")
     return taken

@@ -76,6 +76,33 @@ def test_an_exception_in_a_source(spark: SparkSession, tmp_path: Path) -> None:
     assert victim.job.recoveries()[0]["subtasks"] == [f"numbers[{2_500 % 3}]"]
 
 
+def test_a_slot_that_refuses_connections_is_given_up_and_no_subtask_of_the_others_fails(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As behind a firewall that rejects: its process lives, and the driver reaches it."""
+    flag = tmp_path / "refuse"
+
+    def refuses(row: Any) -> Any:
+        slot: Any = this_slot()
+        if slot.index == 1 and flag.exists():
+            flag.unlink()
+            slot._data._listener.close()
+            for connection in list(slot._data._attached):
+                connection.fail("reset")
+        return row
+
+    between = lambda stream: stream.map(refuses, schema=COUNTED, name="check")  # noqa: E731
+    with Victim(spark, tmp_path, between=between) as victim:
+        victim.wait_for_checkpoints()
+        flag.touch()
+        victim.wait_for_failovers(1)
+        victim.wait_for_strength()
+        victim.finish()
+    assert_local(victim, victim.metrics["failovers"])
+    assert {r["failure"] for r in victim.job.recoveries()} == {"slot"}, "no subtask has failed"
+    assert "refuses connections" in victim.job.recoveries()[0]["reason"]
+
+
 def test_an_input_that_fails_each_successor_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
     def picky(row: Any) -> Any:
         if row["i"] == 3_000:

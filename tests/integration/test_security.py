@@ -19,10 +19,10 @@ from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.runtime import command_door, lifeline, tcp_control, tcp_data
 from flinkplus.runtime import credentials as credentials_module
+from flinkplus.runtime.frames import framed
 from flinkplus.runtime.handshake import Connecting, slot_name
 from flinkplus.runtime.planes import COORDINATOR
 from flinkplus.runtime.pulse_process import datagram
-from flinkplus.runtime.tcp import framed
 from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration

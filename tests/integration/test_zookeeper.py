@@ -24,6 +24,7 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from chain_backup.effects import ChainRecordLike
+from chain_backup.zookeeper import supervisor
 from chain_backup.zookeeper.embedded import MAIN_CLASS, EmbeddedZooKeeper
 from chain_backup.zookeeper.errors import (
     BadRecord,
@@ -48,6 +49,7 @@ from chain_backup.zookeeper.registry import Registry
 from chain_backup.zookeeper.session import SlotSession
 from flinkplus.config import Options
 from flinkplus.protocol.ids import Generation, SubtaskId
+from flinkplus.runtime import registry as registry_module
 from flinkplus.runtime.registry import JobRegistry
 from tests.integration.conftest import wait_until
 from tests.integration.tcp_proxy import Proxy
@@ -685,6 +687,37 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
     finally:
         registry.close()
     assert servers(others) == [] and given_up == [] and registry.server_restarts == 1
+
+
+def test_a_server_that_hangs_is_started_again_and_a_failover_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "URGENT_TIMEOUT_S", 120.0)  # for a machine that is busy
+    monkeypatch.setattr(supervisor, "HANG_S", 2.0)
+    others = servers()
+    options = Options(parallelism=2, session_timeout=1.0)
+    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1")
+    told: list[object] = []
+    registry.begin(told.append, lambda reason: None)
+    try:
+        registry.write([record_of(1, 0, 1)], urgent=True)
+        session_events: list[object] = []
+        with contextlib.closing(
+            SlotSession(registry.hosts(), "job", 0, slot_record(0), TIMEOUT_S, session_events.append)
+        ):
+            wait_until(lambda: session_events == [SessionOpened()], "the session")
+            (server,) = servers(others)
+            server.suspend()
+            registry.write([record_of(2, 1, 0)], urgent=True)
+            assert registry.server_restarts >= 1 and not server.is_running()
+            wait_until(lambda: session_events[-1] == SessionBack(), "the session is as it was")
+        assert not [event for event in told if isinstance(event, SlotNodeGone)], "no session has ended meanwhile"
+        (server,) = servers(others)
+        server.suspend()
+        _assert_soon(registry.close)
+    finally:
+        registry.close()
+    assert servers(others) == []
 
 
 def test_close_is_bounded_whatever_the_server_does(own_server: EmbeddedZooKeeper, own_bench: Bench) -> None:

@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from pyspark.sql import SparkSession
 
+from chain_backup.zookeeper import supervisor
 from chain_backup.zookeeper.embedded import MAIN_CLASS, EmbeddedZooKeeper
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
@@ -87,19 +88,25 @@ def test_without_zookeeper_the_job_rolls_back_and_says_why(
     assert (recovery["mode"], recovery["fallback"]) == ("rollback", metrics["fallback_reasons"][0])
 
 
-def test_the_jobs_own_server_dies_and_comes_back(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["it dies", "it hangs"])
+def test_the_jobs_own_server_is_away_and_comes_back(
+    spark: SparkSession, corpus: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A slot dies before it is back: the failover waits for it, and for the sessions of all others nothing happened."""
+    monkeypatch.setattr(registry, "URGENT_TIMEOUT_S", 120.0)  # for a machine that is busy
+    monkeypatch.setattr(supervisor, "HANG_S", 2.0)
     with start(spark, corpus, tmp_path / "out", repeat=2) as job:
         wait_for_checkpoint(job)
         (server,) = (one for one in psutil.Process().children() if MAIN_CLASS in one.cmdline())
-        server.kill()
+        server.suspend() if how == "it hangs" else server.kill()
         job.kill("count:1")
-        wait_until(lambda: job.metrics()["failovers"] == 1, "the failover")
+        wait_until(lambda: job.metrics()["failovers"] == 1, "the failover", 120.0)
         wait_until(lambda: job.metrics()["zookeeper"] == "connected", "ZooKeeper is back")
         job.await_finish(60)
     assert_exact(tmp_path / "out", expected_counts(corpus, 2))
     metrics = job.metrics()
-    assert (metrics["failovers"], metrics["fallbacks"], metrics["zookeeper_restarts"]) == (1, 0, 1)
+    assert (metrics["failovers"], metrics["fallbacks"]) == (1, 0)
+    assert metrics["zookeeper_restarts"] >= 1
     assert metrics["slot_restarts"] <= 1, "no other slot has lost its session"
 
 

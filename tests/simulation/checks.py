@@ -33,12 +33,12 @@ from flinkplus.runtime import control
 from flinkplus.runtime.names import parse_subtask
 from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
+from tests.simulation.network import GARBLED
 from tests.simulation.subtask import event_time_ms, fold, packed_bytes
 
 if TYPE_CHECKING:
     from flinkplus.protocol.inputs import InputChannel
     from flinkplus.protocol.outputs import OutputChannel
-    from tests.simulation.network import Stream
     from tests.simulation.slot import SimSlot
     from tests.simulation.subtask import SimSubtask, WatchedLog
     from tests.simulation.world import World
@@ -49,6 +49,8 @@ MOST_OF_A_STEP = 3
 """Messages that a step puts into one channel."""
 UNREACHED_MS = 2_500
 JUDGED_MS = 500
+NOT_UNDERSTOOD_MS = 4_000
+"""For so long one process may send another frames that cannot be read; then one should have been given up."""
 """How long two slots may not reach each other; and in a job that has just begun to run (again)."""
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
@@ -72,6 +74,7 @@ class Checks:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._malformed: dict[tuple[int, int], tuple[int, int]] = {}  # since when, and the last time
         self.exact = world.options.promises.repeats
         self._expected = world.graph.expected()
         self._accepted: dict[ChannelId, dict[int, Content]] = {}
@@ -120,26 +123,44 @@ class Checks:
 
     # --- slots
 
-    def not_reached(self, stream: Stream, lasts: Callable[[], bool], first: bool = True) -> None:
-        """One end of ``stream`` has said that it does not reach the other. ``lasts``: whether that is so still."""
+    def not_reached(self, ends: tuple[SimSlot, SimSlot], lasts: Callable[[], bool], first: bool = True) -> None:
+        """One end has found that it does not reach the other. ``lasts``: whether that is so still."""
         world = self._world
         wait_ms = UNREACHED_MS if first else JUDGED_MS
-        world.at(world.now_ms + wait_ms, self._still_not_reached, stream, lasts, first)
+        world.at(world.now_ms + wait_ms, self._still_not_reached, ends, lasts, first)
 
-    def _still_not_reached(self, stream: Stream, lasts: Callable[[], bool], first: bool) -> None:
-        world, coordinator, ends = self._world, self._world.coordinator, (stream.owner, stream.target)
-        if coordinator is None or not (lasts() and stream.is_silent) or any(end.paused for end in ends):
+    def _still_not_reached(self, ends: tuple[SimSlot, SimSlot], lasts: Callable[[], bool], first: bool) -> None:
+        if not lasts() or not self._are_both_in_the_job(ends):
             return
+        if first:
+            self.not_reached(ends, lasts, first=False)
+        else:
+            self._wrong("progress", f"{ends[0]} and {ends[1]} do not reach each other, and none is given up")
+
+    def _are_both_in_the_job(self, ends: tuple[SimSlot, SimSlot]) -> bool:
+        world, coordinator = self._world, self._world.coordinator
+        if coordinator is None or any(end.paused for end in ends):
+            return False
         failovers = coordinator._failovers
         joined = failovers is None or all(failovers.has_joined(end.index) for end in ends)
         if coordinator._job.state is not JobState.RUNNING or not joined:
+            return False
+        return all(world.member(end.index) is end for end in ends)
+
+    def malformed(self, receiver: SimSlot, sender: int, frame: bytes) -> None:
+        """A slot cannot read a frame."""
+        if frame[:1] != bytes([GARBLED]):
+            self._wrong("frames", f"{receiver} cannot read a frame of slot {sender} that nothing has garbled")
+        process = self._world.member(sender)
+        if process is None:
             return
-        if any(world.member(end.index) is not end for end in ends):
-            return
-        if first:
-            self.not_reached(stream, lasts, first=False)
-        else:
-            self._wrong("progress", f"{ends[0]} and {ends[1]} do not reach each other, and none is given up")
+        key, now_ms = (receiver.process, process.process), self._world.now_ms
+        since_ms, last_ms = self._malformed.get(key, (now_ms, now_ms))
+        if now_ms - last_ms > NOT_UNDERSTOOD_MS:
+            since_ms = now_ms
+        self._malformed[key] = since_ms, now_ms
+        if now_ms - since_ms > NOT_UNDERSTOOD_MS and self._are_both_in_the_job((receiver, process)):
+            self._wrong("progress", f"{process} sends {receiver} what cannot be read, time and again, and is kept")
 
     # --- subtasks and their messages
 
@@ -381,6 +402,8 @@ class Checks:
         """``error`` counts as the failure of ``subtask``."""
         if isinstance(error, UserFunctionError) and error.subtask != str(subtask.id):
             self._wrong("progress", f"{subtask.id} counts as failed for what {error.subtask} has thrown")
+        if isinstance(error, ConnectionError):
+            self._wrong("progress", f"{subtask.id} counts as failed for what the network does: {error}")
 
     def fences(self, slot: SimSlot, order: control.Fence) -> None:
         """A slot is about to fence."""

@@ -127,6 +127,27 @@ class Faults:
         self._world.cut(start, end, 1)
         self._until(fault, "_mend", start, end)
 
+    def _refuse(self, fault: Fault) -> None:
+        """A slot takes no connections, and those that others had to it break."""
+        end = self._slot(fault)
+        starts = [slot for slot in range(self._world.parameters.parallelism) if slot != end]
+        for start in starts:
+            self._world.cut(start, end, 1)
+        self._until(fault, "_take_connections", starts, end)
+
+    def _take_connections(self, starts: list[int], end: int) -> None:
+        for start in starts:
+            self._world.cut(start, end, -1)
+
+    def _garble(self, fault: Fault) -> None:
+        """Frames that one slot sends to another cannot be read."""
+        start, end = self._pair(fault)
+        self._world.garble(start, end, 1)
+        self._until(fault, "_speak_clearly", start, end)
+
+    def _speak_clearly(self, start: int, end: int) -> None:
+        self._world.garble(start, end, -1)
+
     def _break_at_join(self, fault: Fault) -> None:
         """Streams break when slots are told of a newcomer."""
         self._world.breaks_at_join += 1

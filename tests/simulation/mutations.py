@@ -39,9 +39,11 @@ from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.watermarks import InputWatermarks
+from flinkplus.runtime import control
 from flinkplus.runtime.active import ActiveSubtasks
 from flinkplus.runtime.failovers import Failovers
 from flinkplus.runtime.fencing import FenceAnswers
+from flinkplus.runtime.frames import FrameQueue, framed
 from flinkplus.runtime.members import Members
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
@@ -231,16 +233,38 @@ def what_a_consumer_had_forgotten_with_the_stream(original: Any) -> Any:
     return reconnect
 
 
-@mutation(Peers, "broken", scenario="36")
+@mutation(SlotOrders, "peer_broken", scenario="36")
 def streams_to_idle_slots_given_up(original: Any) -> Any:
     """A stream that breaks while nobody works at its end is not opened again (a fault that the product had)."""
 
-    def broken(self: Any, peer: int, incarnation: int, wanted: bool) -> int:
-        before = dict(self._tries), self.next_reconnect
-        tries: int = original(self, peer, incarnation, wanted)
-        if not wanted:
-            self._tries, self.next_reconnect = before
-        return tries
+    def peer_broken(self: Any, peer: int, incarnation: int, reason: str) -> None:
+        if peer in self.slots.values():
+            original(self, peer, incarnation, reason)
+
+    return peer_broken
+
+
+@mutation(SlotOrders, "peer_broken")
+def refusals_are_failures_of_ones_own(original: Any) -> Any:
+    """A slot whose peer refuses connections for two seconds fails its own subtasks (a fault that the product had)."""
+
+    def peer_broken(self: Any, peer: int, incarnation: int, reason: str) -> None:
+        original(self, peer, incarnation, reason)
+        since = self._peers._broken_since.get(peer)
+        if since is not None and self.clock.monotonic() - since > 2:
+            for subtask in self.active:
+                self._fail(subtask, ConnectionError(reason))
+
+    return peer_broken
+
+
+@mutation(Peers, "broken")
+def refusals_are_not_reported(original: Any) -> Any:
+    """A peer that refuses connections is tried again for ever, and the coordinator does not know."""
+
+    def broken(self: Any, peer: int, incarnation: int) -> None:
+        original(self, peer, incarnation)
+        self._refusing.clear()
 
     return broken
 
@@ -251,7 +275,7 @@ def broken_streams_forgotten(original: Any) -> Any:
 
     def connect(self: Any, addresses: Any) -> None:
         original(self, addresses)
-        self._tries.clear()
+        self._broken_since.clear()
 
     return connect
 
@@ -320,6 +344,17 @@ def let_go_one_checkpoint_too_early(original: Any) -> Any:
 def determinants_not_told(original: Any) -> Any:
     """The successor is not told how its predecessor's steps began."""
     return lambda self, subtask, topology: {**original(self, subtask, topology), "determinants": []}
+
+
+@mutation(FenceAnswers, "add_part")
+def only_the_end_of_an_answer_counts(original: Any) -> Any:
+    """Of a long answer to a fence, the parts that come first are forgotten."""
+
+    def add_part(self: Any, part: Any) -> None:
+        if isinstance(part, control.Fenced):
+            original(self, part)
+
+    return add_part
 
 
 @mutation(SubtaskSteps, "_read_clock")
@@ -937,6 +972,37 @@ def consumers_fail_their_producers(original: Any) -> Any:
             consumer.receive(message, payload)
 
     return hand_over
+
+
+# --- frames
+
+
+@mutation(FrameQueue, "next_frame")
+def frames_are_cut_inside_messages(original: Any) -> Any:
+    """A frame ends at any buffer once it is long enough (a fault that the product had)."""
+
+    def next_frame(self: Any, with_length: bool = False) -> bytes:
+        frame = b""
+        while self._messages and (not frame or len(frame) < self.joined_bytes):
+            first, *rest = self._messages.popleft()
+            frame += bytes(first)
+            if rest:
+                self._messages.appendleft(rest)
+        return framed(frame) if with_length else frame
+
+    return next_frame
+
+
+@mutation(SlotOrders, "frame_malformed")
+def what_could_not_be_read_is_not_sent_again(original: Any) -> Any:
+    """A frame that cannot be read is dropped, and its stream stays."""
+    return lambda self, peer, error: None
+
+
+@mutation(Peers, "malformed", scenario="65")
+def one_who_cannot_be_understood_is_kept(original: Any) -> Any:
+    """A peer that keeps sending frames that cannot be read is asked for them again for ever."""
+    return lambda self, peer: None
 
 
 # --- slots that do not reach each other

@@ -3,14 +3,18 @@
 A slot has a stream to each other slot; messages travel with it, credit against it. Whoever opened it sees it break and
 opens another; the other end sees the new one. Where the network is silent nothing breaks: what was sent waits, and
 arrives when the silence is over, as TCP sends again; an end that waits too long for an answer says so to the driver.
+
+On some seeds messages travel as the product's own frames: encoded, joined, and cut into pieces (``FramedStream``).
 """
 
 from __future__ import annotations
 
+import marshal
 from typing import TYPE_CHECKING
 
 from flinkplus.protocol.messages import Kind, Message
-from flinkplus.runtime import control
+from flinkplus.runtime.frames import LENGTH, FrameQueue, FrameReader
+from flinkplus.runtime.wire import encode
 from tests.simulation.disk import flipped
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ WRONG = ("lost", "torn", "altered", "twice", "late")
 WRONG_CHANCE = 0.08
 """Of a frame between standbys. A slot answers a lost one by offering all again, so much more would be a storm."""
 
+GARBLED = 255
+"""How a garbled frame begins: with a format version that is none."""
 SILENT_MS = 60
 """After so long without an answer a slot says so."""
 
@@ -56,19 +62,28 @@ class Stream:
             if world.is_silent(sender.index, receiver.index) or self._held[way]:
                 self._held[way].append((message, number))
                 return
-        at_ms = world.now_ms + world.latency_ms(owner.index, target.index)
-        if at_ms < self._last_ms[way]:
-            at_ms = self._last_ms[way]
-        self._last_ms[way] = at_ms
+        at_ms = self._arrives_ms(way)
         if world.frames_wrong and message.kind is Kind.REPLICA:
             self._put_wrong(at_ms, receiver, sender.index, message, number)
             return
-        world.at(at_ms, self._arrive, receiver, sender.index, message, way, number)
+        self._pass(at_ms, receiver, sender.index, message, way, number)
         if world.now_ms <= self.fragile_until_ms and message.kind is Kind.RECORDS:
             world.note("the stream from slot %s to slot %s breaks", owner.index, target.index)
             owner.data.broke(target.index, self)
         if world.duplicates and world.rng_network.random() < 0.3:
-            world.at(at_ms, self._arrive, receiver, sender.index, message, way, number)
+            self._pass(at_ms, receiver, sender.index, message, way, number)
+
+    def _arrives_ms(self, way: int) -> int:
+        """When what is sent now arrives: behind all that was sent before."""
+        world = self.owner.world
+        at_ms = world.now_ms + world.latency_ms(self.owner.index, self.target.index)
+        if at_ms < self._last_ms[way]:
+            at_ms = self._last_ms[way]
+        self._last_ms[way] = at_ms
+        return at_ms
+
+    def _pass(self, at_ms: int, receiver: SimSlot, sender: int, message: Message, way: int, number: int) -> None:
+        self.owner.world.at(at_ms, self._arrive, receiver, sender, message, way, number)
 
     @property
     def is_silent(self) -> bool:
@@ -88,9 +103,7 @@ class Stream:
                 held = list(self._held[way])
                 self._held[way].clear()
                 for message, number in held:
-                    at_ms = world.now_ms + world.latency_ms(self.owner.index, self.target.index)
-                    self._last_ms[way] = at_ms = max(at_ms, self._last_ms[way])
-                    world.at(at_ms, self._arrive, receiver, sender.index, message, way, number)
+                    self._pass(self._arrives_ms(way), receiver, sender.index, message, way, number)
 
     def _put_wrong(self, at_ms: int, receiver: SimSlot, sender: int, message: Message, number: int) -> None:
         """A frame between standbys may be lost, torn, altered, repeated, or come behind later ones."""
@@ -107,7 +120,7 @@ class Stream:
         elif how == "late":
             at_ms += rng.randint(1, 12)
         for _ in range({"lost": 0, "twice": 2}.get(how, 1)):
-            world.at(at_ms, self._arrive, receiver, sender, message, 0, number)
+            self._pass(at_ms, receiver, sender, message, 0, number)
 
     def _arrive(self, receiver: SimSlot, sender: int, message: Message, way: int, number: int) -> None:
         if number < self._lost_from[way]:
@@ -125,6 +138,82 @@ class Stream:
                 self._lost_from[way] = rng.randint(max(0, self._count[way] - 4), self._count[way])
 
 
+class FramedStream(Stream):
+    """What is sent within a millisecond is queued, and written as frames; these arrive in pieces of any size. When the
+    stream breaks, it may have been in the middle of a frame.
+    """
+
+    def __init__(self, owner: SimSlot, target: SimSlot, incarnation: int) -> None:
+        super().__init__(owner, target, incarnation)
+        assert owner.world.parameters.frame_bytes is not None
+        joined_bytes = owner.world.parameters.frame_bytes
+        self._queues = FrameQueue(joined_bytes), FrameQueue(joined_bytes)
+        self._readers = FrameReader(), FrameReader()
+        self._pieces = [0, 0]
+        self._pieces_lost_from = [1 << 60, 1 << 60]
+
+    def _pass(self, at_ms: int, receiver: SimSlot, sender: int, message: Message, way: int, number: int) -> None:
+        queue, world = self._queues[way], self.owner.world
+        if not queue:
+            world.at(world.now_ms, self._write, receiver, sender, way)
+        queue.put(encode(message, packed(message)))
+
+    def _write(self, receiver: SimSlot, sender: int, way: int) -> None:
+        queue, world, rng = self._queues[way], self.owner.world, self.owner.world.rng_frames
+        while queue and self.alive:
+            frame = queue.next_frame(with_length=True)
+            if world.is_garbled(sender, receiver.index):
+                world.counts["frames_garbled"] += 1
+                frame = frame[: LENGTH.size] + bytes([GARBLED]) + frame[LENGTH.size + 1 :]
+            world.counts["frames"] += 1
+            while frame:
+                size = len(frame) if rng.random() < 0.5 else rng.randint(1, len(frame))
+                number, self._pieces[way] = self._pieces[way], self._pieces[way] + 1
+                world.at(self._arrives_ms(way), self._piece_arrives, receiver, sender, frame[:size], way, number)
+                frame = frame[size:]
+
+    def _piece_arrives(self, receiver: SimSlot, sender: int, piece: bytes, way: int, number: int) -> None:
+        if number >= self._pieces_lost_from[way]:
+            return
+        reader = self._readers[way]
+        room = reader.long_frame
+        if room is not None:
+            rest, piece = piece[: len(room)], piece[len(room) :]
+            room[: len(rest)] = rest
+            whole = reader.received(len(rest))
+            if whole is None:
+                return
+            receiver.event(receiver.take_frame, sender, bytes(whole))
+        for frame in reader.frames(piece):
+            receiver.event(receiver.take_frame, sender, bytes(frame))
+
+    def lose(self) -> None:
+        """Of what is under way, the rest of a frame may be lost."""
+        if self.alive:
+            super().lose()
+            for way in (0, 1):
+                self._queues[way].clear()
+                sent = self._pieces[way]
+                self._pieces_lost_from[way] = self.owner.world.rng_frames.randint(max(0, sent - 4), sent)
+
+
+def packed(message: Message) -> bytes:
+    """The payload of a message on the wire; empty for kinds that have none."""
+    if message.kind is Kind.REPLICA:
+        return bytes(message.records)
+    return marshal.dumps((message.size, message.records)) if message.kind is Kind.RECORDS else b""
+
+
+def unpacked(message: Message, payload: memoryview) -> Message:
+    """A message that came in a frame, as it was sent."""
+    if message.kind is Kind.REPLICA:
+        return message._replace(records=bytes(payload))
+    if message.kind is Kind.RECORDS:
+        size, records = marshal.loads(payload)
+        return message._replace(size=size, records=records)
+    return message._replace(size=0)
+
+
 class SimStreams:
     """Stands for ``DataPlane``: one slot's end of all streams from and to it."""
 
@@ -135,7 +224,7 @@ class SimStreams:
         self.back: dict[int, Stream] = {}
         self._watched: dict[int, Stream] = {}
         self._unreached: dict[int, Stream] = {}
-        self._said: dict[str, int] = {}
+        self._refused: dict[int, SimSlot] = {}
 
     # --- who is not reached
 
@@ -151,16 +240,15 @@ class SimStreams:
             if stream.alive and stream.is_silent:
                 self._unreached[peer] = stream
                 self._say()
-                self._slot.world.checks.not_reached(stream, lambda: self._unreached.get(peer) is stream)
+                ends = stream.owner, stream.target
+                lasts = lambda: self._unreached.get(peer) is stream and stream.is_silent  # noqa: E731
+                self._slot.world.checks.not_reached(ends, lasts)
 
     def _say(self) -> None:
         found = self._unreached = {
             peer: stream for peer, stream in self._unreached.items() if stream.alive and stream.is_silent
         }
-        said = {str(peer): found[peer].incarnation_of(peer) for peer in sorted(found)}
-        if said != self._said:
-            self._said = said
-            self._slot.report(control.PeersUnreached(said))
+        self._slot.peers_silent({peer: found[peer].incarnation_of(peer) for peer in sorted(found)})
 
     def hear_again(self) -> None:
         """Somewhere, less is lost than before."""
@@ -195,9 +283,13 @@ class SimStreams:
         target = world.process_at(address)
         delay_ms = world.latency_ms(self._slot.index, peer)
         if target is None or world.is_cut(self._slot.index, peer):
+            if target is not None and self._refused.get(peer) is not target:
+                self._refused[peer] = target
+                world.checks.not_reached((self._slot, target), lambda: self._refused.get(peer) is target)
             self._slot.later(delay_ms, self._slot.peer_broken, peer, incarnation, "refused")
             return
-        stream = self.streams[peer] = Stream(self._slot, target, incarnation)
+        kind = Stream if world.parameters.frame_bytes is None else FramedStream
+        stream = self.streams[peer] = kind(self._slot, target, incarnation)
         if stream.is_silent:
             self.watch(peer, stream)
             return
@@ -213,6 +305,7 @@ class SimStreams:
             self.broke(peer, stream)
             return
         stream.connected = True
+        self._refused.pop(peer, None)
         target = stream.target
         target.data.back[self._slot.index] = stream
         target.event(target.peer_attached, self._slot.index)
@@ -225,6 +318,13 @@ class SimStreams:
             del self.streams[peer]
             found.lose()
             self._slot.later(1, self._slot.peer_broken, peer, found.incarnation, "broken")
+
+    def renew(self, peer: int) -> None:
+        """Break the streams from and to ``peer``."""
+        back = self.back.pop(peer, None)
+        if back is not None:
+            back.owner.data.broke(self._slot.index, back)
+        self.broke(peer)
 
     def targets(self, process: SimSlot) -> bool:
         """Whether there is a stream to ``process``."""

@@ -41,7 +41,9 @@ DRAWN_FAULTS = (*SLOT_FAULTS, *TIMED_FAULTS, *OTHER_FAULTS)
 SILENCES = ("silence", "silence_one_way", "silence_around")
 """The network loses what goes between two slots, or in one direction, or between one slot and all others; nobody's
 stream breaks."""
-FAULTS = (*DRAWN_FAULTS, *SILENCES)
+REFUSALS = ("refuse", "refuse", "cut")
+"""A slot refuses connections of all others, or of one."""
+FAULTS = (*DRAWN_FAULTS, *SILENCES, "refuse", "garble")
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
 SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to_spare", "drain", "crash", "throw")
@@ -72,6 +74,13 @@ SILENCES_MS = (30, 150, 700, 2_500, 20_000)
 """The last: for good, unless there is a rollback."""
 SILENT = 0.06
 """Share of the jobs in which there is a silence."""
+REFUSED = 0.06
+"""Share of the jobs in which connections are refused, as a rule repeatedly."""
+FRAMED = 0.12
+"""Share of the jobs whose messages travel as frames."""
+FRAME_BYTES = (0, 60, 150, 1_000)
+GARBLED = 0.25
+"""Share of those of them in which some frames cannot be read."""
 IN_FLIGHT_BYTES = (None, 1_000, 2_000, 4_000)
 IN_FLIGHT_BYTES_OF_LOOPS = (None, 3_000, 6_000, 12_000)
 LOOPS = 0.09
@@ -110,7 +119,9 @@ class Parameters:
     as a step does. ``watermarks``: sources send them, and every other stage
     holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
-    filters. ``whims``: subtasks are not deterministic."""
+    filters. ``whims``: subtasks are not deterministic. ``frame_bytes``: messages travel as frames, joined up to this
+    size (``None``: as they are). ``fence_values``: determinants and digests in one message of an answer to a fence
+    (``None``: as many as in the product)."""
 
     seed: int = 0
     stages: int = 2
@@ -144,6 +155,8 @@ class Parameters:
     clock_keys: int = 0
     error_rate: float = 0.01
     whims: bool = False
+    frame_bytes: int | None = None
+    fence_values: int | None = None
     loops: tuple[tuple[int, int], ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -226,6 +239,8 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False, scaled: bool
         read_bytes=rng.choice((20, 1 << 16, 1 << 16, 1 << 16)),
         error_rate=child(seed, "filter").choice((0.01, 0.01, 0.3, 0.999999)),
         clock_keys=child(seed, "clock").choice((0, 0, 1, 3)),
+        frame_bytes=draw_frame_bytes(child(seed, "frames")),
+        fence_values=child(seed, "fence").choice((None, None, None, 1, 3, 10)),
     )
     if recovery != "rollback" and child(seed, "whims").random() < 0.1:
         # So that whims show: rows of equal keys in one message, and consumers elsewhere.
@@ -410,6 +425,9 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
         target, duration_ms = rng.randrange(64), rng.choice(DURATIONS_MS)
         faults += _company(rng, parameters, Fault(at_ms, kind, target, duration_ms))
     faults += _silences(child(seed, "silence"), parameters, horizon_ms)
+    faults += _refusals(child(seed, "refusal"), parameters, horizon_ms)
+    if parameters.frame_bytes is not None:
+        faults += _garbles(child(seed, "garble"), parameters, horizon_ms)
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
 
 
@@ -423,6 +441,31 @@ def _silences(rng: random.Random, parameters: Parameters, horizon_ms: int) -> li
         faults.append(Fault(at_ms, rng.choice(SILENCES), rng.randrange(64), rng.choice(SILENCES_MS)))
         at_ms += rng.choice((0, 20, 100, 300))
     return faults
+
+
+def draw_frame_bytes(rng: random.Random) -> int | None:
+    """Up to what size messages are joined into frames, if they travel in frames."""
+    return rng.choice(FRAME_BYTES) if rng.random() < FRAMED else None
+
+
+def _refusals(rng: random.Random, parameters: Parameters, horizon_ms: int) -> list[Fault]:
+    """None as a rule; sometimes a slot refuses connections, and then again and again."""
+    if rng.random() >= REFUSED or parameters.parallelism < 2:
+        return []
+    at_ms, target = rng.randrange(10, 10 + horizon_ms), rng.randrange(64)
+    faults = []
+    for _ in range(rng.choice((1, 2, 3, 6))):
+        faults.append(Fault(at_ms, rng.choice(REFUSALS), target, rng.choice(SILENCES_MS)))
+        at_ms += rng.choice((20, 100, 300, 900))
+        target = rng.randrange(64) if rng.random() < 0.3 else target
+    return faults
+
+
+def _garbles(rng: random.Random, parameters: Parameters, horizon_ms: int) -> list[Fault]:
+    """None as a rule; sometimes what one slot sends to another cannot be read for a while."""
+    if rng.random() >= GARBLED or parameters.parallelism < 2:
+        return []
+    return [Fault(rng.randrange(10, 10 + horizon_ms), "garble", rng.randrange(64), rng.choice(SILENCES_MS))]
 
 
 def _company(rng: random.Random, parameters: Parameters, fault: Fault) -> list[Fault]:

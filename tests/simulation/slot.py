@@ -14,12 +14,13 @@ from flinkplus.protocol.incarnation import Promotion
 from flinkplus.protocol.messages import Message
 from flinkplus.runtime import control
 from flinkplus.runtime.peers import Peers
-from flinkplus.runtime.slot_failover import SlotFailover
+from flinkplus.runtime.slot_failover import PART_VALUES, SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
+from flinkplus.runtime.wire import decode_frame
 from tests.simulation.checks import Violation
 from tests.simulation.disk import SimVolume
 from tests.simulation.graph import SimGraph
-from tests.simulation.network import SimStreams
+from tests.simulation.network import SimStreams, unpacked
 from tests.simulation.standbys import REFUSED, SimStandbys
 from tests.simulation.subtask import MarshalCodec, SimPlan, SimSubtask, fold
 from upstream_cache.log import LogFull
@@ -29,7 +30,7 @@ from upstream_cache.segments import CorruptSegment
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-EXPECTED = (UserFunctionError, CorruptSegment, ConnectionError)
+EXPECTED = (UserFunctionError, CorruptSegment)
 """What may go wrong in a subtask; anything else is a fault of the product's."""
 SEGMENT_BYTES = 4_000
 
@@ -77,7 +78,8 @@ class SimSlot(SlotOrders):
                 self.volume,
             )
         if world.options.local:
-            self._failover = SlotFailover(self, self.standbys, world.clock)  # type: ignore[arg-type]
+            most = world.parameters.fence_values or PART_VALUES
+            self._failover = SlotFailover(self, self.standbys, world.clock, most)  # type: ignore[arg-type]
         world.cyclic += [self, self.active, self.standbys.agent]
         self.report(control.Register(index, 0, process, self.host, str(process)))
 
@@ -284,6 +286,21 @@ class SimSlot(SlotOrders):
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
         self.world.reach(point, self, name)
+
+    def take_frame(self, peer: int, frame: bytes) -> None:
+        """A frame of ``peer``, whole."""
+        try:
+            messages = decode_frame(frame)
+        except PeerProtocolError as error:
+            self.world.checks.malformed(self, peer, frame)
+            self.frame_malformed(peer, error)
+            return
+        for message, payload in messages:
+            whole = unpacked(message, payload)
+            self.take(peer, whole, whole.records)
+
+    def _renew(self, peer: int, reason: str) -> None:
+        self.data.renew(peer)
 
     def _send_credit(self, slot: int, credit: Message) -> None:
         self.data.send_back(slot, credit)

@@ -71,6 +71,10 @@ QUICK = (
     "how_many_were_taken_is_not_noted",
     "consumers_fail_their_producers",
     "nobody_is_given_up",
+    "refusals_are_failures_of_ones_own",
+    "refusals_are_not_reported",
+    "frames_are_cut_inside_messages",
+    "only_the_end_of_an_answer_counts",
 )
 """What is found out within the small budget."""
 
@@ -85,6 +89,7 @@ def test_seeds_are_clean() -> None:
     for what in ("migration_done", "migration_cancelled", "drain", "rehost", "thinned"):
         assert happened[what], f"the seeds saw no {what} among the moves"
     assert happened["over_budget"], "all that was in flight was within the budget"
+    assert happened["frames"], "no message travelled in a frame"
 
 
 def test_seeds_with_loops_are_clean() -> None:

@@ -88,6 +88,7 @@ class World:
         self.rng_network, self.rng_work = child(seed, "network"), child(seed, "work")
         self.rng_storage, self.rng_spark = child(seed, "storage"), child(seed, "spark")
         self.rng_copies = child(seed, "copies")
+        self.rng_frames = child(seed, "pieces")
         self.clock = SimClock(self)
         self.graph = SimGraph(
             parameters.stages,
@@ -115,6 +116,7 @@ class World:
         self._down_ms: dict[int, int] = {}
         self._cuts: Counter[tuple[int, int]] = Counter()
         self._silences: Counter[tuple[int, int]] = Counter()
+        self._garbles: Counter[tuple[int, int]] = Counter()
         self.breaks_at_join = 0
         self._slow: Counter[tuple[int, int]] = Counter()
         self.duplicates = self.frames_wrong = self.reads_wrong = 0
@@ -575,6 +577,13 @@ class World:
         if by < 0:
             for process in list(self.processes.values()):
                 process.data.hear_again()
+
+    def is_garbled(self, start: int, end: int) -> bool:
+        """Whether frames that go this way cannot be read."""
+        return self._garbles[start, end] > 0
+
+    def garble(self, start: int, end: int, by: int) -> None:
+        self._garbles[start, end] += by
 
     def slow(self, start: int, end: int, by: int) -> None:
         self._slow[start, end] += by

@@ -29,6 +29,7 @@ from chain_backup.events import (
     RecordsRefused,
     RecordsWritten,
     SlotFenced,
+    SlotFencing,
     SlotJoined,
     SlotLost,
     StandbysPromoted,
@@ -263,6 +264,18 @@ def test_when_both_are_overdue_the_job_rolls_back_and_nobody_is_evicted() -> Non
     assert history.time(2_100) == [
         FallBack("slot", ON_1, f"{KILLED}; ZooKeeper did not take the new chains within 2000 ms", None)
     ]
+
+
+def test_a_slot_is_not_late_while_parts_of_its_answer_come() -> None:
+    history = running()
+    (fence,) = of(FenceSlots, history.at(300, threw(C1)))
+    history.at(301, *(SlotFenced(fence.attempt, slot, ()) for slot in (0, 1, 2)))
+    for now_ms in range(2_000, 20_000, 1_500):
+        assert history.at(now_ms, SlotFencing(fence.attempt, 3), SlotFencing(fence.attempt + 1, 3)) == []
+        if now_ms == 2_000:
+            history.at(now_ms, RecordsWritten(fence.attempt))
+    assert history.machine.next_deadline_ms() == now_ms + 2_000
+    assert history.time(now_ms + 2_000)[0] == EvictSlot(3, "not fenced within 2000 ms")
 
 
 def test_a_slot_evicted_while_zookeeper_is_away_is_not_waited_for() -> None:

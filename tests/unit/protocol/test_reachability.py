@@ -43,6 +43,9 @@ class Job:
     def say(self, slot: int, *peers: int) -> None:
         assert self.machine.step(self.now_ms, PeersSilent(slot, peers)) == []
 
+    def blame(self, slot: int, *peers: int) -> None:
+        assert self.machine.step(self.now_ms, PeersSilent(slot, peers, peers)) == []
+
     def look(self) -> list[ReachabilityEffect]:
         """At the machine's next deadline."""
         due_ms = self.machine.next_deadline_ms()
@@ -100,6 +103,47 @@ def test_whoever_has_less_to_lose_is_given_up() -> None:
     job = Job(3)
     job.subtasks[1] = 4
     job.say(0, 1)
+    assert job.given_up() == [0]
+
+
+def test_one_that_refuses_connections_is_given_up_and_not_the_slot_that_it_refuses() -> None:
+    job = Job(2)
+    job.subtasks[0] = 4
+    job.blame(1, 0)
+    (effect,) = job.look()
+    why = "slot 0 refuses connections of slot 1, or sends it frames that cannot be read: host0 is given up"
+    assert effect == GiveSlotUp(0, why)
+
+
+def test_a_slot_that_blames_all_others_is_given_up_itself() -> None:
+    job = Job(4)
+    job.blame(1, 0, 2, 3)
+    assert job.given_up() == [1]
+
+
+def test_of_two_that_blame_each_other_the_one_with_less_to_lose_is_given_up() -> None:
+    job = Job(3)
+    job.subtasks[2] = 4
+    job.blame(1, 2)
+    job.blame(2, 1)
+    assert job.given_up() == [1]
+
+
+def test_one_that_takes_connections_again_is_kept() -> None:
+    job = Job(3)
+    job.blame(1, 0)
+    job.say(1)
+    assert job.given_up() == []
+
+
+def test_blame_ends_with_the_process_that_it_was_put_on() -> None:
+    job = Job(3)
+    job.blame(0, 2)
+    job.lose(2)
+    job.come(2, "host2")
+    job.new.clear()
+    job.subtasks[2] = 2
+    job.say(0, 2)
     assert job.given_up() == [0]
 
 

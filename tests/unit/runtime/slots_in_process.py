@@ -26,7 +26,7 @@ from flinkplus.runtime import control
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.handshake import Refusals
 from flinkplus.runtime.peers import Peers
-from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerConnected
+from flinkplus.runtime.planes import FrameArrived, PeerAttached, PeerBroken, PeerConnected
 from flinkplus.runtime.slot import Slot
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.sinks.collect import CollectSink
@@ -84,6 +84,9 @@ class Wires:
         self._cluster.put(peer, FrameArrived(self._slot, b"".join(buffers)))
 
     send_back = send_beside = send
+
+    def renew(self, peer: int, reason: str) -> None:
+        self._cluster.put(self._slot, PeerBroken(peer, self._cluster.incarnations[peer], reason))
 
     def flush(self) -> None:
         return None
@@ -326,7 +329,7 @@ class Cluster:
                         if _id(name).vertex in self.slots[target].lineage.asked_of([s])
                     },
                     "marks": sent,
-                    "digests": {c: runs for answer in self._fenced() for c, runs in answer.digests.items()},
+                    "digests": self._known("digests"),
                 }
                 for s in failed
                 if self.assignment[s] == target
@@ -346,13 +349,19 @@ class Cluster:
     def _merge(self) -> tuple[dict[str, int], dict[str, int], dict[str, list[Run]]]:
         received: dict[str, int] = {}
         sent: dict[str, int] = {}
-        runs: dict[str, list[Any]] = {}
         for answer in self._fenced():
             received |= answer.received
             sent |= answer.sent
-            for name, found in answer.determinants.items():
-                runs.setdefault(name, []).extend(found)
-        return received, sent, runs
+        return received, sent, self._known("determinants")
+
+    def _known(self, what: str) -> dict[str, list[Any]]:
+        """All the runs of the answers to the present fence, with those of their parts."""
+        found: dict[str, list[Any]] = {}
+        for _, message in self.answers:
+            if isinstance(message, control.Fenced | control.FencedPart) and message.attempt == self.attempt:
+                for name, runs in getattr(message, what).items():
+                    found.setdefault(name, []).extend(runs)
+        return found
 
     def join(self, index: int) -> None:
         """Spark has started the slot again."""

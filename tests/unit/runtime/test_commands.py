@@ -42,10 +42,10 @@ from flinkplus.runtime.command_door import PROTOCOL, SHELL, CommandDoor
 from flinkplus.runtime.commands import REQUEST_BYTES, Body, Commands, Later, decode_reply, encode_request
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.dialing import dial, receive_frame
+from flinkplus.runtime.frames import framed
 from flinkplus.runtime.handshake import Connecting
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import COORDINATOR
-from flinkplus.runtime.tcp import framed
 from flinkplus.runtime.tls import made_for
 from flinkplus.state.storage import CheckpointStorage
 

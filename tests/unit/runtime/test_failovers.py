@@ -111,6 +111,20 @@ def test_a_new_head_gets_the_handle_of_its_version() -> None:
     assert order.subtasks["count[1]"]["handle"] == HANDLE
 
 
+def test_a_long_answer_comes_in_parts() -> None:
+    job = Job()
+    job.lose(1)
+    job.work()
+    part = control.FencedPart(1, {"lines[1]": [[0, [1, 2]]]}, {"0:1->0": [[0, "one"]]})
+    job.say(0, part)
+    job.say(0, control.FencedPart(1, {"lines[1]": [[2, [3]]]}, {"0:1->0": [[1, "two"]]}))
+    job.say(0, control.FencedPart(9, {"lines[1]": [[7, [7]]]}, {}))
+    job.fence(slot0={"determinants": {"lines[1]": [[3, [4]]]}, "digests": {"0:1->0": [[2, "three"]]}})
+    (order,) = (message for _, message in job.wires.sent if isinstance(message, control.Promote))
+    assert order.subtasks["lines[1]"]["determinants"] == [[0, [1, 2, 3, 4]]]
+    assert order.subtasks["lines[1]"]["digests"] == {"0:1->0": [[0, "one"], [1, "two"], [2, "three"]]}
+
+
 def test_answers_to_an_older_attempt_are_not_mixed_in() -> None:
     job = Job()
     job.failovers.subtask_failed(C0, G1, "boom", None)

@@ -260,6 +260,15 @@ def test_what_is_said_of_a_process_that_is_gone_has_no_effect() -> None:
     assert job.is_there(2)
 
 
+def test_a_slot_that_refuses_connections_is_ended_and_its_subtasks_go_on_elsewhere() -> None:
+    job = Standing()
+    job.report(2, control.PeersUnreached({"1": 1, "0": 7}, {"1": 1, "0": 7}))
+    job.look(0.2)
+    assert job.is_there(2) and job.is_there(0) and not job.is_there(1)
+    (fence,) = job.told(control.Fence, 2)
+    assert set(fence.failed) == {"lines[1]", "count[1]"}
+
+
 def test_what_is_no_slot_is_refused() -> None:
     job = Standing()
     with pytest.raises(PeerProtocolError, match="no slot"):

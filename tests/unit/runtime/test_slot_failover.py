@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from flinkplus.protocol.determinants import Run, unite
 from flinkplus.protocol.ids import SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.placements import topology_of
+from flinkplus.runtime.planes import PeerBroken, PeerConnected
+from flinkplus.runtime.slot_failover import in_parts
 from tests.unit.runtime.slots_in_process import Cluster, graph_of, numbers
 
 ROWS = 2000
@@ -51,6 +58,83 @@ def test_without_failure(make):
     cluster = make(1, 3, 0)
     cluster.turns(10)
     cluster.finish_checkpoint(cluster.trigger())
+    check(cluster.finish())
+
+
+def test_a_peer_that_refuses_connections_fails_no_subtask_of_the_slots_that_it_refuses(make):
+    cluster = make(1, 3, 0)
+    slot = cluster.slots[0]
+    slot._peers._refused_s = 0.0
+    for _ in range(100):
+        cluster.put(0, PeerBroken(1, 1, "connection refused"))
+        cluster.turn()
+    cluster.until(lambda: (0, control.PeersUnreached({"1": 1}, {"1": 1})) in cluster.answers)
+    cluster.put(0, PeerConnected(1, 1))
+    cluster.until(lambda: (0, control.PeersUnreached({}, {})) in cluster.answers)
+    check(cluster.finish())
+
+
+def run(first_and_count: tuple[int, int]) -> Run:
+    """A part of one truth: runs that overlap agree."""
+    first, count = first_and_count
+    return first, tuple(step * step % 11 for step in range(first, first + count))
+
+
+runs_of = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)).map(run), max_size=3)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), runs_of), st.dictionaries(st.sampled_from("xyz"), runs_of), st.data())
+def test_an_answer_to_a_fence_of_any_size_goes_in_small_messages(
+    known: dict[str, list[Run]], told: dict[str, list[Run]], data: st.DataObject
+) -> None:
+    most = data.draw(st.integers(1, 15))
+    digests = {name: [(first, array("Q", values)) for first, values in runs] for name, runs in told.items()}
+    *parts, last = in_parts(control.Fenced(1, {"c": 2}, {}, {}), known.items(), digests.items(), most)
+    assert isinstance(last, control.Fenced) and last.received == {"c": 2}
+    assert all(isinstance(part, control.FencedPart) for part in parts)
+    steps: dict[str, list[Run]] = {}
+    came: dict[str, dict[int, int]] = {}
+    for message in [*parts, last]:
+        assert control.decode(control.encode(message)) == message
+        values = 0
+        for name, runs in message.determinants.items():
+            pieces = control.runs_from_json(runs)
+            values += sum(len(piece) for _, piece in pieces)
+            steps.setdefault(name, []).extend(pieces)
+        for name, runs in message.digests.items():
+            values += sum(len(control.digests_from_json([one])) for one in runs)
+            came.setdefault(name, {}).update(control.digests_from_json(runs))
+        assert values <= most
+    assert {name: unite(runs) for name, runs in steps.items()} == {name: unite(runs) for name, runs in known.items()}
+    assert came == {n: {first + at: v for first, vs in runs for at, v in enumerate(vs)} for n, runs in told.items()}
+
+
+def test_a_failover_with_answers_in_many_parts(make):
+    cluster = make(2, 3, 0)
+    for slot in cluster.slots.values():
+        slot._failover._part_values = 1
+    cluster.turns(12)
+    cluster.kill(1)
+    cluster.fail_over(cluster.hosted(1))
+    assert sum(isinstance(answer, control.FencedPart) for _, answer in cluster.answers) > 3
+    check(cluster.finish())
+
+
+def test_a_slot_outlives_frames_that_it_cannot_read_and_names_who_keeps_sending_them(make):
+    cluster = make(1, 3, 0)
+    slot = cluster.slots[0]
+    now_s = [0.0]
+    slot._peers._clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    for _ in range(100):
+        now_s[0] += 0.2
+        slot._take_frame(2, b"nonsense")
+        slot._inbox.poll()
+        cluster.turn()
+    assert slot.malformed_frames == 100
+    assert (0, control.PeersUnreached({"2": 1}, {"2": 1})) in cluster.answers
+    assert not slot._peers.complete, "its streams are made anew"
+    slot._peers.reconnect(now_s[0] + 1)
+    cluster.until(lambda: slot._peers.complete)
     check(cluster.finish())
 
 

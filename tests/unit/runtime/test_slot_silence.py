@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from flinkplus.config import Options
-from flinkplus.runtime import control
 from flinkplus.runtime.planes import ControlLost
 from flinkplus.runtime.slot import GIVEN_UP_SHARE, Slot
 
@@ -20,22 +19,21 @@ class Silent:
     def __init__(self) -> None:
         self._data = self._link = self._pulse = self
         self._options = Options(heartbeat_timeout=1.0)
-        self._unreached: dict[int, int] = {}
         self._deaf_since: float | None = None
         self.peers: dict[int, int] = {}
         self.deaf = False
-        self.sent: list[control.ControlMessage] = []
+        self.said: list[dict[int, int]] = []
         self.told: list[bool] = []
         self.lost: list[ControlLost] = []
+
+    def peers_silent(self, silent: dict[int, int]) -> None:
+        self.said.append(silent)
 
     def silent(self, _now_s: float, _limit_s: float) -> dict[int, int]:
         return dict(self.peers)
 
     def is_silent(self, _now_s: float, _limit_s: float) -> bool:
         return self.deaf
-
-    def send(self, message: control.ControlMessage) -> None:
-        self.sent.append(message)
 
     def tell(self, deaf: bool) -> None:
         self.told.append(deaf)
@@ -53,15 +51,11 @@ def slot() -> Silent:
     return Silent()
 
 
-def test_who_is_not_reached_is_said_when_it_changes(slot: Silent) -> None:
+def test_who_is_silent_is_noted_with_each_look(slot: Silent) -> None:
     slot.look(1.0)
-    assert slot.sent == []
     slot.peers = {2: 1, 0: 3}
     slot.look(1.1)
-    slot.look(1.2)
-    slot.peers = {}
-    slot.look(1.3)
-    assert slot.sent == [control.PeersUnreached({"0": 3, "2": 1}), control.PeersUnreached({})]
+    assert slot.said == [{}, {2: 1, 0: 3}]
 
 
 def test_that_the_driver_does_not_answer_is_said_by_the_pulse(slot: Silent) -> None:

@@ -20,10 +20,11 @@ from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime import tls
 from flinkplus.runtime.credentials import Credentials
+from flinkplus.runtime.frames import framed
 from flinkplus.runtime.handshake import Connecting, Listening, Refusals
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.lifeline import Lifeline, LifelineCut, Lifelines
-from flinkplus.runtime.tcp import Connection, Listener, Outgoing, framed, parse_address
+from flinkplus.runtime.tcp import Connection, Listener, Outgoing, parse_address
 from flinkplus.runtime.tls import Certificates, made_for
 
 pytest.importorskip("cryptography")

@@ -14,16 +14,29 @@ from chain_backup.zookeeper.supervisor import Supervisor
 
 
 class FakeServer:
-    """``refusals``: of the next starts; ``hold``: they wait until the server is needed no more."""
+    """``refusals``: of the next starts; ``hold``: they wait until the server is needed no more. ``hangs``: it does not
+    answer, and ``slow_answers``: so many times."""
 
     def __init__(self) -> None:
         self.alive = True
+        self.hangs = False
+        self.slow_answers = 0
+        self.asked: list[float] = []
         self.end = "was killed by signal 9; its log ends with:\n  (nothing)"
         self.refusals = 0
         self.hold = False
         self.starts = 0
         self.needed = True
         self.starting = threading.Event()
+
+    def responds(self, timeout_s: float) -> bool:
+        self.asked.append(timeout_s)
+        if self.slow_answers:
+            self.slow_answers -= 1
+            return False
+        if self.hangs and self.needed:
+            time.sleep(timeout_s)
+        return not self.hangs
 
     def restart(self) -> str:
         self.starts += 1
@@ -34,6 +47,7 @@ class FakeServer:
             self.refusals -= 1
             raise ZooKeeperStartError("no such jar\n  at all")
         self.alive = True
+        self.hangs = False
         return "127.0.0.1:1"
 
     def need_no_more(self) -> None:
@@ -64,6 +78,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(module, "ASK_S", 0.001)
+    monkeypatch.setattr(module, "HANG_S", 0.02)
+    monkeypatch.setattr(module, "LONGEST_HANG_S", 0.1)
     made = Watched()
     yield made
     made.supervisor.close()
@@ -121,3 +138,40 @@ def test_the_end_does_not_wait_for_a_start(watched: Watched) -> None:
     assert watched.server.starting.wait(20)
     watched.supervisor.close()
     assert not watched.server.alive and "back" not in watched.said
+
+
+def test_a_server_that_hangs_is_started_again(watched: Watched) -> None:
+    watched.until(lambda: len(watched.server.asked) > 3)
+    assert watched.said == []
+    watched.server.hangs = True
+    watched.until(lambda: watched.said == ["back"])
+    assert watched.server.alive and not watched.server.hangs and watched.supervisor.restarts == 1
+
+
+def test_one_slow_answer_is_no_hang(watched: Watched) -> None:
+    for _ in range(20):
+        asked = len(watched.server.asked)
+        watched.server.slow_answers = 1
+        watched.until(lambda asked=asked: len(watched.server.asked) >= asked + 3)  # type: ignore[misc]
+    assert watched.said == [] and watched.supervisor.restarts == 0
+
+
+def test_however_slow_the_machine_is_patience_grows_and_the_server_is_not_replaced_time_and_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for restarts in range(1, 6):
+        watched.server.hangs = True
+        watched.until(lambda restarts=restarts: watched.supervisor.restarts == restarts)  # type: ignore[misc]
+    waits = sorted({round(wait_s, 3) for wait_s in watched.server.asked})
+    assert waits == [0.01, 0.02, 0.04, 0.05], "half of the patience each"
+    monkeypatch.setattr(module, "FORGOTTEN_S", 0.0)
+    asked = len(watched.server.asked)
+    watched.until(lambda: 0.01 in watched.server.asked[asked:])
+
+
+def test_the_end_does_not_wait_for_a_server_that_hangs(watched: Watched) -> None:
+    watched.server.hangs = True
+    watched.server.hold = True
+    watched.until(watched.server.starting.is_set)
+    watched.supervisor.close()
+    assert "back" not in watched.said
