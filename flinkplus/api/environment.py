@@ -14,12 +14,14 @@ from typing import Any
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from typing_extensions import Unpack
 
 from flinkplus.api.job import JobHandle
 from flinkplus.api.stream import Schema, Stream
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
+from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.operators.schema import parse_schema
 from flinkplus.runtime.running import RunningJob, resume_job, start_job
 from flinkplus.runtime.staging import arrow_schema_of, check_dataframe
@@ -31,12 +33,12 @@ from flinkplus.state.files import absolute
 
 
 class StreamEnvironment:
-    """Draws one job on a SparkSession and runs it. For the options see ``flinkplus.config.Options``.
+    """Draws one job on a SparkSession and runs it. The options are those of ``flinkplus.JobOptions``.
 
     Raises ``ConfigurationError`` for an option that cannot work.
     """
 
-    def __init__(self, spark: SparkSession, **options: Any) -> None:
+    def __init__(self, spark: SparkSession, **options: Unpack[JobOptions]) -> None:
         conf = dict(spark.sparkContext.getConf().getAll())
         self.spark = spark
         self.options = options_from(conf, options)
@@ -45,6 +47,11 @@ class StreamEnvironment:
         self._frames: dict[str, DataFrame] = {}
         self._counts: dict[str, int] = {}
         self._executed = False
+
+    def __repr__(self) -> str:
+        names = ", ".join(node.name for node in self.graph.nodes) or "nothing drawn"
+        state = "executed" if self._executed else "not executed"
+        return f"<StreamEnvironment: {names}; parallelism {self.options.parallelism}; {state}>"
 
     # --- sources
 
@@ -152,11 +159,11 @@ class StreamEnvironment:
                 ) from error
 
     @staticmethod
-    def resume(spark: SparkSession, checkpoint_dir: str | os.PathLike[str], **options: Any) -> JobHandle:
+    def resume(spark: SparkSession, checkpoint_dir: str | os.PathLike[str], **options: Unpack[RunOptions]) -> JobHandle:
         """Continue the job whose checkpoints are in ``checkpoint_dir``, as it was drawn, from its last complete
         checkpoint.
 
         ``options`` change settings of the run; the parallelism must stay. Raises ``CheckpointDirectoryError`` when
         there is nothing to resume.
         """
-        return JobHandle(resume_job(spark, os.fspath(checkpoint_dir), options))
+        return JobHandle(resume_job(spark, os.fspath(checkpoint_dir), dict(options)))

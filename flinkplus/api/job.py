@@ -32,6 +32,9 @@ class JobHandle:
     def __init__(self, running: RunningJob) -> None:
         self._running = running
 
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.name!r} ({self.job_id}): {self.state}>"
+
     @property
     def name(self) -> str:
         return self._running.name

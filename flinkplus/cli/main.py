@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from flinkplus import __version__
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
@@ -61,6 +62,7 @@ def positive_number(text: str) -> float:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="flinkplus", description="Fast failover for stateful streaming on Spark.")
+    top.add_argument("--version", action="version", version=f"flinkplus {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_wordcount(commands)
     _add_demo(commands)

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -96,7 +97,7 @@ def attack(port: int, held: list[socket.socket]) -> int:
     return len(said)
 
 
-def start(spark: SparkSession, corpus: Path, out: Path, **options: object) -> JobHandle:
+def start(spark: SparkSession, corpus: Path, out: Path, **options: Any) -> JobHandle:
     env = StreamEnvironment(spark, parallelism=3, checkpoint_interval=0.3, **options)
     words = env.read_text(str(corpus), repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(60_000.0)
     words.key_by("word").count(name="count").to_parquet(str(out), name="out")
