@@ -16,7 +16,10 @@ class ConfigurationError(FlinkPlusError):
 
 
 class ShadowedPackage(ConfigurationError, ImportError):
-    """A module of the user's has the name of a package that FlinkPlus imports, and Python finds that one first."""
+    """A module of the user's has the name of a package that FlinkPlus imports, and Python finds that one first.
+
+    Attributes: ``name`` of the package, ``path`` of the module.
+    """
 
 
 class InputError(FlinkPlusError):
