@@ -24,7 +24,7 @@ from flinkplus.runtime.frames import framed
 from flinkplus.runtime.handshake import Connecting, slot_name
 from flinkplus.runtime.planes import COORDINATOR
 from flinkplus.runtime.pulse_process import datagram
-from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from tests.integration.conftest import assert_exact, expected_counts, running_job, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,7 @@ def datagram_ports() -> set[int]:
 
 def zookeeper_of(job: JobHandle) -> str:
     """The server that the job has for itself."""
-    registry = job._running._registry
+    registry = running_job(job)._registry
     assert registry is not None
     return registry.hosts()
 
