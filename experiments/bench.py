@@ -41,7 +41,7 @@ VOCABULARY = 50_000
 SEED = 1
 PARALLELISM = 2
 ENDLESS = 1_000_000_000
-ALONE = {"recovery": "rollback"}
+ALONE: dict[str, Any] = {"recovery": "rollback"}
 MEMORY_PERIOD_S = 1.0
 STEPS = ("throughput", "checkpoint_cost", "scaling", "snapshot", "memory")
 

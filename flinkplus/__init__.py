@@ -4,22 +4,89 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flinkplus.errors import (
+    CheckpointDirectoryError,
+    CommandRefused,
+    ConfigurationError,
+    CorruptCheckpoint,
+    CorruptState,
+    FlinkPlusError,
+    InjectedFailure,
+    InputError,
+    InsufficientSlots,
+    JavaError,
+    JobCancelled,
+    JobFailed,
+    JobRunsElsewhere,
+    MoveCancelled,
+    MoveRefused,
+    NondeterministicOperator,
+    NoRunningJob,
+    OutputDirectoryError,
+    RedundancyAtRisk,
+    ShadowedPackage,
+    SlotStartError,
+    StateError,
+    UserFunctionError,
+)
+
 if TYPE_CHECKING:
     from flinkplus.api.environment import StreamEnvironment
     from flinkplus.api.job import JobHandle
+    from flinkplus.api.stream import KeyedStream, Stream, WindowedStream
+    from flinkplus.job_options import JobOptions
 
 __version__ = "0.1.0"
-__all__ = ["JobHandle", "StreamEnvironment", "__version__"]
+__all__ = [
+    "CheckpointDirectoryError",
+    "CommandRefused",
+    "ConfigurationError",
+    "CorruptCheckpoint",
+    "CorruptState",
+    "FlinkPlusError",
+    "InjectedFailure",
+    "InputError",
+    "InsufficientSlots",
+    "JavaError",
+    "JobCancelled",
+    "JobFailed",
+    "JobHandle",
+    "JobOptions",
+    "JobRunsElsewhere",
+    "KeyedStream",
+    "MoveCancelled",
+    "MoveRefused",
+    "NoRunningJob",
+    "NondeterministicOperator",
+    "OutputDirectoryError",
+    "RedundancyAtRisk",
+    "ShadowedPackage",
+    "SlotStartError",
+    "StateError",
+    "Stream",
+    "StreamEnvironment",
+    "UserFunctionError",
+    "WindowedStream",
+    "__version__",
+]
+_API = {
+    "JobHandle": "flinkplus.api.job",
+    "JobOptions": "flinkplus.job_options",
+    "KeyedStream": "flinkplus.api.stream",
+    "Stream": "flinkplus.api.stream",
+    "StreamEnvironment": "flinkplus.api.environment",
+    "WindowedStream": "flinkplus.api.stream",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load the API with its first use: a slot's process needs parts of it only, and starts faster without the rest."""
-    if name == "StreamEnvironment":
-        from flinkplus.api.environment import StreamEnvironment
+    if name not in _API:
+        raise AttributeError(f"module 'flinkplus' has no attribute {name!r}")
+    import importlib
 
-        return StreamEnvironment
-    if name == "JobHandle":
-        from flinkplus.api.job import JobHandle
+    return getattr(importlib.import_module(_API[name]), name)
 
-        return JobHandle
-    raise AttributeError(f"module 'flinkplus' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -15,6 +15,13 @@ class ConfigurationError(FlinkPlusError):
     """A setting, option or graph that cannot work."""
 
 
+class ShadowedPackage(ConfigurationError, ImportError):
+    """A module of the user's has the name of a package that FlinkPlus imports, and Python finds that one first.
+
+    Attributes: ``name`` of the package, ``path`` of the module.
+    """
+
+
 class InputError(FlinkPlusError):
     """Input that is missing, unreadable, changed, or not valid."""
 

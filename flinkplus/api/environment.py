@@ -14,29 +14,32 @@ from typing import Any
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from typing_extensions import Unpack
 
 from flinkplus.api.job import JobHandle
 from flinkplus.api.stream import Schema, Stream
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
+from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.operators.schema import parse_schema
-from flinkplus.runtime.running import RunningJob, resume_job, start_job
+from flinkplus.runtime.running import resume_job, start_job
 from flinkplus.runtime.staging import arrow_schema_of, check_dataframe
 from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.sources.text import TextFiles
 from flinkplus.state.files import absolute
+from flinkplus.state.storage import Resume
 
 
 class StreamEnvironment:
-    """Draws one job on a SparkSession and runs it. For the options see ``flinkplus.config.Options``.
+    """Draws one job on a SparkSession and runs it. The options are those of ``flinkplus.JobOptions``.
 
     Raises ``ConfigurationError`` for an option that cannot work.
     """
 
-    def __init__(self, spark: SparkSession, **options: Any) -> None:
+    def __init__(self, spark: SparkSession, **options: Unpack[JobOptions]) -> None:
         conf = dict(spark.sparkContext.getConf().getAll())
         self.spark = spark
         self.options = options_from(conf, options)
@@ -45,6 +48,11 @@ class StreamEnvironment:
         self._frames: dict[str, DataFrame] = {}
         self._counts: dict[str, int] = {}
         self._executed = False
+
+    def __repr__(self) -> str:
+        names = ", ".join(node.name for node in self.graph.nodes) or "nothing drawn"
+        state = "executed" if self._executed else "not executed"
+        return f"<StreamEnvironment: {names}; parallelism {self.options.parallelism}; {state}>"
 
     # --- sources
 
@@ -124,20 +132,24 @@ class StreamEnvironment:
 
     # --- running
 
-    def execute(self, name: str, *, resume: bool = False) -> JobHandle:
-        """Start the job; returns its handle at once. With ``resume``, go on from the last complete checkpoint in
-        ``checkpoint_dir``.
+    def execute(self, name: str, *, resume: Resume = False) -> JobHandle:
+        """Start the job; returns its handle at once.
+
+        ``resume``: ``False`` begins a new job; ``True`` continues from the last complete checkpoint in
+        ``checkpoint_dir``; ``"auto"`` does either: it begins where no run has begun yet, continues where one has, and
+        returns a handle in state ``finished``, without running anything, where one has finished. So the same command
+        can be repeated until it succeeds (``docs/operations.md``).
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
-        ``InputError`` when it cannot start.
+        ``InputError`` when it cannot start; ``JobRunsElsewhere`` when another driver runs the job.
         """
         if self._executed:
             raise ConfigurationError("this environment was executed already; draw the next job with a new one")
+        if resume not in (True, False, "auto"):
+            raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
         self.graph.fuse()
         self._check_functions()
-        running: RunningJob = start_job(
-            self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume
-        )
+        running = start_job(self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume)
         self._executed = True
         return JobHandle(running)
 
@@ -152,11 +164,11 @@ class StreamEnvironment:
                 ) from error
 
     @staticmethod
-    def resume(spark: SparkSession, checkpoint_dir: str | os.PathLike[str], **options: Any) -> JobHandle:
+    def resume(spark: SparkSession, checkpoint_dir: str | os.PathLike[str], **options: Unpack[RunOptions]) -> JobHandle:
         """Continue the job whose checkpoints are in ``checkpoint_dir``, as it was drawn, from its last complete
         checkpoint.
 
         ``options`` change settings of the run; the parallelism must stay. Raises ``CheckpointDirectoryError`` when
         there is nothing to resume.
         """
-        return JobHandle(resume_job(spark, os.fspath(checkpoint_dir), options))
+        return JobHandle(resume_job(spark, os.fspath(checkpoint_dir), dict(options)))

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.faults import check_point
+from flinkplus.runtime.finished import FinishedJob
 from flinkplus.runtime.move_commands import check_count
 from flinkplus.runtime.moves import PlannedMove
 from flinkplus.runtime.names import find_subtask
@@ -29,8 +30,11 @@ class JobHandle:
     that.
     """
 
-    def __init__(self, running: RunningJob) -> None:
+    def __init__(self, running: RunningJob | FinishedJob) -> None:
         self._running = running
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.name!r} ({self.job_id}): {self.state}>"
 
     @property
     def name(self) -> str:
@@ -88,8 +92,13 @@ class JobHandle:
 
     @property
     def restored_from(self) -> int | None:
-        """The checkpoint a resumed job began from."""
+        """The checkpoint a resumed job began from; of one that had finished before, the final one."""
         return self._running.restored_from
+
+    @property
+    def finished_before(self) -> bool:
+        """Whether an earlier run had finished the job already, so that nothing was run (``resume="auto"``)."""
+        return isinstance(self._running, FinishedJob)
 
     def drain(self) -> None:
         """End the input now: sources read no more, what was read is finished, the last checkpoint and commit are

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 Schema: TypeAlias = "str | pa.Schema"
 
 
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
 class Stream:
     """A stream of rows with a schema."""
 
@@ -54,6 +58,9 @@ class Stream:
         self._env = env
         self._origins: tuple[int, ...] = (node,)
         self.schema = schema
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name!r}: {_columns(self.schema)}>"
 
     @property
     def name(self) -> str:
@@ -256,6 +263,10 @@ class KeyedStream:
         self.schema = stream.schema
         self.keys = keys
 
+    def __repr__(self) -> str:
+        by = ", ".join(self.keys) if self.keys else "all rows together"
+        return f"<KeyedStream {self._stream.name!r} by {by}: {_columns(self.schema)}>"
+
     def _then(self, operator: Operator) -> Stream:
         return self._stream._exchanged(operator, self.keys, "hash" if self.keys else "gather")
 
@@ -377,6 +388,9 @@ class WindowedStream:
         self._stream = stream
         self._column = column
         self._size_ms = size_ms
+
+    def __repr__(self) -> str:
+        return f"<WindowedStream of {self._size_ms} ms of {self._column!r} over {self._stream!r}>"
 
     def count(self, *, output: str = "count", name: str | None = None) -> Stream:
         """How many rows there are."""

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from flinkplus import __version__
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
@@ -61,6 +62,7 @@ def positive_number(text: str) -> float:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="flinkplus", description="Fast failover for stateful streaming on Spark.")
+    top.add_argument("--version", action="version", version=f"flinkplus {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_wordcount(commands)
     _add_demo(commands)
@@ -98,6 +100,11 @@ def _add_wordcount(commands: Any) -> None:
         help="an unaligned checkpoint is an aligned one for so long",
     )
     command.add_argument("--checkpoint-dir", metavar="DIR", help="keep checkpoints here, for flinkplus resume")
+    command.add_argument(
+        "--resume",
+        choices=["auto"],
+        help="begin, or continue what is in --checkpoint-dir, or leave it if it has finished: for a supervisor",
+    )
     command.add_argument("--recovery", choices=["standby", "partial", "rollback"], default="standby")
     command.add_argument("--replicas", type=positive, default=3, metavar="N", help="copies of each state (default: 3)")
     command.add_argument("--placement", default="spread", metavar="STRATEGY", help="spread, near or module:function")
@@ -157,6 +164,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
         kills=tuple(arguments.kill),
         duration_s=arguments.duration,
         check=not arguments.no_check,
+        resume=arguments.resume or False,
         options={
             "parallelism": arguments.parallelism,
             "checkpoint_interval": None if arguments.no_checkpoints else arguments.checkpoint_interval,

@@ -25,6 +25,7 @@ from flinkplus.corpus import demo_file
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.names import check_subtask, find_subtask
 from flinkplus.sources.text import TextFiles
+from flinkplus.state.storage import Resume
 
 KILL = re.compile(r"(?P<subtask>.+)@(?P<at>\d+(?:\.\d+)?)$")
 POLL_S = 0.05
@@ -59,7 +60,9 @@ def parse_kill(text: str) -> Kill:
 
 @dataclass(frozen=True)
 class WordCount:
-    """Settings of one run. ``input`` ``None``: the demo text. ``duration_s``: end the input after that time."""
+    """Settings of one run. ``input`` ``None``: the demo text. ``duration_s``: end the input after that time.
+    ``resume``: as ``StreamEnvironment.execute``.
+    """
 
     input: str | None = None
     output: str | None = None
@@ -68,6 +71,7 @@ class WordCount:
     kills: tuple[Kill, ...] = ()
     duration_s: float | None = None
     check: bool = True
+    resume: Resume = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -93,7 +97,11 @@ def run_wordcount(spark: SparkSession, run: WordCount, progress: bool = True) ->
     source = draw(env, run, str(demo_file()) if run.input is None else run.input)
     for kill in run.kills:
         find_subtask(kill.subtask, env.graph.fuse(), env.options.parallelism)
-    with env.execute("wordcount") as job:
+    with env.execute("wordcount", resume=run.resume) as job:
+        if job.finished_before:
+            print("the job had finished before: nothing was run")
+        elif job.restored_from is not None:
+            print(f"resumed job {job.name!r} from checkpoint {job.restored_from}")
         _watch(job, run, progress)
         job.await_finish()
     check = None
@@ -110,6 +118,8 @@ def check_usage(run: WordCount) -> None:
     options = options_from({}, run.options)
     if run.output is not None and not run.output.strip():
         raise ConfigurationError("--output is empty; give a directory")
+    if run.resume and options.checkpoint_dir is None:
+        raise ConfigurationError("--resume needs --checkpoint-dir, where the checkpoints to continue from are")
     if run.input is not None:
         TextFiles(name=SOURCE, path=run.input, repeat=run.repeat).planned()
     for kill in run.kills:

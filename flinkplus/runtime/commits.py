@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flinkplus.errors import CorruptCheckpoint, JobRunsElsewhere
+from flinkplus.errors import CorruptCheckpoint, JobRunsElsewhere, OutputDirectoryError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
@@ -63,6 +63,16 @@ class Commits:
         """
         for committer in self.committers.values():
             committer.prepare(resume)
+
+    def prepare_again(self) -> None:
+        """Have every output directory ready for a job that has begun and has no checkpoint: the run before may have
+        died before, or while, it prepared them. Raises ``OutputDirectoryError`` when one holds other data.
+        """
+        for committer in self.committers.values():
+            try:
+                committer.prepare(resume=True)
+            except OutputDirectoryError:
+                committer.prepare(resume=False)
 
     def store(
         self,

@@ -300,6 +300,12 @@ class Coordinator:
             "" if door is None else door.address,
         )
 
+    def stand_for_finished(self, checkpoint: CheckpointId) -> None:
+        """Instead of ``start``: an earlier run has finished the job with ``checkpoint``; show its figures."""
+        self.figures.adopt(checkpoint, self.commits.handles(checkpoint))
+        self.moves.close()
+        self._end(JobState.FINISHED, None)
+
     def write_records_to(self, registry: RecordWriter) -> None:
         """Where the records of chains go; to be said before ``start``."""
         if self._failovers is not None:

@@ -13,12 +13,15 @@ import sys
 import zipfile
 from pathlib import Path
 
+from flinkplus.shadows import LIBRARIES, find_shadow
+
 ARCHIVED = ("pyspark", "py4j")
 MODULES = (
     "chain_backup.zookeeper.session",
     "flinkplus.operators.keyed",
     "flinkplus.operators.tokenize",
     "flinkplus.runtime.launcher",
+    "flinkplus.runtime.slot",
     "flinkplus.runtime.tcp_control",
     "flinkplus.runtime.tcp_data",
     "flinkplus.sinks.discard",
@@ -61,7 +64,13 @@ def _is_unpacked(package: str, archive: str, path: list[str]) -> bool:
 
 
 def load() -> None:
-    """Load what slots use, and keep the collector from touching it: what a process writes to it has to copy."""
+    """Load what slots use, and keep the collector from touching it: what a process writes to it has to copy.
+
+    Nothing is loaded where a module of the user's hides a part of it: the slots report that, and the daemon serves the
+    user's other tasks.
+    """
+    if find_shadow(LIBRARIES) is not None:
+        return
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()

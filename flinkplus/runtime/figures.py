@@ -197,6 +197,15 @@ class Figures:
             merged[subtask] = {**known, "operators": counters, "keys": keys, "bytes": size}
         self._subtasks = merged
 
+    def adopt(self, checkpoint: int, handles: dict[str, dict[str, Any]]) -> None:
+        """Take the figures of a job that an earlier run has finished from the snapshots of its final ``checkpoint``."""
+        self.last_complete = checkpoint
+        final = CheckpointFigures(checkpoint, time.time(), self._mode)
+        for subtask, handle in handles.items():
+            final.parts[subtask] = handle["operator_state"].get("operators", {})
+            final.sizes[subtask] = (handle.get("keys", 0), handle.get("bytes_total", 0), 0, 0)
+        self._adopt_cut(final)
+
     def operators(self) -> dict[str, dict[str, int]]:
         """Per operator, summed over its subtasks: rows in, rows out, and its own counters."""
         totals: dict[str, dict[str, int]] = {name: {"rows_in": 0, "rows_out": 0} for name in self._order}

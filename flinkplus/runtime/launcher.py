@@ -34,8 +34,8 @@ from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
 from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, InsufficientSlots
-from flinkplus.runtime.slot import run_slot
 from flinkplus.runtime.slot_config import SlotConfig
+from flinkplus.runtime.slot_start import start_slot
 
 LOOPBACK = "127.0.0.1"
 ENOUGH_TASK_FAILURES = 100
@@ -244,7 +244,7 @@ class SlotsJob:
 
         def task(index: int, rows: Iterable[Any]) -> Iterator[Any]:
             list(rows)  # or Spark takes its worker for one that has not finished
-            run_slot(numbers[index], plan.value)
+            start_slot(numbers[index], plan)
             return iter(())
 
         tasks = at_home(context, numbers, self._stopping).mapPartitionsWithIndex(task)

@@ -18,6 +18,7 @@ class Restore:
     """Where a resumed job begins: a complete checkpoint, those it could fall back to, and the generation before.
 
     ``draining``: the input was being ended. So it must be again: some sources may have ended early, and for good.
+    ``finished``: the checkpoint is the final one of a job that has finished; nothing is left to run.
     """
 
     checkpoint: CheckpointId | None = None
@@ -25,6 +26,7 @@ class Restore:
     next_checkpoint: CheckpointId = FIRST_CHECKPOINT
     generation: Generation = NO_GENERATION
     draining: bool = False
+    finished: bool = False
 
 
 @dataclass

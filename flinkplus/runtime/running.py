@@ -53,6 +53,7 @@ from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.credentials import JOB, Credentials
+from flinkplus.runtime.finished import FinishedJob, metrics_of
 from flinkplus.runtime.launcher import SlotsJob, SpareSlotJobs, check_cluster, coordinator_hosts, local_master
 from flinkplus.runtime.logs import about, install, wanted
 from flinkplus.runtime.operations import Status
@@ -65,9 +66,8 @@ from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.state.files import absolute
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.storage import PLAN_BLOB, CheckpointStorage, Resume
 
-PLAN_BLOB = "plan"
 ZOOKEEPER_BLOB = "zookeeper"
 PLAN_FORMAT = 1
 GENERATIONS_PER_RUN = 100_000
@@ -98,9 +98,17 @@ def start_job(
     options: Options,
     frames: dict[str, DataFrame],
     output_id: str,
-    resume: bool,
-) -> RunningJob:
-    """Check, prepare and start a job; returns once its slots are being started."""
+    resume: Resume,
+) -> RunningJob | FinishedJob:
+    """Check, prepare and start a job; returns once its slots are being started.
+
+    With ``resume="auto"`` a job that has not begun begins, one that has is continued, and one that has finished is
+    returned as it is.
+    """
+    if resume == "auto" and options.checkpoint_dir is None:
+        raise ConfigurationError(
+            "resume='auto' needs checkpoint_dir: without it the checkpoints are deleted when the job ends"
+        )
     check_loops(graph, options)
     wanted(options.log)
     check_cluster(spark, options.parallelism)
@@ -109,9 +117,10 @@ def start_job(
     claimed: CheckpointStorage | None = None
     try:
         storage = CheckpointStorage(directory.checkpoints)
-        storage.prepare(_identity(name, graph, options), resume, lambda: directory.claim(resume))
-        claimed = None if resume else storage
-        old = _load_plan(storage, directory.checkpoints) if resume else None
+        identity = _identity(name, graph, options)
+        begun = storage.prepare(identity, resume, lambda: directory.claim(_continues(storage, resume)))
+        claimed = None if begun else storage
+        old = _load_plan(storage, directory.checkpoints) if begun else None
         if old is not None:
             output_id = old.output_id
             _check_mode(old.options, options)
@@ -122,7 +131,7 @@ def start_job(
                 assert isinstance(node.body, StagedParquet)
                 node.body = staging.stage(frame, node.body, directory.checkpoints, options.parallelism)
         plan = Plan(PLAN_FORMAT, name, output_id, graph, options)
-        return _launch(spark, plan, storage, directory, resume)
+        return _launch(spark, plan, storage, directory, begun, finished_is_fine=resume == "auto")
     except BaseException:
         if claimed is not None:
             claimed.release()
@@ -130,7 +139,11 @@ def start_job(
         raise
 
 
-def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, Any]) -> RunningJob:
+def _continues(storage: CheckpointStorage, resume: Resume) -> bool:
+    return storage.has_begun() if resume == "auto" else resume
+
+
+def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, Any]) -> RunningJob | FinishedJob:
     """Continue the job that ``checkpoint_dir`` belongs to."""
     storage = CheckpointStorage(checkpoint_dir)
     storage.job()  # raises CheckpointDirectoryError when there is none
@@ -255,8 +268,13 @@ def recovery_of(graph: JobGraph, options: Options) -> Options:
 
 
 def _launch(
-    spark: SparkSession, plan: Plan, storage: CheckpointStorage, directory: JobDirectory, resume: bool
-) -> RunningJob:
+    spark: SparkSession,
+    plan: Plan,
+    storage: CheckpointStorage,
+    directory: JobDirectory,
+    resume: bool,
+    finished_is_fine: bool = False,
+) -> RunningJob | FinishedJob:
     plan = replace(plan, options=recovery_of(plan.graph, plan.options))
     for node in plan.graph.nodes:
         if isinstance(node.body, Source) and not resume:
@@ -266,23 +284,51 @@ def _launch(
     try:
         if resume and registry is not None and plan.options.zookeeper is not None:
             registry.elect_first()
-        runs = _earlier_runs(storage) if resume else 0
-        storage.begin_run(runs + 1)
-        commits = Commits(plan.graph, storage)
-        try:
-            commits.prepare(resume)
-            restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
-            if resume:
-                restore = _find_restore(storage, commits, restore)
-            storage.put_blob(PLAN_BLOB, cloudpickle.dumps(plan))
+        commits, restore = _begin_run(plan, storage, resume)
+        if not restore.finished:
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, registry)
-        except BaseException:
-            if not resume:
-                commits.discard()  # or what was prepared would refuse the next try
-            raise
+        if not finished_is_fine:
+            raise CheckpointDirectoryError(
+                "the job has finished: its last checkpoint is final, nothing is left to resume"
+            )
+        finished = FinishedJob(
+            plan.name, plan.output_id, plan.graph, plan.options, directory.checkpoints, commits, restore
+        )
     except BaseException:
         if registry is not None:
             registry.close()
+        raise
+    if registry is not None:
+        registry.close()
+    directory.remove()
+    return finished
+
+
+def _begin_run(plan: Plan, storage: CheckpointStorage, resume: bool) -> tuple[Commits, Restore]:
+    """Take the checkpoints over, have the output ready, and find where the job begins.
+
+    A new job stores its plan before it touches its output: whatever the driver dies of from then on, the next run knows
+    whose output that is (``CheckpointStorage.has_begun``).
+    """
+    runs = _earlier_runs(storage) if resume else 0
+    storage.begin_run(runs + 1)
+    commits = Commits(plan.graph, storage)
+    if not resume:
+        storage.put_blob(PLAN_BLOB, cloudpickle.dumps(plan))
+    try:
+        if resume and not storage.checkpoints():
+            commits.prepare_again()
+        else:
+            commits.prepare(resume)
+        restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
+        if resume:
+            restore = _find_restore(storage, commits, restore)
+        if resume and not restore.finished:
+            storage.put_blob(PLAN_BLOB, cloudpickle.dumps(plan))
+        return commits, restore
+    except BaseException:
+        if not resume:
+            commits.discard()  # or what was prepared would refuse the next try
         raise
 
 
@@ -343,13 +389,13 @@ def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore
             f"checkpoint refused, going back to checkpoint {checkpoint}: {reason}", RuntimeWarning, stacklevel=2
         )
     commits.adopt(CheckpointId(checkpoint), manifest)
-    if manifest.get("final"):
-        commits.finish()
-        raise CheckpointDirectoryError("the job has finished: its last checkpoint is final, nothing is left to resume")
     restore.checkpoint = CheckpointId(checkpoint)
     restore.available = tuple(CheckpointId(c) for c in known if c <= checkpoint)
     restore.next_checkpoint = CheckpointId(max(known) + 1)
     restore.draining = any(handle["operator_state"].get("drained") for handle in manifest["subtasks"].values())
+    restore.finished = bool(manifest.get("final"))
+    if restore.finished:
+        commits.finish()
     return restore
 
 
@@ -563,26 +609,9 @@ class RunningJob:
 
     def metrics(self) -> dict[str, Any]:
         """Figures so far; see ``JobHandle.metrics``."""
-        figures = self.coordinator.figures
-        elapsed = self._elapsed_s if self._elapsed_s is not None else time.monotonic() - self._started_s
-        return {
-            "state": self.coordinator.state,
-            "elapsed_s": round(elapsed, 3),
-            "running_s": round(self.running_s or 0.0, 3),
-            "operators": figures.operators(),
-            "committed_rows": dict(self._commits.rows),
-            **figures.totals(),
-            "blocked": figures.blocked(),
-            "checkpoints_completed": figures.completed,
-            "checkpoints_aborted": figures.aborted,
-            "checkpoints_over_budget": figures.over_budget,
-            "last_checkpoint": figures.last_complete,
-            "recoveries": len(self.coordinator.recoveries),
-            **self.coordinator.security_figures(),
-            "slot_restarts": self.coordinator.slot_restarts,
-            **self.coordinator.failover_figures(),
-            "zookeeper_restarts": 0 if self._registry is None else self._registry.server_restarts,
-        }
+        elapsed_s = self._elapsed_s if self._elapsed_s is not None else time.monotonic() - self._started_s
+        restarts = 0 if self._registry is None else self._registry.server_restarts
+        return metrics_of(self.coordinator, elapsed_s, self.running_s, restarts)
 
 
 _running: weakref.WeakSet[RunningJob] = weakref.WeakSet()

@@ -154,10 +154,15 @@ def run_slot(index: int, config: SlotConfig) -> None:
         _run_slot(index, config, made)
     except Exception as error:
         if not any(slot.welcomed for slot in made):
-            if not isinstance(error, CoordinatorLost):
-                report_failed_start(index, config, _spark_attempt(), error)
-            _rest(pause_ms(_spark_attempt()) / 1000 if _spark_attempt() else 0.0, config)
+            refuse_slot(index, config, error)
         raise
+
+
+def refuse_slot(index: int, config: SlotConfig, error: Exception) -> None:
+    """Report that slot ``index`` cannot start, and why; returns after the pause before Spark may try it again."""
+    if not isinstance(error, CoordinatorLost):
+        report_failed_start(index, config, _spark_attempt(), error)
+    _rest(pause_ms(_spark_attempt()) / 1000 if _spark_attempt() else 0.0, config)
 
 
 def _rest(pause_s: float, config: SlotConfig) -> None:

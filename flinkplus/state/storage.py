@@ -30,7 +30,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pyarrow import fs
 
@@ -50,12 +50,15 @@ MANIFEST_FORMAT = 1
 MANIFEST_MAGIC = b"flinkplus-manifest"
 JOB_FILE = "JOB.json"
 PROBE_FILE = "WRITABLE.probe"
+PLAN_BLOB = "plan"
 RUNS_BLOB = "runs"
 TOLD_DIFFERENCES = 3
 _STATE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst((\.[0-9a-f]+)?\.tmp)?$")
 _MANIFEST_NAME = re.compile(r"^checkpoints/(\d{8,})\.json$")
 
 Manifest = dict[str, Any]
+Resume: TypeAlias = bool | Literal["auto"]
+"""Whether a job continues what is in its checkpoint directory; ``auto``: if there is something to continue."""
 
 
 def manifest_files(manifest: Manifest) -> list[StateFile]:
@@ -92,14 +95,15 @@ class CheckpointStorage:
 
     # -- the directory --------------------------------------------------------------------------------------------
 
-    def prepare(self, job: dict[str, Any], resume: bool, claim: Callable[[], None] = lambda: None) -> None:
+    def prepare(self, job: dict[str, Any], resume: Resume, claim: Callable[[], None] = lambda: None) -> bool:
         """Claim the directory for ``job`` (a JSON-able dict with ``name`` and ``fingerprint``, and in ``shape``, if it
         has that, what the fingerprint is of: descriptions by name). ``claim`` is called when it is known to be the
         job's, before anything there is changed, and raises when another process has it.
 
-        ``resume=False`` makes a new checkpoint history, ``resume=True`` continues the one that is there. Raises
-        ``CheckpointDirectoryError`` when the directory cannot be written, belongs to another job, holds something
-        else, or holds (or lacks) checkpoints against what ``resume`` says.
+        ``resume=False`` makes a new checkpoint history, ``resume=True`` continues the one that is there, and ``auto``
+        does either (``has_begun``). Returns whether one is continued. Raises ``CheckpointDirectoryError`` when the
+        directory cannot be written, belongs to another job, holds something else, or holds (or lacks) checkpoints
+        against what ``resume`` says.
         """
         try:
             self._files.make_root()
@@ -108,14 +112,24 @@ class CheckpointStorage:
             present = self._job()
             self._check_owner(job, present, resume)
             claim()
-            if not resume:
+            continued = self.has_begun() if resume == "auto" else resume
+            if not continued:
                 for name in self._files.names("state"):
                     self._files.delete(name)
             self._files.write(JOB_FILE, json.dumps({"format": JOB_FORMAT, "job": job}, sort_keys=True).encode())
+            return continued
         except OSError as error:
             raise CheckpointDirectoryError(
                 f"checkpoint directory {self.uri!r} cannot be written: {error}; choose one that this user may write"
             ) from error
+
+    def has_begun(self) -> bool:
+        """Whether a job got so far here that it must be continued: it may have output and slots.
+
+        The plan is stored before a job's output is touched, and before its slots are started. What died earlier than
+        that has left nothing to continue.
+        """
+        return f"blobs/{PLAN_BLOB}" in self._files.names("blobs") or bool(self.checkpoints())
 
     def release(self) -> None:
         """Give up a claim made with ``resume=False`` by a job that never started: the directory is free again."""
@@ -149,7 +163,7 @@ class CheckpointStorage:
         found: dict[str, Any] = document["job"]
         return found
 
-    def _check_owner(self, job: dict[str, Any], present: dict[str, Any] | None, resume: bool) -> None:
+    def _check_owner(self, job: dict[str, Any], present: dict[str, Any] | None, resume: Resume) -> None:
         where = f"checkpoint directory {self.uri!r}"
         if present is None:
             others = [name for name in self._files.names("") if not name.startswith(".")]
@@ -157,7 +171,7 @@ class CheckpointStorage:
                 raise CheckpointDirectoryError(
                     f"{where} holds other data ({others[0]!r}) and is not a checkpoint directory; choose an empty one"
                 )
-            if resume:
+            if resume is True:
                 raise CheckpointDirectoryError(f"{where} holds no job to resume; start the job without resume")
             return
         for key in ("name", "fingerprint"):

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from flinkplus.api.job import JobHandle
 from flinkplus.cli import session
 from flinkplus.corpus import write_corpus
+from flinkplus.runtime.running import RunningJob
 from flinkplus.runtime.slot import Slot
 from tests.typed import Command, typed_here
 
@@ -80,6 +81,12 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0
 def wait_for_checkpoint(job: JobHandle, count: int = 1) -> None:
     """Wait until ``count`` checkpoints are complete."""
     wait_until(lambda: job.metrics()["checkpoints_completed"] >= count or job.done, f"{count} complete checkpoints")
+
+
+def running_job(job: JobHandle) -> RunningJob:
+    """What is behind the handle of a job that was started here."""
+    assert isinstance(job._running, RunningJob)
+    return job._running
 
 
 def this_slot() -> Slot:

@@ -6,6 +6,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -21,7 +22,7 @@ from tests.integration.programs import program, script
 pytestmark = pytest.mark.integration
 
 
-def endless(spark: SparkSession, directory: Path, **options: object) -> StreamEnvironment:
+def endless(spark: SparkSession, directory: Path, **options: Any) -> StreamEnvironment:
     """A WordCount without end over a vocabulary of ten, drawn and not started; everything of it below ``directory``."""
     work = directory / "work"
     work.mkdir(exist_ok=True)

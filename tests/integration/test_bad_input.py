@@ -286,7 +286,7 @@ def test_an_output_directory_that_cannot_be_made(env: StreamEnvironment, tmp_pat
 # --- checkpoint directories
 
 
-def draw(spark: SparkSession, directory: Path, out: Path, **options: object) -> StreamEnvironment:
+def draw(spark: SparkSession, directory: Path, out: Path, **options: Any) -> StreamEnvironment:
     """An endless WordCount of one word in ten, drawn and not started."""
     env = StreamEnvironment(
         spark, **{"parallelism": 2, "checkpoint_interval": 0.2, "checkpoint_dir": str(directory), **options}
@@ -629,7 +629,7 @@ def test_a_function_that_cannot_be_shipped(env: StreamEnvironment) -> None:
         ({"parallelism": 2.0}, r"parallelism must be a whole number from 1 to 1024, not 2\.0"),
         ({"parallelism": "4"}, "parallelism must be a whole number from 1 to 1024, not '4'"),
         ({"parallelism": True}, "parallelism must be a whole number"),
-        ({"paralelism": 2}, "unknown option 'paralelism'; the options are .*parallelism"),
+        ({"paralelism": 2}, "unknown option 'paralelism'; did you mean 'parallelism'"),
         ({"checkpoint_interval": 0}, r"checkpoint_interval must be a number of seconds of at least 0\.01, not 0"),
         ({"checkpoint_interval": "1s"}, "checkpoint_interval must be a number of seconds"),
         ({"checkpoint_interval": float("nan")}, "checkpoint_interval must be a number of seconds"),
@@ -649,7 +649,7 @@ def test_wrong_options(spark: SparkSession, options: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("spark.flinkplus.paralelism", "2", "unknown configuration key 'spark.flinkplus.paralelism'; .*parallelism"),
+        ("spark.flinkplus.paralelism", "2", "unknown configuration key .*; did you mean 'spark.flinkplus.parallelism'"),
         ("spark.flinkplus.parallelism", "two", "spark.flinkplus.parallelism must be a number, not 'two'"),
         ("spark.flinkplus.checkpoint_interval", "1", "unknown configuration key.*spark.flinkplus.checkpointInterval"),
     ],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ PROGRESS = re.compile(
     r"(starting|deploying|running|interrupted|stopping|finished) +[\d.]+ s \| +[\d,]+ words \| +[\d,]+ words/s \| "
     r"checkpoint (-|\d+) \| state [\d,]+ keys [\d.]+ MB \| restarts \d+ *"
 )
+OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 OF_THE_JVM = "WARNING: Using incubator modules"
 WORDS = 60_000
 
@@ -161,6 +164,7 @@ def test_a_kill_that_comes_too_late_is_told(
         (["wordcount", "missing.txt"], "no such file, and no file matches it: 'missing.txt'"),
         (["wordcount", ""], "no such file, and no file matches it: ''"),
         (["wordcount", "IN", "--output", ""], "--output is empty; give a directory"),
+        (["wordcount", "IN", "--resume", "auto"], "--resume needs --checkpoint-dir"),
         (["wordcount", "IN", "--checkpoint-dir", ""], "checkpoint_dir must be a path, a URI or None, not ''"),
         (["wordcount", "IN", "--json", "/proc/no/such.json"], "cannot write --json /proc/no/such.json"),
         (["wordcount", "IN", "--json", "/"], "cannot write --json /"),
@@ -321,9 +325,33 @@ def test_the_driver_killed_and_the_job_resumed(corpus: Path, tmp_path: Path) -> 
     assert own_errors(again.err) == []
     result = json.loads((tmp_path / "figures.json").read_text())
     assert result["committed_rows"] == {"out": WORDS} and result["checkpoints"][-1]["final"]
-    with program(cli("resume", checkpoints), tmp_path) as third:
-        assert third.wait() == 2
-        third.assert_nothing_left()
-    (line,) = own_errors(third.err)
-    assert line.startswith("flinkplus: the job has finished: ")
+
+
+def supervisor_loop() -> str:
+    """The loop that the documentation shows, with the command to be run in place of the one there."""
+    (loop,) = re.findall(r"^until [^\n]*; do sleep \d+; done$", OPERATIONS.read_text("utf-8"), re.MULTILINE)
+    return str(loop)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_supervisor_restarts_a_driver_that_is_killed(corpus: Path, tmp_path: Path) -> None:
+    """By the shell loop of docs/operations.md: killed with a checkpoint, it goes on; finished, the loop ends."""
+    out, checkpoints = tmp_path / "out", tmp_path / "ckpt"
+    command = [sys.executable, "-m", "flinkplus", "wordcount", str(corpus), "--output", str(out), "--rate", "20000"]
+    command += ["--checkpoint-interval", "0.2", "--checkpoint-dir", str(checkpoints), "--resume", "auto"]
+    documented = re.sub(r"until .*?; do sleep \d+", lambda _: f"until {shlex.join(command)}; do :", supervisor_loop())
+    with program(["sh", "-c", documented], tmp_path) as loop:
+
+        def driver() -> psutil.Process:
+            (found,) = psutil.Process(loop.process.pid).children()
+            return found
+
+        loop.wait_for(lambda: len(list(checkpoints.glob("checkpoints/*.json"))) >= 2, "two checkpoints")
+        first = driver()
+        first.send_signal(signal.SIGKILL)
+        assert loop.wait(240) == 0, loop.err
+        loop.assert_nothing_left([first])
     assert_exact(out, expected_counts(corpus))
+    assert re.match(r"resumed job 'wordcount' from checkpoint \d+\n", loop.out)
+    assert "equal to the Spark SQL batch count (60,000 words)" in loop.out

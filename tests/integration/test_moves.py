@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
 from flinkplus.runtime.access import ACCESS_FILE
+from tests.integration.conftest import running_job
 from tests.integration.failover_jobs import Victim
 from tests.typed import Command
 
@@ -75,7 +76,7 @@ def test_spare_slots_come_and_go(
     spark: SparkSession, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Victim(spark, tmp_path, replicas=2) as victim:
-        job, running = victim.job, victim.job._running
+        job, running = victim.job, running_job(victim.job)
 
         def scale(count: int) -> list[dict[str, Any]]:
             access = next(victim.work.rglob(ACCESS_FILE))

@@ -6,6 +6,7 @@ import functools
 import random
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,7 +22,7 @@ RATE = 60_000.0
 REPEAT = 2
 
 
-def start(spark: SparkSession, corpus: Path, out: Path, parallelism: int = 3, **options: object) -> JobHandle:
+def start(spark: SparkSession, corpus: Path, out: Path, parallelism: int = 3, **options: Any) -> JobHandle:
     """A WordCount of about two seconds, with a checkpoint every 0.2 s."""
     env = StreamEnvironment(
         spark, parallelism=parallelism, **{"checkpoint_interval": 0.2, "recovery": "rollback", **options}

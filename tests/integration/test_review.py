@@ -63,7 +63,7 @@ def test_broken_streams_between_living_slots(spark: SparkSession, corpus: Path, 
 
 @pytest.mark.parametrize("recovery", ["standby", "rollback"])
 def test_a_malformed_frame_is_made_good_by_new_streams(
-    spark: SparkSession, corpus: Path, tmp_path: Path, recovery: str
+    spark: SparkSession, corpus: Path, tmp_path: Path, recovery: Any
 ) -> None:
     """What shared the frame is lost, and is sent again."""
     flag = tmp_path / "sent"

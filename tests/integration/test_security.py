@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ from flinkplus.runtime.frames import framed
 from flinkplus.runtime.handshake import Connecting, slot_name
 from flinkplus.runtime.planes import COORDINATOR
 from flinkplus.runtime.pulse_process import datagram
-from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from tests.integration.conftest import assert_exact, expected_counts, running_job, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +50,7 @@ def datagram_ports() -> set[int]:
 
 def zookeeper_of(job: JobHandle) -> str:
     """The server that the job has for itself."""
-    registry = job._running._registry
+    registry = running_job(job)._registry
     assert registry is not None
     return registry.hosts()
 
@@ -96,7 +97,7 @@ def attack(port: int, held: list[socket.socket]) -> int:
     return len(said)
 
 
-def start(spark: SparkSession, corpus: Path, out: Path, **options: object) -> JobHandle:
+def start(spark: SparkSession, corpus: Path, out: Path, **options: Any) -> JobHandle:
     env = StreamEnvironment(spark, parallelism=3, checkpoint_interval=0.3, **options)
     words = env.read_text(str(corpus), repeat=REPEAT, name="lines").tokenize(name="tokenize").throttle(60_000.0)
     words.key_by("word").count(name="count").to_parquet(str(out), name="out")

@@ -17,4 +17,4 @@ def test_synchronous_checkpoints_come_one_at_a_time(spark: SparkSession) -> None
     with pytest.raises(
         ConfigurationError, match="checkpoint_mode must be one of aligned, unaligned, synchronous, not 'none'"
     ):
-        StreamEnvironment(spark, checkpoint_mode="none")
+        StreamEnvironment(spark, checkpoint_mode="none")  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -36,7 +37,7 @@ def start(
     parallelism: int = 3,
     rate: float = RATE,
     repeat: int = REPEAT,
-    **options: object,
+    **options: Any,
 ) -> JobHandle:
     """A WordCount of about six seconds, with a checkpoint every 0.3 s and standbys."""
     given = {"checkpoint_interval": 0.3, "recovery": "standby", **options}

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from flinkplus.runtime.running import PLAN_BLOB
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.storage import PLAN_BLOB, CheckpointStorage
 from tests.typed import Command, typed_here
 
 ACCESS = {
