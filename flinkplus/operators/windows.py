@@ -161,9 +161,8 @@ class _TumblingWindowInstance(OperatorInstance):
 
     def _too_large(self, error: Exception) -> UserFunctionError:
         sums = ", ".join(repr(a.column) for a in self._aggregates if a.column is not None)
-        return UserFunctionError(
-            self._ctx.operator, self._ctx.subtask, f"rows of a window, column {sums}", f"beyond 64 bits ({error})"
-        )
+        cause = f"an aggregate is too large: beyond 64 bits, or beyond the digits of its decimal type ({error})"
+        return UserFunctionError(self._ctx.operator, self._ctx.subtask, f"rows of a window, column {sums}", cause)
 
     @override
     def on_watermark(self, watermark_ms: int) -> Iterator[pa.RecordBatch]:
@@ -179,8 +178,11 @@ class _TumblingWindowInstance(OperatorInstance):
         for name, bound_ms in ((START, start_ms), (END, start_ms + self._size_ms)):
             numbers = pa.array(np.full(reduced.num_rows, bound_ms * 1000, np.int64))
             columns.append(numbers.view(self._output.field(name).type))
-        for aggregate, partial in self._partials(reduced):
-            columns.append(aggregate.result(partial, self._output.field(aggregate.output).type))
+        try:
+            for aggregate, partial in self._partials(reduced):
+                columns.append(aggregate.result(partial, self._output.field(aggregate.output).type))
+        except OverflowError as error:
+            raise self._too_large(error) from error
         return pa.RecordBatch.from_arrays(columns, schema=self._output)
 
     @override
