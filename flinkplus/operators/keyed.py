@@ -71,7 +71,8 @@ class KeyRows:
 class ZeroSums:
     """The keys whose sum is 0 although they have had a value: the others whose number is 0 have had nulls alone.
 
-    A key stays here when its sum becomes another: only where the number is 0 does it matter.
+    A key stays here when its sum becomes another: only where the number is 0 does it matter. Looking a key up makes an
+    entry for it, so only those are looked up that a null comes to before any value.
     """
 
     def __init__(self, state: NumberStateLike) -> None:
@@ -81,8 +82,9 @@ class ZeroSums:
         """The sums of distinct ``keys`` are 0."""
         if keys:
             idx = self._state.indices(keys)
-            new = self._state.gather(idx) == 0
-            self._state.scatter(idx[new], np.ones(int(new.sum()), np.int64))
+            new = idx[self._state.gather(idx) == 0]
+            if len(new):
+                self._state.scatter(new, np.ones(len(new), np.int64))
 
     def among(self, keys: list[bytes]) -> npt.NDArray[np.bool_]:
         """Which of ``keys`` are here."""
@@ -121,7 +123,7 @@ class FewRows:
         distinct = list(dict.fromkeys(keys))
         idx = self._state.indices(distinct)
         totals = dict(zip(distinct, self._state.gather(idx).tolist(), strict=True))
-        without = self._without_sum(totals) if self._zeros is not None and None in values else set()
+        without = self._without_sum(keys, values, totals) if self._zeros is not None and None in values else set()
         running = []
         for key, value in zip(keys, values, strict=True):
             if value is not None:
@@ -134,11 +136,14 @@ class FewRows:
             self._zeros.add([key for key, total in totals.items() if total == 0 and key not in without])
         return pa.RecordBatch.from_arrays([*batch.columns, column], schema=self._schema_of(batch.schema))
 
-    def _without_sum(self, totals: dict[bytes, Any]) -> set[bytes]:
-        """The keys that have had no value so far."""
+    def _without_sum(self, keys: list[bytes], values: Sequence[Any], totals: dict[bytes, Any]) -> set[bytes]:
+        """Of the keys whose first value is null here, those that have had no value so far."""
         assert self._zeros is not None
-        zero = [key for key, total in totals.items() if total == 0]
-        return {key for key, known in zip(zero, self._zeros.among(zero), strict=True) if not known}
+        first: dict[bytes, Any] = {}
+        for key, value in zip(keys, values, strict=True):
+            first.setdefault(key, value)
+        asked = [key for key, value in first.items() if value is None and totals[key] == 0]
+        return {key for key, known in zip(asked, self._zeros.among(asked), strict=True) if not known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +346,7 @@ class _NumberSumInstance(_SumInstance):
         numbers = values.fill_null(0).to_numpy(zero_copy_only=False)
         running, totals = self._running_sums(key.codes, numbers, bases)
         first = self._first_values(key, values)
-        without = self._without_sum(key, bases) if values.null_count else np.zeros(len(bases), np.bool_)
+        without = self._without_sum(key, (bases == 0) & (first > 0))
         nulls = without[key.codes] & (np.arange(len(numbers)) < first[key.codes])
         self._state.scatter(idx, totals)
         if self._zeros is not None:
@@ -358,12 +363,12 @@ class _NumberSumInstance(_SumInstance):
         first[key.codes[rows]] = rows
         return first
 
-    def _without_sum(self, key: KeyCodes, bases: np.ndarray) -> npt.NDArray[np.bool_]:
-        """Which keys have had no value before this batch; ``ZeroSums`` is read only for those with ``bases`` 0."""
-        without = bases == 0
-        if self._zeros is not None and without.any():
-            zero = np.flatnonzero(without)
-            without[zero] = ~self._zeros.among(key.encoded.take(pa.array(zero)).to_pylist())
+    def _without_sum(self, key: KeyCodes, asked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Which of the keys ``asked`` for have had no value before this batch."""
+        without = asked.copy()
+        if self._zeros is not None and asked.any():
+            codes = np.flatnonzero(asked)
+            without[codes] = ~self._zeros.among(key.encoded.take(pa.array(codes)).to_pylist())
         return without
 
 
