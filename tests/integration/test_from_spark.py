@@ -59,8 +59,9 @@ def test_each_subtask_reads_a_range_of_the_rows_in_their_order(spark: SparkSessi
             assert found == expected, (name, parallelism)
 
 
-def test_no_row_in_order_is_late(spark: SparkSession, tmp_path: Path) -> None:
-    """Subtasks read ranges that lie far apart in time; the least of their watermarks counts."""
+def test_no_row_in_order_is_late(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Subtasks read ranges that lie far apart in time; the least of their watermarks counts. Rows that are read twice
+    are late the second time, and that is said."""
     env = StreamEnvironment(spark, parallelism=3, recovery="rollback", work_dir=str(tmp_path))
     sinks, rows = {}, {}
     for name, df in frames(spark).items():
@@ -68,13 +69,21 @@ def test_no_row_in_order_is_late(spark: SparkSession, tmp_path: Path) -> None:
         window = stream.key_by("k").tumbling_window("ms", "1 minute")
         sinks[name] = window.count(name=f"window of {name}").collect(name=f"counts of {name}")
         rows[name] = df.count()
+    twice = env.from_spark(in_order(spark, 1), name="twice", repeat=2)
+    twice.with_watermark("ms", 0, every="1 ms", name="marks of twice").key_by("k").process(
+        lambda key, row, ctx: None, schema="k long", on_timer=lambda key, at_ms, ctx: None
+    ).discard()
     with env.execute("order") as job:
         job.await_finish(120)
         metrics = job.metrics()["operators"]
         counted = {name: sum(job.collected(sink).column("count").to_pylist()) for name, sink in sinks.items()}
     assert counted == rows
     late = {name: m["late_rows"] for name, m in metrics.items() if name.startswith(("marks", "window"))}
+    assert late.pop("marks of twice") == ROWS - 3  # in each subtask the last row is not before the watermark
     assert late == dict.fromkeys([f"{of} of {name}" for name in sinks for of in ("marks", "window")], 0)
+    warnings = [message for message in caplog.messages if "operator" in message]
+    assert len(warnings) <= 2 and warnings[0].startswith("operator 'marks of twice': ")
+    assert "later than its delay of 0 ms allows" in warnings[0]
 
 
 TYPES = """
