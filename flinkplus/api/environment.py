@@ -59,8 +59,9 @@ class StreamEnvironment:
     def from_spark(self, df: DataFrame, *, name: str | None = None, repeat: int = 1) -> Stream:
         """The rows of a batch DataFrame, staged by Spark as replayable splits when the job is executed.
 
-        ``repeat``: how many times the rows are read. Raises ``ConfigurationError`` for a streaming DataFrame or a
-        column type that Arrow does not know.
+        Each subtask reads one contiguous range of the rows, in the order of the DataFrame; its partitions stay as they
+        are. ``repeat``: how many times the rows are read. Raises ``ConfigurationError`` for a streaming DataFrame, and
+        names a column of a type that cannot be staged.
         """
         check_dataframe(df)
         name = self.name_for("spark", name)

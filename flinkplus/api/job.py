@@ -116,6 +116,9 @@ class JobHandle:
     def metrics(self) -> dict[str, Any]:
         """Figures so far: elapsed seconds, rows per operator, committed rows per sink, state, checkpoints, restarts.
 
+        ``operators``: for each, ``rows_in``, ``rows_out``, and metrics of its own, such as ``late_rows`` of those that
+        use event time (``docs/event-time.md``).
+
         ``payload_bytes``: of the records that subtasks have sent each other since they began (anew);
         ``determinant_bytes``: what told beside them how steps began; ``determinant_share``: the one by the other.
 

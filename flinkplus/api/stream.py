@@ -115,7 +115,8 @@ class Stream:
 
         Rows pass as they are. Each subtask follows the latest row that it has seen; the least of all subtasks counts
         behind an exchange, so that a subtask without rows holds back event time. What comes later than the delay is
-        late, see ``tumbling_window``. Watermarks are multiples of ``every``: by so much windows come later, at most.
+        late: it is counted in the metric ``late_rows``, and see ``tumbling_window``. Watermarks are multiples of
+        ``every``: by so much windows come later, at most.
         """
         name = self._env.name_for("with_watermark", name)
         delay_ms = duration_ms(delay, f"operator {name!r}: the delay")
@@ -201,7 +202,9 @@ class Stream:
         return KeyedStream(self, ())
 
     def total(self, column: str, *, output: str = "total", name: str | None = None) -> Stream:
-        """Adds the running sum of ``column`` over all rows of the stream. One subtask does it: see ``gather``."""
+        """Adds the running sum of ``column`` over all rows of the stream; see ``KeyedStream.sum``. One subtask does it:
+        see ``gather``.
+        """
         return self.gather()._then(Sum(self._env.name_for("total", name), (), column, output))
 
     def _sink(self, sink: Sink) -> str:
@@ -275,7 +278,11 @@ class KeyedStream:
         return self._then(Count(self._env.name_for("count", name), self.keys, output))
 
     def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
-        """Adds the running sum of ``column`` for the row's key, columnar."""
+        """Adds the running sum of ``column`` for the row's key, columnar; null as long as there were only nulls.
+
+        Integers are summed as int64, floating point as float64, ``decimal(p, s)`` as ``decimal(p + 10, s)`` of at most
+        38 digits; a sum that goes beyond ends the job with a ``UserFunctionError``.
+        """
         return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
 
     def top(
@@ -397,7 +404,9 @@ class WindowedStream:
         return self._aggregated("count", name, Aggregate(output, "count"))
 
     def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
-        """The sum of ``column``; a null adds nothing."""
+        """The sum of ``column``; a null adds nothing, and the sum of nulls alone is null. Types as in
+        ``KeyedStream.sum``.
+        """
         return self._aggregated("sum", name, Aggregate(output, "sum", column))
 
     def aggregate(self, *, name: str | None = None, **outputs: str | tuple[str, str]) -> Stream:

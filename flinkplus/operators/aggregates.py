@@ -7,8 +7,9 @@ Rules:
 
 - the result depends on the order of the values in each group alone: nothing here adds numbers in an order that differs
   from machine to machine;
-- a null counts for nothing; the sum of nothing is 0, the least, greatest and mean of nothing are null;
-- an integer sum beyond 64 bits is an ``OverflowError``.
+- a null counts for nothing; the sum, least, greatest and mean of nothing are null, as in SQL;
+- decimals are exact; the types of their sums and means are those of Spark SQL (``decimals``);
+- an integer sum beyond 64 bits, or a decimal one beyond the digits of its type, is an ``OverflowError``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators import decimals
 from flinkplus.operators.columns import plain_array
 from flinkplus.operators.schema import check_column
 
@@ -65,6 +67,18 @@ class Groups:
             return self._exact_sums(ordered)
         return np.add.reduceat(ordered, self.starts)
 
+    def whole_sums(self, values: np.ndarray) -> np.ndarray:
+        """As ``sums``, of integers of any size: int64 where that is large enough for sure."""
+        if values.dtype == np.int64 and len(values):
+            if np.abs(values.astype(np.float64)).sum() <= _SAFE_SUM:
+                return np.add.reduceat(values[self.order], self.starts)
+            values = values.astype(object)
+        return np.add.reduceat(values[self.order], self.starts)
+
+    def some(self, flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Whether a flag is set for any row of each group."""
+        return np.logical_or.reduceat(flags[self.order], self.starts)
+
     def _exact_sums(self, ordered: np.ndarray) -> np.ndarray:
         values, ends = ordered.tolist(), (self.starts + self.sizes).tolist()
         return np.array([sum(values[a:b]) for a, b in zip(self.starts.tolist(), ends, strict=True)], np.int64)
@@ -90,7 +104,8 @@ class Aggregate:
             return
         check_column(operator, schema, self.column)
         dtype = schema.field(self.column).type
-        if self.kind != "count" and not (_is_whole(dtype) or pa.types.is_floating(dtype)):
+        numeric = _is_whole(dtype) or pa.types.is_floating(dtype) or decimals.is_decimal(dtype)
+        if self.kind != "count" and not numeric:
             raise ConfigurationError(
                 f"operator {operator!r}: column {self.column!r} is {dtype}; {self.kind} is of numbers"
             )
@@ -98,23 +113,22 @@ class Aggregate:
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         if self.kind == "count":
             return pa.int64()
-        if self.kind == "mean":
-            return pa.float64()
         dtype = schema.field(self.column).type
-        if self.kind == "sum":
-            return pa.int64() if _is_whole(dtype) else pa.float64()
-        return dtype
+        if self.kind == "mean":
+            return decimals.mean_type(dtype) if decimals.is_decimal(dtype) else pa.float64()
+        return sum_type(dtype) if self.kind == "sum" else dtype
 
     def partial_types(self, schema: pa.Schema) -> list[pa.DataType]:
         """The columns of a partial."""
         if self.kind == "count":
             return [pa.int64()]
+        dtype = schema.field(self.column).type
         if self.kind == "mean":
-            return [pa.float64(), pa.int64()]
-        return [pa.int64() if _is_whole(schema.field(self.column).type) else pa.float64()]
+            return [sum_type(dtype) if decimals.is_decimal(dtype) else pa.float64(), pa.int64()]
+        return [dtype if decimals.is_decimal(dtype) and self.kind != "sum" else sum_type(dtype)]
 
     def first(self, batch: pa.RecordBatch, groups: Groups, types: Sequence[pa.DataType]) -> list[pa.Array]:
-        """The partial of the rows of a batch. Raises ``OverflowError`` and ``pa.ArrowInvalid`` beyond 64 bits."""
+        """The partial of the rows of a batch. Raises ``OverflowError`` and ``pa.ArrowInvalid`` for too large values."""
         if self.column is None:
             return [pa.array(groups.sizes)]
         column = batch.column(self.column)
@@ -133,29 +147,49 @@ class Aggregate:
         return [_summed(column, groups) for column in partials]
 
     def _extreme(self, values: pa.Array, valid: npt.NDArray[np.bool_], groups: Groups) -> pa.Array:
-        least = self.kind == "min"
-        if pa.types.is_floating(values.type):
-            nothing: float = np.inf if least else -np.inf
+        least, is_decimal = self.kind == "min", decimals.is_decimal(values.type)
+        if is_decimal:
+            nothing: float = 10**decimals.MAX_DIGITS * (1 if least else -1)
+            numbers = decimals.unscaled(values)
+            numbers = numbers if valid.all() else np.where(valid, numbers.astype(object), nothing)
         else:
-            limits = np.iinfo(np.int64)
-            nothing = limits.max if least else limits.min
-        numbers = values.fill_null(pa.scalar(nothing, values.type)).to_numpy(zero_copy_only=False)[groups.order]
-        if pa.types.is_floating(values.type):
-            numbers = numbers + 0.0  # one zero only: which of two is the less is not the same everywhere
-        reduced = (np.minimum if least else np.maximum).reduceat(numbers, groups.starts)
-        some = np.logical_or.reduceat(valid[groups.order], groups.starts)
-        return pa.array(reduced, values.type, mask=~some)
+            nothing = _beyond_all(values.type, least)
+            numbers = values.fill_null(pa.scalar(nothing, values.type)).to_numpy(zero_copy_only=False)
+            if pa.types.is_floating(values.type):
+                numbers = numbers + 0.0  # one zero only: which of two is the less is not the same everywhere
+        reduced = (np.minimum if least else np.maximum).reduceat(numbers[groups.order], groups.starts)
+        none = ~groups.some(valid)
+        if is_decimal:
+            return decimals.from_unscaled(np.where(none, 0, reduced) if none.any() else reduced, values.type, none)
+        return pa.array(reduced, values.type, mask=none)
 
     def result(self, partial: list[pa.Array], dtype: pa.DataType) -> pa.Array:
-        """The output column."""
+        """The output column. Raises ``OverflowError`` for a mean with more digits than its type has."""
         if self.kind != "mean":
             return plain_array(partial[0], dtype)
+        if decimals.is_decimal(dtype):
+            return decimals.means(partial[0], partial[1].to_numpy(zero_copy_only=False), dtype)
         sums, counts = (column.to_numpy(zero_copy_only=False) for column in partial)
         return pa.array(sums / np.maximum(counts, 1), pa.float64(), mask=counts == 0)
 
 
+def sum_type(dtype: pa.DataType) -> pa.DataType:
+    """The type of a sum of numbers: int64 of integers, float64 of floating point, of decimals Spark SQL's."""
+    if decimals.is_decimal(dtype):
+        return decimals.sum_type(dtype)
+    return pa.int64() if _is_whole(dtype) else pa.float64()
+
+
 def _is_whole(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_integer(dtype))
+
+
+def _beyond_all(dtype: pa.DataType, least: bool) -> float:
+    """What stands for a null where the least, or the greatest, is looked for."""
+    if pa.types.is_floating(dtype):
+        return np.inf if least else -np.inf
+    limits = np.iinfo(np.int64)
+    return limits.max if least else limits.min
 
 
 def _valid(column: pa.Array) -> npt.NDArray[np.bool_]:
@@ -166,4 +200,8 @@ def _valid(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _summed(values: pa.Array, groups: Groups) -> pa.Array:
-    return pa.array(groups.sums(values.fill_null(0).to_numpy(zero_copy_only=False)))
+    """The sums of what is not null; null where all is."""
+    none = ~groups.some(_valid(values))
+    if decimals.is_decimal(values.type):
+        return decimals.from_unscaled(groups.whole_sums(decimals.unscaled(values)), values.type, none)
+    return pa.array(groups.sums(values.fill_null(0).to_numpy(zero_copy_only=False)), values.type, mask=none)

@@ -112,8 +112,9 @@ class OperatorContext:
 
     ``subtask`` is the text used in errors (``count[1]``); ``input_schema`` is the logical schema of the batches that
     ``process`` gets; ``state`` is ``None`` for a subtask without keyed state; ``metrics`` are running totals, read by
-    the slot at any time. ``now_ms`` gives the time of day of the step, ``rng`` the random numbers of the step: both the
-    same when a standby repeats it. An operator uses no other clock and no other randomness.
+    the slot at any time and restored with the state. ``now_ms`` gives the time of day of the step, ``rng`` the random
+    numbers of the step: both the same when a standby repeats it. An operator uses no other clock and no other
+    randomness.
     """
 
     operator: str

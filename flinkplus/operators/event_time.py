@@ -7,7 +7,8 @@ Rules:
 
 - event times are counted in whole milliseconds since 1970 (finer ones are rounded down), in a column of timestamps or
   of integers, which are milliseconds themselves; a row without one (null) has no time, and moves no watermark;
-- what ``WithWatermark`` makes is a pure function of the rows that it has seen, and no more often than once a batch.
+- what ``WithWatermark`` makes is a pure function of the rows that it has seen, and no more often than once a batch;
+- every operator that uses event time counts its late rows, and those without a time, from 0 on (``TimeMetrics``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from flinkplus.operators.columns import plain_array
 from flinkplus.operators.durations import MAX_TIME_MS
 from flinkplus.operators.schema import check_column
 
+LATE_ROWS, MAX_LATE_MS, WITHOUT_TIME = "late_rows", "max_late_ms", "rows_without_time"
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
 
 
@@ -70,9 +72,31 @@ def event_times(batch: pa.RecordBatch, column: str) -> EventTimes:
     return EventTimes(np.clip(ms, -MAX_TIME_MS, MAX_TIME_MS), known)
 
 
+class TimeMetrics:
+    """The metrics of an operator that uses event time: ``late_rows``, rows that came too late; ``max_late_ms``, by how
+    much the latest of them was before the watermark; ``rows_without_time``, rows whose time is null.
+    """
+
+    def __init__(self, ctx: OperatorContext) -> None:
+        self._metrics = ctx.metrics
+        for metric in (LATE_ROWS, MAX_LATE_MS, WITHOUT_TIME):
+            self._metrics.setdefault(metric, 0)
+
+    def late(self, times_ms: npt.NDArray[np.int64], watermark_ms: int) -> None:
+        """Rows at these times came after the watermark had reached ``watermark_ms``."""
+        if len(times_ms):
+            self._metrics[LATE_ROWS] += len(times_ms)
+            self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times_ms.min()))
+
+    def without_time(self, rows: int) -> None:
+        """So many rows had no time."""
+        self._metrics[WITHOUT_TIME] += rows
+
+
 @dataclass(frozen=True)
 class WithWatermark(Operator):
-    """Passes its rows on, and makes watermarks: the largest event time in ``column`` so far, less ``delay_ms``.
+    """Passes its rows on, and makes watermarks: the largest event time in ``column`` so far, less ``delay_ms``. Rows
+    that are before the watermark already made are late: they pass, and are counted.
 
     Watermarks are multiples of ``every_ms``, so that those of several subtasks are the same numbers: who follows the
     least of them moves once for all of them, not once for each.
@@ -99,7 +123,7 @@ class _WithWatermarkInstance(WatermarkMaker):
         self._column = descriptor.column
         self._delay_ms = descriptor.delay_ms
         self._every_ms = descriptor.every_ms
-        self._ctx = ctx
+        self._metrics = TimeMetrics(ctx)
         self._latest_ms: int | None = None
 
     @property
@@ -116,9 +140,12 @@ class _WithWatermarkInstance(WatermarkMaker):
         times = event_times(batch, self._column)
         ms = times.ms
         if times.missing:
-            self._ctx.add("rows_without_time", times.missing)
+            self._metrics.without_time(times.missing)
             ms = ms[times.known]
         if len(ms):
+            watermark_ms = self.watermark_ms
+            if watermark_ms is not None:
+                self._metrics.late(ms[ms < watermark_ms], watermark_ms)
             latest = int(ms.max())
             if self._latest_ms is None or latest > self._latest_ms:
                 self._latest_ms = latest

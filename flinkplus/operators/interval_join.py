@@ -29,7 +29,7 @@ from typing_extensions import override
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base import JsonValue, KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut, plain, plain_array
-from flinkplus.operators.event_time import check_time_column, event_times
+from flinkplus.operators.event_time import TimeMetrics, check_time_column, event_times
 from flinkplus.operators.keys import check_key_columns, encode_keys, hash_keys
 from flinkplus.operators.parts import Part, Shelves
 from flinkplus.operators.schema import repeated
@@ -213,6 +213,7 @@ def _concatenated(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 class _IntervalJoinInstance(OperatorInstance):
     def __init__(self, descriptor: IntervalJoin, ctx: OperatorContext) -> None:
         self._ctx = ctx
+        self._metrics = TimeMetrics(ctx)
         self._left_inputs = descriptor.left_inputs
         lower, upper = descriptor.lower_ms, descriptor.upper_ms
         self._bounds = (lower, upper), (-upper, -lower)  # of the other's time, seen from the left and from the right
@@ -248,11 +249,11 @@ class _IntervalJoinInstance(OperatorInstance):
         times = event_times(batch, side.side.column)
         wanted = times.known
         if times.missing:
-            self._ctx.add("rows_without_time", times.missing)
+            self._metrics.without_time(times.missing)
         if self._watermark_ms is not None:
             late = wanted & (times.ms < self._watermark_ms)
             if late.any():
-                self._ctx.add("late_rows", int(np.count_nonzero(late)))
+                self._metrics.late(times.ms[late], self._watermark_ms)
                 wanted = wanted & ~late
         for key in side.side.keys:
             wanted = wanted & plain_array(batch.column(key), side.side.schema.field(key).type).is_valid().to_numpy(

@@ -45,8 +45,10 @@ from flinkplus.operators.row import (
 from flinkplus.operators.rows import Collector
 from flinkplus.operators.schema import parse_schema
 from flinkplus.operators.timers import EventTimers
+from flinkplus.operators.values import instant
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+LATE_TIMERS = "late_timers"
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _ATOMS = (int, float, str, bytes, bool, type(None))
 
@@ -195,6 +197,9 @@ class ProcessContext:
         self._now_ms, self._rng = ctx.now_ms, ctx.rng
         self._values: dict[str, ValueState] = {}
         self._timers = timers
+        self._metrics = ctx.metrics
+        if timers is not None:
+            self._metrics.setdefault(LATE_TIMERS, 0)
         self._keys: tuple[KeyCodes | None, list[bytes]] = (None, [])
         self.watermark: int | None = None
 
@@ -205,9 +210,13 @@ class ProcessContext:
 
     def event_timer(self, at: int | datetime.datetime) -> None:
         """Have ``on_timer`` called for the current key when the watermark reaches ``at`` (milliseconds since 1970, or a
-        datetime). No effect when that is set already. A time that has passed: when the watermark rises next.
+        datetime; without a zone it is local time). No effect when that is set already. A time that has passed: when the
+        watermark rises next, and counted in the metric ``late_timers``.
         """
-        self._timers_in_use().set(_milliseconds(at), self._key_bytes(), self.key)
+        timers, at_ms = self._timers_in_use(), _milliseconds(at)
+        timers.set(at_ms, self._key_bytes(), self.key)
+        if self.watermark is not None and at_ms <= self.watermark and not self.at_end:
+            self._metrics[LATE_TIMERS] += 1
 
     def delete_event_timer(self, at: int | datetime.datetime) -> None:
         """Take back ``event_timer`` of the current key; no error when there is none."""
@@ -347,6 +356,5 @@ class _ProcessInstance(OperatorInstance):
 
 def _milliseconds(at: int | datetime.datetime) -> int:
     if isinstance(at, datetime.datetime):
-        moment = at if at.tzinfo is not None else at.replace(tzinfo=datetime.timezone.utc)
-        return (moment - _EPOCH) // _MILLISECOND
+        return (instant(at) - _EPOCH) // _MILLISECOND
     return operator.index(at)

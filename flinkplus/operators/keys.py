@@ -7,9 +7,10 @@ Rules:
   operation.
 - The bytes of a key are part of the state's format on disk, so they never change: one string column: its UTF-8, null
   is ``FF`` (never valid UTF-8); one binary column: itself, with one more ``FF`` in front where it begins with ``FF``,
-  null is ``FF``; a boolean, number, date or time: 8 bytes, big endian, in the values' order, null is empty; several
-  columns: for each ``00`` when null, else ``01``, four bytes of length, and the bytes above; no column: empty, the one
-  key that all rows have. As keys ``-0.0 == 0.0`` and ``NaN == NaN``. A null is a key of its own.
+  null is ``FF``; a boolean, number, date or time: 8 bytes, big endian, in the values' order, null is empty; a decimal:
+  the same in 16 bytes; several columns: for each ``00`` when null, else ``01``, four bytes of length, and the bytes
+  above; no column: empty, the one key that all rows have. As keys ``-0.0 == 0.0`` and ``NaN == NaN``. A null is a key
+  of its own.
 - The hash depends on nothing but the key's bytes: no seed, the same on every machine and in every version, for
   routing must agree between all slots and over a restore.
 """
@@ -28,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators import decimals
 from flinkplus.operators.columns import SMALL_ROWS, compact, decoded, dictionary_array
 
 _NULL_TEXT = b"\xff"
@@ -100,7 +102,10 @@ def check_key_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
             raise ConfigurationError(f"key column {column!r} is not among the columns {schema.names}")
         dtype = schema.field(column).type
         if not (_is_text(dtype) or _is_fixed(dtype)):
-            raise ConfigurationError(f"key column {column!r} has the type {dtype}, which cannot be a key")
+            raise ConfigurationError(
+                f"key column {column!r} has the type {dtype}, which cannot be a key; keys are texts, "
+                "binaries, booleans, numbers, decimals, dates and times: map the column to one of these"
+            )
 
 
 def _is_text(dtype: pa.DataType) -> bool:
@@ -108,7 +113,13 @@ def _is_text(dtype: pa.DataType) -> bool:
 
 
 def _is_fixed(dtype: pa.DataType) -> bool:
-    kinds = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_temporal)
+    kinds = (
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_temporal,
+        decimals.is_decimal,
+    )
     return any(is_kind(dtype) for is_kind in kinds) and not pa.types.is_interval(dtype)
 
 
@@ -183,8 +194,9 @@ def encode_values(values: pa.Array) -> pa.BinaryArray:
     if not _is_fixed(dtype):
         raise ConfigurationError(f"a column of type {dtype} cannot be a key")
     nulls = values.is_null().to_numpy(zero_copy_only=False)
-    ordered = _ordered_numbers(values).astype(">u8")
-    lengths = np.where(nulls, 0, 8)
+    is_decimal = decimals.is_decimal(dtype)
+    ordered = decimals.ordered_bytes(values) if is_decimal else _ordered_numbers(values).astype(">u8")
+    lengths = np.where(nulls, 0, decimals.WIDTH if is_decimal else 8)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(ordered[~nulls].tobytes())]
     return pa.Array.from_buffers(pa.binary(), len(values), buffers)

@@ -7,6 +7,7 @@ Rules:
   names are the schema's, else by position), a dict (by name; a missing name is null), and, for a schema of one
   column, the bare value.
 - Nothing is converted silently: a float is no integer, a number is no text. Integers may stand for floating point.
+- Times, maps and what holds them are shown and taken as ``values`` says: as in PySpark.
 - Whatever goes wrong is a ``UserFunctionError`` with the operator, the subtask and the *input* row.
 """
 
@@ -18,7 +19,7 @@ import numbers
 import traceback
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -27,6 +28,7 @@ import pyarrow as pa
 
 from flinkplus.errors import UserFunctionError
 from flinkplus.operators.columns import plain
+from flinkplus.operators.values import member_of, pairs_of, shown, taker
 
 MAX_REPR_CHARACTERS = 1000
 USER_EXCEPTIONS = (Exception, SystemExit)
@@ -89,7 +91,7 @@ def rows_of(batch: pa.RecordBatch, schema: pa.Schema) -> list[Row]:
     """The rows of a batch, its columns decoded to the plain types of ``schema``."""
     kind = row_type(tuple(schema.names))
     new = tuple.__new__
-    columns = [column.to_pylist() for column in plain(batch, schema).columns]
+    columns = [shown(column) for column in plain(batch, schema).columns]
     return [new(kind, values) for values in zip(*columns, strict=True)]
 
 
@@ -120,6 +122,7 @@ class RowConverter:
         self._subtask = subtask
         self._names = tuple(schema.names)
         self._checks = [_type_check(field.type) for field in schema]
+        self._takers = [taker(field.type) for field in schema]
 
     def values(self, result: Any) -> tuple[Any, ...]:
         """One returned row as a tuple in the schema's order. Raises ``TypeError`` when it cannot be one."""
@@ -173,7 +176,8 @@ class RowConverter:
     def _converted(self, position: int, values: Sequence[Any]) -> pa.Array:
         field = self.schema.field(position)
         self._checks[position](values)
-        array = pa.array(values, type=field.type)
+        take = self._takers[position]
+        array = pa.array(values if take is None else [take(value) for value in values], type=field.type)
         if array.null_count and not field.nullable:
             raise TypeError("null in a column declared NOT NULL")
         return array
@@ -191,15 +195,46 @@ def _type_check(dtype: pa.DataType) -> Callable[[Sequence[Any]], None]:
             if kind is not _NONE and (not issubclass(kind, allowed) or issubclass(kind, forbidden)):
                 raise TypeError(f"{kind.__name__} is not {dtype}")
 
-    if not pa.types.is_list(dtype):
-        return check
-    check_elements = _type_check(dtype.value_type)
+    if pa.types.is_list(dtype):
+        return _all_of(check, [(_type_check(dtype.value_type), _elements)])
+    if pa.types.is_map(dtype):
+        return _all_of(check, [(_type_check(dtype.key_type), _keys), (_type_check(dtype.item_type), _items)])
+    if pa.types.is_struct(dtype):
+        parts = [(at, field.name, _type_check(field.type)) for at, field in enumerate(dtype)]
+        return _all_of(check, [(inner, partial(_members, name, at)) for at, name, inner in parts])
+    return check
 
-    def check_list(values: Sequence[Any]) -> None:
+
+Check = Callable[[Sequence[Any]], None]
+
+
+def _all_of(check: Check, inner: Sequence[tuple[Check, Callable[[Sequence[Any]], list[Any]]]]) -> Check:
+    """``check`` of the values themselves, and the inner ones of what is taken out of them."""
+
+    def check_all(values: Sequence[Any]) -> None:
         check(values)
-        check_elements(list(chain.from_iterable(value for value in values if value is not None)))
+        some = [value for value in values if value is not None]
+        for check_part, part in inner:
+            check_part(part(some))
 
-    return check_list
+    return check_all
+
+
+def _elements(values: Sequence[Any]) -> list[Any]:
+    return list(chain.from_iterable(values))
+
+
+def _keys(values: Sequence[Any]) -> list[Any]:
+    return [key for value in values for key, _ in pairs_of(value)]
+
+
+def _items(values: Sequence[Any]) -> list[Any]:
+    return [item for value in values for _, item in pairs_of(value)]
+
+
+def _members(name: str, at: int, values: Sequence[Any]) -> list[Any]:
+    """What stands in a field of structs, by name in dicts, otherwise by position."""
+    return [member_of(value, name, at) for value in values]
 
 
 def _python_types(dtype: pa.DataType) -> tuple[tuple[type, ...], tuple[type, ...]]:
@@ -222,4 +257,8 @@ def _python_types(dtype: pa.DataType) -> tuple[tuple[type, ...], tuple[type, ...
         return (decimal.Decimal, int), (bool,)
     if pa.types.is_list(dtype):
         return (list, tuple, np.ndarray), ()
+    if pa.types.is_map(dtype):
+        return (Mapping, list, tuple), ()
+    if pa.types.is_struct(dtype):
+        return (Mapping, tuple), ()
     return (object,), ()

@@ -24,6 +24,7 @@ from flinkplus.operators.base import Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut, plain
 from flinkplus.operators.row import USER_EXCEPTIONS, Row, RowConverter, rows_of, user_error
 from flinkplus.operators.schema import parse_schema
+from flinkplus.operators.values import check_zones
 
 MAX_COLLECTED_ROWS = 16_384
 """Rows that row functions give before they are made into a batch."""
@@ -181,7 +182,7 @@ class MapBatches(Operator):
     """``fn(batch)`` gives a record batch or table of ``schema``, or an iterable of them.
 
     The function gets plain columns (no dictionaries). Columns of what it returns are matched by name; they are cast
-    to the schema's types where that loses nothing.
+    to the schema's types where that loses nothing. Timestamps with a zone and without are not cast to each other.
     """
 
     name: str
@@ -214,7 +215,9 @@ class _MapBatchesInstance(OperatorInstance):
                 result = next(results, None)
                 if result is None:
                     return
-                fitted = plain(result.select(self._schema.names), self._schema)
+                selected = result.select(self._schema.names)
+                check_zones(selected, self._schema)
+                fitted = plain(selected, self._schema)
                 fitted.validate()
             except USER_EXCEPTIONS as error:
                 row = f"a batch of {shown.num_rows} rows that begins with {shown.slice(0, 1).to_pylist()[0]!r}"

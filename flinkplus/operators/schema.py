@@ -1,8 +1,9 @@
 """Schemas as users write them: ``'word string, n long'``, in Spark's words, or a ``pa.Schema``.
 
 Known types: string, binary, boolean, byte/tinyint, short/smallint, int/integer, long/bigint, float/real, double,
-decimal(p,s), date, timestamp (an instant, kept as UTC), timestamp_ntz, array<...>. Any case; names may stand in
-backticks; ``NOT NULL`` may follow a type. A lone type is one column named ``value``, as in Spark.
+decimal(p,s), date, timestamp (an instant, kept as UTC), timestamp_ntz, array<...>, map<..., ...>, struct<name: ...>.
+Any case; names may stand in backticks; ``NOT NULL`` may follow a type. A lone type is one column named ``value``, as in
+Spark.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class _Parser:
         self._next = 0
 
     def _error(self, problem: str) -> ConfigurationError:
-        known = ", ".join([*_SIMPLE, "array<...>"])
+        known = ", ".join([*_SIMPLE, "array<...>", "map<..., ...>", "struct<name: ...>"])
         return ConfigurationError(
             f"the schema {self._text!r} is not understood: {problem}; write 'name type, name type'; types are {known}"
         )
@@ -138,6 +139,25 @@ class _Parser:
             raise self._error(f"{self._peek()[1]!r} is not expected")
         return pa.schema(fields)
 
+    def _struct(self) -> pa.DataType:
+        self._take("<")
+        fields = [self._field()]
+        while self._skip(","):
+            fields.append(self._field())
+        self._take(">")
+        twice = repeated([field.name for field in fields])
+        if twice is not None:
+            raise self._error(f"a struct cannot have the field {twice!r} twice")
+        return pa.struct(fields)
+
+    def _map(self) -> pa.DataType:
+        self._take("<")
+        key = self._type()
+        self._take(",")
+        value = self._type()
+        self._take(">")
+        return pa.map_(key, value)
+
     def _field(self) -> pa.Field:
         name = self._take("name", "word")
         self._skip(":")
@@ -156,6 +176,10 @@ class _Parser:
             inner = self._type()
             self._take(">")
             return pa.list_(inner)
+        if word == "map":
+            return self._map()
+        if word == "struct":
+            return self._struct()
         if word in ("decimal", "numeric") and self._skip("("):
             precision = self._take("word")
             scale = self._take("word") if self._skip(",") else "0"

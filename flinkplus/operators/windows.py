@@ -5,7 +5,7 @@ Rules:
 - windows are ``size_ms`` long, and begin at multiples of that since 1970 (UTC);
 - rows come out by window, then by the bytes of the key; a key without rows in a window has none in the output;
 - a row whose window has been put out is late: it is dropped, and counted in the metric ``late_rows``. One without a
-  time is dropped, too, and counted in ``rows_without_time``;
+  time is dropped, too, and counted in ``rows_without_time`` (``TimeMetrics``);
 - ``window_start`` lies before the watermark that a row comes out at: by so much, the size, the operator's own stays
   behind;
 - each batch is reduced to a row for each key and window; those are kept, and merged when they become many (``parts``).
@@ -27,7 +27,7 @@ from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.aggregates import Aggregate, Groups
 from flinkplus.operators.base import JsonValue, KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut, plain_array
-from flinkplus.operators.event_time import check_time_column, event_times
+from flinkplus.operators.event_time import TimeMetrics, check_time_column, event_times
 from flinkplus.operators.keys import check_key_columns, encode_keys
 from flinkplus.operators.parts import Shelves
 from flinkplus.operators.schema import repeated
@@ -76,6 +76,7 @@ class TumblingWindow(KeyedOperator):
 class _TumblingWindowInstance(OperatorInstance):
     def __init__(self, descriptor: TumblingWindow, ctx: OperatorContext) -> None:
         self._ctx = ctx
+        self._metrics = TimeMetrics(ctx)
         self._keys = descriptor.keys
         self._column = descriptor.column
         self._size_ms = descriptor.size_ms
@@ -105,12 +106,12 @@ class _TumblingWindowInstance(OperatorInstance):
         starts = times.ms - times.ms % self._size_ms
         wanted = times.known
         if times.missing:
-            self._ctx.add("rows_without_time", times.missing)
+            self._metrics.without_time(times.missing)
         if self._watermark_ms is not None:
             in_time = starts > self._watermark_ms - self._size_ms
-            late = int(np.count_nonzero(wanted & ~in_time))
-            if late:
-                self._ctx.add("late_rows", late)
+            late = wanted & ~in_time
+            if late.any():
+                self._metrics.late(times.ms[late], self._watermark_ms)
                 wanted = wanted & in_time
         if not wanted.all():
             batch, starts = batch.filter(pa.array(wanted)), starts[wanted]
@@ -161,9 +162,8 @@ class _TumblingWindowInstance(OperatorInstance):
 
     def _too_large(self, error: Exception) -> UserFunctionError:
         sums = ", ".join(repr(a.column) for a in self._aggregates if a.column is not None)
-        return UserFunctionError(
-            self._ctx.operator, self._ctx.subtask, f"rows of a window, column {sums}", f"beyond 64 bits ({error})"
-        )
+        cause = f"an aggregate is too large: beyond 64 bits, or beyond the digits of its decimal type ({error})"
+        return UserFunctionError(self._ctx.operator, self._ctx.subtask, f"rows of a window, column {sums}", cause)
 
     @override
     def on_watermark(self, watermark_ms: int) -> Iterator[pa.RecordBatch]:
@@ -179,8 +179,11 @@ class _TumblingWindowInstance(OperatorInstance):
         for name, bound_ms in ((START, start_ms), (END, start_ms + self._size_ms)):
             numbers = pa.array(np.full(reduced.num_rows, bound_ms * 1000, np.int64))
             columns.append(numbers.view(self._output.field(name).type))
-        for aggregate, partial in self._partials(reduced):
-            columns.append(aggregate.result(partial, self._output.field(aggregate.output).type))
+        try:
+            for aggregate, partial in self._partials(reduced):
+                columns.append(aggregate.result(partial, self._output.field(aggregate.output).type))
+        except OverflowError as error:
+            raise self._too_large(error) from error
         return pa.RecordBatch.from_arrays(columns, schema=self._output)
 
     @override

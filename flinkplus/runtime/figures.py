@@ -13,11 +13,14 @@ from typing import Any
 
 from dedup.filter import FilterCounts
 from flinkplus.graph import JobGraph
+from flinkplus.operators.event_time import MAX_LATE_MS
 from flinkplus.protocol.effects import CheckpointOutcome, CheckpointStats
 from flinkplus.protocol.in_flight import AbortCause, in_flight_bytes
+from flinkplus.runtime.late_rows import LateRowWarnings
 from flinkplus.runtime.names import parse_subtask
 
 KEPT_CHECKPOINTS = 1000
+MAXIMA = frozenset({MAX_LATE_MS})
 UNALIGNED = "unaligned"
 PENDING = "pending"
 PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms")
@@ -86,6 +89,7 @@ class Figures:
         self.last_complete: int | None = None
         self.completed = self.aborted = self.over_budget = 0
         self._final = False
+        self._late_rows = LateRowWarnings(graph)
         self._dropped: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.fenced_reports = 0
         """Of slots that were given up, or of subtasks of older generations; without effect."""
@@ -116,6 +120,7 @@ class Figures:
         if self._final:
             return
         self._subtasks = {**self._subtasks, **subtasks}
+        self._late_rows.check(self.operators)
 
     def triggered(self, checkpoint: int) -> None:
         """A checkpoint was triggered; or some of its sources were told again."""
@@ -196,6 +201,7 @@ class Figures:
             keys, size, *_ = figures.sizes[subtask]
             merged[subtask] = {**known, "operators": counters, "keys": keys, "bytes": size}
         self._subtasks = merged
+        self._late_rows.check(self.operators)
 
     def adopt(self, checkpoint: int, handles: dict[str, dict[str, Any]]) -> None:
         """Take the figures of a job that an earlier run has finished from the snapshots of its final ``checkpoint``."""
@@ -207,12 +213,13 @@ class Figures:
         self._adopt_cut(final)
 
     def operators(self) -> dict[str, dict[str, int]]:
-        """Per operator, summed over its subtasks: rows in, rows out, and its own counters."""
+        """Per operator, summed over its subtasks (of ``MAXIMA`` the largest): rows in, rows out, its own counters."""
         totals: dict[str, dict[str, int]] = {name: {"rows_in": 0, "rows_out": 0} for name in self._order}
         for counters in self._subtasks.values():
             for name, values in counters["operators"].items():
                 for key, value in values.items():
-                    totals[name][key] = totals[name].get(key, 0) + value
+                    known = totals[name].get(key, 0)
+                    totals[name][key] = max(known, value) if key in MAXIMA else known + value
         return totals
 
     def totals(self) -> dict[str, Any]:

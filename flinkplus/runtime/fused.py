@@ -219,6 +219,7 @@ class FusedOperators:
             if member.reader is not None:
                 member.reader.open(entry.get("position"))
             if member.instance is not None and entry:
+                member.context.metrics.update(entry.get("own", {}))
                 member.instance.restore(entry["state"])
             if member.writer is not None and promoted:
                 member.writer.adopt(entry.get("staged", []))

@@ -129,7 +129,7 @@ def start_job(
             for source_name, frame in frames.items():
                 node = next(node for node in graph.nodes if node.name == source_name)
                 assert isinstance(node.body, StagedParquet)
-                node.body = staging.stage(frame, node.body, directory.checkpoints, options.parallelism)
+                node.body = staging.stage(frame, node.body, directory.checkpoints)
         plan = Plan(PLAN_FORMAT, name, output_id, graph, options)
         return _launch(spark, plan, storage, directory, begun, finished_is_fine=resume == "auto")
     except BaseException:

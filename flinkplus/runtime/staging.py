@@ -1,18 +1,20 @@
 """Batch DataFrames as replayable input: Spark writes their rows to Parquet files, which every slot can read from
 any position.
 
-Rules: what is staged belongs to the checkpoint directory, and lives as long as checkpoints that point into it.
-There are at least as many files as source subtasks, when there are as many rows.
+Rules:
+
+- what is staged belongs to the checkpoint directory, and lives as long as checkpoints that point into it;
+- rows are staged as they come, partition by partition: Spark is asked for no other partitions, since every way to make
+  them takes the order of the rows. The source splits what is staged into contiguous ranges of rows.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.runtime.spark_types import arrow_schema
 from flinkplus.sources.parquet import StagedParquet
 
 STAGED = "staged"
@@ -27,23 +29,17 @@ def check_dataframe(df: DataFrame) -> None:
 
 
 def arrow_schema_of(df: DataFrame) -> pa.Schema:
-    """The Arrow schema of a DataFrame. Raises ``ConfigurationError`` for a column type Arrow does not know."""
-    try:
-        schema: pa.Schema = to_arrow_schema(df.schema)
-    except PySparkException as error:
-        raise ConfigurationError(f"from_spark: {error}") from error
-    return schema
+    """The Arrow schema of a DataFrame. Raises ``ConfigurationError`` for a column that cannot be staged."""
+    return arrow_schema(df.schema)
 
 
-def stage(df: DataFrame, source: StagedParquet, directory: str, parallelism: int) -> StagedParquet:
-    """Let Spark write ``df`` below ``directory``; returns the source that reads it.
+def stage(df: DataFrame, source: StagedParquet, directory: str) -> StagedParquet:
+    """Let Spark write ``df`` below ``directory``; returns the source that reads it, in the order of ``df``.
 
     Raises ``InputError`` when Spark cannot read the input.
     """
     target = f"{directory.rstrip('/')}/{STAGED}/{source.name}"
     try:
-        if df.rdd.getNumPartitions() < parallelism:
-            df = df.repartition(parallelism)
         df.write.mode("overwrite").parquet(target)
     except Exception as error:  # pyspark's and py4j's errors: to the user they are one
         raise InputError(

@@ -23,6 +23,7 @@ from flinkplus.operators.base import JsonValue
 from flinkplus.operators.columns import plain
 from flinkplus.operators.row import USER_EXCEPTIONS, RowConverter, user_error
 from flinkplus.operators.schema import parse_schema
+from flinkplus.operators.values import check_zones
 from flinkplus.sources.base import Source, SourceReader
 
 POSITION_FORMAT = 1
@@ -113,7 +114,9 @@ class _GeneratorReader(SourceReader):
 
     def _batch(self, start: int, count: int) -> pa.RecordBatch:
         try:
-            batch = plain(self._source.fn(start, count).select(self._schema.names), self._schema)
+            given = self._source.fn(start, count).select(self._schema.names)
+            check_zones(given, self._schema)
+            batch = plain(given, self._schema)
             if batch.num_rows != count:
                 raise ValueError(f"returned {batch.num_rows} rows instead of {count}")
         except USER_EXCEPTIONS as error:

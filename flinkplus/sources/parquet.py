@@ -4,7 +4,9 @@ Rules:
 
 - Planned in the driver: the files in the given order, with the number of rows of each row group. A file that has
   others later is an ``InputError``.
-- Subtask *i* of *p* reads one contiguous *p*-th of all rows; so each opens few row groups that it reads only a part of.
+- Subtask *i* of *p* reads one contiguous *p*-th of all rows, in their order; so each opens few row groups that it reads
+  only a part of.
+- The files that Spark writes are taken in the order of the partitions they hold.
 - Row groups are read one by one, as a stream of pages: memory is bounded by pages and batches, not by row groups.
 - The cursor of a split is the number, within its row group, of the next row.
 - Text that is not UTF-8 is replaced and its rows are counted in ``metrics["invalid_lines"]``; or, with
@@ -13,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -74,7 +77,7 @@ class StagedParquet(Source):
 
     def staged_at(self, directory: str) -> StagedParquet:
         """This source, planned, over the Parquet files that stand in ``directory`` (a local path or URI), in the
-        order of names.
+        order of names, numbers in them compared as numbers.
 
         Raises ``InputError`` when the directory cannot be read; no files are no rows.
         """
@@ -83,7 +86,7 @@ class StagedParquet(Source):
             found = filesystem.get_file_info(pyarrow.fs.FileSelector(inner))
         except _READ_ERRORS as error:
             raise InputError(f"source {self.name!r}: cannot read the directory {directory!r}: {error}") from error
-        names = sorted(info.base_name for info in found if info.is_file and info.extension == "parquet")
+        names = sorted((i.base_name for i in found if i.is_file and i.extension == "parquet"), key=_by_numbers)
         files = tuple(f"{directory.rstrip('/')}/{name}" for name in names if not name.startswith((".", "_")))
         return replace(self, files=files, groups=None).planned()
 
@@ -121,7 +124,17 @@ class StagedParquet(Source):
 def open_parquet(path: str) -> pq.ParquetFile:
     """The file at a local path or URI, to be read page by page."""
     filesystem, inner = filesystem_of(path)
-    return pq.ParquetFile(filesystem.open_input_file(inner), buffer_size=_BUFFER_BYTES, pre_buffer=False)
+    return pq.ParquetFile(
+        filesystem.open_input_file(inner),
+        buffer_size=_BUFFER_BYTES,
+        pre_buffer=False,
+        coerce_int96_timestamp_unit="us",  # as Spark may write timestamps: nanoseconds end in the year 2262
+    )
+
+
+def _by_numbers(name: str) -> list[str | int]:
+    """Spark numbers its files with leading zeros, five digits of partitions and three of files, and then with more."""
+    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
 
 
 class _ParquetReader(SplitReader[RowRange]):

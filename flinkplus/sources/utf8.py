@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 
 def invalid_rows(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Which rows of a column hold text that is not UTF-8; ``None`` when none does. Looks into lists."""
+    """Which rows of a column hold text that is not UTF-8; ``None`` when none does. Looks into lists, structs and
+    maps.
+    """
     try:
         array.validate(full=True)
         return None
     except pa.ArrowInvalid:
         pass
-    bad = np.zeros(len(array), dtype=np.bool_)
-    if _is_text(array.type):
-        for row, text in enumerate(_as_bytes(array).to_pylist()):
-            bad[row] = text is not None and first_invalid_byte(text) is not None
-    elif pa.types.is_list(array.type):
-        inner = invalid_rows(array.flatten())
-        if inner is not None:
-            bad[array.value_parent_indices().to_numpy()[inner]] = True
+    values = _as_bytes(array).to_pylist()
+    bad = np.array([_is_bad(value, array.type) for value in values], dtype=np.bool_)
     return bad if bad.any() else None
 
 
 def repaired(array: pa.Array) -> pa.Array:
-    """The column with bytes that are not UTF-8 replaced, value by value, as ``bytes.decode("utf-8", "replace")``
-    does.
-    """
-    if _is_text(array.type):
-        texts = [None if text is None else text.decode(errors="replace") for text in _as_bytes(array).to_pylist()]
-        return pa.array(texts, array.type)
-    if pa.types.is_list(array.type):
-        lengths = [0 if length is None else length for length in array.value_lengths().to_pylist()]
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        return pa.ListArray.from_arrays(offsets, repaired(array.flatten()), array.type, mask=array.is_null())
-    return array
+    """The column with bytes that are not UTF-8 replaced, text by text, as ``bytes.decode("utf-8", "replace")`` does."""
+    return pa.array([_decoded(value, array.type) for value in _as_bytes(array).to_pylist()], array.type)
+
+
+def _is_bad(value: Any, dtype: pa.DataType) -> bool:
+    """Whether a value, with bytes for its texts, holds a text that is not UTF-8."""
+    if value is None:
+        return False
+    if _is_text(dtype):
+        return first_invalid_byte(value) is not None
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        return any(_is_bad(element, dtype.value_type) for element in value)
+    if pa.types.is_map(dtype):
+        return any(_is_bad(key, dtype.key_type) or _is_bad(item, dtype.item_type) for key, item in value)
+    if pa.types.is_struct(dtype):
+        return any(_is_bad(value[field.name], field.type) for field in dtype)
+    return False
+
+
+def _decoded(value: Any, dtype: pa.DataType) -> Any:
+    """A value, with bytes for its texts, as it is with texts."""
+    if value is None:
+        return None
+    if _is_text(dtype):
+        return value.decode(errors="replace")
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        return [_decoded(element, dtype.value_type) for element in value]
+    if pa.types.is_map(dtype):
+        return [(_decoded(key, dtype.key_type), _decoded(item, dtype.item_type)) for key, item in value]
+    if pa.types.is_struct(dtype):
+        return {field.name: _decoded(value[field.name], field.type) for field in dtype}
+    return value
 
 
 def _is_text(dtype: pa.DataType) -> bool:
@@ -44,7 +63,26 @@ def _is_text(dtype: pa.DataType) -> bool:
 
 
 def _as_bytes(array: pa.Array) -> pa.Array:
-    return array.cast(pa.large_binary() if pa.types.is_large_string(array.type) else pa.binary(), safe=False)
+    return array.cast(_bytes_type(array.type), safe=False)
+
+
+def _bytes_type(dtype: pa.DataType) -> pa.DataType:
+    """``dtype`` with binaries for its texts."""
+    if _is_text(dtype):
+        return pa.large_binary() if pa.types.is_large_string(dtype) else pa.binary()
+    if pa.types.is_list(dtype):
+        return pa.list_(_bytes_field(dtype.value_field))
+    if pa.types.is_large_list(dtype):
+        return pa.large_list(_bytes_field(dtype.value_field))
+    if pa.types.is_map(dtype):
+        return pa.map_(_bytes_field(dtype.key_field), _bytes_field(dtype.item_field))
+    if pa.types.is_struct(dtype):
+        return pa.struct([_bytes_field(field) for field in dtype])
+    return dtype
+
+
+def _bytes_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_bytes_type(field.type))
 
 
 def first_invalid_byte(text: bytes) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, defaultdict
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.integration.test_failover import assert_local
 pytestmark = pytest.mark.integration
 
 SIZE_MS, OUT_OF_ORDER_MS = 50, 20
-SUMS = "bucket long, start long, rows long, total long"
+SUMS = "bucket long, start long, rows long, total long, paid decimal(22, 2)"
 
 
 def event_time_ms(i: int) -> int:
@@ -34,12 +35,14 @@ def marks(stream: Stream) -> Stream:
 
 def windows(stream: Stream) -> Stream:
     """Aggregate the rows of each bucket; event time has come through the count."""
-    timed = stream.map(lambda row: (row.i % 7, event_time_ms(row.i), row.i), schema="bucket long, ts long, i long")
-    small = (
-        timed.key_by("bucket").tumbling_window("ts", "50 ms").aggregate(rows="count", total=("sum", "i"), name="small")
+    timed = stream.map(
+        lambda row: (row.i % 7, event_time_ms(row.i), row.i, Decimal(row.i) / 4),
+        schema="bucket long, ts long, i long, price decimal(12, 2)",
     )
+    window = timed.key_by("bucket").tumbling_window("ts", "50 ms")
+    small = window.aggregate(rows="count", total=("sum", "i"), paid=("sum", "price"), name="small")
     return small.map(
-        lambda row: (row.bucket, round(row.window_start.timestamp() * 1000), row.rows, row.total), schema=SUMS
+        lambda row: (row.bucket, round(row.window_start.timestamp() * 1000), row.rows, row.total, row.paid), schema=SUMS
     )
 
 
@@ -66,12 +69,13 @@ class HurtWindows(Victim):
             expected[i % 7, event_time_ms(i) // SIZE_MS * SIZE_MS].append(i)
         table = pq.read_table(self.out)
         found = {
-            (bucket, start): (rows, total)
-            for bucket, start, rows, total in zip(*(column.to_pylist() for column in table.columns), strict=True)
+            (bucket, start): (rows, total, paid)
+            for bucket, start, rows, total, paid in zip(*(column.to_pylist() for column in table.columns), strict=True)
         }
         assert len(found) == table.num_rows, "a window was put out twice"
-        assert found == {key: (len(numbers), sum(numbers)) for key, numbers in expected.items()}
-        assert metrics["small"].get("late_rows", 0) == 0
+        sums = {key: (len(numbers), sum(numbers)) for key, numbers in expected.items()}
+        assert found == {key: (rows, total, Decimal(total) / 4) for key, (rows, total) in sums.items()}
+        assert metrics["small"]["late_rows"] == metrics["marks"]["late_rows"] == 0
         assert len(expected) > 100
 
     def rows_read(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from tests.integration.test_failover import assert_local
 pytestmark = pytest.mark.integration
 
 K = 5
+PRICED = "word string, i long, count long, price decimal(12, 2)"
+
+
+def price(i: int) -> Decimal:
+    return Decimal(i) / 4
 
 
 def test_union_deduplicate_total_and_top(spark: SparkSession, tmp_path: Path) -> None:
@@ -26,7 +32,8 @@ def test_union_deduplicate_total_and_top(spark: SparkSession, tmp_path: Path) ->
 
     def between(counted: Stream) -> Stream:
         counted.gather().top(K, by="count", item="word", name="top").to_parquet(str(tmp_path / "top"), name="ranks")
-        return counted.union(counted).deduplicate("i", ttl="10 minutes").total("i")
+        once = counted.union(counted).deduplicate("i", ttl="10 minutes")
+        return once.map(lambda row: (*row, price(row.i)), schema=PRICED).total("price")
 
     with Victim(spark, tmp_path, between=between) as victim:
         victim.wait_for_strength()
@@ -45,7 +52,7 @@ def assert_totals(victim: Victim) -> None:
     """In the order of the totals, each is the one before it and the row's own number."""
     table = pq.read_table(victim.out)
     rows = sorted(zip(table["total"].to_pylist(), table["i"].to_pylist(), strict=True), key=lambda r: (r[0], -r[1]))
-    assert [total for total, _ in rows] == list(accumulate(i for _, i in rows))
+    assert [total for total, _ in rows] == list(accumulate(price(i) for _, i in rows))
 
 
 def assert_ranking(victim: Victim, path: Path) -> None:

@@ -80,4 +80,4 @@ def test_rows_without_a_time_are_counted() -> None:
     moment = datetime.datetime(2024, 5, 1, tzinfo=datetime.timezone.utc)
     batch = pa.RecordBatch.from_arrays([pa.array([None, moment, None], ctx.input_schema.field(0).type)], names=["ts"])
     list(operator.create(ctx).process(batch))
-    assert ctx.metrics == {"rows_without_time": 2}
+    assert ctx.metrics == {"late_rows": 0, "max_late_ms": 0, "rows_without_time": 2}

@@ -55,16 +55,18 @@ def test_counts_and_sums_as_with_dicts(
 def check_counts_and_sums(rows: list[tuple[Any, ...]], cuts: list[int], encode: bool) -> None:
     batches = batches_of(rows, cuts, encode)
     counts: dict[Any, int] = defaultdict(int)
-    sums: dict[Any, int] = defaultdict(int)
-    float_sums: dict[Any, float] = defaultdict(float)
-    expected: list[tuple[int, int, float]] = []
+    sums: dict[Any, int] = {}
+    float_sums: dict[Any, float] = {}
+    expected: list[tuple[int, int | None, float | None]] = []
     overflow = False
     for word, n, x in rows:
         counts[word] += 1
-        sums[word] += n or 0
-        float_sums[word] += x or 0
-        overflow = overflow or not -(2**63) <= sums[word] < 2**63
-        expected.append((counts[word], sums[word], float_sums[word]))
+        if n is not None:
+            sums[word] = sums.get(word, 0) + n
+            overflow = overflow or not -(2**63) <= sums[word] < 2**63
+        if x is not None:
+            float_sums[word] = float_sums.get(word, 0.0) + x
+        expected.append((counts[word], sums.get(word), float_sums.get(word)))
     state = FakeState()
     state.number_state("count", "int64")
     counted = run(Count("count", ("word",)), batches, SCHEMA, state)

@@ -78,11 +78,11 @@ def reckoned(rows: list[Row], start: int) -> list[dict[str, Any]]:
                 "window_end": start + SIZE_MS,
                 "rows": len(members),
                 "some": len(n),
-                "total": sum(n),
+                "total": sum(n) if n else None,
                 "least": min(n, default=None),
                 "greatest": max(x, default=None),
                 "mean": sum(n) / len(n) if n else None,
-                "weight": sum(x),
+                "weight": sum(x) if x else None,
             }
         )
     return sorted(

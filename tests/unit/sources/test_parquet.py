@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import pickle
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,44 @@ def test_a_directory_as_spark_leaves_it(tmp_path: Path) -> None:
     assert read_all(source.staged_at(str(tmp_path / "none"))) == [[]]
     with pytest.raises(InputError, match="nowhere"):
         source.staged_at(str(tmp_path / "nowhere"))
+
+
+def test_files_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """More partitions than five digits can number, and more files of a partition than three can."""
+    names = [
+        "part-00002-a1-c000",
+        "part-00002-a1-c999",
+        "part-00002-a1-c1000",
+        "part-99999-a1-c000",
+        "part-100000-a1-c000",
+    ]
+    for number, name in enumerate(names):
+        write(tmp_path / f"{name}.snappy.parquet", number, 1)
+    source = StagedParquet("rows", (), SCHEMA).staged_at(str(tmp_path))
+    assert [row["n"] for row in read_all(source)[0]] == list(range(len(names)))
+
+
+def test_timestamps_as_spark_may_store_them(tmp_path: Path) -> None:
+    """In 96 bits: nanoseconds would end in the year 2262."""
+    times = pa.array([datetime.datetime(1, 1, 3), datetime.datetime(9999, 12, 30), None], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"at": times}), tmp_path / "a", use_deprecated_int96_timestamps=True)
+    source = staged(str(tmp_path / "a"), schema=pa.schema([("at", times.type)]))
+    assert [row["at"] for row in drain(opened(source))] == times.to_pylist()
+
+
+def test_text_that_is_not_utf8_within_structs_and_maps(tmp_path: Path) -> None:
+    bad = text_of([b"ok", b"\xffx", None], pa.string())
+    fields = pa.StructArray.from_arrays([bad, pa.array([1, 2, 3])], names=["t", "n"], mask=pa.array([False] * 3))
+    maps = pa.MapArray.from_arrays(pa.array([0, 1, 2, 2], pa.int32()), pa.array(["a", "b"]), bad.slice(0, 2))
+    pq.write_table(pa.table({"s": fields, "m": maps}), tmp_path / "a")
+    source = staged(str(tmp_path / "a"), schema=pa.schema([("s", fields.type), ("m", maps.type)]))
+    reader = opened(source)
+    assert drain(reader) == [
+        {"s": {"t": "ok", "n": 1}, "m": [("a", "ok")]},
+        {"s": {"t": "\ufffdx", "n": 2}, "m": [("b", "\ufffdx")]},
+        {"s": {"t": None, "n": 3}, "m": []},
+    ]
+    assert reader.metrics == {"rows": 3, "invalid_lines": 1}
 
 
 def test_columns_come_as_the_schema_says(tmp_path: Path) -> None:

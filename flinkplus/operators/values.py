@@ -1,0 +1,138 @@
+"""Values of columns as users' functions see them, and the way back: where Arrow's own conversion is not PySpark's.
+
+Rules:
+
+- A timestamp (an instant) is shown as a ``datetime`` in the local time zone, with its distance from UTC: it shows the
+  hour that a PySpark function sees, and ``row.ts + timedelta(...)`` is exact over changes of the clock. One that has no
+  local time (the years 1 and 9999) is shown in UTC.
+- A ``datetime`` without a zone, given for a timestamp, is local time, as in PySpark. In the hour that the clock repeats
+  ``fold`` says which one is meant. The local time zone is that of the process: set the same one on all hosts.
+- A timestamp_ntz has no zone: it is shown without one, and of a ``datetime`` that has a zone the zone is left out.
+- A map is shown as a dict; a dict or a list of pairs is taken. A struct is shown as a dict; a dict, or a tuple with all
+  fields in order, is taken.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+Convert = Callable[[Any], Any]
+UTC = datetime.timezone.utc
+
+
+def local_time(moment: datetime.datetime) -> datetime.datetime:
+    """``moment``, which has a zone, in the local time zone; in UTC where that has no such year."""
+    try:
+        return moment.astimezone()
+    except (OverflowError, ValueError):
+        return moment.astimezone(UTC)
+
+
+def instant(moment: datetime.datetime) -> datetime.datetime:
+    """``moment`` with a zone: without one it is local time. Raises ``OverflowError`` where UTC has no such year."""
+    if moment.tzinfo is not None:
+        return moment
+    try:
+        return moment.astimezone(UTC)
+    except (OverflowError, ValueError) as error:
+        raise OverflowError(f"{moment} of local time cannot be told in UTC ({error}); give it a zone") from error
+
+
+def shown(array: pa.Array) -> list[Any]:
+    """The values of a column as a function sees them."""
+    values: list[Any] = array.to_pylist()
+    show = _shower(array.type)
+    return values if show is None else [None if value is None else show(value) for value in values]
+
+
+def _shower(dtype: pa.DataType) -> Convert | None:
+    """What makes of a value that is not null, as Arrow gives it, the one to be shown; ``None``: it is that already."""
+    if pa.types.is_timestamp(dtype):
+        return None if dtype.tz is None else local_time
+    if pa.types.is_map(dtype):
+        key, item = _or_same(_shower(dtype.key_type)), _or_same(_shower(dtype.item_type))
+        return lambda pairs: {key(k): item(v) for k, v in pairs}
+    return _inner(dtype, _shower, lambda value, name, _: value[name])
+
+
+def taker(dtype: pa.DataType) -> Convert | None:
+    """What makes of a value that a function gave the one that Arrow takes; ``None``: Arrow takes it as it is."""
+    if pa.types.is_timestamp(dtype):
+        return _without_zone if dtype.tz is None else _with_zone
+    if pa.types.is_map(dtype):
+        key, item = _or_same(taker(dtype.key_type)), _or_same(taker(dtype.item_type))
+        return lambda pairs: None if pairs is None else [(key(k), item(v)) for k, v in pairs_of(pairs)]
+    return _inner(dtype, taker, member_of)
+
+
+def _inner(
+    dtype: pa.DataType, of: Callable[[pa.DataType], Convert | None], member: Callable[[Any, str, int], Any]
+) -> Convert | None:
+    """The conversion of lists and structs, if anything in them is to be converted."""
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
+        element = of(dtype.value_type)
+        return (
+            None if element is None else lambda values: None if values is None else list(map(_or_none(element), values))
+        )
+    if pa.types.is_struct(dtype):
+        fields = [(at, field.name, of(field.type)) for at, field in enumerate(dtype)]
+        if all(convert is None for _, _, convert in fields):
+            return None
+        converts = [(at, name, _or_none(_or_same(convert))) for at, name, convert in fields]
+        return lambda value: (
+            None if value is None else {name: convert(member(value, name, at)) for at, name, convert in converts}
+        )
+    return None
+
+
+def _or_same(convert: Convert | None) -> Convert:
+    return (lambda value: value) if convert is None else _or_none(convert)
+
+
+def _or_none(convert: Convert) -> Convert:
+    return lambda value: None if value is None else convert(value)
+
+
+def _with_zone(moment: Any) -> Any:
+    if isinstance(moment, np.datetime64):
+        moment = moment.astype("datetime64[us]").item()
+    return instant(moment) if isinstance(moment, datetime.datetime) else moment
+
+
+def _without_zone(moment: Any) -> Any:
+    return moment.replace(tzinfo=None) if isinstance(moment, datetime.datetime) else moment
+
+
+def check_zones(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> None:
+    """Raises ``TypeError`` where a function gave timestamps without a zone for a column with one, or the other way
+    round: which time is meant cannot be known.
+    """
+    for field in schema:
+        given = batch.schema.field(field.name).type
+        if pa.types.is_timestamp(given) and pa.types.is_timestamp(field.type) and bool(given.tz) != bool(field.type.tz):
+            raise TypeError(
+                f"column {field.name!r} is {given}, but the schema says {field.type}: give it a zone with "
+                "pyarrow.compute.assume_timezone, or declare it timestamp_ntz"
+                if field.type.tz
+                else f"column {field.name!r} is {given}, but the schema says {field.type}: take its zone away with "
+                "pyarrow.compute.local_timestamp, or declare it timestamp"
+            )
+
+
+def pairs_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    """The pairs of what was given for a map."""
+    return value.items() if isinstance(value, Mapping) else value
+
+
+def member_of(value: Any, name: str, at: int) -> Any:
+    """A field of what was given for a struct. Raises ``TypeError`` for a tuple that is too short."""
+    if isinstance(value, Mapping):
+        return value.get(name)
+    if at >= len(value):
+        raise TypeError(f"{len(value)} values for a struct that has a field {name!r} at position {at}")
+    return value[at]

@@ -1,0 +1,82 @@
+"""The Arrow type of each Spark type that a DataFrame's column may have.
+
+Rules:
+
+- A timestamp is an instant: whatever the session's time zone, its type is a timestamp in UTC, as that of the schema
+  text ``timestamp``; so streams from several sources fit together.
+- The types are those of the Parquet files that Spark stages, or what these can be cast to without loss.
+- A type that cannot go through is a ``ConfigurationError`` that names the column and what to do.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import types
+
+from flinkplus.errors import ConfigurationError
+
+_SIMPLE: dict[type[types.DataType], pa.DataType] = {
+    types.BooleanType: pa.bool_(),
+    types.ByteType: pa.int8(),
+    types.ShortType: pa.int16(),
+    types.IntegerType: pa.int32(),
+    types.LongType: pa.int64(),
+    types.FloatType: pa.float32(),
+    types.DoubleType: pa.float64(),
+    types.StringType: pa.string(),
+    types.CharType: pa.string(),
+    types.VarcharType: pa.string(),
+    types.BinaryType: pa.binary(),
+    types.DateType: pa.date32(),
+    types.TimestampType: pa.timestamp("us", tz="UTC"),
+    types.TimestampNTZType: pa.timestamp("us"),
+    types.DayTimeIntervalType: pa.duration("us"),
+}
+_INSTEAD = {
+    "variant": "cast it to a string (to_json) or to the type that it holds",
+    "void": "cast it to a type, such as string",
+    "time": "cast it to a string, or to a timestamp of some day",
+    "calendar interval": "cast it to a day-time interval, or to a number",
+}
+
+
+def arrow_schema(schema: types.StructType) -> pa.Schema:
+    """The Arrow schema of rows with this Spark schema.
+
+    Raises ``ConfigurationError`` for no column, two of one name, and a type that cannot go through.
+    """
+    if not schema.fields:
+        raise ConfigurationError("from_spark: the DataFrame has no columns")
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise ConfigurationError(
+                f"from_spark: the DataFrame has two columns {name!r}; rename one, with withColumnsRenamed or toDF"
+            )
+    return pa.schema([pa.field(f.name, _arrow_type(f.dataType, f.name), f.nullable) for f in schema.fields])
+
+
+def _arrow_type(dtype: types.DataType, column: str) -> pa.DataType:
+    if isinstance(dtype, types.DecimalType):
+        return pa.decimal128(dtype.precision, dtype.scale)
+    if isinstance(dtype, types.UserDefinedType):
+        return _arrow_type(dtype.sqlType(), column)
+    if isinstance(dtype, types.ArrayType):
+        return pa.list_(pa.field("element", _arrow_type(dtype.elementType, f"{column}.element"), dtype.containsNull))
+    if isinstance(dtype, types.MapType):
+        key = pa.field("key", _arrow_type(dtype.keyType, f"{column}.key"), nullable=False)
+        return pa.map_(key, pa.field("value", _arrow_type(dtype.valueType, f"{column}.value"), dtype.valueContainsNull))
+    if isinstance(dtype, types.StructType):
+        if len(set(dtype.names)) < len(dtype.names):
+            raise ConfigurationError(f"from_spark: the struct in column {column!r} has two fields of one name")
+        fields = [pa.field(f.name, _arrow_type(f.dataType, f"{column}.{f.name}"), f.nullable) for f in dtype.fields]
+        return pa.struct(fields)
+    found = _SIMPLE.get(type(dtype))
+    if found is None:
+        name = dtype.simpleString()
+        instead = next(
+            (do for begin, do in _INSTEAD.items() if name.startswith(begin)), "cast it to a string or number"
+        )
+        raise ConfigurationError(
+            f"from_spark: column {column!r} has the type {name}, which cannot be staged for a job; {instead}"
+        )
+    return found
