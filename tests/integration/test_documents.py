@@ -57,19 +57,6 @@ NOT_RUN = {
     "flinkplus scale": "needs a running job: tests/integration/test_moves.py",
     "flinkplus inject": "needs a running job: tests/integration/test_operations.py",
 }
-CONTEXT = {
-    "docs/event-time.md": """
-from datetime import datetime, timedelta, timezone
-
-rows = [(datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=i), f"page-{i % 3}", f"user-{i % 5}", i / 2)
-        for i in range(200)]
-df = spark.createDataFrame(rows, "ts timestamp, page string, user string, price double").coalesce(1)
-env = StreamEnvironment(spark, parallelism=2)
-"""
-}
-"""What the text around a program says is there already; the program itself is run as it stands."""
-AWAITED = {"docs/event-time.md": "from_spark does not take timestamps yet"}
-"""Programs that show what is not there yet. A program that runs after all fails the test until it is removed here."""
 
 
 def spelled(command: Command) -> str:
@@ -104,15 +91,12 @@ def outputs_of(program: str) -> list[str]:
 
 
 @pytest.mark.parametrize("block", PROGRAMS, ids=str)
-def test_a_program(spark: SparkSession, place: Path, request: pytest.FixtureRequest, block: Block) -> None:
+def test_a_program(spark: SparkSession, place: Path, block: Block) -> None:
     program = compile(block.text, str(block), "exec")
     if any(part in block.text for part in NOT_RUN):
         return
-    if block.page in AWAITED:
-        request.applymarker(pytest.mark.xfail(reason=AWAITED[block.page], strict=True))
     write_corpus("books/zipf.txt", words=20_000, vocabulary=1_000, seed=5)
     around: dict[str, Any] = {"__name__": "__main__", "spark": spark, "StreamEnvironment": StreamEnvironment}
-    exec(CONTEXT.get(block.page, ""), around)
     exec(program, around)
     env = around.get("env")
     if isinstance(env, StreamEnvironment) and not env._executed:  # it only draws
@@ -237,8 +221,6 @@ def test_every_block_is_of_a_language_that_is_checked() -> None:
 def test_the_list_of_what_is_not_run_is_not_stale() -> None:
     texts = [*map(spelled, COMMANDS), *(block.text for block in PROGRAMS)]
     assert [key for key in NOT_RUN if not any(key in text for text in texts)] == []
-    pages = {block.page for block in PROGRAMS}
-    assert {*CONTEXT, *AWAITED} <= pages
     for reason in (*NOT_RUN.values(), *CHECKED_ELSEWHERE.values()):
         for path in re.findall(r"tests/[\w/.]+", reason):
             assert (ROOT / path).exists(), reason

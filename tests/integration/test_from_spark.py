@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from flinkplus.sources.parquet import StagedParquet
 pytestmark = pytest.mark.integration
 
 ROWS, DAY_MS = 300, 86_400_000
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "event-time.md"
 
 
 def in_order(spark: SparkSession, partitions: int) -> DataFrame:
@@ -192,14 +190,3 @@ def test_decimals_are_summed_as_by_spark(spark: SparkSession, tmp_path: Path) ->
         assert all(sums[row["half"], row[of]] for row in whole), of
         assert (of == "n") == any(total is not None for half, total in sums if half == Decimal("0.500"))
     assert found["totals"]["total"].to_pylist()[-1] == df.selectExpr("sum(price)").collect()[0][0]
-
-
-def test_the_program_of_the_document_runs_as_it_is_written(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.MULTILINE | re.DOTALL)[0]
-    monkeypatch.chdir(tmp_path)
-    exec(compile(program, str(DOCUMENT), "exec"), {"__name__": "__main__"})
-    pages = spark.read.parquet(str(tmp_path / "out/pages"))
-    assert sorted(tuple(row) for row in pages.select("page", "clicks", "spent").collect())
-    assert spark.read.text(str(tmp_path / "out/idle")).count() > 0
