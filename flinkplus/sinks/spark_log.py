@@ -11,10 +11,10 @@ The format is that of Spark's ``CompactibleFileStreamLog`` and ``FileStreamSinkL
 - All files = those of the last compaction, and of the batches after it. These batches have no gaps.
 - Readers take the distance of the two newest compactions for the interval. Only without any do they assume a default.
 
-A compaction is as long as the output has files, so this log has none but two empty ones, which ``create`` makes. They
-are ``COMPACT_INTERVAL`` batches apart, more than a log ever has, and batches begin behind the second one. The cost of a
-commit is therefore independent of the age of the log: ``append`` adds to the newest batch, which is replaced whole, and
-begins another one when it has ``BATCH_BYTES``. Where a rename does not replace (HDFS), each commit is a batch.
+A compaction is as long as the output has files. So ``create`` makes two empty ones, ``COMPACT_INTERVAL`` batches apart,
+and batches begin behind the second one: the next compaction is due that many batches later. ``append`` adds to the
+newest batch, which is replaced whole, and begins another one when it has ``BATCH_BYTES``. The cost of a commit is
+therefore independent of the age of the log. (Where a rename does not replace, on HDFS, each commit is a batch.)
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from flinkplus.errors import OutputDirectoryError
 from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
 
 LOG_DIRECTORY = "_spark_metadata"
-COMPACT_INTERVAL = 1_000_000_000
-"""Fits into 32 bits, in which Spark computes it."""
-EMPTY_COMPACTIONS = (COMPACT_INTERVAL - 1, 2 * COMPACT_INTERVAL - 1)
-FIRST_BATCH = 2 * COMPACT_INTERVAL
+COMPACT_INTERVAL = 500_000
+"""Batches. A reader holds in memory one number for each batch from the first compaction to the last batch."""
+EMPTY_COMPACTIONS = 2
 BATCH_BYTES = 64 * 1024
 """A batch takes no more commits once it would be larger. One commit may be: it is never split."""
 
@@ -63,9 +62,23 @@ def logged(files: OutputFiles, entry: FileEntry) -> LoggedFile:
     return LoggedFile(files.uri(entry.name), entry.size, False, entry.modified_ms, 1, _BLOCK_SIZE, "add")
 
 
+def is_compaction(batch: int) -> bool:
+    return (batch + 1) % COMPACT_INTERVAL == 0
+
+
+def empty_compactions() -> list[int]:
+    """The batches that a new log begins with."""
+    return [number * COMPACT_INTERVAL - 1 for number in range(1, EMPTY_COMPACTIONS + 1)]
+
+
+def first_batch() -> int:
+    """The first batch that lists something."""
+    return EMPTY_COMPACTIONS * COMPACT_INTERVAL
+
+
 def batch_file(batch: int) -> str:
     """The name of a batch's file, below the output directory."""
-    return f"{LOG_DIRECTORY}/{batch}{_COMPACT_SUFFIX if batch in EMPTY_COMPACTIONS else ''}"
+    return f"{LOG_DIRECTORY}/{batch}{_COMPACT_SUFFIX if is_compaction(batch) else ''}"
 
 
 class SparkFileLog:
@@ -73,30 +86,30 @@ class SparkFileLog:
 
     def __init__(self, files: OutputFiles) -> None:
         self._files = files
-        self.latest = FIRST_BATCH - 1
-        """The last batch; ``FIRST_BATCH - 1`` when there is none."""
+        self.latest = first_batch() - 1
+        """The last batch; the last empty compaction when there is none."""
         self._content: bytes | None = None  # of the last batch; None: not read yet
 
     def load(self) -> None:
         """Find the last batch; remove what a crashed writer left. Raises ``OutputDirectoryError``."""
-        self.latest, self._content = FIRST_BATCH - 1, None
+        self.latest, self._content = first_batch() - 1, None
         for entry in self._files.entries(LOG_DIRECTORY):
             if entry.name.endswith(TEMPORARY_SUFFIX):
                 self._files.delete(f"{LOG_DIRECTORY}/{entry.name}")
             number = _batch_number(entry)
-            if number is not None and number < FIRST_BATCH and number not in EMPTY_COMPACTIONS:
+            if number is not None and number < first_batch() and number not in empty_compactions():
                 raise self._unreadable(f"{LOG_DIRECTORY}/{entry.name}", "an older version of FlinkPlus wrote it")
             self.latest = max(self.latest, -1 if number is None else number)
 
     def create(self) -> None:
         """Make the empty log, so that readers which come before the first batch already go by it. May be repeated."""
         self._files.make_dir(LOG_DIRECTORY)
-        for batch in EMPTY_COMPACTIONS:
+        for batch in empty_compactions():
             self._files.write(batch_file(batch), _VERSION.encode())
 
     def is_empty(self) -> bool:
         """Whether no batch exists."""
-        expected = {batch_file(batch) for batch in EMPTY_COMPACTIONS}
+        expected = {batch_file(batch) for batch in empty_compactions()}
         return all(
             f"{LOG_DIRECTORY}/{entry.name}" in expected or entry.name.endswith(TEMPORARY_SUFFIX)
             for entry in self._files.entries(LOG_DIRECTORY)
@@ -107,41 +120,42 @@ class SparkFileLog:
         added = "".join("\n" + json.dumps(asdict(entry), separators=(",", ":")) for entry in new).encode()
         batch, content = self.latest, self._last_content()
         if content is None or len(content) + len(added) > BATCH_BYTES or not self._files.move_replaces:
-            batch, content = batch + 1, _VERSION.encode()
+            batch += 1
+            content = _encoded(self.all_files() if is_compaction(batch) else ())
         content += added
         self._files.write(batch_file(batch), content)
-        self.latest, self._content = batch, content
+        self.latest, self._content = batch, None if is_compaction(batch) else content
 
     def all_files(self) -> Iterator[LoggedFile]:
         """All visible files, batch by batch."""
-        for batch in range(FIRST_BATCH, self.latest + 1):
+        for batch in range((self.latest + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1, self.latest + 1):
             yield from self._read(batch)
 
     def last_batch(self) -> list[LoggedFile]:
         """What the file of the last batch lists."""
-        return [] if self.latest < FIRST_BATCH else self._read(self.latest)
+        return self._read(self.latest) if self.latest >= first_batch() else []
 
     def retain(self, keep: Callable[[LoggedFile], bool]) -> None:
         """Make invisible what ``keep`` refuses, which are the files of the newest batches.
 
-        Goes back batch by batch, down to one of which something is kept. After each step the log is whole, so this can
-        be repeated after a crash.
+        Goes back batch by batch, down to one of which something is kept, or to a compaction, which lists everything
+        before it. After each step the log is whole, so this can be repeated after a crash.
         """
-        while self.latest >= FIRST_BATCH:
+        while self.latest >= first_batch():
             entries = self._read(self.latest)
             kept = [entry for entry in entries if keep(entry)]
             if len(kept) == len(entries):
                 return
             self._content = None
-            if kept:
+            if kept or is_compaction(self.latest):
                 self._files.write(batch_file(self.latest), _encoded(kept))
                 return
             self._files.delete(batch_file(self.latest))
             self.latest -= 1
 
     def _last_content(self) -> bytes | None:
-        """The file of the last batch, None when there is no batch."""
-        if self._content is None and self.latest >= FIRST_BATCH:
+        """The file of the last batch; None when nothing is added to that: it is a compaction."""
+        if self._content is None and not is_compaction(self.latest):
             self._content = _encoded(self._read(self.latest))
         return self._content
 

@@ -35,7 +35,7 @@ def batches(out: Path) -> list[list[str]]:
 
 
 def first_batch(out: Path) -> Path:
-    return out / "_spark_metadata" / str(spark_log.FIRST_BATCH)
+    return out / "_spark_metadata" / str(spark_log.first_batch())
 
 
 # --- who may use a directory ------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_a_damaged_list_of_files_is_said(tmp_path: Path, content: str) -> None:
     job = text_job(tmp_path)
     job.checkpoint(1)
     first_batch(tmp_path).write_text(content)
-    with pytest.raises(OutputDirectoryError, match=f"_spark_metadata/{spark_log.FIRST_BATCH} cannot be read"):
+    with pytest.raises(OutputDirectoryError, match=f"_spark_metadata/{spark_log.first_batch()} cannot be read"):
         text_job(tmp_path, resume=True).committer.prepare(resume=True)
 
 
@@ -358,6 +358,26 @@ def test_falling_back_over_several_batches(tmp_path: Path, monkeypatch: pytest.M
     for checkpoint in range(36, 50):
         job.checkpoint(checkpoint)
         assert visible_lines(tmp_path) == expected_lines(1, 2, 3, *range(36, checkpoint + 1))
+
+
+def test_compactions_that_list_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log reaches them after so many batches; here, where a rename does not replace, after seven commits."""
+    monkeypatch.setattr(spark_log, "COMPACT_INTERVAL", 7)
+    job = text_job(tmp_path)
+    job.committer._files.move_replaces = False  # type: ignore[attr-defined]
+    for checkpoint in range(1, 24):
+        job.checkpoint(checkpoint)
+        assert visible_lines(tmp_path) == expected_lines(*range(1, checkpoint + 1))
+    assert {"20.compact", "27.compact", "34.compact"} <= names(tmp_path / "_spark_metadata")
+    resumed = text_job(tmp_path, resume=True)
+    resumed.committer.prepare(resume=True)
+    resumed.committer.retract_after(9)
+    assert visible_lines(tmp_path) == expected_lines(*range(1, 10))
+    resumed.generation = 10
+    resumed.deploy()
+    resumed.checkpoint(24)
+    assert visible_lines(tmp_path) == expected_lines(*range(1, 10), 24)
+    resumed.committer.finish()
 
 
 class CountingFiles(OutputFiles):

@@ -70,10 +70,22 @@ def test_several_batches_are_read_and_taken_back(
     job = parquet_job(tmp_path)
     for checkpoint in range(1, 26):
         job.checkpoint(checkpoint)
-    assert (tmp_path / "_spark_metadata" / str(spark_log.FIRST_BATCH + 3)).exists()
+    assert (tmp_path / "_spark_metadata" / str(spark_log.first_batch() + 3)).exists()
     assert read(spark, tmp_path) == expected_lines(*range(1, 26))
     job.committer.retract_after(7)
     assert read(spark, tmp_path) == expected_lines(*range(1, 8))
+
+
+def test_compactions_that_list_everything_are_read(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_log, "COMPACT_INTERVAL", 7)
+    monkeypatch.setattr(spark_log, "BATCH_BYTES", 1)
+    job = parquet_job(tmp_path)
+    for checkpoint in range(1, 17):
+        job.checkpoint(checkpoint)
+    assert (tmp_path / "_spark_metadata" / "27.compact").exists()
+    assert read(spark, tmp_path) == expected_lines(*range(1, 17))
 
 
 @pytest.mark.parametrize("interval", [3, 7, 100])
