@@ -72,6 +72,8 @@ ZOOKEEPER_BLOB = "zookeeper"
 PLAN_FORMAT = 1
 GENERATIONS_PER_RUN = 100_000
 GRACEFUL_STOP_S = 2.0
+STORAGE_PATIENCE_S = 10.0
+"""At the end of a job, for a write that hangs."""
 EXIT_WAIT_S = 20.0
 REMOVE_PATIENCE_S = 5.0
 SHOWN = 100
@@ -266,7 +268,7 @@ def _launch(
     try:
         if resume and registry is not None and plan.options.zookeeper is not None:
             registry.elect_first()
-        runs = _earlier_runs(storage) if resume else 0
+        runs = _earlier_runs(storage, resume)
         storage.begin_run(runs + 1)
         commits = Commits(plan.graph, storage)
         try:
@@ -274,6 +276,8 @@ def _launch(
             restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
             if resume:
                 restore = _find_restore(storage, commits, restore)
+            elif runs:
+                storage.withdraw_after(0)
             storage.put_blob(PLAN_BLOB, cloudpickle.dumps(plan))
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, registry)
         except BaseException:
@@ -317,11 +321,14 @@ def _registry_of(
     )
 
 
-def _earlier_runs(storage: CheckpointStorage) -> int:
-    """How many runs of the job there may have been: their generations must not be used again."""
+def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
+    """How many runs of the job there may have been, also of one that begins again with no checkpoint: what they still
+    write must not be taken for what the next one writes."""
     try:
         return storage.earlier_runs()
     except CorruptCheckpoint as error:
+        if not resume:
+            return 0
         log.warning("the number of earlier runs is taken from the newest checkpoint: %s", error)
     found = storage.latest_valid()
     return 1 if found is None else int(found[1]["generation"]) // GENERATIONS_PER_RUN + 1
@@ -514,10 +521,10 @@ class RunningJob:
             self.coordinator.join(GRACEFUL_STOP_S)
             self._slots.stop(GRACEFUL_STOP_S)
             self._spares.stop(GRACEFUL_STOP_S)
-            if result.state is JobState.FINISHED:
-                self._commits.finish()
-            elif self._commits.all_committed or self._directory.ephemeral:
-                self._commits.discard()
+            if self.coordinator.storage_ended.wait(STORAGE_PATIENCE_S):
+                self._commits.end(result.state is JobState.FINISHED, resumable=not self._directory.ephemeral)
+            else:
+                log.warning("job %s ends while a write hangs: its staged output stays, for a resume", self.name)
         except (OSError, FlinkPlusError) as error:
             log.warning("the end of job %s: %s", self.name, error)
             if result.error is None:

@@ -192,7 +192,11 @@ class FileCommitter(SinkCommitter):
         return name
 
     def discard(self) -> None:
-        self._files.delete_dir(self._staging)
+        # One by one, each after a look at who runs the job: what is listed here is not of a run that begins meanwhile.
+        for entry in self._files.entries(self._staging):
+            self._files.delete(_join(self._staging, entry.name))
+        if not self._files.entries(self._staging):
+            self._files.delete_dir(self._staging)
         if not self._files.entries(STAGING_DIRECTORY):
             self._files.delete_dir(STAGING_DIRECTORY)
 
