@@ -21,7 +21,7 @@ POLL_MS = {"storage": 300, "registry": 10}
 LATE_MS = (20, 60, 200, 1_000, 10_000)
 """After it was given up, a manifest may appear so much later."""
 SWEEPS = ("_sweep",)
-"""What a worker does at once after what it does before: no history depends on how long that takes."""
+"""What a worker does at once: nothing waits for it, so no history depends on when it is done."""
 
 
 class Unavailable(OSError):
@@ -260,13 +260,13 @@ class SimWorker:
         self.closed = False
 
     def submit(self, action: Callable[..., Any], /, *arguments: Any) -> None:
+        if action.__name__ in SWEEPS:
+            self._world.at(self._world.now_ms, action, *arguments)
+            return
         self._queue.append((action, arguments, self._world.now_ms + self._patience_ms))
         if not self._busy:
             self._busy = True
-            self._world.at(self._world.now_ms + self._delay(), self._next)
-
-    def _delay(self) -> int:
-        return 0 if self._queue[0][0].__name__ in SWEEPS else self._delay_ms()
+            self._world.at(self._world.now_ms + self._delay_ms(), self._next)
 
     def work_off(self) -> None:
         """Do all that is left, at once."""
@@ -286,7 +286,7 @@ class SimWorker:
         action(*arguments)
         self._world.coordinator_turns()
         if self._queue and not self.closed:
-            self._world.at(self._world.now_ms + self._delay(), self._next)
+            self._world.at(self._world.now_ms + self._delay_ms(), self._next)
         else:
             self._busy = False
 
