@@ -185,15 +185,12 @@ class Commits:
         """The job is over, no slot is left, and nothing that was given to the storage worker is under way.
 
         ``finished``: leave only committed output. Otherwise remove what is staged and not committed, unless a complete
-        checkpoint still needs it; checkpoints of which nothing is known yet are void first. ``resumable``: whether the
-        job has a checkpoint directory of its own.
+        checkpoint still needs it. ``resumable``: whether the user keeps the checkpoint directory.
         """
         self._check()
         if finished:
             self.finish()
         elif self.all_committed or not resumable:
-            if resumable:
-                self._storage.withdraw_after(self._newest)
             self.discard()
         if resumable:
             self._storage.sweep_all()
@@ -205,7 +202,8 @@ class Commits:
             committer.finish()
 
     def discard(self) -> None:
-        """The job ended otherwise: remove what is staged and not committed."""
+        """The job ended otherwise: remove what is staged and not committed. A manifest that appears later is void."""
         self._check()
+        self._storage.withdraw_after(self._newest)
         for committer in self.committers.values():
             committer.discard()

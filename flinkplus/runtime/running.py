@@ -521,10 +521,7 @@ class RunningJob:
             self.coordinator.join(GRACEFUL_STOP_S)
             self._slots.stop(GRACEFUL_STOP_S)
             self._spares.stop(GRACEFUL_STOP_S)
-            if self.coordinator.storage_ended.wait(STORAGE_PATIENCE_S):
-                self._commits.end(result.state is JobState.FINISHED, resumable=not self._directory.ephemeral)
-            else:
-                log.warning("job %s ends while a write hangs: its staged output stays, for a resume", self.name)
+            self._end_output()
         except (OSError, FlinkPlusError) as error:
             log.warning("the end of job %s: %s", self.name, error)
             if result.error is None:
@@ -537,6 +534,14 @@ class RunningJob:
             self._directory.remove(self._run)
             log.info("job %r is over: %s", self.name, self.coordinator.state, extra=about(job=self.job_id))
             self.closed.set()
+
+    def _end_output(self) -> None:
+        """Leave only committed output, unless a write hangs: what that makes complete may need what is staged."""
+        if self.coordinator.storage_ended.wait(STORAGE_PATIENCE_S):
+            finished = self.coordinator.result.state is JobState.FINISHED
+            self._commits.end(finished, resumable=not self._directory.ephemeral)
+        else:
+            log.warning("job %s ends while a write hangs: its staged output stays until it is resumed", self.name)
 
     @property
     def running_s(self) -> float | None:
