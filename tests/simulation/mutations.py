@@ -1086,7 +1086,7 @@ def spare_slots_are_deployed_on(original: Any) -> Any:
 # --- durable storage
 
 
-@mutation(Cuts, "voids")
+@mutation(Cuts, "voids", scenario="95")
 def late_manifests_count(original: Any) -> Any:
     """A manifest that was given up, and appears later, is a checkpoint."""
     return lambda self, epoch, checkpoint: False
@@ -1098,17 +1098,7 @@ def files_of_snapshots_under_way_are_removed(original: Any) -> Any:
     return lambda self, stored, named, complete, triggered: [name for name in stored if name not in named]
 
 
-@mutation(UnusedFiles, "find")
-def files_are_removed_when_they_are_first_seen(original: Any) -> Any:
-    """Of the state files that no manifest names, only the number in the name decides."""
-
-    def find(self: Any, stored: Any, named: Any, complete: int, triggered: int) -> Any:
-        return [name for name, number in stored.items() if name not in named and number <= complete]
-
-    return find
-
-
-@mutation(CheckpointCoordinator, "_sweep")
+@mutation(CheckpointCoordinator, "_sweep", scenario="96")
 def unused_files_stay(original: Any) -> Any:
     """State files of checkpoints that were given up stay until the next deployment."""
     return lambda self, complete: []
