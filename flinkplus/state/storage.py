@@ -414,12 +414,16 @@ class CheckpointStorage:
 
     def sweep_all(self) -> list[str]:
         """Remove every state file that no manifest names: no subtask is left that could build upon it."""
-        named = self._all_named()
-        unused = [name for name in self._state_files() if name not in named]
+        unused = self.unnamed()
         for name in unused:
             self.check_run()  # what was listed before is not of a run that begins now
             self._files.delete(f"state/{name}")
         return unused
+
+    def unnamed(self) -> list[str]:
+        """The state files that no manifest names."""
+        stored, named = self._state_files(), self._all_named()
+        return [name for name in stored if name not in named]
 
     def _state_files(self) -> dict[str, tuple[int, int]]:
         """State files, and unfinished ones -> the generation and the checkpoint in the name."""

@@ -96,8 +96,7 @@ class JobOfOneSubtask:
             self.storage.drop(self.complete.pop(0))
 
     def unnamed(self) -> list[str]:
-        named = self.storage._all_named()
-        return [name for name in self.storage._state_files() if name not in named]
+        return self.storage.unnamed()
 
 
 def test_files_of_checkpoints_that_were_given_up_go_while_the_job_runs(tmp_path: Path) -> None:
