@@ -19,6 +19,9 @@ from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import running
 from flinkplus.runtime.commits import Commits
+from flinkplus.runtime.dispatch import Dispatch
+from flinkplus.runtime.inbox import Inbox
+from flinkplus.runtime.members import Members
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.running import GENERATIONS_PER_RUN, RunningJob, _earlier_runs, _find_restore
 from flinkplus.sinks.text import TextSink
@@ -275,3 +278,19 @@ def test_the_end_of_a_job_waits_for_its_storage_worker_and_not_for_ever(
     job._directory = SimpleNamespace(ephemeral=False)
     job._end_output()
     assert calls == ([(False, True)] if worker_ended else [])
+
+
+def test_the_storage_worker_has_ended_when_it_has_done_all_that_it_was_given() -> None:
+    wires: Any = SimpleNamespace(close=lambda: None)
+    dispatch = Dispatch(wires, Members(1), Inbox())
+    gate = threading.Event()
+    done: list[str] = []
+    dispatch.storage.submit(gate.wait, 60)
+    dispatch.storage.submit(done.append, "a manifest")
+    closing = threading.Thread(target=dispatch.close)
+    closing.start()
+    assert not dispatch.storage_ended.is_set()
+    gate.set()
+    assert dispatch.storage_ended.wait(60)
+    assert done == ["a manifest"]
+    closing.join()
