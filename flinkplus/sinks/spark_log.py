@@ -104,8 +104,10 @@ class SparkFileLog:
     def create(self) -> None:
         """Make the empty log, so that readers which come before the first batch already go by it. May be repeated."""
         self._files.make_dir(LOG_DIRECTORY)
-        for batch in empty_compactions():
-            self._files.write(batch_file(batch), _VERSION.encode())
+        existing = {f"{LOG_DIRECTORY}/{entry.name}" for entry in self._files.entries(LOG_DIRECTORY)}
+        for name in map(batch_file, empty_compactions()):
+            if name not in existing:
+                self._files.write(name, _VERSION.encode())
 
     def is_empty(self) -> bool:
         """Whether no batch exists."""

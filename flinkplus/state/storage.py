@@ -55,7 +55,7 @@ PROBE_FILE = "WRITABLE.probe"
 RUNS_BLOB = "runs"
 CUTS_BLOB = "cuts-"
 MOST_REMOVED = 256
-"""Files that one sweep removes at most: manifests wait for it."""
+"""Files that are removed at a time at most: manifests wait for it. The next sweep takes the others."""
 TOLD_DIFFERENCES = 3
 _STATE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst((\.[0-9a-f]+)?\.tmp)?$")
 _MANIFEST_NAME = re.compile(r"^checkpoints/(\d{8,})(?:-(\d+))?\.json$")
@@ -435,13 +435,13 @@ class CheckpointStorage:
         return frozenset().union(*(self._names_of(checkpoint) for checkpoint in self.checkpoints()))
 
     def collect_garbage(self, keep_generation_from: int, complete: int = 0, live: Iterable[str] = ()) -> list[str]:
-        """Remove state files that no manifest names; returns their names.
+        """Remove state files that no manifest names, ``MOST_REMOVED`` at most; returns their names.
 
         Kept besides those named: ``live`` names; files of generations after ``keep_generation_from`` (the running one);
         files of the running generation that belong to checkpoints after ``complete`` (its newest complete checkpoint).
         """
         named = self._all_named().union(live)
-        removed = left_behind(self._state_files(), named, keep_generation_from, complete)
+        removed = left_behind(self._state_files(), named, keep_generation_from, complete)[:MOST_REMOVED]
         for name in removed:
             self._files.delete(f"state/{name}")
         return removed
