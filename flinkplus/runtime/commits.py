@@ -131,7 +131,7 @@ class Commits:
         self.commit(checkpoint)
 
     def retract_after(self, checkpoint: CheckpointId | None) -> None:
-        """Take back output committed after ``checkpoint``; the job goes on from there. Newer checkpoints are void."""
+        """Take back output committed after ``checkpoint``, with which the job continues. Newer checkpoints are void."""
         self._check()
         self._storage.withdraw_after(checkpoint or 0)
         for committer in self.committers.values():

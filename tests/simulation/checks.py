@@ -471,7 +471,7 @@ class Checks:
             self._wrong("storage", f"{name} of checkpoint {checkpoint} is committed, and was removed before")
 
     def nothing_is_taken_back(self, newest: int, committed: int) -> None:
-        """A resume goes on from what is visible, or from behind it."""
+        """A resume begins at what is visible, or later."""
         if newest < committed:
             self._wrong("storage", f"checkpoint {newest} is resumed, and the output of {committed} is visible")
 

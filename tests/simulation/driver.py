@@ -101,7 +101,7 @@ class SimCommits:
         world = self._world
         manifest = {"generation": generation, "final": final, "handles": dict(handles)}
         key = int(checkpoint), self._epoch
-        if world.commits is not self:  # a hung write goes on after the job was resumed
+        if world.commits is not self:  # a hung write ends after the job was resumed
             if world.rng_late.random() < 0.5:
                 self._appear(key, manifest)
             raise Unavailable("another driver has taken over the job")
@@ -204,7 +204,7 @@ class SimCommits:
         raise NotImplementedError("no manifest is ever damaged here")
 
     def adopt(self) -> tuple[CheckpointId | None, bool]:
-        """A new driver goes on from the newest manifest that counts: what that covers becomes visible. Also: whether it
+        """A new driver begins with the newest manifest that counts: what that covers becomes visible. Also: whether it
         is the last one."""
         durable = self.durable
         manifests = self.manifests
@@ -214,7 +214,7 @@ class SimCommits:
         durable.removed.append((self._world.generations_of(self._run), newest))
         if not manifests:
             return None, False
-        if newest > durable.newest:  # its store was said to have failed, or nobody lived to hear of it
+        if newest > durable.newest:  # its store was reported as failed, or the driver died before the report
             durable.newest = newest
             self._world.checks.completed(newest, manifests[newest]["handles"])
         for checkpoint in sorted(manifests):

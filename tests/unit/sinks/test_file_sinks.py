@@ -29,7 +29,7 @@ def names(directory: Path) -> set[str]:
 
 
 def batches(out: Path) -> list[list[str]]:
-    """The lines of each batch of the log, but for the empty compactions that it begins with."""
+    """The lines of each batch of the log, without the empty compactions that it begins with."""
     found = sorted(path for path in (out / "_spark_metadata").iterdir() if path.suffix != ".compact")
     return [path.read_text().split("\n")[1:] for path in found]
 
