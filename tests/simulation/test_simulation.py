@@ -75,9 +75,7 @@ QUICK = (
     "refusals_are_not_reported",
     "frames_are_cut_inside_messages",
     "only_the_end_of_an_answer_counts",
-    "late_manifests_count",
     "files_of_snapshots_under_way_are_removed",
-    "unused_files_stay",
 )
 """What is found out within the small budget."""
 
