@@ -112,6 +112,8 @@ def verdict(content: dict[str, Any]) -> list[str]:
     if uncalled:
         reasons = [] if final is None else final["fallback_reasons"]
         problems.append(f"{len(uncalled)} rollbacks that the fault did not call for: {reasons}")
+    if final is not None and final["unnamed_state_files"]:
+        problems.append(f"{final['unnamed_state_files']} state files were left that no checkpoint names")
     doomed = [fault for fault in content["runs"] if fault["doomed"]]
     if doomed:
         problems.append(f"{len(doomed)} times a host was struck that had all members of a chain")

@@ -30,6 +30,7 @@ from flinkplus.cli.batch_check import check_output
 from flinkplus.cli.wordcount import TOKENIZE
 from flinkplus.corpus import write_corpus
 from flinkplus.errors import FlinkPlusError
+from flinkplus.state.storage import CheckpointStorage
 
 CHECK_TAG = "flinkplus-check"
 TEXT_WORDS, VOCABULARY = 50_000, 20_000
@@ -175,6 +176,7 @@ class SoakRun:
         self.content["final"] = {
             "words": metrics["operators"][TOKENIZE]["rows_out"],
             **{name: metrics[name] for name in (*names, "slot_restarts", "state_bytes")},
+            "unnamed_state_files": len(CheckpointStorage(job.checkpoint_dir).unnamed()),
             "exact": False,
         }
 

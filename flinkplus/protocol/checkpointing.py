@@ -11,7 +11,8 @@ Rules:
 - Complete means: its manifest is stored. Only then are subtasks notified and is its output committed.
 - One manifest at a time, in checkpoint order. While one is being stored the outcome is open, so nothing may go
   past it: no other manifest, and (``DrainRequested``) no rollback. An interruption aborts what is collecting or ready;
-  what is being stored may still become complete. When it is never answered, all is given up (``CommitAbandoned``).
+  what is being stored may still become complete. When it is not answered in time, all is given up
+  (``CommitAbandoned``). Its time begins when the commit that was in flight before it has ended.
 - A checkpoint that becomes complete supersedes the older pending ones.
 - When every source of the running generation is exhausted, and every loop too (its head says so), a last checkpoint
   (``final``) is triggered at once, beside any pending one, and after failures again, a bounded number of times. No
@@ -24,6 +25,8 @@ Rules:
   is void, unless they are ready or being stored, and if it is a source it is told again to begin them. But for a
   pending last one: the source may have its end before it once more, so that one is aborted, and another follows.
 - Acknowledgements, declines and exhausted sources of another generation than the running one have no effect.
+
+- After every ``sweep_every`` complete checkpoints, state files that no checkpoint can name any more are removed.
 
 Invariants: checkpoint numbers rise and are never used twice; at most ``max_concurrent`` + 1 are pending; the newest
 ``retained`` complete checkpoints are never dropped, nor any with uncommitted output.
@@ -51,6 +54,7 @@ from flinkplus.protocol.effects import (
     OvertakeCheckpoint,
     RecordCheckpoint,
     StoreManifest,
+    SweepState,
     TriggerCheckpoint,
 )
 from flinkplus.protocol.events import (
@@ -114,7 +118,8 @@ class CheckpointCoordinator:
         self._exhausted: set[SubtaskId] = set()  # never iterated
         self._pending: dict[CheckpointId, _Pending] = {}  # ascending
         self._storing: CheckpointId | None = None
-        self._storing_until_ms = 0
+        self._storing_until_ms: int | None = None  # None: behind a commit
+        self._unswept = 0
         self._periodic_at_ms: int | None = None
         self._pause_until_ms = 0
         self._requested = False
@@ -189,9 +194,13 @@ class CheckpointCoordinator:
             case ManifestFailed(checkpoint, reason):
                 return self._on_not_stored(now_ms, checkpoint, reason)
             case OutputCommitted(checkpoint):
-                return self._commits.on_committed(checkpoint) + self._drop_superseded()
+                done = self._commits.on_committed(checkpoint)
+                self._begin_storing(now_ms)
+                return done + self._drop_superseded()
             case CommitFailed(checkpoint, reason):
-                return self._commits.on_failed(now_ms, checkpoint, reason)
+                failed = self._commits.on_failed(now_ms, checkpoint, reason)
+                self._begin_storing(now_ms)
+                return failed
             case _:
                 assert_never(event)
 
@@ -363,7 +372,19 @@ class CheckpointCoordinator:
             if older.checkpoint < checkpoint:
                 effects += self._abort(now_ms, older, f"superseded by checkpoint {checkpoint}")
         effects.append(self._record(now_ms, pending, CheckpointOutcome.COMPLETE, ""))
-        return effects + self._drop_superseded()
+        return effects + self._drop_superseded() + self._sweep(checkpoint)
+
+    def _sweep(self, complete: CheckpointId) -> list[CheckpointingEffect]:
+        self._unswept += 1
+        if self._unswept < self._config.sweep_every:
+            return []
+        self._unswept = 0
+        return [SweepState(complete, CheckpointId(self._next_id - 1))]
+
+    def _begin_storing(self, now_ms: int) -> None:
+        """Once no commit is in flight before it, the manifest is being written."""
+        if self._storing_until_ms is None and not self._commits.in_flight:
+            self._storing_until_ms = now_ms + self._config.storage_timeout_ms
 
     def _on_not_stored(self, now_ms: int, checkpoint: CheckpointId, reason: str) -> list[CheckpointingEffect]:
         if checkpoint != self._storing:
@@ -444,7 +465,7 @@ class CheckpointCoordinator:
             effects.append(CommitsDrained())
         return effects
 
-    def _deadline_of(self, pending: _Pending) -> int:
+    def _deadline_of(self, pending: _Pending) -> int | None:
         if pending.checkpoint == self._storing:
             return self._storing_until_ms
         return pending.triggered_ms + self._config.timeout_ms
@@ -452,7 +473,8 @@ class CheckpointCoordinator:
     def _time_out(self, now_ms: int) -> list[CheckpointingEffect]:
         effects: list[CheckpointingEffect] = []
         for pending in tuple(self._pending.values()):
-            if now_ms < self._deadline_of(pending):
+            deadline_ms = self._deadline_of(pending)
+            if deadline_ms is None or now_ms < deadline_ms:
                 continue
             if pending.checkpoint == self._storing:
                 reason = f"the manifest was not answered within {self._config.storage_timeout_ms} ms"
@@ -493,7 +515,8 @@ class CheckpointCoordinator:
         for pending in self._pending.values():
             if pending.acknowledged_ms is not None:
                 self._storing = pending.checkpoint
-                self._storing_until_ms = now_ms + self._config.storage_timeout_ms
+                self._storing_until_ms = None
+                self._begin_storing(now_ms)
                 handles = tuple((subtask, pending.handles[subtask]) for subtask in self._subtasks)
                 return [StoreManifest(pending.checkpoint, handles, pending.final, self._generation)]
         return []

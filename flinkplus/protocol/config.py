@@ -48,7 +48,9 @@ class CheckpointConfig:
     commit_retry_ms: int = 200
     """From a failed commit to its next attempt."""
     storage_timeout_ms: int = 120_000
-    """For one manifest, and for one attempt at a commit, to be answered; else both are given up for good."""
+    """For one manifest to be answered; otherwise it is given up for good. A commit that takes longer is reported."""
+    sweep_every: int = 8
+    """Complete checkpoints from one removal of unused state files to the next."""
     final_attempts: int = 10
     """Last checkpoints that may fail, one after the other, in one generation."""
     final_retry_ms: int = 500
@@ -60,7 +62,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         _check_at_least(self, tuple(field.name for field in fields(self)), 0)
-        counts = ("max_concurrent", "retained", "max_uncommitted", "commit_attempts", "final_attempts")
+        counts = ("max_concurrent", "retained", "max_uncommitted", "commit_attempts", "final_attempts", "sweep_every")
         _check_at_least(self, ("interval_ms", "timeout_ms", "storage_timeout_ms", *counts), 1)
 
 
@@ -87,7 +89,7 @@ class RecoveryConfig:
     backoff_max_ms: int = 30_000
     """The delay doubles up to this."""
     drain_timeout_ms: int = 300_000
-    """For manifests and commits in flight to end after an interruption, and for output to be retracted."""
+    """At the end of the job, for manifests and commits in flight to end; and for output to be retracted."""
     stop_timeout_ms: int = 10_000
     """For slots to stop at the end."""
 

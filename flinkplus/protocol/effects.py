@@ -235,6 +235,23 @@ class FinalCheckpointAbandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitDelayed:
+    """The commit of ``checkpoint`` has been in flight for ``waited_ms``: log it. Sent again after the same time."""
+
+    checkpoint: CheckpointId
+    waited_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepState:
+    """Remove state files that no checkpoint can name any more: ``complete`` is the newest complete checkpoint,
+    ``triggered`` the newest that was triggered. No answer."""
+
+    complete: CheckpointId
+    triggered: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class CommitAbandoned:
     """The manifest or the output of ``checkpoint`` was refused for good, or nobody knows whether it is stored: feed
     ``CommitAbandoned`` to ``JobProtocol``. The coordinator triggers, stores and commits nothing any more."""
@@ -259,8 +276,10 @@ CheckpointingEffect: TypeAlias = (
     | RecordCheckpoint
     | FinalCheckpointCommitted
     | FinalCheckpointAbandoned
+    | CommitDelayed
     | CommitAbandoned
     | CommitsDrained
+    | SweepState
 )
 
 # ---------------------------------------------------------------------------------------------------------- job

@@ -30,7 +30,8 @@ Rules:
 - The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
 
 Invariants: ``Deploy`` only when all slots are registered, nothing is in flight and the backoff is over; generations
-rise; every wait has a deadline; ``JobEnded`` comes exactly once.
+rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except for that of a rollback
+for a slow commit, which ``CheckpointCoordinator`` reports; ``JobEnded`` comes exactly once.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ class JobProtocol:
         self._outcome = JobEnded(JobState.FINISHED, None, "", "")
         self._drained = True
         self._slots_until_ms: int | None = started_ms + config.slot_timeout_ms
-        self._drain_until_ms: int | None = None
+        self._draining = False
+        self._drain_until_ms: int | None = None  # at the end of the job
         self._backoff_until_ms: int | None = None
         self._deploy_until_ms: int | None = None
         self._stop_until_ms: int | None = None
@@ -197,7 +199,7 @@ class JobProtocol:
         """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
         if self._state in WAITING:
             retract_until_ms = None if self._retraction is None else self._retraction.until_ms
-            return earliest_ms(self._slots_until_ms, self._drain_until_ms, self._backoff_until_ms, retract_until_ms)
+            return earliest_ms(self._slots_until_ms, self._backoff_until_ms, retract_until_ms)
         if self._state is JobState.DEPLOYING:
             return self._deploy_until_ms
         if self._state is JobState.STOPPING:
@@ -254,7 +256,7 @@ class JobProtocol:
             case CommitAbandoned(reason):
                 return self._on_commit_abandoned(now_ms, reason)
             case FinalCommitted():
-                self._drained, self._drain_until_ms = True, None  # there is nothing after the final commit
+                self._end_draining()  # there is nothing after the final commit
                 return self._stop(now_ms, JobEnded(JobState.FINISHED, None, "", ""))
             case CancelRequested():
                 return self._stop(now_ms, JobEnded(JobState.CANCELLED, None, "cancelled", ""))
@@ -365,7 +367,7 @@ class JobProtocol:
     def _interrupt(self, now_ms: int, failure: _Failure) -> list[JobEffect]:
         self._recovery += 1
         self._failure = failure
-        effects = [*self._phase("detect"), HaltSubtasks(self._generation), *self._drain(now_ms)]
+        effects = [*self._phase("detect"), HaltSubtasks(self._generation), *self._drain()]
         if self._drained:
             effects += self._phase("fence")
         self._state = JobState.INTERRUPTED
@@ -400,17 +402,20 @@ class JobProtocol:
         self._available = [*self._available, checkpoint][-MAX_FALLBACKS:]
         self._budget.on_progress()
 
-    def _drain(self, now_ms: int) -> list[JobEffect]:
+    def _end_draining(self) -> None:
+        self._drained, self._draining, self._drain_until_ms = True, False, None
+
+    def _drain(self) -> list[JobEffect]:
         """See to it that nothing of the old generation becomes complete or visible later on."""
-        if self._drained or self._drain_until_ms is not None:
+        if self._drained or self._draining:
             return []
-        self._drain_until_ms = now_ms + self._config.drain_timeout_ms
+        self._draining = True
         return [InterruptCheckpoints(), DrainCommits()]
 
     def _on_drained(self) -> list[JobEffect]:
-        if self._drain_until_ms is None:
+        if not self._draining:
             return []
-        self._drained, self._drain_until_ms = True, None
+        self._end_draining()
         return self._phase("fence") if self._state is JobState.INTERRUPTED else []
 
     def _on_retraction(self, now_ms: int, event: OutputRetracted | RetractionFailed) -> list[JobEffect]:
@@ -434,7 +439,7 @@ class JobProtocol:
         elif self._outcome.state is JobState.CANCELLED:
             why = f"{self._outcome.reason}; output not committed: {reason}"
             self._outcome = JobEnded(JobState.CANCELLED, None, why, "commit")
-        self._drained, self._drain_until_ms = True, None
+        self._end_draining()
         return effects
 
     # ------------------------------------------------------------------------------------------------- the end
@@ -444,10 +449,11 @@ class JobProtocol:
             if outcome.state is JobState.FINISHED:
                 self._outcome = outcome
             return []
-        effects = self._drain(now_ms)
+        effects = self._drain()
         self._outcome = outcome
         self._state = JobState.STOPPING
         self._stop_until_ms = now_ms + self._config.stop_timeout_ms
+        self._drain_until_ms = now_ms + self._config.drain_timeout_ms if self._draining else None
         return [*effects, StopSlots()] if self._slots.held else effects
 
     def _advance_stopping(self, now_ms: int) -> list[JobEffect]:
@@ -523,9 +529,6 @@ class JobProtocol:
             if failure is None:
                 return JobEnded(JobState.FAILED, None, why, "slots")
             return JobEnded(JobState.FAILED, failure.error, f"{why}; {failure.reason}", "slots")
-        if self._drain_until_ms is not None and now_ms >= self._drain_until_ms:
-            why = f"checkpoints and commits in flight did not end within {self._config.drain_timeout_ms} ms"
-            return JobEnded(JobState.FAILED, None, why, "drain")
         retract_until_ms = None if self._retraction is None else self._retraction.until_ms
         if retract_until_ms is not None and now_ms >= retract_until_ms:
             why = f"output was not retracted within {self._config.drain_timeout_ms} ms"

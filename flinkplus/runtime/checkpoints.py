@@ -92,6 +92,14 @@ class CheckpointDriver:
                 machines.step_job(events.FinalCommitted())
             case effects.FinalCheckpointAbandoned(_, generation, reason):
                 machines.step_job(events.FinalAbandoned(generation, reason))
+            case effects.CommitDelayed(checkpoint, waited_ms):
+                log.warning(
+                    "the commit of checkpoint %d has taken %d s so far; its output is visible when it is done",
+                    checkpoint,
+                    waited_ms // 1000,
+                )
+            case effects.SweepState(complete, triggered):
+                self._dispatch.storage.submit(self._sweep, complete, triggered)
             case effects.CommitAbandoned(_, reason):
                 machines.step_job(events.CommitAbandoned(reason))
             case effects.CommitsDrained():
@@ -131,3 +139,9 @@ class CheckpointDriver:
             self._commits.drop(checkpoint)
         except (OSError, FlinkPlusError) as error:
             log.warning("checkpoint %d could not be removed: %s", checkpoint, error)
+
+    def _sweep(self, complete: CheckpointId, triggered: CheckpointId) -> None:
+        try:
+            self._commits.sweep(complete, triggered)
+        except (OSError, FlinkPlusError) as error:
+            log.warning("unused state files could not be removed: %s", error)

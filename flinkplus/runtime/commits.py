@@ -36,6 +36,7 @@ class Commits:
         self.committers: dict[str, SinkCommitter] = {name: sink.committer() for name, sink in self.sinks.items()}
         self._manifests: dict[int, dict[str, Any]] = {}
         self._newest = CheckpointId(0)
+        self._unsure = False  # whether the last manifest may be stored, or may appear, although that failed
         self._uncommitted: dict[str, list[dict[str, Any]]] = {name: [] for name in self.sinks}
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
         for committer in self.committers.values():
@@ -98,7 +99,9 @@ class Commits:
             "subtasks": {str(subtask): handle for subtask, handle in handles},
             "commits": commits,
         }
+        self._unsure = True
         self._storage.write_manifest(checkpoint, manifest)
+        self._unsure = False
         self._manifests[checkpoint] = manifest
         self._newest = checkpoint
         self.rows = {name: part["rows"] for name, part in commits.items()}
@@ -134,13 +137,13 @@ class Commits:
         not.
         """
         self._manifests[checkpoint] = manifest
-        self.drop_after(checkpoint)
         self.retract_after(checkpoint)
         self.commit(checkpoint)
 
     def retract_after(self, checkpoint: CheckpointId | None) -> None:
-        """Take back output committed after ``checkpoint``; the job goes on from there."""
+        """Take back output committed after ``checkpoint``, with which the job continues. Newer checkpoints are void."""
         self._check()
+        self._storage.withdraw_after(checkpoint or 0)
         for committer in self.committers.values():
             committer.retract_after(checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if checkpoint is not None and c <= checkpoint}
@@ -152,34 +155,55 @@ class Commits:
         self._newest = checkpoint or CheckpointId(0)
         self.rows = {name: commits.get(name, {}).get("rows", 0) for name in self.sinks}
 
-    def drop_after(self, checkpoint: CheckpointId | None) -> None:
-        """Drop every stored checkpoint newer than ``checkpoint``: they are void and must not be found again."""
-        self._check()
-        for newer in reversed(self._storage.checkpoints()):
-            if checkpoint is None or newer > checkpoint:
-                self.drop(CheckpointId(newer))
-
     def collect_garbage(self, generation: Generation) -> None:
-        """Remove state files that no manifest names and no running snapshot may name."""
+        """Remove state files that no manifest names and no running snapshot may name: a deployment begins."""
         self._check()
+        self._settle_unsure()
         self._storage.collect_garbage(generation, self._newest)
+
+    def sweep(self, complete: CheckpointId, triggered: CheckpointId) -> None:
+        """Remove state files that no checkpoint can name any more, while the job runs."""
+        self._check()
+        self._settle_unsure()
+        self._storage.sweep(complete, triggered)
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """Forget a checkpoint, in memory and on storage: an old one, or one whose manifest was not stored for certain.
 
-        Of the latter only the manifest goes, if it is there all the same: the subtasks go on building upon its files.
+        The latter is void from now on, should its manifest appear late: the subtasks go on building upon its files.
         """
         self._check()
         self._manifests.pop(checkpoint, None)
         if checkpoint > self._newest:
-            self._storage.withdraw(checkpoint)
+            self._settle_unsure()
         else:
             self._storage.drop(checkpoint)
+
+    def _settle_unsure(self) -> None:
+        """A manifest that was not stored for certain may appear at any time: before anything that it names is removed,
+        it is made void."""
+        if self._unsure:
+            self._storage.withdraw_after(self._newest)
+            self._unsure = False
 
     def handles(self, checkpoint: CheckpointId) -> dict[str, dict[str, Any]]:
         """Subtask -> snapshot handle of a checkpoint."""
         subtasks: dict[str, dict[str, Any]] = self.manifest(checkpoint)["subtasks"]
         return subtasks
+
+    def end(self, finished: bool, resumable: bool) -> None:
+        """The job is over, no slot is left, and nothing that was given to the storage worker is under way.
+
+        ``finished``: leave only committed output. Otherwise remove what is staged and not committed, unless a complete
+        checkpoint still needs it. ``resumable``: whether the user keeps the checkpoint directory.
+        """
+        self._check()
+        if finished:
+            self.finish()
+        elif self.all_committed or not resumable:
+            self.discard()
+        if resumable:
+            self._storage.sweep_all()
 
     def finish(self) -> None:
         """The job finished: leave only committed output."""
@@ -188,7 +212,8 @@ class Commits:
             committer.finish()
 
     def discard(self) -> None:
-        """The job ended otherwise: remove what is staged and not committed."""
+        """The job ended otherwise: remove what is staged and not committed. A manifest that appears later is void."""
         self._check()
+        self._storage.withdraw_after(self._newest)
         for committer in self.committers.values():
             committer.discard()

@@ -393,6 +393,11 @@ class Coordinator:
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
+    @property
+    def storage_ended(self) -> threading.Event:
+        """Set when the job is over and no manifest and no commit is under way any more."""
+        return self._dispatch.storage_ended
+
     # --- the loop
 
     def _run(self) -> None:

@@ -11,6 +11,7 @@ for reading ``Deployment``, whose values are replaced and never changed in place
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -150,6 +151,8 @@ class Dispatch:
         self.inbox = inbox
         self.clock = clock
         self.storage = storage or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-storage")
+        self.storage_ended = threading.Event()
+        """The storage worker has done all that it was given."""
         self.registry = registry or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-registry")
         self.event_s = 0.0  # when what is being handled happened, in seconds since the Unix epoch
         self._due: deque[Callable[[], None]] = deque()
@@ -214,6 +217,7 @@ class Dispatch:
         """End the workers, when they have done what they were told, and the connections."""
         self.registry.shutdown(wait=False, cancel_futures=True)
         self.storage.shutdown(wait=True)
+        self.storage_ended.set()
         if self.door is not None:
             self.door.close()
         self.rendezvous.close()

@@ -72,6 +72,8 @@ ZOOKEEPER_BLOB = "zookeeper"
 PLAN_FORMAT = 1
 GENERATIONS_PER_RUN = 100_000
 GRACEFUL_STOP_S = 2.0
+STORAGE_PATIENCE_S = 10.0
+"""At the end of a job, for a write that hangs."""
 EXIT_WAIT_S = 20.0
 REMOVE_PATIENCE_S = 5.0
 SHOWN = 100
@@ -310,10 +312,12 @@ def _begin_run(plan: Plan, storage: CheckpointStorage, resume: bool) -> tuple[Co
     A new job stores its plan before it touches its output: whatever the driver dies of from then on, the next run knows
     whose output that is (``CheckpointStorage.has_begun``).
     """
-    runs = _earlier_runs(storage) if resume else 0
+    runs = _earlier_runs(storage, resume)
     storage.begin_run(runs + 1)
     commits = Commits(plan.graph, storage)
     if not resume:
+        if runs:
+            storage.withdraw_after(0)
         storage.put_blob(PLAN_BLOB, cloudpickle.dumps(plan))
     try:
         if resume and not storage.checkpoints():
@@ -363,11 +367,14 @@ def _registry_of(
     )
 
 
-def _earlier_runs(storage: CheckpointStorage) -> int:
-    """How many runs of the job there may have been: their generations must not be used again."""
+def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
+    """How many runs of the job there may have been, also of one that begins again with no checkpoint: what they still
+    write must not be taken for what the next one writes."""
     try:
         return storage.earlier_runs()
     except CorruptCheckpoint as error:
+        if not resume:
+            return 0
         log.warning("the number of earlier runs is taken from the newest checkpoint: %s", error)
     found = storage.latest_valid()
     return 1 if found is None else int(found[1]["generation"]) // GENERATIONS_PER_RUN + 1
@@ -560,10 +567,7 @@ class RunningJob:
             self.coordinator.join(GRACEFUL_STOP_S)
             self._slots.stop(GRACEFUL_STOP_S)
             self._spares.stop(GRACEFUL_STOP_S)
-            if result.state is JobState.FINISHED:
-                self._commits.finish()
-            elif self._commits.all_committed or self._directory.ephemeral:
-                self._commits.discard()
+            self._end_output()
         except (OSError, FlinkPlusError) as error:
             log.warning("the end of job %s: %s", self.name, error)
             if result.error is None:
@@ -576,6 +580,14 @@ class RunningJob:
             self._directory.remove(self._run)
             log.info("job %r is over: %s", self.name, self.coordinator.state, extra=about(job=self.job_id))
             self.closed.set()
+
+    def _end_output(self) -> None:
+        """Leave only committed output, unless a write hangs: what that makes complete may need what is staged."""
+        if self.coordinator.storage_ended.wait(STORAGE_PATIENCE_S):
+            finished = self.coordinator.result.state is JobState.FINISHED
+            self._commits.end(finished, resumable=not self._directory.ephemeral)
+        else:
+            log.warning("job %s ends while a write hangs: its staged output stays until it is resumed", self.name)
 
     @property
     def running_s(self) -> float | None:

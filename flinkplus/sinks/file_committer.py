@@ -86,7 +86,7 @@ class FileCommitter(SinkCommitter):
                 continue
             if entry.name == STAGING_DIRECTORY and is_mine:
                 continue
-            if entry.name == LOG_DIRECTORY and not self._files.entries(LOG_DIRECTORY):
+            if entry.name == LOG_DIRECTORY and self._log.is_empty():
                 continue
             return entry.name
         return None
@@ -176,9 +176,7 @@ class FileCommitter(SinkCommitter):
 
     def finish(self) -> None:
         with self._loaded():
-            visible = {entry.name for entry in self._log.all_files()}
-            if not visible:
-                visible = {self._commit_empty_file()}
+            visible = {entry.name for entry in self._log.all_files()} or {self._commit_empty_file()}
             for entry in self._files.entries():
                 is_part = PartName.parse(entry.name) is not None
                 if (is_part and entry.name not in visible) or entry.name.endswith(TEMPORARY_SUFFIX):
@@ -194,7 +192,11 @@ class FileCommitter(SinkCommitter):
         return name
 
     def discard(self) -> None:
-        self._files.delete_dir(self._staging)
+        # One by one, each after a look at who runs the job: what is listed here is not of a run that begins meanwhile.
+        for entry in self._files.entries(self._staging):
+            self._files.delete(_join(self._staging, entry.name))
+        if not self._files.entries(self._staging):
+            self._files.delete_dir(self._staging)
         if not self._files.entries(STAGING_DIRECTORY):
             self._files.delete_dir(STAGING_DIRECTORY)
 

@@ -55,6 +55,8 @@ class OutputFiles:
             authority = "" if scheme in ("s3", "gs", "gcs", "abfs", "abfss") else location.split("/")[2]
             # What Hadoop calls the scheme that Arrow calls s3 and gcs; their buckets are part of the path.
             self._uri_prefix = {"s3": "s3a", "gcs": "gs"}.get(scheme, scheme) + "://" + authority
+        self.move_replaces = self._fs.type_name != "hdfs"
+        """Whether ``move`` replaces an existing file; on HDFS it fails."""
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._base, name) if name else self._base

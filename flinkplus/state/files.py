@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from pyarrow import fs
 
@@ -24,6 +25,7 @@ from flinkplus.state.removal import remove_file
 COPY_CHUNK_BYTES = 1 << 20
 SYNC_BYTES = 4 << 20
 TEMPORARY_SUFFIX = ".tmp"
+SINGLE_UPLOADS = "allow_delayed_open"
 
 
 class Files(Protocol):
@@ -256,8 +258,21 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     """
     if not is_uri(location):
         return fs.LocalFileSystem(), location
-    filesystem, path = fs.FileSystem.from_uri(location)
+    filesystem, path = fs.FileSystem.from_uri(_with_single_uploads(location))
     return filesystem, path
+
+
+def _with_single_uploads(location: str) -> str:
+    """The same URI; of S3, one with which small files (below Arrow's part size, 10 MB) are stored by a single request.
+
+    Arrow begins a multipart upload otherwise as soon as a file is opened. That of a process that is killed then stays
+    in the bucket, invisible and paid for.
+    """
+    parts = urlsplit(location)
+    if parts.scheme != "s3" or SINGLE_UPLOADS in dict(parse_qsl(parts.query)):
+        return location
+    option = f"{SINGLE_UPLOADS}=true"
+    return urlunsplit(parts._replace(query=f"{parts.query}&{option}" if parts.query else option))
 
 
 def open_directory(uri_or_path: str | Path, filesystem: fs.FileSystem | None = None) -> Files:

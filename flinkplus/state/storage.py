@@ -6,16 +6,16 @@ Layout::
     blobs/<name>                               what a fresh job needs to resume (the pickled plan)
     blobs/runs                                 which run of the job this is, and a mark of its driver
     state/<subtask>/<generation>-<checkpoint>-<n>.sst   written once, named by manifests
-    checkpoints/<checkpoint, 8 digits>.json    one line of header with format and checksum, then JSON; written last
+    blobs/cuts-<run>                           which manifests of earlier epochs count (history.py)
+    checkpoints/<checkpoint, 8 digits>-<epoch>.json  a header with format and checksum, then JSON; written last
 
 Rules:
-- a checkpoint exists when its manifest does; the manifest is written after every file it names;
-- what no manifest names is garbage, except files of the running generation that are newer than the last complete
-  checkpoint: a snapshot still under way may name those;
+- a checkpoint exists when its manifest does, and no cut voids that; the manifest is written after every file it names;
+- what no manifest names is garbage, as soon as no snapshot still under way can name it (``sweep``);
 - a manifest that is short, altered or of another format is ``CorruptCheckpoint``, never half-believed;
 - a driver takes the directory over with ``begin_run``; of one that had it before, wherever it stood still and whenever
   it goes on, no manifest appears any more, and it finds out with ``check_run`` before it does anything else. On object
-  stores, where nothing is renamed, a manifest whose writing has begun may still appear;
+  stores, where nothing is renamed, a manifest whose writing has begun may still appear: it is void (``cut``);
 - a manifest is the runtime's: storage reads only ``checkpoint``, ``generation`` and ``subtasks[*].files`` of it.
 
 Any thread may call anything here.
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import secrets
 import threading
@@ -44,6 +45,7 @@ from flinkplus.errors import (
 )
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
 from flinkplus.state.files import open_directory
+from flinkplus.state.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
 
 JOB_FORMAT = 1
 MANIFEST_FORMAT = 1
@@ -52,9 +54,14 @@ JOB_FILE = "JOB.json"
 PROBE_FILE = "WRITABLE.probe"
 PLAN_BLOB = "plan"
 RUNS_BLOB = "runs"
+CUTS_BLOB = "cuts-"
+MOST_REMOVED = 256
+"""Files that are removed at a time at most: manifests wait for it. The next sweep takes the others."""
 TOLD_DIFFERENCES = 3
 _STATE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst((\.[0-9a-f]+)?\.tmp)?$")
-_MANIFEST_NAME = re.compile(r"^checkpoints/(\d{8,})\.json$")
+_MANIFEST_NAME = re.compile(r"^checkpoints/(\d{8,})(?:-(\d+))?\.json$")
+
+log = logging.getLogger("flinkplus")
 
 Manifest = dict[str, Any]
 Resume: TypeAlias = bool | Literal["auto"]
@@ -92,6 +99,10 @@ class CheckpointStorage:
         self._lock = threading.Lock()
         self._named: dict[int, frozenset[str]] = {}
         self._run: bytes | None = None
+        self._number = 0  # of the run
+        self._epoch = 0
+        self._cuts: Cuts | None = None  # None: read whenever they are needed, since another process may add to them
+        self._unused = UnusedFiles()
 
     # -- the directory --------------------------------------------------------------------------------------------
 
@@ -209,12 +220,44 @@ class CheckpointStorage:
         self.put_blob(RUNS_BLOB, run)
         for folder in ("blobs", "checkpoints"):
             self._files.delete_unfinished(folder)
-        self._run = run
+        self._run, self._number, self._epoch = run, number, number * EPOCHS_PER_RUN
+        self._cuts = self._stored_cuts()
 
     def check_run(self) -> None:
         """Raises ``JobRunsElsewhere`` when another driver has begun a run since this one has."""
         if self._run is not None and self.get_blob(RUNS_BLOB) != self._run:
             raise JobRunsElsewhere(f"another driver has taken over the job in {self.uri!r}")
+
+    def cut(self, through: int) -> None:
+        """End the epoch: of the manifests that were written before now, those up to checkpoint ``through`` count.
+
+        Also of one that appears later. To be called before anything is removed that such a manifest may need.
+        """
+        epoch = self._epoch + 1
+        cuts = (self._cuts or self._stored_cuts()).with_cut(Cut(epoch, through))
+        name = f"{CUTS_BLOB}{self._number}"
+        content = sealed(b"flinkplus-blob", json.dumps(cuts.to_json()).encode())
+        try:
+            self._files.write(f"blobs/{name}", content, self.check_run)
+        except OSError as error:
+            raise StateError(f"the end of an epoch cannot be stored in {self.uri!r}: {error}") from error
+        self._epoch, self._cuts = epoch, cuts
+        for older in self._cut_blobs():
+            if older != name:
+                self.drop_blob(older)
+
+    def _cut_blobs(self) -> list[str]:
+        names = (name.removeprefix("blobs/") for name in self._files.names("blobs"))
+        return [name for name in names if name.startswith(CUTS_BLOB) and name.removeprefix(CUTS_BLOB).isdigit()]
+
+    def _stored_cuts(self) -> Cuts:
+        cuts = Cuts()
+        for name in self._cut_blobs():
+            try:
+                cuts = cuts.united(Cuts.from_json(json.loads(self.get_blob(name))))
+            except (CorruptCheckpoint, ValueError, TypeError) as error:
+                log.warning("which late manifests are void is not known: %s", error)
+        return cuts
 
     # -- blobs and state files ------------------------------------------------------------------------------------
 
@@ -262,7 +305,7 @@ class CheckpointStorage:
         names = frozenset(file.name for file in manifest_files(manifest))
         body = json.dumps(manifest, sort_keys=True).encode()
         try:
-            self._files.write(_manifest_name(checkpoint), sealed(MANIFEST_MAGIC, body), self.check_run)
+            self._files.write(_manifest_name(checkpoint, self._epoch), sealed(MANIFEST_MAGIC, body), self.check_run)
         except OSError as error:
             raise StateError(f"manifest {checkpoint} cannot be stored in {self.uri!r}: {error}") from error
         with self._lock:
@@ -271,7 +314,7 @@ class CheckpointStorage:
     def read_manifest(self, checkpoint: int) -> Manifest:
         """The manifest as it was written; ``CorruptCheckpoint`` when it is not there, short, altered or of another
         format."""
-        name = _manifest_name(checkpoint)
+        name = self._manifests(lambda number, _: number == checkpoint).get(checkpoint, _manifest_name(checkpoint, 0))
         where = self._files.describe(name)
         try:
             body = _unseal(MANIFEST_MAGIC, self._files.read(name), where)
@@ -291,8 +334,19 @@ class CheckpointStorage:
 
     def checkpoints(self) -> list[int]:
         """The checkpoints that exist, ascending."""
-        matches = (_MANIFEST_NAME.match(name) for name in self._files.names("checkpoints"))
-        return sorted(int(match.group(1)) for match in matches if match)
+        return sorted(self._manifests(lambda _number, _epoch: True))
+
+    def _manifests(self, wanted: Callable[[int, int], bool], void: bool = False) -> dict[int, str]:
+        """Checkpoint -> name, of the manifests that count (or that are ``void``)."""
+        cuts = self._stored_cuts() if self._cuts is None else self._cuts
+        found = {}
+        for name in self._files.names("checkpoints"):
+            match = _MANIFEST_NAME.match(name)
+            if match:
+                number, epoch = int(match.group(1)), int(match.group(2) or 0)
+                if wanted(number, epoch) and cuts.voids(epoch, number) == void:
+                    found[number] = name
+        return found
 
     def latest_valid(self, verify_files: bool = True) -> tuple[int, Manifest, list[str]] | None:
         """The newest checkpoint that can be restored: (checkpoint, manifest, why newer ones were skipped).
@@ -335,7 +389,8 @@ class CheckpointStorage:
         names.
         """
         mine = self._names_of(checkpoint)
-        self._files.delete(_manifest_name(checkpoint))
+        for name in self._manifests(lambda number, _: number == checkpoint).values():
+            self._files.delete(name)
         with self._lock:
             self._named.pop(checkpoint, None)
         alone = sorted(mine.difference(*(self._names_of(other) for other in self.checkpoints())))
@@ -343,30 +398,66 @@ class CheckpointStorage:
             self._files.delete(f"state/{name}")
         return alone
 
-    def withdraw(self, checkpoint: int) -> None:
-        """Remove a manifest alone, of a checkpoint that is not to be: its state files may be part of snapshots to come.
-
-        What is not, is left to ``collect_garbage``.
+    def withdraw_after(self, checkpoint: int) -> None:
+        """No checkpoint after this one is to be: ``cut``, and remove their manifests. Their state files stay: they may
+        be part of snapshots to come, and are removed by ``sweep`` otherwise.
         """
-        self._files.delete(_manifest_name(checkpoint))
-        with self._lock:
-            self._named.pop(checkpoint, None)
+        self.cut(checkpoint)
+        self._remove_void()
+
+    def _remove_void(self) -> None:
+        for number, name in self._manifests(lambda _number, _epoch: True, void=True).items():
+            log.info("manifest %s of checkpoint %d is void and is removed", name, number)
+            self._files.delete(name)
+            with self._lock:
+                self._named.pop(number, None)
+
+    def sweep(self, complete: int, triggered: int) -> list[str]:
+        """Remove state files that no checkpoint can name any more, and void manifests that appeared late.
+
+        ``complete``: the newest complete checkpoint, ``triggered``: the newest that was triggered. Returns the names of
+        the removed files, ``MOST_REMOVED`` at most; the next call takes the others.
+        """
+        self._remove_void()
+        stored = {name: checkpoint for name, (_, checkpoint) in self._state_files().items()}
+        unused = self._unused.find(stored, self._all_named(), complete, triggered)[:MOST_REMOVED]
+        for name in unused:
+            self.check_run()
+            self._files.delete(f"state/{name}")
+        return unused
+
+    def sweep_all(self) -> list[str]:
+        """Remove every state file that no manifest names: no subtask is left that could build upon it."""
+        unused = self.unnamed()
+        for name in unused:
+            self.check_run()  # what was listed before is not of a run that begins now
+            self._files.delete(f"state/{name}")
+        return unused
+
+    def unnamed(self) -> list[str]:
+        """The state files that no manifest names."""
+        stored, named = self._state_files(), self._all_named()
+        return [name for name in stored if name not in named]
+
+    def _state_files(self) -> dict[str, tuple[int, int]]:
+        """State files, and unfinished ones -> the generation and the checkpoint in the name."""
+        names = (full.removeprefix("state/") for full in self._files.names("state"))
+        matches = ((name, _STATE_NAME.match(name.rpartition("/")[2])) for name in names)
+        return {name: (int(match["generation"]), int(match["checkpoint"])) for name, match in matches if match}
+
+    def _all_named(self) -> frozenset[str]:
+        return frozenset().union(*(self._names_of(checkpoint) for checkpoint in self.checkpoints()))
 
     def collect_garbage(self, keep_generation_from: int, complete: int = 0, live: Iterable[str] = ()) -> list[str]:
-        """Remove state files that no manifest names; returns their names.
+        """Remove state files that no manifest names, ``MOST_REMOVED`` at most; returns their names.
 
         Kept besides those named: ``live`` names; files of generations after ``keep_generation_from`` (the running one);
         files of the running generation that belong to checkpoints after ``complete`` (its newest complete checkpoint).
         """
-        keep = set(live).union(*(self._names_of(checkpoint) for checkpoint in self.checkpoints()))
-        removed = []
-        for full in self._files.names("state"):
-            name = full.removeprefix("state/")
-            match = _STATE_NAME.match(name.rpartition("/")[2])
-            age = (int(match["generation"]), int(match["checkpoint"])) if match else (0, 0)
-            if match and name not in keep and age <= (keep_generation_from, complete):
-                self._files.delete(full)
-                removed.append(name)
+        named = self._all_named().union(live)
+        removed = left_behind(self._state_files(), named, keep_generation_from, complete)[:MOST_REMOVED]
+        for name in removed:
+            self._files.delete(f"state/{name}")
         return removed
 
     def _names_of(self, checkpoint: int) -> frozenset[str]:
@@ -393,8 +484,8 @@ def _differences(there: Any, here: Any) -> str:
     return "".join(f"; {one}" for one in told[:TOLD_DIFFERENCES]) + more
 
 
-def _manifest_name(checkpoint: int) -> str:
-    return f"checkpoints/{checkpoint:08d}.json"
+def _manifest_name(checkpoint: int, epoch: int) -> str:
+    return f"checkpoints/{checkpoint:08d}-{epoch}.json" if epoch else f"checkpoints/{checkpoint:08d}.json"
 
 
 def _digest(data: bytes) -> bytes:

@@ -95,7 +95,9 @@ class WordCount:
         return self.cluster.hosts[host].log.read_bytes()[self.logs[host] :].decode(errors="replace")
 
     def checkpoints(self) -> list[int]:
-        return sorted(int(path.stem) for path in (self.directory / "checkpoints/checkpoints").glob("*.json"))
+        return sorted(
+            int(path.stem.partition("-")[0]) for path in (self.directory / "checkpoints/checkpoints").glob("*.json")
+        )
 
     def await_checkpoints(self, count: int, process: subprocess.Popen[bytes], host: str) -> None:
         """Wait for so many more."""

@@ -166,7 +166,7 @@ class _Checkpoint(Timed):
         if isinstance(effect, effects.CommitsDrained):
             self._drained = True
             return False
-        if isinstance(effect, effects.RecordCheckpoint):
+        if isinstance(effect, effects.RecordCheckpoint | effects.SweepState):
             return False
         checkpoint = effect.checkpoint
         match effect:

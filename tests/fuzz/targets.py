@@ -352,6 +352,9 @@ class _Files:
     def read(self, _name: str) -> bytes:
         return self.data
 
+    def names(self, _folder: str) -> list[str]:
+        return []
+
 
 class _Folder:
     """A checkpoint directory whose files hold the bytes of the case."""

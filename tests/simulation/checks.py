@@ -52,6 +52,8 @@ JUDGED_MS = 500
 NOT_UNDERSTOOD_MS = 4_000
 """For so long one process may send another frames that cannot be read; then one should have been given up."""
 """How long two slots may not reach each other; and in a job that has just begun to run (again)."""
+MOST_UNNAMED = 14
+"""Complete checkpoints during which a state file may be stored that no manifest names."""
 HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
 
@@ -421,8 +423,8 @@ class Checks:
             if subtask not in handles:
                 self._wrong("checkpoints", f"checkpoint {checkpoint} has nothing of {subtask}")
             for name in handles[subtask]["files"]:
-                if name not in world.files:
-                    self._wrong("checkpoints", f"checkpoint {checkpoint} names {name}, which is not")
+                if name not in world.durable.state:
+                    self._wrong("checkpoints", f"checkpoint {checkpoint} names {name}, which is not stored")
             self._files_of[subtask, checkpoint] = tuple(handles[subtask]["files"])
             if world.parameters.aligned_timeout_ms is not None:
                 self._check_in_flight(checkpoint, subtask, handles[subtask]["operator_state"])
@@ -443,6 +445,35 @@ class Checks:
         self._steps_at.append(self._steps_that_were_taken({s: h["operator_state"] for s, h in handles.items()}))
         self._world.note("checkpoint %s is complete", checkpoint)
         self._check_that_logs_are_trimmed()
+        self._check_leaks()
+
+    # --- durable storage
+
+    def _check_leaks(self) -> None:
+        """Every stored file is named by a manifest, or is younger than so many complete checkpoints."""
+        durable = self._world.durable
+        durable.completed += 1
+        for name in durable.unnamed():
+            age = durable.completed - durable.uploaded_at[name]
+            if age > MOST_UNNAMED:
+                self._wrong("storage", f"{name} is stored, and no manifest has named it for {age} checkpoints")
+
+    def no_state_left(self) -> None:
+        """The job is over: what is stored is named."""
+        left = self._world.durable.unnamed()
+        if left:
+            self._wrong("storage", f"{left[:3]} are left in storage, and no manifest names them")
+
+    def is_staged(self, name: str, checkpoint: int, removed: list[tuple[int, int]]) -> None:
+        """Output that is committed has not been removed before."""
+        generation = int(name.rsplit("-", 2)[1])
+        if any(generation < before and checkpoint > after for before, after in removed):
+            self._wrong("storage", f"{name} of checkpoint {checkpoint} is committed, and was removed before")
+
+    def nothing_is_taken_back(self, newest: int, committed: int) -> None:
+        """A resume begins at what is visible, or later."""
+        if newest < committed:
+            self._wrong("storage", f"checkpoint {newest} is resumed, and the output of {committed} is visible")
 
     def _steps_that_were_taken(self, saved: dict[SubtaskId, dict[str, Any]]) -> dict[SubtaskId, int]:
         """Of each subtask, the steps whose messages nobody had still to take at a checkpoint."""

@@ -3,92 +3,223 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chain_backup.effects import ChainRecordLike
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
+from flinkplus.state.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 URGENT_TIMEOUT_MS = 15_000
 IDLE_TIMEOUT_MS = 5_000
+POLL_MS = {"storage": 300, "registry": 10}
+"""From one look whether the other side answers to the next."""
+LATE_MS = (20, 60, 200, 1_000, 10_000)
+"""After it was given up, a manifest may appear so much later."""
+SWEEPS = ("_sweep",)
+"""What a worker does at once: nothing waits for it, so no history depends on when it is done."""
 
 
-class Unavailable(Exception):
+class Unavailable(OSError):
     """Storage or ZooKeeper does not do it, or does not say."""
 
 
-class SimCommits:
-    """Stands for ``Commits``: manifests and visible output. It outlives drivers."""
+class Durable:
+    """What outlives drivers: manifests with the epochs that they were written in, cuts, state files, output."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.manifests: dict[int, dict[str, Any]] = {}
-        self.batches: dict[int, list[str]] = {}
-        self.visible: set[str] = set()  # never iterated
+    def __init__(self) -> None:
+        self.manifests: dict[tuple[int, int], dict[str, Any]] = {}  # by checkpoint and epoch
+        self.cuts = Cuts()
+        self.state: dict[str, tuple[int, int]] = {}  # file -> generation and checkpoint in its name
+        self.uploaded_at: dict[str, int] = {}  # file -> complete checkpoints before it was stored
+        self.completed = 0
         self.newest = 0
-        self.newest_id = 0
+        self.committed = 0
+        self.visible: set[str] = set()  # never iterated
+        self.removed: list[tuple[int, int]] = []
+        """Staged output that is gone: of generations before the first number, and checkpoints after the second."""
+
+    def put(self, name: str) -> None:
+        """A state file is stored."""
+        generation, checkpoint, _ = name.rpartition("/")[2].split("-")
+        self.state[name] = int(generation), int(checkpoint)
+        self.uploaded_at[name] = self.completed
+
+    def valid(self) -> dict[int, dict[str, Any]]:
+        """Checkpoint -> manifest, of those that count."""
+        found = self.manifests.items()
+        return {number: what for (number, epoch), what in found if not self.cuts.voids(epoch, number)}
+
+    def named(self) -> set[str]:
+        """What the manifests name."""
+        handles = (handle for manifest in self.valid().values() for handle in manifest["handles"].values())
+        return {name for handle in handles for name in handle["files"]}
+
+    def unnamed(self) -> list[str]:
+        """State files that no manifest names."""
+        named = self.named()
+        return [name for name in self.state if name not in named]
+
+    def remove(self, names: Iterable[str]) -> None:
+        """State files go."""
+        for name in names:
+            self.state.pop(name, None)
+
+
+class SimCommits:
+    """Stands for ``Commits``, in one run of the job."""
+
+    def __init__(self, world: World, durable: Durable, run: int) -> None:
+        self._world = world
+        self.durable = durable
+        self._run = run
+        self._epoch = run * EPOCHS_PER_RUN
+        self._unsure = False
+        self._unused = UnusedFiles()
+
+    @property
+    def newest(self) -> int:
+        """The newest complete checkpoint that the driver knows of."""
+        return self.durable.newest
+
+    @property
+    def manifests(self) -> dict[int, dict[str, Any]]:
+        """Those that count."""
+        return self.durable.valid()
+
+    def _check(self) -> None:
+        if self._world.commits is not self:
+            raise Unavailable("another driver has taken over the job")
 
     def store(
         self, checkpoint: CheckpointId, generation: Generation, handles: Sequence[tuple[SubtaskId, Any]], final: bool
     ) -> None:
         world = self._world
+        manifest = {"generation": generation, "final": final, "handles": dict(handles)}
+        key = int(checkpoint), self._epoch
+        if world.commits is not self:  # a hung write ends after the job was resumed
+            if world.rng_late.random() < 0.5:
+                self._appear(key, manifest)
+            raise Unavailable("another driver has taken over the job")
         unsure = False
+        self._unsure = True
         if world.storage_fails:
             unsure = world.rng_storage.random() < 0.5
             if not unsure:
+                if world.rng_late.random() < 0.5:
+                    world.at(world.now_ms + world.rng_late.choice(LATE_MS), self._appear, key, manifest)
                 raise Unavailable("manifest refused")
-        self.manifests[checkpoint] = {"generation": generation, "final": final, "handles": dict(handles)}
-        self.newest_id = max(self.newest_id, checkpoint)
+        self.durable.manifests[key] = manifest
         if unsure:
             raise Unavailable("nobody knows whether the manifest is stored")
-        self.newest = checkpoint
+        self._unsure = False
+        self.durable.newest = checkpoint
         world.checks.completed(checkpoint, dict(handles))
 
+    def _appear(self, key: tuple[int, int], manifest: dict[str, Any]) -> None:
+        """On an object store, a write that was given up happens all the same."""
+        self._world.note("the manifest of checkpoint %s appears late", key[0])
+        self._world.counts["late_manifests"] += 1
+        self.durable.manifests[key] = manifest
+
     def commit(self, checkpoint: CheckpointId) -> None:
-        world = self._world
+        self._check()
+        world, durable = self._world, self.durable
         if world.commits_fail and world.rng_storage.random() < 0.8:
             raise Unavailable("commit refused")
         rows: list[Any] = []
-        batch = self.batches.setdefault(checkpoint, [])
         for handle in self.manifests[checkpoint]["handles"].values():
-            for name, _, staged in handle["operator_state"]["work"].get("staged", ()):
-                if name not in self.visible:
-                    self.visible.add(name)
-                    batch.append(name)
+            for name, staged_for, staged in handle["operator_state"]["work"].get("staged", ()):
+                if name not in durable.visible:
+                    world.checks.is_staged(name, staged_for, durable.removed)
+                    durable.visible.add(name)
                     rows.extend(staged)
+        durable.committed = max(durable.committed, checkpoint)
         if rows:
             world.checks.committed(checkpoint, rows)
         if world.commits_fail and world.rng_storage.random() < 0.5:
             raise Unavailable("nobody knows whether the output is visible")
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        self.manifests.pop(checkpoint, None)
+        self._check()
+        durable = self.durable
+        if checkpoint > durable.newest:
+            self._settle_unsure()
+            return
+        dropped = [key for key in durable.manifests if key[0] == checkpoint]
+        mine = {
+            name for key in dropped for handle in durable.manifests[key]["handles"].values() for name in handle["files"]
+        }
+        for key in dropped:
+            del durable.manifests[key]
+        durable.remove(mine - durable.named())
+
+    def _withdraw_after(self, checkpoint: int) -> None:
+        self._epoch += 1
+        durable = self.durable
+        durable.cuts = durable.cuts.with_cut(Cut(self._epoch, checkpoint))
+        self._remove_void()
+
+    def _remove_void(self) -> None:
+        durable = self.durable
+        for number, epoch in list(durable.manifests):
+            if durable.cuts.voids(epoch, number):
+                del durable.manifests[number, epoch]
+
+    def _settle_unsure(self) -> None:
+        if self._unsure:
+            self._withdraw_after(self.newest)
+            self._unsure = False
 
     def handles(self, checkpoint: CheckpointId) -> dict[str, dict[str, Any]]:
         return {str(subtask): handle for subtask, handle in self.manifests[checkpoint]["handles"].items()}
 
     def collect_garbage(self, generation: Generation) -> None:
-        return None
+        self._check()
+        self._settle_unsure()
+        durable = self.durable
+        durable.remove(left_behind(durable.state, durable.named(), generation, durable.newest))
+
+    def sweep(self, complete: CheckpointId, triggered: CheckpointId) -> None:
+        self._check()
+        self._settle_unsure()
+        self._remove_void()
+        durable = self.durable
+        stored = {name: checkpoint for name, (_, checkpoint) in durable.state.items()}
+        durable.remove(self._unused.find(stored, durable.named(), complete, triggered))
+
+    def end(self, finished: bool) -> None:
+        """The job is over; see ``Commits.end``."""
+        durable = self.durable
+        if not finished and durable.committed == durable.newest:
+            self._withdraw_after(self.newest)
+            durable.removed.append((self._world.generations_of(self._run + 1), self.newest))
+        durable.remove(durable.unnamed())
 
     def retract_after(self, checkpoint: CheckpointId | None) -> None:
         raise NotImplementedError("no manifest is ever damaged here")
 
     def adopt(self) -> tuple[CheckpointId | None, bool]:
-        """A new driver goes on from the newest manifest: what that covers becomes visible. Also: whether it is the
-        last one."""
-        if not self.manifests:
+        """A new driver begins with the newest manifest that counts: what that covers becomes visible. Also: whether it
+        is the last one."""
+        durable = self.durable
+        manifests = self.manifests
+        newest = CheckpointId(max(manifests, default=0))
+        self._world.checks.nothing_is_taken_back(newest, durable.committed)
+        self._withdraw_after(newest)
+        durable.removed.append((self._world.generations_of(self._run), newest))
+        if not manifests:
             return None, False
-        newest = CheckpointId(max(self.manifests))
-        if newest > self.newest:  # its store was said to have failed, or nobody lived to hear of it
-            self.newest = newest
-            self._world.checks.completed(newest, self.manifests[newest]["handles"])
-        for checkpoint in sorted(self.manifests):
+        if newest > durable.newest:  # its store was reported as failed, or the driver died before the report
+            durable.newest = newest
+            self._world.checks.completed(newest, manifests[newest]["handles"])
+        for checkpoint in sorted(manifests):
             self.commit(CheckpointId(checkpoint))
-        return newest, bool(self.manifests[newest]["final"])
+        return newest, bool(manifests[newest]["final"])
 
 
 class SimRegistry:
@@ -129,10 +260,19 @@ class SimWorker:
         self.closed = False
 
     def submit(self, action: Callable[..., Any], /, *arguments: Any) -> None:
+        if action.__name__ in SWEEPS:
+            self._world.at(self._world.now_ms, action, *arguments)
+            return
         self._queue.append((action, arguments, self._world.now_ms + self._patience_ms))
         if not self._busy:
             self._busy = True
             self._world.at(self._world.now_ms + self._delay_ms(), self._next)
+
+    def work_off(self) -> None:
+        """Do all that is left, at once."""
+        while self._queue:
+            action, arguments, _ = self._queue.pop(0)
+            action(*arguments)
 
     def _next(self) -> None:
         if self.closed or not self._queue:
@@ -140,7 +280,7 @@ class SimWorker:
             return
         action, arguments, until_ms = self._queue[0]
         if not self._ready() and self._world.now_ms < until_ms:
-            self._world.at(self._world.now_ms + 10, self._next)
+            self._world.at(self._world.now_ms + POLL_MS[self.name], self._next)
             return
         del self._queue[0]
         action(*arguments)

@@ -233,6 +233,10 @@ class Faults:
         self._world.storage_fails += 1
         self._until(fault, "_less", "storage_fails")
 
+    def _hang_storage(self, fault: Fault) -> None:
+        self._world.storage_hangs += 1
+        self._until(fault, "_less", "storage_hangs")
+
     def _no_commit(self, fault: Fault) -> None:
         self._world.commits_fail += 1
         self._until(fault, "_less", "commits_fail")

@@ -24,6 +24,7 @@ from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.commits import CommitQueue
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
@@ -48,6 +49,7 @@ from flinkplus.runtime.members import Members
 from flinkplus.runtime.peers import Peers
 from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
+from flinkplus.state.history import Cuts, UnusedFiles
 from upstream_cache.log import OutputLog
 
 BUDGET = 2_000
@@ -1081,6 +1083,39 @@ def spare_slots_are_deployed_on(original: Any) -> Any:
     return lambda self: self.all()
 
 
+# --- durable storage
+
+
+@mutation(Cuts, "voids", scenario="95")
+def late_manifests_count(original: Any) -> Any:
+    """A manifest that was given up, and appears later, is a checkpoint."""
+    return lambda self, epoch, checkpoint: False
+
+
+@mutation(UnusedFiles, "find")
+def files_of_snapshots_under_way_are_removed(original: Any) -> Any:
+    """A state file is removed as soon as no manifest names it."""
+    return lambda self, stored, named, complete, triggered: [name for name in stored if name not in named]
+
+
+@mutation(CheckpointCoordinator, "_sweep", scenario="96")
+def unused_files_stay(original: Any) -> Any:
+    """State files of checkpoints that were given up stay until the next deployment."""
+    return lambda self, complete: []
+
+
+@mutation(CommitQueue, "advance")
+def slow_commits_end_the_job(original: Any) -> Any:
+    """A commit that is not answered in time is given up, and with it the job."""
+
+    def advance(self: Any, now_ms: int) -> Any:
+        found = original(self, now_ms)
+        late = any(isinstance(effect, effects.CommitDelayed) for effect in found)
+        return self._abandon("the commit was not answered") if late else found
+
+    return advance
+
+
 # --- rollback
 
 
@@ -1088,8 +1123,8 @@ def spare_slots_are_deployed_on(original: Any) -> Any:
 def rollback_before_all_is_drained(original: Any) -> Any:
     """A rollback does not wait for manifests that are being stored."""
 
-    def drain(self: Any, now_ms: int) -> Any:
-        found = original(self, now_ms)
+    def drain(self: Any) -> Any:
+        found = original(self)
         self._drained = True
         return found
 

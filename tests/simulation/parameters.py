@@ -43,7 +43,11 @@ SILENCES = ("silence", "silence_one_way", "silence_around")
 stream breaks."""
 REFUSALS = ("refuse", "refuse", "cut")
 """A slot refuses connections of all others, or of one."""
-FAULTS = (*DRAWN_FAULTS, *SILENCES, "refuse", "garble")
+HANGS = 0.04
+"""Share of the jobs in which the driver's storage hangs, in the midst of a write or between two."""
+HANGS_MS = (700, 20_000, 130_000, 250_000)
+"""The last two: the job ends meanwhile, if it waits for a manifest."""
+FAULTS = (*DRAWN_FAULTS, *SILENCES, "refuse", "garble", "hang_storage")
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
 SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to_spare", "drain", "crash", "throw")
@@ -428,6 +432,9 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
     faults += _refusals(child(seed, "refusal"), parameters, horizon_ms)
     if parameters.frame_bytes is not None:
         faults += _garbles(child(seed, "garble"), parameters, horizon_ms)
+    hangs = child(seed, "hangs")
+    if hangs.random() < HANGS:
+        faults.append(Fault(hangs.randrange(10, 10 + horizon_ms), "hang_storage", 0, hangs.choice(HANGS_MS)))
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
 
 

@@ -257,6 +257,8 @@ class SimSlot(SlotOrders):
         active: Any = self.active.get(subtask.id)
         if active is subtask:
             self.guard(subtask, subtask.uploaded, checkpoint, reason)
+        elif not reason:  # it is closed, and its file is stored all the same
+            self.world.durable.put(f"{subtask.id}/{subtask.generation}-{checkpoint}-0.sst")
 
     def guard(self, subtask: Any, action: Callable[..., None], /, *arguments: Any) -> None:
         try:

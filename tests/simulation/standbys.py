@@ -171,6 +171,8 @@ class SimDisk:
         self.check()
         world = self._slot.world
         world.note("%s takes %s from durable storage", self._slot, file.name)
+        if file.name not in world.durable.state:
+            raise CorruptState(f"state file {file.name} is missing")
         data = world.state_files.data(file.name)
         file.check([data], file.name)
         self._downloaded[base_name(file.name)] = data

@@ -437,8 +437,10 @@ class SimSubtask(SubtaskSteps):
             base = f"{self.id}/{self.generation}-{checkpoint}-1.sst"
             self._world.files[base] = tuple(self.slot.fold(self._files).items())
             self._world.replaced[base] = self._files
+            self._world.durable.put(base)
             self._files = (base,)
         self._world.files[name] = tuple(delta.items())
+        self._world.durable.put(name)
         self._files = (*self._files, name)
         self._world.reach("uploaded", self.slot, self.id)
         self.persisted(checkpoint, self._handle(checkpoint, saved), "")

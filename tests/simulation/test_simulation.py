@@ -75,6 +75,7 @@ QUICK = (
     "refusals_are_not_reported",
     "frames_are_cut_inside_messages",
     "only_the_end_of_an_answer_counts",
+    "files_of_snapshots_under_way_are_removed",
 )
 """What is found out within the small budget."""
 

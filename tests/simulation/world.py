@@ -34,6 +34,7 @@ from flinkplus.runtime.running import GENERATIONS_PER_RUN
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.driver import (
     IDLE_TIMEOUT_MS,
+    Durable,
     SimCommits,
     SimInbox,
     SimRegistry,
@@ -55,9 +56,12 @@ SESSION_TIMEOUT_MS = 400
 BEAT_MS = 300
 HEARTBEAT_TIMEOUT_S = 1.0
 LATE_MS = 12
+SWEEP_EVERY = 2
 SPARES_TIMEOUT_S = 0.5
-ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about", "checkpoints and commits in flight did not")
-"""Reasons with which a job may fail: the storage refused for too long."""
+ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about")
+"""Reasons with which a job may fail, and is resumed then: the storage refused for too long, or hung with a manifest."""
+NEVER_AN_END = "commit was not answered"
+"""A commit that is slow only holds back what is visible."""
 
 
 class SimClock:
@@ -87,8 +91,8 @@ class World:
         seed = parameters.seed
         self.rng_network, self.rng_work = child(seed, "network"), child(seed, "work")
         self.rng_storage, self.rng_spark = child(seed, "storage"), child(seed, "spark")
-        self.rng_copies = child(seed, "copies")
         self.rng_frames = child(seed, "pieces")
+        self.rng_copies, self.rng_late = child(seed, "copies"), child(seed, "late")
         self.clock = SimClock(self)
         self.graph = SimGraph(
             parameters.stages,
@@ -120,7 +124,7 @@ class World:
         self.breaks_at_join = 0
         self._slow: Counter[tuple[int, int]] = Counter()
         self.duplicates = self.frames_wrong = self.reads_wrong = 0
-        self.uploads_fail = self.storage_fails = self.commits_fail = self.watches_late = 0
+        self.uploads_fail = self.storage_fails = self.commits_fail = self.watches_late = self.storage_hangs = 0
         self.reached: Counter[str] = Counter()
         self.on_point: Callable[[str, SimSlot, SubtaskId], None] | None = None
         self.healed = False
@@ -138,7 +142,8 @@ class World:
         self.crowded = 0
         self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
         self.checks = Checks(self)
-        self.commits = SimCommits(self)
+        self.durable = Durable()
+        self.commits = SimCommits(self, self.durable, 0)
         self.registry = SimRegistry(self)
         self.coordinator: Coordinator | None = None
         self._workers: list[SimWorker] = []
@@ -197,6 +202,7 @@ class World:
     def start_driver(self) -> None:
         """A driver starts, or resumes the job."""
         restore = Restore(generation=Generation(self._runs * GENERATIONS_PER_RUN))
+        self.commits = SimCommits(self, self.durable, self._runs)
         try:
             checkpoint, final = self.commits.adopt()
         except Unavailable as error:
@@ -213,7 +219,7 @@ class World:
             restore.next_checkpoint = CheckpointId(max(self.commits.manifests) + 1)
         self.registry.records.clear()
         inbox = SimInbox()
-        storage = SimWorker(self, "storage", self.storage_ms, lambda: True, 0)
+        storage = SimWorker(self, "storage", self.storage_ms, lambda: not self.storage_hangs, MAX_HEALED_MS)
         registry = SimWorker(self, "registry", self.registry_ms, lambda: not self.registry.is_away, IDLE_TIMEOUT_MS * 3)
         self._workers = [storage, registry]
         dispatch = Dispatch(
@@ -236,6 +242,8 @@ class World:
         if self.failovers is not None and self.parameters.pending_versions:
             protocol = self.failovers._protocol
             protocol._config = replace(protocol._config, pending_versions=True)
+        machine = self.coordinator._checkpoints
+        machine._config = replace(machine._config, sweep_every=SWEEP_EVERY)
         if self.parameters.in_flight_bytes is not None:
             self._limit_in_flight(self.coordinator._checkpoints, self.parameters.in_flight_bytes)
         self.note("driver starts, from checkpoint %s", checkpoint)
@@ -255,17 +263,25 @@ class World:
         if self.coordinator is None or self.ended is not None:
             return
         self.note("driver crashes")
-        self.moves.clear()
-        self.checks.plans({})
         self.counts["driver_crashes"] += 1
-        self.coordinator = None
-        self._timer_ms = None
         for worker in self._workers:
             worker.closed = True
+        self._resume("its driver is gone")
+
+    def _resume(self, why: str) -> None:
+        """Nothing of this run is left but what its storage worker may still do, and the job is resumed."""
+        self.moves.clear()
+        self.checks.plans({})
+        self.coordinator = None
+        self._timer_ms = None
         for process in list(self.processes.values()):
             process.paused = False
-            process.end("its driver is gone")
+            process.end(why)
         self.at(self.now_ms + 50, self.start_driver)
+
+    def generations_of(self, run: int) -> int:
+        """The generations of earlier runs are before this one."""
+        return run * GENERATIONS_PER_RUN + 1
 
     def coordinator_turns(self, event: Any = None) -> None:
         """The coordinator takes ``event``, and whatever else there is for it."""
@@ -320,16 +336,22 @@ class World:
 
     def _job_ended(self, coordinator: Coordinator) -> None:
         state, error = coordinator.result.state, coordinator.result.error
-        if state is JobState.FINISHED:
-            self._end("finished")
-        else:
-            allowed = any(reason in str(error) for reason in ALLOWED_ENDS)
-            if not allowed:
-                raise Violation("progress", f"the job ended {state}: {error}")
-            self._end(f"failed: {error}")
         for name, count in coordinator.failover_figures().items():
             if isinstance(count, int):
                 self.counts[name] += count
+        allowed = any(reason in str(error) for reason in ALLOWED_ENDS) and NEVER_AN_END not in str(error)
+        if state is not JobState.FINISHED and not allowed:
+            raise Violation("progress", f"the job ended {state}: {error}")
+        if not self.storage_hangs:
+            self._workers[0].work_off()
+            self.commits.end(state is JobState.FINISHED)
+            self.checks.no_state_left()
+        if state is JobState.FINISHED:
+            self._end("finished")
+            return
+        self.note("the job has failed, and is resumed: %s", error)
+        self.counts["failed"] += 1
+        self._resume("its job is over")
 
     def _end(self, how: str) -> None:
         self.note("the job is %s", how)

@@ -78,8 +78,13 @@ def test_memory_is_flat_or_it_is_not() -> None:
 def test_what_fails_a_soak() -> None:
     growing = report.flatness(samples([300.0 + 5 * at for at in range(40)]))
     found = [fault("host", 1.0), fault("sigkill", 1.0, fallbacks=1), fault("host", 1.0, fallbacks=1, doomed=2)]
-    content: dict[str, Any] = {"runs": found, "flat": growing, "final": {"fallback_reasons": ["no member left"]}}
-    grew, back, doomed = report.verdict(content)
+    content: dict[str, Any] = {
+        "runs": found,
+        "flat": growing,
+        "final": {"fallback_reasons": ["no member left"], "unnamed_state_files": 2},
+    }
+    grew, back, left, doomed = report.verdict(content)
+    assert left == "2 state files were left that no checkpoint names"
     assert grew.startswith("slots grew from")
     assert back == "1 rollbacks that the fault did not call for: ['no member left']"
     assert doomed == "1 times a host was struck that had all members of a chain"

@@ -13,6 +13,7 @@ from flinkplus.protocol.effects import (
     CheckpointOutcome,
     CheckpointStats,
     CommitAbandoned,
+    CommitDelayed,
     CommitOutput,
     CommitsDrained,
     DropCheckpoint,
@@ -22,6 +23,7 @@ from flinkplus.protocol.effects import (
     OvertakeCheckpoint,
     RecordCheckpoint,
     StoreManifest,
+    SweepState,
     TriggerCheckpoint,
 )
 from flinkplus.protocol.events import (
@@ -334,11 +336,33 @@ def test_a_commit_is_abandoned_after_so_many_attempts() -> None:
     assert history.at(300, OutputCommitted(C1), CheckpointRequested()) == []
 
 
-def test_a_commit_that_is_never_answered_is_abandoned() -> None:
+def test_a_commit_that_is_late_is_reported_and_never_given_up() -> None:
     history = started(interval_ms=100_000)
     history.at(10, CheckpointRequested(), *acks(C1), ManifestStored(C1))
     assert history.machine.next_deadline_ms() == 5_010
-    assert history.time(5_010) == [CommitAbandoned(C1, "the commit was not answered within 5000 ms")]
+    assert history.time(5_010) == [CommitDelayed(C1, 5_000)]
+    assert history.machine.next_deadline_ms() == 10_010
+    assert history.time(1_000_000) == [CommitDelayed(C1, 999_990), trigger(C2)]
+    assert history.at(1_000_010, OutputCommitted(C1)) == []
+
+
+def test_a_manifest_behind_a_late_commit_has_its_time_when_that_has_ended() -> None:
+    history = started()
+    history.at(10, CheckpointRequested(), *acks(C1), ManifestStored(C1))
+    history.time(110)
+    assert history.at(120, *acks(C2)) == [store(C2)]
+    assert without_records(history.time(90_000)) == [CommitDelayed(C1, 89_990)]
+    assert history.at(90_010, OutputCommitted(C1)) == []
+    assert history.machine.next_deadline_ms() == 95_010
+    assert without_records(history.at(95_000, ManifestStored(C2)))[0] == NotifyComplete(C2, G1)
+
+
+def test_unused_state_files_are_removed_after_so_many_checkpoints() -> None:
+    history = started(sweep_every=2, interval_ms=None)
+    history.at(10, CheckpointRequested())
+    complete(history, 20, C1)
+    history.at(30, CheckpointRequested(), *acks(C2))
+    assert history.at(40, ManifestStored(C2))[-2:] == [SweepState(C2, C2), CommitOutput(C2, False)]
 
 
 def test_a_success_of_an_earlier_attempt_counts_and_a_late_failure_does_not() -> None:

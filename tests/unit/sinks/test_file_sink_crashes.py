@@ -17,7 +17,7 @@ from tests.unit.sinks.harness import Crash, FaultyFiles, Job, expected_lines, te
 @pytest.fixture(autouse=True)
 def _faulty_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "OutputFiles", FaultyFiles)
-    monkeypatch.setattr(spark_log, "KEPT_MS", -1)  # batches expire at once, so that their removal is among the steps
+    monkeypatch.setattr(spark_log, "BATCH_BYTES", 2_000)  # so that some commits add to a batch, and some begin one
     FaultyFiles.plan(0, False)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, OutputDirectoryError
 from flinkplus.operators.base import OperatorContext
-from flinkplus.sinks import file_writer, spark_log
+from flinkplus.sinks import file_writer, spark_log, text
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.parquet import ParquetSink
 from flinkplus.sinks.text import TextSink
@@ -24,6 +26,16 @@ from tests.unit.sinks.harness import SCHEMA, Job, expected_lines, rows, text_job
 
 def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
+
+
+def batches(out: Path) -> list[list[str]]:
+    """The lines of each batch of the log, without the empty compactions that it begins with."""
+    found = sorted(path for path in (out / "_spark_metadata").iterdir() if path.suffix != ".compact")
+    return [path.read_text().split("\n")[1:] for path in found]
+
+
+def first_batch(out: Path) -> Path:
+    return out / "_spark_metadata" / str(spark_log.first_batch())
 
 
 # --- who may use a directory ------------------------------------------------------------------------------------------
@@ -278,7 +290,7 @@ def test_a_checkpoint_without_new_rows_adds_no_batch(tmp_path: Path) -> None:
     job.committer.commit(2, described)
     job.committer.commit(3, described)
     job.committer.commit(4, [])
-    assert names(tmp_path / "_spark_metadata") == {"0", "1"}
+    assert [len(lines) for lines in batches(tmp_path)] == [4]
 
 
 def test_what_an_older_generation_left_is_removed_and_newer_files_stay(tmp_path: Path) -> None:
@@ -321,24 +333,97 @@ def test_a_staged_file_that_was_cut_is_said(tmp_path: Path) -> None:
 def test_a_damaged_list_of_files_is_said(tmp_path: Path, content: str) -> None:
     job = text_job(tmp_path)
     job.checkpoint(1)
-    (tmp_path / "_spark_metadata" / "0").write_text(content)
-    with pytest.raises(OutputDirectoryError, match="_spark_metadata/0 cannot be read"):
+    first_batch(tmp_path).write_text(content)
+    with pytest.raises(OutputDirectoryError, match=f"_spark_metadata/{spark_log.first_batch()} cannot be read"):
         text_job(tmp_path, resume=True).committer.prepare(resume=True)
 
 
-def test_falling_back_behind_expired_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_log, "KEPT_MS", -1)
+def test_a_list_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    text_job(tmp_path)
+    (tmp_path / "_spark_metadata" / "9.compact").write_text("v1")
+    with pytest.raises(OutputDirectoryError, match=r"9\.compact cannot be read .an older version"):
+        text_job(tmp_path, resume=True).committer.prepare(resume=True)
+
+
+def test_falling_back_over_several_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_log, "BATCH_BYTES", 2_000)
     job = text_job(tmp_path)
     for checkpoint in range(1, 36):
         job.checkpoint(checkpoint)
-    log = tmp_path / "_spark_metadata"
-    assert names(log) == {"9.compact", "19.compact", "29.compact"} | {str(b) for b in range(10, 35) if b % 10 != 9}
+    sizes = {len(lines) for lines in batches(tmp_path)}
+    assert len(batches(tmp_path)) > 5 and min(sizes) >= 2 and max(sizes) > 2
     job.committer.retract_after(3)
     assert visible_lines(tmp_path) == expected_lines(1, 2, 3)
     job.deploy()
     for checkpoint in range(36, 50):
         job.checkpoint(checkpoint)
         assert visible_lines(tmp_path) == expected_lines(1, 2, 3, *range(36, checkpoint + 1))
+
+
+def test_compactions_that_list_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log reaches them after so many batches; here, where a rename does not replace, after seven commits."""
+    monkeypatch.setattr(spark_log, "COMPACT_INTERVAL", 7)
+    job = text_job(tmp_path)
+    job.committer._files.move_replaces = False  # type: ignore[attr-defined]
+    for checkpoint in range(1, 24):
+        job.checkpoint(checkpoint)
+        assert visible_lines(tmp_path) == expected_lines(*range(1, checkpoint + 1))
+    assert {"20.compact", "27.compact", "34.compact"} <= names(tmp_path / "_spark_metadata")
+    resumed = text_job(tmp_path, resume=True)
+    resumed.committer.prepare(resume=True)
+    resumed.committer.retract_after(9)
+    assert visible_lines(tmp_path) == expected_lines(*range(1, 10))
+    resumed.generation = 10
+    resumed.deploy()
+    resumed.checkpoint(24)
+    assert visible_lines(tmp_path) == expected_lines(*range(1, 10), 24)
+    resumed.committer.finish()
+
+
+class CountingFiles(OutputFiles):
+    """Counts the operations and the bytes of a commit."""
+
+    operations = 0
+    transferred = 0
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        for operation in ("info", "entries", "move", "delete", "make_dir", "delete_dir"):
+            setattr(self, operation, self._counted(getattr(super(), operation)))
+
+    @staticmethod
+    def _counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            CountingFiles.operations += 1
+            return operation(*arguments)
+
+        return call
+
+    def write(self, name: str, content: bytes) -> None:
+        CountingFiles.transferred += len(content)
+        super().write(name, content)
+
+    def read(self, name: str) -> bytes:
+        content = super().read(name)
+        CountingFiles.transferred += len(content)
+        return content
+
+
+def test_a_commit_costs_the_same_at_any_age_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations and bytes, after each commit; the list of files has grown a hundredfold meanwhile."""
+    monkeypatch.setattr(text, "OutputFiles", CountingFiles)
+    monkeypatch.setattr(spark_log, "BATCH_BYTES", 4_000)
+    job = text_job(tmp_path / "out")
+    costs = []
+    for checkpoint in range(1, 1001):
+        before = CountingFiles.operations, CountingFiles.transferred
+        job.checkpoint(checkpoint)
+        costs.append((CountingFiles.operations - before[0], CountingFiles.transferred - before[1]))
+    young, old = costs[10:110], costs[-100:]
+    assert max(operations for operations, _ in old) <= max(operations for operations, _ in young)
+    assert max(transferred for _, transferred in costs) <= 2 * spark_log.BATCH_BYTES
+    assert sum(transferred for _, transferred in old) <= 1.1 * sum(transferred for _, transferred in young)
+    assert len(visible_files(tmp_path / "out")) == 2000
 
 
 def test_finish_without_rows_leaves_an_empty_file_with_the_schema(tmp_path: Path) -> None:
@@ -432,7 +517,7 @@ def test_a_wrong_compression_is_refused() -> None:
 def test_the_list_is_written_with_sparks_field_names(tmp_path: Path) -> None:
     out = tmp_path / "a b%é#"
     text_job(out).checkpoint(1)
-    version, line, _ = (out / "_spark_metadata" / "0").read_text().split("\n")
+    version, line, _ = first_batch(out).read_text().split("\n")
     logged = json.loads(line)
     assert version == "v1"
     assert logged["path"] == f"{(tmp_path).as_uri()}/a%20b%25%C3%A9%23/part-c00000001-s0-g2-0.txt"

@@ -48,7 +48,7 @@ def read(spark: SparkSession, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["out", "a b%é#+"])
-def test_every_commit_is_seen_whole_through_compactions(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_every_commit_is_seen_whole(spark: SparkSession, tmp_path: Path, name: str) -> None:
     out = tmp_path / name
     job = parquet_job(out)
     for checkpoint in range(1, 28):
@@ -63,15 +63,44 @@ def test_every_commit_is_seen_whole_through_compactions(spark: SparkSession, tmp
     assert read(spark, out) == expected_lines(*range(1, 28))
 
 
-def test_expired_batches_are_not_missed(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_log, "KEPT_MS", -1)
+def test_several_batches_are_read_and_taken_back(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_log, "BATCH_BYTES", 2_000)
     job = parquet_job(tmp_path)
-    for checkpoint in range(1, 46):
+    for checkpoint in range(1, 26):
         job.checkpoint(checkpoint)
-    assert not (tmp_path / "_spark_metadata" / "0").exists()
-    assert read(spark, tmp_path) == expected_lines(*range(1, 46))
+    assert (tmp_path / "_spark_metadata" / str(spark_log.first_batch() + 3)).exists()
+    assert read(spark, tmp_path) == expected_lines(*range(1, 26))
     job.committer.retract_after(7)
     assert read(spark, tmp_path) == expected_lines(*range(1, 8))
+
+
+def test_compactions_that_list_everything_are_read(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_log, "COMPACT_INTERVAL", 7)
+    monkeypatch.setattr(spark_log, "BATCH_BYTES", 1)
+    job = parquet_job(tmp_path)
+    for checkpoint in range(1, 17):
+        job.checkpoint(checkpoint)
+    assert (tmp_path / "_spark_metadata" / "27.compact").exists()
+    assert read(spark, tmp_path) == expected_lines(*range(1, 17))
+
+
+@pytest.mark.parametrize("interval", [3, 7, 100])
+def test_a_reader_with_another_compaction_interval_sees_the_same(
+    spark: SparkSession, tmp_path: Path, interval: int
+) -> None:
+    job = parquet_job(tmp_path)
+    for checkpoint in range(1, 13):
+        job.checkpoint(checkpoint)
+    key = "spark.sql.streaming.fileSink.log.compactInterval"
+    spark.conf.set(key, str(interval))
+    try:
+        assert read(spark, tmp_path) == expected_lines(*range(1, 13))
+    finally:
+        spark.conf.unset(key)
 
 
 def test_a_reader_beside_the_commits_sees_whole_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
@@ -97,7 +126,10 @@ def test_a_reader_beside_the_commits_sees_whole_checkpoints(spark: SparkSession,
     assert len(seen[-1]) > len(seen[0])
 
 
-def test_a_streaming_reader_gets_every_row_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_streaming_reader_gets_every_row_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_log, "BATCH_BYTES", 4_000)
     out = tmp_path / "out"
     job = parquet_job(out)
     stream = spark.readStream.schema(DDL).parquet(str(out))

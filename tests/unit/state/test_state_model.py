@@ -182,6 +182,10 @@ class StateMachine(RuleBasedStateMachine):
     def collect_garbage(self) -> None:
         self.storage.collect_garbage(self.generation, self.complete)
 
+    @rule()
+    def sweep(self) -> None:
+        self.storage.sweep(self.complete, self.checkpoint)
+
     @rule(data=st.data(), local=st.sampled_from(["keep", "lose one", "damage one", "lose all"]))
     def restore(self, data: st.DataObject, local: str) -> None:
         """Everything back to a retained checkpoint (or to none), in the next generation."""

@@ -1,0 +1,98 @@
+"""Which stored checkpoints count, and which stored files no checkpoint can name any more. Pure: no I/O.
+
+A write may hang beyond every time-out and happen long after the driver gave it up, also after that driver's end. So a
+manifest is not believed because it is there. Each is written in an *epoch*, a number that only rises: every run of the
+job begins one, and every *cut* ends one. A cut says: of the manifests of earlier epochs, those up to this checkpoint
+count. It is stored before anything is removed that a later one might need. So a late manifest is void, whenever it
+appears: before the output is discarded or after, before a resume, during it, or beside the checkpoints of the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+EPOCHS_PER_RUN = 100_000
+MAX_CUTS = 1_000
+"""The newest are kept. What older ones void is far behind every checkpoint that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Of the checkpoints whose manifests were written before ``epoch``, those up to ``through`` count."""
+
+    epoch: int
+    through: int
+
+    def voids(self, epoch: int, checkpoint: int) -> bool:
+        """Whether the manifest of ``checkpoint`` that was written in ``epoch`` does not count."""
+        return epoch < self.epoch and checkpoint > self.through
+
+
+class Cuts:
+    """All cuts of a job's history; immutable."""
+
+    def __init__(self, cuts: Iterable[Cut] = ()) -> None:
+        self._cuts: list[Cut] = []  # ascending in both numbers: what another cut covers is left out
+        for cut in sorted(cuts, key=lambda cut: (-cut.epoch, cut.through)):
+            if not self._cuts or cut.through < self._cuts[0].through:
+                self._cuts.insert(0, cut)
+        del self._cuts[:-MAX_CUTS]
+
+    def with_cut(self, cut: Cut) -> Cuts:
+        """These and another one."""
+        return Cuts([*self._cuts, cut])
+
+    def united(self, other: Cuts) -> Cuts:
+        """These and those of ``other``."""
+        return Cuts([*self._cuts, *other._cuts])
+
+    def voids(self, epoch: int, checkpoint: int) -> bool:
+        """Whether the manifest of ``checkpoint`` that was written in ``epoch`` does not count."""
+        return any(cut.voids(epoch, checkpoint) for cut in self._cuts)
+
+    def to_json(self) -> list[list[int]]:
+        return [[cut.epoch, cut.through] for cut in self._cuts]
+
+    @staticmethod
+    def from_json(found: object) -> Cuts:
+        """Raises ``ValueError`` or ``TypeError`` for anything that ``to_json`` does not return."""
+        if not isinstance(found, list):
+            raise TypeError(f"cuts are described by {found!r:.100}")
+        return Cuts(Cut(int(epoch), int(through)) for epoch, through in found)
+
+
+def left_behind(
+    stored: dict[str, tuple[int, int]], named: Collection[str], generation: int, complete: int
+) -> list[str]:
+    """What nothing can name any more when ``generation`` is deployed from checkpoint ``complete``.
+
+    ``stored``: name -> (generation, checkpoint) in it. Only what that generation writes from now on is to be named.
+    """
+    return [name for name, age in stored.items() if name not in named and age <= (generation, complete)]
+
+
+@dataclass(slots=True)
+class UnusedFiles:
+    """Finds the state files that no checkpoint can name any more, while the job runs.
+
+    A file is uploaded before the checkpoint that names it first is complete. When that is given up, a later one may
+    name it first. So a file that no manifest names is unused only when both hold:
+
+    - a checkpoint is complete that was triggered after the file had been seen: what is uploaded when a checkpoint is
+      triggered is part of that one, or of none;
+    - the number in its name is not after the newest complete checkpoint: a new base has a number ahead of it, and is
+      named by checkpoints up to there, or not at all.
+    """
+
+    _seen: dict[str, int] = field(default_factory=dict)  # the newest checkpoint that was triggered when it was seen
+
+    def find(self, stored: dict[str, int], named: Collection[str], complete: int, triggered: int) -> list[str]:
+        """The unused ones of ``stored`` (name -> number in it), by what is known now.
+
+        ``named``: what the manifests name. ``complete``: the newest complete checkpoint; ``triggered``: the newest that
+        was triggered.
+        """
+        unnamed = [name for name in stored if name not in named]
+        self._seen = {name: self._seen.get(name, triggered) for name in unnamed}
+        return [name for name in unnamed if self._seen[name] < complete and stored[name] <= complete]
