@@ -1,10 +1,12 @@
 """Working directories of slots on their hosts, and those that killed slots have left; the mark of a running job.
 
-Rules: the name says whose it is: job, slot and process. A slot of the same job that starts or ends on the host removes
-what dead processes left there; nobody touches the directory of a living one.
+Rules: the name says whose a directory is: job and slot. The slot's process holds a lock on a file in it as long as it
+lives. A process number would not do: a slot in another container may share the directory, but not the numbers. A slot
+of the same job that starts or ends on the host removes directories whose locks nobody holds. Where the file system has
+no locks, no directory counts as a dead slot's.
 
 A job's own directory, on the driver's host, is marked: ``RUNNING``, then ``OVER`` until the driver has removed it. A
-slot that Spark starts when the job is over has nothing to do. A directory without a mark was made anew, by a slot that
+slot that Spark starts when the job is over has nothing to do. A directory without a mark was made again, by a slot that
 was late: that slot removes it. The driver holds a lock on the mark as long as it lives: what a dead one has left is
 removed by the next job on the host.
 """
@@ -18,47 +20,99 @@ import re
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 RUNNING, OVER = "RUNNING", "OVER"
 JOB_PREFIX = "flinkplus-"
+LOCK_FILE = "LOCK"
 LOOK_S = 0.01
+ATTEMPTS = 5
 
 
-def make_scratch(job_id: str, index: int, base: str | None) -> Path:
-    """A new directory below ``base`` (``None``: the system's temporary space) for this process's slot ``index``."""
+@dataclass(eq=False)
+class Scratch:
+    """The directory ``path`` of this process's slot. ``lock``: an open file, whose lock says that the slot lives."""
+
+    path: Path
+    lock: int
+
+    def close(self) -> None:
+        """Give the lock up: whoever finds the directory may remove it."""
+        lock, self.lock = self.lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def make_scratch(job_id: str, index: int, base: str | None) -> Scratch:
+    """A new directory below ``base`` (``None``: the system's temporary space) for this process's slot ``index``.
+
+    Raises ``OSError`` when it cannot be made.
+    """
     sweep(job_id, base)
-    return Path(tempfile.mkdtemp(prefix=f"{_prefix(job_id)}slot-{index}-{os.getpid()}-", dir=base))
+    for _ in range(ATTEMPTS):
+        path = Path(tempfile.mkdtemp(prefix=f"{_prefix(job_id)}slot-{index}-", dir=base))
+        with contextlib.suppress(FileNotFoundError):  # a sweep came between
+            handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if _locks(handle) is not False and (path / LOCK_FILE).exists():
+                return Scratch(path, handle)
+            os.close(handle)
+    raise OSError(f"no working directory could be kept below {base or tempfile.gettempdir()}")
 
 
-def remove_scratch(path: Path, job_id: str) -> None:
+def remove_scratch(scratch: Scratch, job_id: str) -> None:
     """Remove a slot's directory, and what dead ones of its job have left beside it."""
-    shutil.rmtree(path, ignore_errors=True)
-    sweep(job_id, str(path.parent))
+    shutil.rmtree(scratch.path, ignore_errors=True)
+    scratch.close()
+    sweep(job_id, str(scratch.path.parent))
 
 
 def sweep(job_id: str, base: str | None) -> None:
-    """Remove directories of slots of this job whose process does not live any more."""
-    for path, pid in _directories(job_id, base or tempfile.gettempdir()):
-        if not psutil.pid_exists(pid):
-            shutil.rmtree(path, ignore_errors=True)
+    """Remove directories of slots of this job whose processes are dead."""
+    for path in _directories(job_id, base or tempfile.gettempdir()):
+        with contextlib.suppress(OSError):  # removed meanwhile, or not ours to open
+            handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if _locks(handle):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def wait_for_slots(job_id: str, base: str | Path, patience_s: float) -> None:
     """Return when no living slot of the job has a directory below ``base`` any more, or after ``patience_s``."""
     deadline = time.monotonic() + patience_s
-    while any(psutil.pid_exists(pid) for _, pid in _directories(job_id, base)) and time.monotonic() < deadline:
+    while any(_is_in_use(path) for path in _directories(job_id, base)) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
+
+
+def _is_in_use(path: Path) -> bool:
+    try:
+        handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # removed meanwhile, or its process died while it made it
+        return False
+    try:
+        return not _locks(handle)
+    finally:
+        os.close(handle)
+
+
+def _locks(handle: int) -> bool | None:
+    """Whether this process could lock an open file; ``None`` where the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def mark_running(job: Path) -> int:
     """Say in a job's own directory that the job runs. The open file that is returned is its driver's sign of life."""
     unmarked = job / f".{RUNNING}"
     handle = os.open(unmarked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):  # this file system has no locks: nobody will take this driver for dead
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _locks(handle)  # where the file system has no locks, no job takes this driver for dead
     unmarked.rename(job / RUNNING)
     return handle
 
@@ -75,8 +129,7 @@ def _is_abandoned(job: Path) -> bool:
         with contextlib.suppress(OSError):  # no such mark, not ours to open, no locks, or a driver that lives
             handle = os.open(job / mark, os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
+                return _locks(handle) is True
             finally:
                 os.close(handle)
     return False
@@ -98,14 +151,14 @@ def is_removed(job: str) -> bool:
     return is_over(job) and not os.path.exists(os.path.join(job, OVER))
 
 
-def _directories(job_id: str, base: str | Path) -> list[tuple[str, int]]:
-    """Directories of slots of a job, each with the process that made it."""
-    pattern = re.compile(re.escape(_prefix(job_id)) + r"slot-\d+-(\d+)-")
+def _directories(job_id: str, base: str | Path) -> list[Path]:
+    """Directories of slots of a job."""
+    pattern = re.compile(re.escape(_prefix(job_id)) + r"slot-\d+-")
     try:
         names = os.listdir(base)
     except FileNotFoundError:
         return []  # the whole job was cleaned up meanwhile
-    return [(os.path.join(base, name), int(match[1])) for name in names if (match := pattern.match(name))]
+    return [Path(base, name) for name in names if pattern.match(name)]
 
 
 def _prefix(job_id: str) -> str:

@@ -181,7 +181,7 @@ def _run_slot(index: int, config: SlotConfig, made: list[Slot]) -> None:
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
     scratch = make_scratch(config.job_id, index, config.scratch)
     try:
-        slot = Slot(index, config, scratch)
+        slot = Slot(index, config, scratch.path)
         made.append(slot)
         slot.run()
     except CoordinatorLost:

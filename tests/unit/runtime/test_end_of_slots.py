@@ -24,7 +24,7 @@ from flinkplus.runtime import slot as slot_module
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import ControlArrived, rendezvous
-from flinkplus.runtime.scratch import make_scratch, mark_over, mark_running, wait_for_slots
+from flinkplus.runtime.scratch import Scratch, make_scratch, mark_over, mark_running, remove_scratch, wait_for_slots
 from flinkplus.runtime.slot import CoordinatorLost, run_slot
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.runtime.start_failure import REPORT_TIMEOUT_S
@@ -158,7 +158,7 @@ def test_a_slot_that_is_started_after_the_end_does_nothing(job: Path, monkeypatc
 def end_in_the_middle(job: Path, monkeypatch: pytest.MonkeyPatch, removed: bool) -> None:
     """The job ends when the slot has made its directory and has not used it."""
 
-    def make(job_id: str, index: int, base: str | None) -> Path:
+    def make(job_id: str, index: int, base: str | None) -> Scratch:
         made = make_scratch(job_id, index, base)
         mark_over(job)
         if removed:
@@ -191,13 +191,14 @@ def test_the_driver_waits_for_slots_that_live(job: Path) -> None:
     (job / "flinkplus-id-slot-0-4194999-dead").mkdir()
     wait_for_slots("id", job, 60.0)
     made = make_scratch("id", 1, str(job))
-    threading.Timer(0.1, os.rmdir, (made,)).start()
+    threading.Timer(0.1, remove_scratch, (made, "id")).start()
     wait_for_slots("id", job, 60.0)
-    assert not made.exists()
-    make_scratch("id", 1, str(job))
+    assert not made.path.exists()
+    made = make_scratch("id", 1, str(job))
     began = time.monotonic()
     wait_for_slots("id", job, 0.05)
     assert 0.05 <= time.monotonic() - began < 30.0
+    remove_scratch(made, "id")
 
 
 def test_a_snapshot_that_waits_for_its_turn_when_the_slot_closes_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from flinkplus.runtime.scratch import make_scratch, mark_running, remove_scratch, sweep, sweep_jobs
+from flinkplus.runtime.scratch import LOCK_FILE, make_scratch, mark_running, remove_scratch, sweep, sweep_jobs
 
 
 def test_what_dead_slots_of_the_job_left_is_removed(tmp_path: Path) -> None:
@@ -21,16 +25,75 @@ def test_what_dead_slots_of_the_job_left_is_removed(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     mine = make_scratch("mine", 0, str(tmp_path))
     left = sorted(path.name.split("-")[1] for path in tmp_path.iterdir())
-    assert left == ["mine", "other"] and mine.is_dir()
+    assert left == ["mine", "other"] and mine.path.is_dir()
     sweep("mine", str(tmp_path))
-    assert mine.is_dir(), "the process that made it lives"
+    assert mine.path.is_dir(), "the process that made it lives"
     remove_scratch(mine, "mine")
     assert [path.name.split("-")[1] for path in tmp_path.iterdir()] == ["other"]
 
 
+MAKE_AND_STAY = (
+    "import sys; from flinkplus.runtime.scratch import make_scratch; made = make_scratch('mine', 1, sys.argv[1])\n"
+    "print('made', flush=True); sys.stdin.read()"
+)
+
+
+def test_a_living_slot_of_another_container_keeps_its_directory(tmp_path: Path) -> None:
+    """The process has a number there that no process has here."""
+    code = "import os; os.getpid = lambda: 2**22 - 1\n" + MAKE_AND_STAY
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as slot:
+        assert slot.stdout is not None and slot.stdout.readline() == b"made\n"
+        (theirs,) = tmp_path.iterdir()
+        mine = make_scratch("mine", 0, str(tmp_path))
+        assert sorted(tmp_path.iterdir()) == sorted([theirs, mine.path])
+        slot.kill()
+    sweep("mine", str(tmp_path))
+    assert list(tmp_path.iterdir()) == [mine.path]
+    remove_scratch(mine, "mine")
+
+
+def test_a_directory_without_a_lock_file_is_of_a_process_that_died_early(tmp_path: Path) -> None:
+    (tmp_path / "flinkplus-mine-slot-1-abc").mkdir()
+    sweep("mine", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_that_comes_between_takes_no_directory_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdtemp = tempfile.mkdtemp
+    swept: list[str] = []
+
+    def make(**where: str) -> str:
+        path = mkdtemp(**where)
+        if len(swept) < 2:
+            swept.append(path)
+            sweep("mine", str(tmp_path))
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make)
+    mine = make_scratch("mine", 0, str(tmp_path))
+    assert len(swept) == 2 and list(tmp_path.iterdir()) == [mine.path] and (mine.path / LOCK_FILE).exists()
+    remove_scratch(mine, "mine")
+
+
+def test_without_locks_no_slot_is_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    one, other = make_scratch("mine", 0, str(tmp_path)), make_scratch("mine", 1, str(tmp_path))
+    sweep("mine", str(tmp_path))
+    assert sorted(tmp_path.iterdir()) == sorted([one.path, other.path])
+    one.close()
+    remove_scratch(other, "mine")
+    assert list(tmp_path.iterdir()) == [one.path]
+
+
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     scratch = make_scratch("mine", 0, str(tmp_path))
-    scratch.rmdir()
+    shutil.rmtree(scratch.path)
     tmp_path.rmdir()
     remove_scratch(scratch, "mine")
 
