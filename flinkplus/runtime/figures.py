@@ -20,6 +20,8 @@ from flinkplus.runtime.names import parse_subtask
 KEPT_CHECKPOINTS = 1000
 UNALIGNED = "unaligned"
 PENDING = "pending"
+ORIGINS = ("received", "from_storage", "kept")
+"""Of the state files of standbys."""
 PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms")
 
 
@@ -87,6 +89,7 @@ class Figures:
         self.completed = self.aborted = self.over_budget = 0
         self._final = False
         self._dropped: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._copied: dict[tuple[int, int], dict[str, int]] = {}
         self.fenced_reports = 0
         """Of slots that were given up, or of subtasks of older generations; without effect."""
 
@@ -95,6 +98,16 @@ class Figures:
         told = (refused, malformed, fenced)
         if any(told) and self._dropped.get(process) != told:
             self._dropped = {**self._dropped, process: told}
+
+    def heard_of_copies(self, process: tuple[int, int], copied: dict[str, int]) -> None:
+        """Bytes of state files that the standbys of a process (slot, incarnation) took in so far, by origin."""
+        if any(copied.values()) and self._copied.get(process) != copied:
+            self._copied = {**self._copied, process: copied}
+
+    @property
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes of state files that the standbys of all processes took in, by origin; see ``control.Heartbeat``."""
+        return {name: sum(copied.get(name, 0) for copied in self._copied.values()) for name in ORIGINS}
 
     @property
     def refused(self) -> int:

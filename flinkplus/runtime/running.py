@@ -580,6 +580,7 @@ class RunningJob:
             "recoveries": len(self.coordinator.recoveries),
             **self.coordinator.security_figures(),
             "slot_restarts": self.coordinator.slot_restarts,
+            "copied_bytes": figures.copied_bytes,
             **self.coordinator.failover_figures(),
             "zookeeper_restarts": 0 if self._registry is None else self._registry.server_restarts,
         }

@@ -1,9 +1,12 @@
 """Working directories of slots on their hosts, and those that killed slots have left; the mark of a running job.
 
 Rules: the name says whose a directory is: job and slot. The slot's process holds a lock on a file in it as long as it
-lives. A process number would not do: a slot in another container may share the directory, but not the numbers. A slot
-of the same job that starts or ends on the host removes directories whose locks nobody holds. Where the file system has
-no locks, no directory counts as a dead slot's.
+lives. A process number would not do: a slot in another container may share the directory, but not the numbers. Where
+the file system has no locks, no directory counts as a dead slot's.
+
+What a killed process left belongs to the next process of the same slot on the host, which takes its state files over
+(``state.left``) and removes the rest. What no process takes over goes after ``TIDY_S`` to twice that, or when a slot of
+the job ends on the host.
 
 A job's own directory, on the driver's host, is marked: ``RUNNING``, then ``OVER`` until the driver has removed it. A
 slot that Spark starts when the job is over has nothing to do. A directory without a mark was made again, by a slot that
@@ -18,16 +21,21 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from flinkplus.state.left import LEFT_FOLDER, take_over
+from flinkplus.state.removal import remove_folder
 
 RUNNING, OVER = "RUNNING", "OVER"
 JOB_PREFIX = "flinkplus-"
 LOCK_FILE = "LOCK"
 LOOK_S = 0.01
 ATTEMPTS = 5
+TIDY_S = 300.0
 
 
 @dataclass(eq=False)
@@ -35,48 +43,79 @@ class Scratch:
     """The directory ``path`` of this process's slot. ``lock``: an open file, whose lock says that the slot lives."""
 
     path: Path
+    job_id: str
     lock: int
+    _dead: set[Path] | None = field(default=None, init=False)
+
+    def tidy(self) -> None:
+        """To be called every ``TIDY_S`` seconds: remove what dead slots had left at the last call, and still do, and
+        what was taken over from one and has not been used.
+        """
+        before, self._dead = (
+            self._dead,
+            {path for path in _directories(self.job_id, self.path.parent) if not _is_in_use(path)},
+        )
+        if before is not None:
+            for path in before & self._dead:
+                _remove_dead(path)
+            for left in self.path.glob(f"*/{LEFT_FOLDER}"):
+                remove_folder(left)
 
     def close(self) -> None:
-        """Give the lock up: whoever finds the directory may remove it."""
+        """Give the lock up, and leave what is there to the slot's next process."""
         lock, self.lock = self.lock, -1
         if lock >= 0:
             os.close(lock)
 
 
 def make_scratch(job_id: str, index: int, base: str | None) -> Scratch:
-    """A new directory below ``base`` (``None``: the system's temporary space) for this process's slot ``index``.
+    """A new directory below ``base`` (``None``: the system's temporary space) for this process's slot ``index``, with
+    the state files that dead processes of that slot have left there.
 
     Raises ``OSError`` when it cannot be made.
     """
-    sweep(job_id, base)
+    scratch = _make(job_id, index, base)
+    for path in _directories(job_id, scratch.path.parent, index):
+        if path != scratch.path:
+            _remove_dead(path, scratch.path)
+    return scratch
+
+
+def _make(job_id: str, index: int, base: str | None) -> Scratch:
     for _ in range(ATTEMPTS):
         path = Path(tempfile.mkdtemp(prefix=f"{_prefix(job_id)}slot-{index}-", dir=base))
         with contextlib.suppress(FileNotFoundError):  # a sweep came between
             handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if _locks(handle) is not False and (path / LOCK_FILE).exists():
-                return Scratch(path, handle)
+                return Scratch(path, job_id, handle)
             os.close(handle)
     raise OSError(f"no working directory could be kept below {base or tempfile.gettempdir()}")
 
 
-def remove_scratch(scratch: Scratch, job_id: str) -> None:
+def remove_scratch(scratch: Scratch) -> None:
     """Remove a slot's directory, and what dead ones of its job have left beside it."""
     shutil.rmtree(scratch.path, ignore_errors=True)
     scratch.close()
-    sweep(job_id, str(scratch.path.parent))
+    sweep(scratch.job_id, scratch.path.parent)
 
 
-def sweep(job_id: str, base: str | None) -> None:
+def sweep(job_id: str, base: Path) -> None:
     """Remove directories of slots of this job whose processes are dead."""
-    for path in _directories(job_id, base or tempfile.gettempdir()):
-        with contextlib.suppress(OSError):  # removed meanwhile, or not ours to open
-            handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if _locks(handle):
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(handle)
+    for path in _directories(job_id, base):
+        _remove_dead(path)
+
+
+def _remove_dead(path: Path, successor: Path | None = None) -> None:
+    """Remove a slot's directory if its process is dead; its state files go to the directory ``successor`` first."""
+    with contextlib.suppress(OSError):  # removed meanwhile
+        handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if _locks(handle):
+                if successor is not None:
+                    take_over(path, successor)
+                remove_folder(path)
+        finally:
+            os.close(handle)
 
 
 def wait_for_slots(job_id: str, base: str | Path, patience_s: float) -> None:
@@ -151,14 +190,22 @@ def is_removed(job: str) -> bool:
     return is_over(job) and not os.path.exists(os.path.join(job, OVER))
 
 
-def _directories(job_id: str, base: str | Path) -> list[Path]:
-    """Directories of slots of a job."""
-    pattern = re.compile(re.escape(_prefix(job_id)) + r"slot-\d+-")
+def _directories(job_id: str, base: str | Path, index: int | None = None) -> list[Path]:
+    """Directories of this user's slots of a job (``index``: of one of them), by name."""
+    pattern = re.compile(re.escape(_prefix(job_id)) + rf"slot-{r'[0-9]+' if index is None else index}-")
     try:
         names = os.listdir(base)
     except FileNotFoundError:
         return []  # the whole job was cleaned up meanwhile
-    return [Path(base, name) for name in names if pattern.match(name)]
+    return [path for name in sorted(names) if pattern.match(name) and _is_ours(path := Path(base, name))]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a directory of this user: another could put one with that name into a shared temporary space."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return False
 
 
 def _prefix(job_id: str) -> str:

@@ -32,6 +32,7 @@ from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.planes import ControlArrived, ControlLost
 from flinkplus.runtime.running import GENERATIONS_PER_RUN
 from tests.simulation.checks import Checks, Violation
+from tests.simulation.disk import damaged
 from tests.simulation.driver import (
     IDLE_TIMEOUT_MS,
     SimCommits,
@@ -89,6 +90,7 @@ class World:
         self.rng_storage, self.rng_spark = child(seed, "storage"), child(seed, "spark")
         self.rng_copies = child(seed, "copies")
         self.rng_frames = child(seed, "pieces")
+        self.rng_left = child(seed, "left files")
         self.clock = SimClock(self)
         self.graph = SimGraph(
             parameters.stages,
@@ -134,6 +136,7 @@ class World:
         self._beaten_ms = -1
         self._runs = 0
         self._moved: dict[int, int] = {}
+        self._left: dict[tuple[int, str], dict[str, dict[str, bytes]]] = {}
         self._over: set[int] = set()  # spare slots that Spark does not run any more; never iterated
         self.crowded = 0
         self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
@@ -204,6 +207,7 @@ class World:
             self.at(self.now_ms + 50, self.start_driver)
             return
         self._runs += 1
+        self._left.clear()  # another run takes nothing of this one's over
         if final:
             self._end("finished")
             return
@@ -378,6 +382,15 @@ class World:
         self.note("slot %s: process %s starts", slot, number)
         self.processes[number] = SimSlot(self, slot, number)
 
+    def take_left(self, slot: SimSlot) -> dict[str, dict[str, bytes]]:
+        """The state files that dead processes of a slot have left on its host; some of them torn or altered."""
+        found = self._left.pop((slot.index, slot.host), {})
+        for files in found.values():
+            for name, data in files.items():
+                if self.rng_left.random() < self.parameters.left_damaged:
+                    files[name] = damaged(data, self.rng_left)
+        return found
+
     def connect(self, slot: SimSlot) -> int:
         """A process has a stream to the coordinator."""
         connection = len(self._connections) + 1
@@ -394,6 +407,9 @@ class World:
     def process_ended(self, process: SimSlot, restart: bool = True) -> None:
         if restart:
             self.died.update(names_of(self, process))
+            left = self._left.setdefault((process.index, process.host), {})
+            for subtask, files in process.standbys.remains().items():
+                left[subtask] = {**left.get(subtask, {}), **files}
         self._forget(process)
         self.at(self.now_ms + 1, self._connection_lost, process.connection, "stream closed")
         for other in list(self.processes.values()):

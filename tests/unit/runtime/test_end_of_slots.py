@@ -186,19 +186,39 @@ def test_a_slot_that_made_the_removed_directory_again_removes_it(job: Path, monk
     assert not job.exists()
 
 
+def test_a_slot_that_fails_while_the_job_runs_leaves_its_files_to_the_next_process(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomed = [False, True, True]
+
+    def run(slot: slot_module.Slot) -> None:
+        slot.welcomed = welcomed.pop()
+        raise slot_module.SessionGone("expired")
+
+    monkeypatch.setattr(slot_module.Slot, "run", run)
+    monkeypatch.setattr(slot_module, "pause_ms", lambda _: 0)
+    for _ in range(2):
+        with pytest.raises(slot_module.SessionGone):
+            run_slot(0, config_of(job))
+        assert len(list(job.glob("*slot-0-*"))) == 1, "and each next one removes what the one before it left"
+    with pytest.raises(slot_module.SessionGone):
+        run_slot(0, config_of(job))
+    assert not list(job.glob("*slot-0-*")), "there may be no next one: this one did not even begin"
+
+
 def test_the_driver_waits_for_slots_that_live(job: Path) -> None:
     wait_for_slots("id", job / "nowhere", 60.0)
     (job / "flinkplus-id-slot-0-4194999-dead").mkdir()
     wait_for_slots("id", job, 60.0)
     made = make_scratch("id", 1, str(job))
-    threading.Timer(0.1, remove_scratch, (made, "id")).start()
+    threading.Timer(0.1, remove_scratch, (made,)).start()
     wait_for_slots("id", job, 60.0)
     assert not made.path.exists()
     made = make_scratch("id", 1, str(job))
     began = time.monotonic()
     wait_for_slots("id", job, 0.05)
     assert 0.05 <= time.monotonic() - began < 30.0
-    remove_scratch(made, "id")
+    remove_scratch(made)
 
 
 def test_a_snapshot_that_waits_for_its_turn_when_the_slot_closes_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
