@@ -199,10 +199,12 @@ class SimDisk:
 
     def adopt_left(self, name: str) -> None:
         self._held[name] = self._left.pop(name)
+        self._slot.world.note("%s keeps %s/%s", self._slot, self.folder, name)
         self._slot.world.counts["kept_files"] += 1
 
     def discard_left(self, name: str) -> None:
         if self._left.pop(name, None) is not None:
+            self._slot.world.note("%s cannot keep %s/%s", self._slot, self.folder, name)
             self._slot.world.counts["refused_files"] += 1
 
     def discard_all_left(self) -> None:

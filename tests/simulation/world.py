@@ -382,6 +382,13 @@ class World:
         self.note("slot %s: process %s starts", slot, number)
         self.processes[number] = SimSlot(self, slot, number)
 
+    def _leave(self, process: SimSlot) -> None:
+        """What a process that has died had on its disk stays there."""
+        if self.parameters.keeps_disks:
+            left = self._left.setdefault((process.index, process.host), {})
+            for subtask, files in process.standbys.remains().items():
+                left[subtask] = {**left.get(subtask, {}), **files}
+
     def take_left(self, slot: SimSlot) -> dict[str, dict[str, bytes]]:
         """The state files that dead processes of a slot have left on its host; some of them torn or altered."""
         found = self._left.pop((slot.index, slot.host), {})
@@ -407,9 +414,7 @@ class World:
     def process_ended(self, process: SimSlot, restart: bool = True) -> None:
         if restart:
             self.died.update(names_of(self, process))
-            left = self._left.setdefault((process.index, process.host), {})
-            for subtask, files in process.standbys.remains().items():
-                left[subtask] = {**left.get(subtask, {}), **files}
+            self._leave(process)
         self._forget(process)
         self.at(self.now_ms + 1, self._connection_lost, process.connection, "stream closed")
         for other in list(self.processes.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import pytest
 from chain_backup import frames
 from chain_backup.frames import Kind, decode
 from flinkplus.errors import StateError
-from flinkplus.state import left as left_module
 from flinkplus.state.backend import folder_name
 from flinkplus.state.left import paced
 from tests.unit.chain_backup.replica_cluster import SUBTASK, Cluster
@@ -220,8 +220,8 @@ def test_a_checksum_that_nothing_waits_for_takes_half_a_processor(monkeypatch: p
         pauses.append(pause_s)
         now_s[0] += pause_s
 
-    monkeypatch.setattr(left_module.time, "perf_counter", lambda: now_s[0])
-    monkeypatch.setattr(left_module.time, "sleep", sleep)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(time, "sleep", sleep)
     for chunk in paced([b"1", b"3", b"2"]):
         now_s[0] += float(chunk)
     assert pauses == [1.0, 3.0, 2.0]
