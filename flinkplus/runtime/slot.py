@@ -179,29 +179,37 @@ def _run_slot(index: int, config: SlotConfig, made: list[Slot]) -> None:
     previous = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
-    scratch, failed = make_scratch(config.job_id, index, config.scratch), False
+    scratch = make_scratch(config.job_id, index, config.scratch)
+    failure: Exception | None = None
     try:
         slot = Slot(index, config, scratch.path)
         made.append(slot)
         slot.keep_tidy(scratch.tidy)
         slot.run()
-    except CoordinatorLost:
-        if not is_over(config.directory):
+    except Exception as error:
+        failure = error
+        if not (isinstance(error, CoordinatorLost) and is_over(config.directory)):
             raise
-    except Exception:
-        failed = True
-        raise
     finally:
         for slot in made:
             slot.close()
-        if failed and any(slot.welcomed for slot in made):
-            scratch.close()  # the coordinator goes on without this process, and Spark starts the next one
+        if failure is not None and any(slot.welcomed for slot in made) and _has_successor(config, failure):
+            scratch.close()
         else:
             remove_scratch(scratch)
         removal.hurry()
         _remove_job(config, any(slot.orphaned for slot in made))
         sys.setswitchinterval(previous)
         signal.signal(signal.SIGHUP, hang_up)
+
+
+def _has_successor(config: SlotConfig, failure: Exception) -> bool:
+    """Whether the job runs on after ``failure`` of this process, as far as is known here: then Spark starts the next
+    one, which has a use for the state files of this one.
+    """
+    if config.directory is not None:
+        return _is_alive(*config.driver) and not is_over(config.directory)
+    return not isinstance(failure, CoordinatorLost)  # the driver may be dead, and then nothing would remove the files
 
 
 def _remove_job(config: SlotConfig, orphaned: bool) -> None:

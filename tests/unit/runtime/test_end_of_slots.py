@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from flinkplus.config import options_from
+from flinkplus.errors import FlinkPlusError
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime import slot as slot_module
@@ -189,21 +190,23 @@ def test_a_slot_that_made_the_removed_directory_again_removes_it(job: Path, monk
 def test_a_slot_that_fails_while_the_job_runs_leaves_its_files_to_the_next_process(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    welcomed = [False, True, True]
+    failures: list[tuple[bool, Exception]] = [
+        (True, slot_module.SessionGone("expired")),
+        (True, CoordinatorLost("the driver has closed the stream")),
+        (False, CoordinatorLost("it did not even begin: there may be no next one")),
+        (True, CoordinatorLost("the driver is dead")),
+    ]
 
     def run(slot: slot_module.Slot) -> None:
-        slot.welcomed = welcomed.pop()
-        raise slot_module.SessionGone("expired")
+        slot.welcomed, error = failures.pop(0)
+        raise error
 
     monkeypatch.setattr(slot_module.Slot, "run", run)
-    monkeypatch.setattr(slot_module, "pause_ms", lambda _: 0)
-    for _ in range(2):
-        with pytest.raises(slot_module.SessionGone):
-            run_slot(0, config_of(job))
-        assert len(list(job.glob("*slot-0-*"))) == 1, "and each next one removes what the one before it left"
-    with pytest.raises(slot_module.SessionGone):
-        run_slot(0, config_of(job))
-    assert not list(job.glob("*slot-0-*")), "there may be no next one: this one did not even begin"
+    alive = replace(config_of(job), driver=(os.getpid(), psutil.Process().create_time()))
+    for config, left in ((alive, 1), (alive, 1), (alive, 0), (replace(alive, driver=(os.getpid(), 0.0)), 0)):
+        with pytest.raises(FlinkPlusError):
+            run_slot(0, config)
+        assert len(list(job.glob("*slot-0-*"))) == left, "each removes what the one before it left"
 
 
 def test_the_driver_waits_for_slots_that_live(job: Path) -> None:
