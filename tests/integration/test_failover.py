@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import signal
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.integration.failover_jobs import NO_CHECKPOINTS, Victim, side_by_side
+from tests.integration.failover_jobs import Victim, side_by_side
 
 pytestmark = pytest.mark.integration
 
@@ -93,46 +92,6 @@ def test_a_slot_that_holds_only_standbys(spark: SparkSession, tmp_path: Path) ->
         victim.finish()
     assert_local(victim, 3)
     assert victim.metrics["handovers"] == 0
-
-
-def distinct_word(i: int) -> str:
-    """So that the state grows with the rows, and packing does not make it small."""
-    return hashlib.sha256(str(i).encode()).hexdigest()
-
-
-def test_a_slot_that_comes_back_keeps_the_files_that_are_right(spark: SparkSession, tmp_path: Path) -> None:
-    """One file of the dead process is damaged: that one alone is sent again."""
-    with Victim(spark, tmp_path, word=distinct_word, checkpoint_interval=NO_CHECKPOINTS, failback="never") as victim:
-
-        def copies() -> dict[str, int]:
-            """Sizes of the state files that slot 1 has a copy of."""
-            return {path.name: path.stat().st_size for path in victim.work.glob("*/*-slot-1-*/*/replica/*.sst")}
-
-        def copied() -> dict[str, int]:
-            """Bytes that the newest process of slot 1 took in, by where they came from."""
-            return victim.job._running.coordinator.figures.copied_by(1)[-1]
-
-        victim.pass_time(1.0)
-        before = victim.metrics["checkpoints_completed"]
-        victim.job.checkpoint_now()
-        victim.wait(lambda: victim.metrics["checkpoints_completed"] > before, "a checkpoint with some state")
-        victim.wait_for_strength()
-        victim.signal_slot(1, signal.SIGSTOP)
-        largest = max(victim.work.glob("*/*-slot-1-*/*/replica/*.sst"), key=lambda path: path.stat().st_size)
-        damaged = largest.stat().st_size
-        with largest.open("r+b") as file:
-            file.seek(damaged // 2)
-            file.write(b"not what was there")
-        victim.kill_slot(1)
-        victim.wait_for_failovers(1)
-        victim.wait_for_strength()
-        size = sum(copies().values())
-        victim.wait(lambda: sum(copied().values()) == size, f"{size} bytes, not {copied()}")
-        assert copied() == {"received": damaged, "from_storage": 0, "kept": size - damaged} and size > damaged
-        victim.kill_slot(2)
-        victim.wait_for_failovers(2)
-        assert victim.finish()["copied_bytes"]["kept"] >= size - damaged
-    assert_local(victim, 2)
 
 
 def test_a_standby_is_killed_while_it_is_promoted(spark: SparkSession, tmp_path: Path) -> None:
