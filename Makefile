@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup test check soak model-check mutation-check kill-check cluster-check fuzz demo diagrams bench format clean
+.PHONY: help setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check fuzz demo diagrams bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -11,6 +11,15 @@ help: ## This list
 
 setup: ## Virtual environment with pinned dependencies in .venv, and Java 17+ (quick when nothing changed)
 	@bash scripts/setup.sh
+
+lock: ## requirements.lock for what pyproject.toml asks for now, for every supported Python; ARGS=--upgrade for newer versions
+	@bash scripts/lock.sh $(ARGS)
+
+lock-check: ## Whether requirements.lock fits pyproject.toml, and no version contradicts another
+	@bash scripts/lock.sh --check
+
+versions-check: ## Set-up and a WordCount with a kill on each supported Python, from nothing (some minutes each); ARGS="3.12 3.13"
+	@bash scripts/versions_check.sh $(ARGS)
 
 demo: setup ## One slot of a WordCount killed, once with standbys, once with rollback; results compared with Spark SQL
 	@$(JAVA) $(BIN)/flinkplus demo

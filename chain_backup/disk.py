@@ -4,27 +4,26 @@ Rules: files go by the names that they have within their subtask's folders; ever
 read state also ``CorruptState`` and ``StateError``.
 
 Layout of a folder: ``replica/<generation>-<checkpoint>-<n>.sst[.part|.downloaded]``, ``standby-<n>/`` (RocksDB); beside
-them what the active state of this slot has there.
+them what the active state of this slot has there, and what a dead process of the slot has left (``state.left``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from flinkplus.state.backend import FILES_FOLDER, REPLICA_FOLDER, folder_name
+from flinkplus.state.backend import folder_name
 from flinkplus.state.delta import StateFile
 from flinkplus.state.files import SteadyFile, file_chunks, link_or_copy, sync_path
+from flinkplus.state.left import FILE_NAME, FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER, paced
 from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
-FILE_NAME = re.compile(r"^(?P<generation>\d+)-\d+-\d+\.sst$")
 SMALL_BYTES = 1 << 20
 """Files up to this are most likely taken in from memory."""
 
@@ -85,6 +84,24 @@ class Disk(Protocol):
     def discard_downloaded(self, name: str) -> None:
         """Remove what was downloaded."""
 
+    def has_left(self, file: StateFile) -> bool:
+        """Whether a dead process of this slot has left a file of that name and size. Its content may be any."""
+
+    def check_left(self, file: StateFile, swift: bool) -> None:
+        """Raise ``CorruptState`` or ``OSError`` unless what was left is ``file``, byte for byte. Slow; in any thread.
+
+        ``swift``: a failover waits for it, so that it may take a processor for itself.
+        """
+
+    def adopt_left(self, name: str) -> None:
+        """What was left, and checked, is held from now on."""
+
+    def discard_left(self, name: str) -> None:
+        """Remove what was left under this name."""
+
+    def discard_all_left(self) -> None:
+        """Nothing more of what was left is needed: remove it."""
+
     def new_store(self) -> SubtaskStore:
         """A new, empty RocksDB."""
 
@@ -124,8 +141,10 @@ class SlotDisk:
         self._folder = work_dir / self.folder
         self._storage = storage
         self._files = self._folder / REPLICA_FOLDER
+        self._left = self._folder / LEFT_FOLDER
+        self._is_left = self._left.is_dir()
         self._opened = 0
-        remove_folder(self._files)  # of a dead process: nothing says what was checked
+        remove_folder(self._files)  # of a copy that was given up: nothing says what was checked
         self._files.mkdir(parents=True)
 
     def _part(self, name: str) -> Path:
@@ -170,6 +189,32 @@ class SlotDisk:
     def discard_downloaded(self, name: str) -> None:
         remove_file(self._downloaded(name))
 
+    def has_left(self, file: StateFile) -> bool:
+        if not self._is_left:
+            return False
+        try:
+            return (self._left / base_name(file.name)).stat().st_size == file.bytes
+        except FileNotFoundError:
+            return False
+
+    def check_left(self, file: StateFile, swift: bool) -> None:
+        path = self._left / base_name(file.name)
+        chunks = file_chunks(path)
+        file.check(chunks if swift else paced(chunks), str(path))
+        if file.bytes > SMALL_BYTES:
+            sync_path(path)
+
+    def adopt_left(self, name: str) -> None:
+        (self._left / name).replace(self._files / name)
+
+    def discard_left(self, name: str) -> None:
+        remove_file(self._left / name)
+
+    def discard_all_left(self) -> None:
+        if self._is_left:
+            remove_folder(self._left)
+            self._is_left = False
+
     def new_store(self) -> SubtaskStore:
         while True:
             self._opened += 1
@@ -204,3 +249,4 @@ class SlotDisk:
 
     def close(self) -> None:
         remove_folder(self._files)
+        self.discard_all_left()

@@ -1,4 +1,4 @@
-"""What one slot knows of each chain that it is in, and what it counts."""
+"""What one slot knows of each chain that it is in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Member:
 
     ``active``: generation in which the subtask runs here. ``successor_staged``: the newest version that the successor
     is known to hold; ``refused``: one that it cannot take. ``fenced``: the newest generation that was retired here.
-    ``fetching``: what is on its way from durable storage.
+    ``fetching``: what is on its way from durable storage, or being checked after a dead process left it.
     """
 
     subtask: str
@@ -40,18 +40,3 @@ class Member:
             return None
         place = self.members.index(slot) + distance
         return self.members[place] if 0 <= place < len(self.members) else None
-
-
-@dataclass(slots=True)
-class ReplicationFigures:
-    """Totals of one agent, for metrics."""
-
-    bytes_received: int = 0
-    versions_staged: int = 0
-    versions_applied: int = 0
-    frames_refused: int = 0
-    frames_malformed: int = 0
-    files_refused: int = 0
-    files_from_storage: int = 0
-    bases_fetched: int = 0
-    offers_fenced: int = 0

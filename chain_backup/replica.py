@@ -4,7 +4,8 @@ Rules:
 - files are kept under ``<folder>/replica/``, as second names (hard links) where the active state of this slot has them
   too: each side removes its own names and never the other's;
 - only what was written here by the active state, or was checked whole when it arrived, is *held*; held files are
-  trusted from then on, so that a promotion reads none;
+  trusted from then on, so that a promotion reads none. What a dead process of this slot has *left* is held after its
+  checksum was found to be right, and goes when a version is held whole;
 - a version is its list of files. The RocksDB holds a list of files too, and further ones are ingested on top only when
   its list begins the version's list. Otherwise (the version stands on a new base: that has no tombstones for what the
   old files hold) a new RocksDB is made of the version's files, from links, without reading them;
@@ -21,16 +22,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chain_backup.disk import FILE_NAME, Disk, base_name
+from chain_backup.disk import Disk, base_name
+from chain_backup.figures import ReplicationFigures
 from flinkplus.errors import CorruptState
 from flinkplus.state.backend import Prepared, parse_files
 from flinkplus.state.delta import StateFile
+from flinkplus.state.left import FILE_NAME
 from flinkplus.state.store import SubtaskStore
 
+log = logging.getLogger("flinkplus")
 _to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -70,11 +75,12 @@ class _Copy:
 
 
 class Replica:
-    """The copy of one subtask, whose files are on ``disk``."""
+    """The copy of one subtask, whose files are on ``disk``. ``figures``: those of the slot, which it adds to."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, figures: ReplicationFigures) -> None:
         self.staged: dict[int, StagedVersion] = {}
         self.disk = disk
+        self._figures = figures
         self._held: dict[str, StateFile] = {}
         self._stands_for: dict[str, tuple[StateFile, ...]] = {}  # base -> what is made do with
         self._copies: list[_Copy] = []  # at most two: of what was trimmed to, and one ahead of it
@@ -159,14 +165,39 @@ class Replica:
             self.fetch(file)
 
     def fetch(self, file: StateFile) -> None:
-        """Hold a file of the durable storage: slow. ``CorruptState``, ``StateError`` when storage has it not."""
+        """Hold a file that a dead process has left, or, failing that, one of durable storage: slow.
+
+        Raises ``CorruptState`` or ``StateError`` when storage does not have it.
+        """
+        if self.disk.has_left(file):
+            try:
+                self.disk.check_left(file, swift=True)
+            except (CorruptState, OSError) as error:
+                self.refuse_left(file, error)
+            else:
+                self.adopt_left(file)
+                return
         self.disk.download(file)
         self.adopt_downloaded(file)
+        self._figures.files_from_storage += 1
 
     def adopt_downloaded(self, file: StateFile) -> None:
         """``disk.download`` of it has ended: it is held from now on."""
         self.disk.adopt_downloaded(base_name(file.name))
         self._held[base_name(file.name)] = file
+        self._figures.bytes_from_storage += file.bytes
+
+    def adopt_left(self, file: StateFile) -> None:
+        """``disk.check_left`` of it has ended well: it is held from now on."""
+        self.disk.adopt_left(base_name(file.name))
+        self._held[base_name(file.name)] = file
+        self._figures.bytes_kept += file.bytes
+
+    def refuse_left(self, file: StateFile, error: Exception) -> None:
+        """What a dead process has left under the name of ``file`` is another content, or cannot be read."""
+        log.info("a file of a dead process cannot be used: %s", error)
+        self._figures.left_refused += 1
+        self.disk.discard_left(base_name(file.name))
 
     def _prune(self, arriving: Sequence[StateFile]) -> None:
         """Remove files that no staged version names, nor the one that is arriving."""
@@ -293,11 +324,13 @@ class Replica:
         return Prepared(files, None if copy is None else copy.store)
 
     def tidy(self) -> None:
-        """After a promotion, beside the stream: the active state's own names for its files, and none for older ones.
+        """Beside the stream: remove what is not needed. After a promotion, give the active state names for its files.
 
-        It would find out by itself, at a price in its restore.
+        It would find them by itself, at a price in its restore.
         """
         self.clear_away()
+        if self.staged:
+            self.disk.discard_all_left()  # versions to come are made of this one, and of new files
         if self._untidy is None:
             return
         generation, files = self._untidy

@@ -2,7 +2,7 @@
 
 Protocol of one hop, from a member to its successor::
 
-    OFFER (handle)  ->            WANT names and offsets of the files that are not held, or STAGED
+    OFFER (handle)  ->            WANT names and offsets of the files that are neither held nor left, or STAGED
     CHUNK ...       ->            ACK each; at most a few are under way per hop
                                   file complete and matching its checksum: held; all of them: STAGED
 
@@ -18,6 +18,8 @@ Rules:
   out, a hop that only loses frames falls silent until the next version or stream;
 - a standby's RocksDB gets a version when it is trimmed to, see ``replica``. Between versions nothing runs here;
 - a version whose checkpoint is given up is kept only while it is the newest: handles may be large;
+- a file that a dead process of this slot has left here is checked ``beside`` everything else, and then held; when it is
+  torn or altered, the predecessor is asked for it;
 - a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
   what the predecessor does not have either, is fetched from durable storage ``beside`` everything else.
 
@@ -37,8 +39,9 @@ from typing_extensions import assert_never
 
 from chain_backup import frames
 from chain_backup.disk import OpenDisk, base_name
+from chain_backup.figures import ReplicationFigures
 from chain_backup.frames import NO_TOPIC, Frame, Kind, Topic, decode
-from chain_backup.members import Chain, Member, ReplicationFigures
+from chain_backup.members import Chain, Member
 from chain_backup.replica import Replica, StagedVersion, encode_handle
 from chain_backup.transfers import MAX_RESYNCS, MAX_TRIES, Hop, Inbound, Outbound, Partial, Send
 from flinkplus.errors import CorruptState, PeerProtocolError, StateError
@@ -142,7 +145,7 @@ class ReplicationAgent:
     def _member(self, subtask: str) -> Member:
         member = self._members.get(subtask)
         if member is None:
-            member = self._members[subtask] = Member(subtask, Replica(self._open_disk(subtask)))
+            member = self._members[subtask] = Member(subtask, Replica(self._open_disk(subtask), self.figures))
         return member
 
     def _drop(self, member: Member) -> None:
@@ -201,7 +204,6 @@ class ReplicationAgent:
         files = member.replica.files_of(handle)
         member.inbound = None
         self._discard_partial(member)
-        self.figures.files_from_storage += len(member.replica.missing(files))
         prepared = member.replica.promote(files, generation)
         member.active = generation
         if handle:
@@ -447,8 +449,10 @@ class ReplicationAgent:
 
     def _get(self, member: Member, inbound: Inbound, again: bool = False) -> None:
         """Have everything that a version still needs."""
-        for file in member.replica.missing(inbound.files):
-            (inbound.stored if base_name(file.name) in inbound.lacks else inbound.missing).append(file)
+        replica = member.replica
+        for file in replica.missing(inbound.files):
+            elsewhere = base_name(file.name) in inbound.lacks or replica.disk.has_left(file)
+            (inbound.stored if elsewhere else inbound.missing).append(file)
         if inbound.missing:
             self._ask(member, inbound)
         if inbound.stored:
@@ -534,8 +538,8 @@ class ReplicationAgent:
         self._fetch_next(member)
 
     def _fetch_next(self, member: Member) -> None:
-        """Fetch from durable storage what is needed from there, one file at a time; last the base that is made do
-        without."""
+        """Check what was left here, or fetch from durable storage what is needed from there, one file at a time; last
+        the base that is made do without."""
         if member.fetching is not None:
             return
         needed = member.inbound is not None and member.inbound.stored
@@ -544,7 +548,38 @@ class ReplicationAgent:
             return
         member.fetching = file
         disk = member.replica.disk
-        self._beside(lambda: disk.download(file), lambda error: self._fetched(member, file, error))
+        if needed and disk.has_left(file):
+            self._beside(lambda: disk.check_left(file, swift=False), lambda error: self._checked(member, file, error))
+        else:
+            self._beside(lambda: disk.download(file), lambda error: self._fetched(member, file, error))
+
+    def _checked(self, member: Member, file: StateFile, error: Exception | None) -> None:
+        """What a dead process has left under the name of ``file`` was compared with its checksum."""
+        member.fetching = None
+        if self._members.get(member.subtask) is not member:
+            return
+        replica, inbound = member.replica, member.inbound
+        needed = inbound is not None and file in inbound.stored
+        if error is None and needed:
+            try:
+                replica.adopt_left(file)
+            except OSError as failed:
+                error = failed
+        if error is not None and not replica.holds(file):  # a promotion may have taken it meanwhile
+            replica.refuse_left(file, error)
+        if inbound is not None and needed:
+            self._after_check(member, inbound, file)
+        self._fetch_next(member)
+
+    def _after_check(self, member: Member, inbound: Inbound, file: StateFile) -> None:
+        """A needed file that was left here is held now, or its content comes from elsewhere."""
+        if member.replica.holds(file):
+            inbound.stored.remove(file)
+            self._go_on(member, inbound)
+        elif base_name(file.name) not in inbound.lacks:
+            inbound.stored.remove(file)
+            inbound.missing.append(file)
+            self._ask(member, inbound)
 
     def _fetched(self, member: Member, file: StateFile, error: Exception | None) -> None:
         member.fetching = None

@@ -64,7 +64,8 @@ class Partial:
 @dataclass(slots=True)
 class Inbound:
     """A version that is arriving from ``peer``. ``missing``: files that it is to send, the first one next; ``stored``:
-    files that it does not have either, and that come from durable storage."""
+    files that come from elsewhere: left here by a dead process of this slot, or, when the peer does not have them
+    either, from durable storage. ``lacks``: names of what the peer does not have."""
 
     peer: int
     topic: Topic

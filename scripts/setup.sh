@@ -30,7 +30,7 @@ apt_install() {
 
 # --- Python -----------------------------------------------------------------------------------------------------------
 
-# Prints the first interpreter that runs and is 3.10 to 3.14, those that the versions are pinned for.
+# Prints the first interpreter that runs and is 3.10 to 3.14, those that `make versions-check` tries.
 find_python() {
     local candidate
     for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.10 python3.14; do
@@ -60,6 +60,16 @@ wanted_stamp() {
     { cat requirements.lock pyproject.toml scripts/setup.sh; echo "$1"; pwd; } | sha256sum | cut -d ' ' -f 1
 }
 
+# Installs what requirements.lock pins, each file checked against its hash, and the package itself from this directory.
+# What has no wheel is built with the pinned setuptools, which therefore goes first.
+install_locked() {
+    local pip=("$VENV/bin/python" -m pip --quiet --disable-pip-version-check --no-input install)
+    awk '/^setuptools==/ { found = 1 } found { print } found && !/\\$/ { exit }' requirements.lock >"$VENV/build.lock"
+    "${pip[@]}" --require-hashes --only-binary :all: -r "$VENV/build.lock" </dev/null &&
+        "${pip[@]}" --require-hashes --no-build-isolation --use-pep517 -r requirements.lock </dev/null &&
+        "${pip[@]}" --no-deps --no-build-isolation --use-pep517 -e . </dev/null
+}
+
 setup_python() {
     local python stamp
     python=$(find_python)
@@ -67,9 +77,7 @@ setup_python() {
     if [ -x "$VENV/bin/python" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$stamp" ]; then return; fi
     echo "setup: installing the pinned dependencies into $VENV (some minutes, once)" >&2
     make_venv "$python"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 \
-        -c requirements.lock -e '.[dev]' </dev/null ||
-        fail "pip could not install the dependencies (its messages are above); run make setup again when that is mended"
+    install_locked || fail "pip could not install the dependencies (its messages are above); run make setup again when that is mended"
     echo "$stamp" >"$STAMP"
 }
 

@@ -130,6 +130,9 @@ class JobHandle:
         ``fenced_reports`` (acknowledgements and the like): of slots that were given up and of subtasks that were
         replaced, without effect.
 
+        ``copied_bytes``: of state files that standbys took in: ``received`` from other slots, read ``from_storage``,
+        and ``kept``: found on the host, where a dead process of the slot had left them.
+
         ``checkpoints_aborted``: of those that were given up; ``checkpoints_over_budget``: since more was in flight than
         they may hold (option ``in_flight_mb``).
 

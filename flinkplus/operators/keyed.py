@@ -112,7 +112,7 @@ class FewRows:
         self._keys = keys
         self._dtype = dtype
         self._zeros = zeros
-        self._numbers = dtype.to_pandas_dtype()
+        self._numbers = np.dtype(str(dtype)).type  # some versions of pyarrow want pandas for its ``to_pandas_dtype``
         self._schema_of = SchemaMemo(lambda schema: schema.append(pa.field(output, dtype)))
 
     def process(self, batch: pa.RecordBatch, values: Sequence[Any]) -> pa.RecordBatch:

@@ -160,7 +160,9 @@ class Heartbeat:
     """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked).
 
     ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped;
-    ``fenced``: messages, credit and versions of fenced generations that came, and had no effect.
+    ``fenced``: messages, credit and versions of fenced generations that came, and had no effect. ``copied``: bytes of
+    state files that its standbys took in so far, by where they came from (``received`` from other slots,
+    ``from_storage``, ``kept`` from a dead process of the slot).
     """
 
     generation: int
@@ -168,6 +170,7 @@ class Heartbeat:
     refused: int = 0
     malformed: int = 0
     fenced: int = 0
+    copied: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

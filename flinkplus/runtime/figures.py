@@ -23,6 +23,8 @@ KEPT_CHECKPOINTS = 1000
 MAXIMA = frozenset({MAX_LATE_MS})
 UNALIGNED = "unaligned"
 PENDING = "pending"
+ORIGINS = ("received", "from_storage", "kept")
+"""Of the state files of standbys."""
 PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms")
 
 
@@ -91,6 +93,7 @@ class Figures:
         self._final = False
         self._late_rows = LateRowWarnings(graph)
         self._dropped: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._copied: dict[tuple[int, int], dict[str, int]] = {}
         self.fenced_reports = 0
         """Of slots that were given up, or of subtasks of older generations; without effect."""
 
@@ -99,6 +102,20 @@ class Figures:
         told = (refused, malformed, fenced)
         if any(told) and self._dropped.get(process) != told:
             self._dropped = {**self._dropped, process: told}
+
+    def heard_of_copies(self, process: tuple[int, int], copied: dict[str, int]) -> None:
+        """Bytes of state files that the standbys of a process (slot, incarnation) took in so far, by origin."""
+        if any(copied.values()) and self._copied.get(process) != copied:
+            self._copied = {**self._copied, process: copied}
+
+    def copied_by(self, slot: int) -> list[dict[str, int]]:
+        """What the processes of a slot took in, each, in their order; none that took in nothing."""
+        return [self._copied[process] for process in sorted(self._copied) if process[0] == slot]
+
+    @property
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes of state files that the standbys of all processes took in, by origin; see ``control.Heartbeat``."""
+        return {name: sum(copied.get(name, 0) for copied in self._copied.values()) for name in ORIGINS}
 
     @property
     def refused(self) -> int:

@@ -73,6 +73,7 @@ def metrics_of(
         "recoveries": len(coordinator.recoveries),
         **coordinator.security_figures(),
         "slot_restarts": coordinator.slot_restarts,
+        "copied_bytes": figures.copied_bytes,
         **coordinator.failover_figures(),
         "zookeeper_restarts": zookeeper_restarts,
     }

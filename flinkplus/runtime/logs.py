@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from contextvars import ContextVar
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from flinkplus.errors import ConfigurationError
 
@@ -96,11 +96,17 @@ class TextLines(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # Python 3.10 gives it no type parameter
+
+
 def _time(record: logging.LogRecord, form: str) -> str:
     return f"{time.strftime(form, time.gmtime(record.created))}.{int(record.created % 1 * 1000):03d}"
 
 
-class _ToStderr(logging.StreamHandler[TextIO]):
+class _ToStderr(_StreamHandler):
     """To what ``sys.stderr`` is when something is logged."""
 
     def __init__(self) -> None:

@@ -67,8 +67,9 @@ class Reports:
             return  # a connection that was given up
         member.heard_s = self._dispatch.clock.monotonic()
         match message:
-            case control.Heartbeat(generation, subtasks, refused, malformed, fenced):
+            case control.Heartbeat(generation, subtasks, refused, malformed, fenced, copied):
                 self._figures.heard_of_strangers((member.slot, member.incarnation), refused, malformed, fenced)
+                self._figures.heard_of_copies((member.slot, member.incarnation), copied)
                 self._heard(member, generation, subtasks)
             case control.Deployed(generation, restore_ms):
                 if generation == self._deployment.generation:

@@ -75,7 +75,7 @@ from flinkplus.runtime.planes import (
 )
 from flinkplus.runtime.priority import Preference
 from flinkplus.runtime.pulse import Pulse
-from flinkplus.runtime.scratch import is_over, is_removed, make_scratch, remove_scratch
+from flinkplus.runtime.scratch import TIDY_S, is_over, is_removed, make_scratch, remove_scratch
 from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
@@ -185,21 +185,36 @@ def _run_slot(index: int, config: SlotConfig, made: list[Slot]) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
     scratch = make_scratch(config.job_id, index, config.scratch)
+    failure: Exception | None = None
     try:
-        slot = Slot(index, config, scratch)
+        slot = Slot(index, config, scratch.path)
         made.append(slot)
+        slot.keep_tidy(scratch.tidy)
         slot.run()
-    except CoordinatorLost:
-        if not is_over(config.directory):
+    except Exception as error:
+        failure = error
+        if not (isinstance(error, CoordinatorLost) and is_over(config.directory)):
             raise
     finally:
         for slot in made:
             slot.close()
-        remove_scratch(scratch, config.job_id)
+        if failure is not None and any(slot.welcomed for slot in made) and _has_successor(config, failure):
+            scratch.close()
+        else:
+            remove_scratch(scratch)
         removal.hurry()
         _remove_job(config, any(slot.orphaned for slot in made))
         sys.setswitchinterval(previous)
         signal.signal(signal.SIGHUP, hang_up)
+
+
+def _has_successor(config: SlotConfig, failure: Exception) -> bool:
+    """Whether the job runs on after ``failure`` of this process, as far as is known here: then Spark starts the next
+    one, which has a use for the state files of this one.
+    """
+    if config.directory is not None:
+        return _is_alive(*config.driver) and not is_over(config.directory)
+    return not isinstance(failure, CoordinatorLost)  # the driver may be dead, and then nothing would remove the files
 
 
 def _remove_job(config: SlotConfig, orphaned: bool) -> None:
@@ -287,6 +302,11 @@ class Slot(SlotOrders):
                 self._inbox.poll()
             else:
                 self._sleep(now)
+
+    def keep_tidy(self, tidy: Callable[[], None]) -> None:
+        """Have ``tidy`` run beside the stream, now and every ``TIDY_S`` seconds."""
+        self._beside(tidy)
+        self._inbox.call_later(TIDY_S, lambda: self.keep_tidy(tidy))
 
     def _drain(self) -> None:
         for _ in range(10_000):
@@ -379,10 +399,12 @@ class Slot(SlotOrders):
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
         refused, malformed, fenced = self._data.refusals.total, self.malformed_frames, self.active.stale
+        copied: dict[str, int] = {}
         if self._failover is not None:
             malformed += self._failover.standbys.malformed
             fenced += self._failover.standbys.fenced
-        self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced)
+            copied = self._failover.standbys.copied_bytes
+        self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced, copied)
 
     def _look_for_silence(self, now: float, limit_s: float) -> None:
         """Report which peers are not reached; that the driver is not, in a way that may still get there."""

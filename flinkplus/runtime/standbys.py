@@ -175,6 +175,16 @@ class Standbys:
         """Versions that heads of older generations have offered, in vain."""
         return self._agent.figures.offers_fenced
 
+    @property
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes of state files that the copies here took in, by where they came from."""
+        figures = self._agent.figures
+        return {
+            "received": figures.bytes_received,
+            "from_storage": figures.bytes_from_storage,
+            "kept": figures.bytes_kept,
+        }
+
     def close(self) -> None:
         """Close every copy; waits for what is under way."""
         self._closed = True

@@ -10,7 +10,8 @@ Rules:
   when it is there and matches its checksum, and the stored one otherwise.
 
 Layout of ``work_dir``: ``<subtask>/files/`` (local copies, kept over generations), ``<subtask>/db-<generation>-<n>/``.
-A standby's are beside them, see ``chain_backup.replica``: ``<subtask>/replica/``, ``<subtask>/standby-<n>/``.
+A standby's are beside them, see ``chain_backup.replica``: ``<subtask>/replica/``, ``<subtask>/standby-<n>/``. So is
+what a dead process has left, see ``left``: ``<subtask>/left/``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from urllib.parse import quote
 from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.state.delta import StateFile
 from flinkplus.state.files import file_chunks, link_or_copy
+from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
 from flinkplus.state.objects import ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
@@ -37,8 +39,6 @@ from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
 HANDLE_FORMAT = 1
 MAX_FOLDER_CHARACTERS = 120
-FILES_FOLDER = "files"
-REPLICA_FOLDER = "replica"
 
 State = NumberState | ObjectState
 
@@ -305,6 +305,7 @@ class SubtaskState:
                 link.unlink(missing_ok=True)
         self._store.check_format()
         self._versions = self._open_versions(files)
+        remove_folder(self._folder / LEFT_FOLDER)  # what this version has not used, no later one will
 
     def _keep_only(self, files: Sequence[StateFile]) -> None:
         """Remove local files of older generations that this version does not need."""
@@ -316,7 +317,7 @@ class SubtaskState:
 
     def _local_copy(self, file: StateFile) -> Path:
         path = self._versions.local(file.name)
-        for candidate in (path, self._folder / REPLICA_FOLDER / path.name):
+        for candidate in (path, *(self._folder / other / path.name for other in (REPLICA_FOLDER, LEFT_FOLDER))):
             with contextlib.suppress(FileNotFoundError, CorruptState):
                 file.check(file_chunks(candidate), str(candidate))
                 if candidate != path:

@@ -79,6 +79,14 @@ class SimVolume:
         return True
 
 
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """The same with another bit, or torn, or torn and filled up with zeros."""
+    if not data or rng.random() < 0.5:
+        return flipped(data, rng.randrange(len(data) * 8)) if data else data
+    torn = data[: rng.randrange(len(data))]
+    return torn if rng.random() < 0.5 else torn.ljust(len(data), b"\0")
+
+
 def flipped(data: bytes, bit: int) -> bytes:
     """The same with another bit."""
     changed = bytearray(data)

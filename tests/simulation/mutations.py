@@ -582,6 +582,36 @@ def all_held_with_the_first_file(original: Any) -> Any:
     return lambda self, member, inbound: self._finish(member, inbound)
 
 
+@mutation(ReplicationAgent, "_checked")
+def files_of_a_dead_process_trusted(original: Any) -> Any:
+    """What a dead process has left is held, whatever its checksum is."""
+    return lambda self, member, file, error: original(self, member, file, None)
+
+
+@mutation(ReplicationAgent, "_after_check")
+def damaged_files_of_a_dead_process_left_out(original: Any) -> Any:
+    """A version counts as held though a file that a dead process had left was damaged."""
+
+    def after_check(self: Any, member: Any, inbound: Any, file: Any) -> None:
+        inbound.stored.remove(file)
+        self._finish(member, inbound)
+
+    return after_check
+
+
+@mutation(Replica, "fetch", scenario="92")
+def files_of_a_dead_process_promoted_unchecked(original: Any) -> Any:
+    """A promotion takes what a dead process has left as it is."""
+
+    def fetch(self: Any, file: Any) -> None:
+        if self.disk.has_left(file):
+            self.adopt_left(file)
+        else:
+            original(self, file)
+
+    return fetch
+
+
 @mutation(StagedVersion, "instead_of")
 def any_version_makes_do_for_a_base(original: Any) -> Any:
     """Whatever version is held serves for a base that is not."""

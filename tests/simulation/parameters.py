@@ -117,6 +117,8 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``read_bytes``: the most that one read of a state file gives.
+    ``keeps_disks``: a slot's next process on the host finds the state files of the dead one, a share ``left_damaged``
+    of them torn or altered.
     ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are
     unaligned (``None``: never). ``in_flight_bytes``: of what was in flight, that the snapshots of a slot may hold
     (``None``: more than there ever is). ``quick_barriers``: to take one that had overtaken takes no time; else as long
@@ -156,6 +158,8 @@ class Parameters:
     read_ms: int = 4
     work_ms: int = 2
     read_bytes: int = 1 << 16
+    keeps_disks: bool = False
+    left_damaged: float = 0.0
     clock_keys: int = 0
     error_rate: float = 0.01
     whims: bool = False
@@ -241,6 +245,8 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False, scaled: bool
         read_ms=rng.choice((2, 6, 12)),
         work_ms=rng.choice((1, 2, 2, 8)),
         read_bytes=rng.choice((20, 1 << 16, 1 << 16, 1 << 16)),
+        keeps_disks=child(seed, "disks").random() < 0.9,
+        left_damaged=child(seed, "left").choice((0.0, 0.0, 0.1, 0.5)),
         error_rate=child(seed, "filter").choice((0.01, 0.01, 0.3, 0.999999)),
         clock_keys=child(seed, "clock").choice((0, 0, 1, 3)),
         frame_bytes=draw_frame_bytes(child(seed, "frames")),

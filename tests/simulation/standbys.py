@@ -127,14 +127,20 @@ class SimSink:
 
 
 class SimDisk:
-    """Stands for ``chain_backup.disk.SlotDisk``."""
+    """Stands for ``chain_backup.disk.SlotDisk``. ``left``: what a dead process of the slot had here."""
 
-    def __init__(self, slot: SimSlot, subtask: str) -> None:
+    def __init__(self, slot: SimSlot, subtask: str, left: dict[str, bytes] | None = None) -> None:
         self.folder = subtask
         self._slot = slot
         self._held: dict[str, bytes] = {}
         self._parts: dict[str, bytearray] = {}
         self._downloaded: dict[str, bytes] = {}
+        self._left = left or {}
+
+    @property
+    def remains(self) -> dict[str, bytes]:
+        """What is found here after the process has died."""
+        return {**self._left, **self._held}
 
     def check(self) -> None:
         error = self._slot.volume.fails_with
@@ -183,6 +189,29 @@ class SimDisk:
     def discard_downloaded(self, name: str) -> None:
         self._downloaded.pop(name, None)
 
+    def has_left(self, file: StateFile) -> bool:
+        return len(self._left.get(base_name(file.name), b"")) == file.bytes
+
+    def check_left(self, file: StateFile, swift: bool) -> None:
+        self.check()
+        name = base_name(file.name)
+        if name not in self._left:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        file.check([self._left[name]], file.name)
+
+    def adopt_left(self, name: str) -> None:
+        self._held[name] = self._left.pop(name)
+        self._slot.world.note("%s keeps %s/%s", self._slot, self.folder, name)
+        self._slot.world.counts["kept_files"] += 1
+
+    def discard_left(self, name: str) -> None:
+        if self._left.pop(name, None) is not None:
+            self._slot.world.note("%s cannot keep %s/%s", self._slot, self.folder, name)
+            self._slot.world.counts["refused_files"] += 1
+
+    def discard_all_left(self) -> None:
+        self._left.clear()
+
     def new_store(self) -> Any:
         self.check()
         return SimStore()
@@ -197,6 +226,7 @@ class SimDisk:
 
     def close(self) -> None:
         self._held.clear()
+        self._left.clear()
 
 
 class SimStandbys:
@@ -206,12 +236,19 @@ class SimStandbys:
         self._slot = slot
         self._world = slot.world
         self.refuse_next = False
+        self._left = self._world.take_left(slot)
+        self._disks: dict[str, SimDisk] = {}
         self.agent = ReplicationAgent(
             slot.index, self._open_disk, self._send, self._staged, self._later, self._besides, self._clock_ns
         )
 
     def _open_disk(self, subtask: str) -> SimDisk:
-        return SimDisk(self._slot, subtask)
+        disk = self._disks[subtask] = SimDisk(self._slot, subtask, self._left.pop(subtask, None))
+        return disk
+
+    def remains(self) -> dict[str, dict[str, bytes]]:
+        """What is found on the host after the process has died: subtask -> file -> bytes."""
+        return {**self._left, **{subtask: disk.remains for subtask, disk in self._disks.items()}}
 
     def _clock_ns(self) -> int:
         return self._world.now_ms * 1_000_000 + self._slot.process

@@ -51,6 +51,7 @@ QUICK = (
     "versions_of_a_fenced_head_offered",
     "staged_before_all_is_held",
     "all_held_with_the_first_file",
+    "damaged_files_of_a_dead_process_left_out",
     "inputs_not_fenced",
     "whatever_is_in_flight_is_held",
     "what_was_in_flight_is_never_given_back",

@@ -32,6 +32,7 @@ from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.planes import ControlArrived, ControlLost
 from flinkplus.runtime.running import GENERATIONS_PER_RUN
 from tests.simulation.checks import Checks, Violation
+from tests.simulation.disk import damaged
 from tests.simulation.driver import (
     IDLE_TIMEOUT_MS,
     Durable,
@@ -93,6 +94,7 @@ class World:
         self.rng_storage, self.rng_spark = child(seed, "storage"), child(seed, "spark")
         self.rng_frames = child(seed, "pieces")
         self.rng_copies, self.rng_late = child(seed, "copies"), child(seed, "late")
+        self.rng_left = child(seed, "left files")
         self.clock = SimClock(self)
         self.graph = SimGraph(
             parameters.stages,
@@ -138,6 +140,7 @@ class World:
         self._beaten_ms = -1
         self._runs = 0
         self._moved: dict[int, int] = {}
+        self._left: dict[tuple[int, str], dict[str, dict[str, bytes]]] = {}
         self._over: set[int] = set()  # spare slots that Spark does not run any more; never iterated
         self.crowded = 0
         self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
@@ -210,6 +213,7 @@ class World:
             self.at(self.now_ms + 50, self.start_driver)
             return
         self._runs += 1
+        self._left.clear()  # another run takes nothing of this one's over
         if final:
             self._end("finished")
             return
@@ -400,6 +404,22 @@ class World:
         self.note("slot %s: process %s starts", slot, number)
         self.processes[number] = SimSlot(self, slot, number)
 
+    def _leave(self, process: SimSlot) -> None:
+        """What a process that has died had on its disk stays there."""
+        if self.parameters.keeps_disks:
+            left = self._left.setdefault((process.index, process.host), {})
+            for subtask, files in process.standbys.remains().items():
+                left[subtask] = {**left.get(subtask, {}), **files}
+
+    def take_left(self, slot: SimSlot) -> dict[str, dict[str, bytes]]:
+        """The state files that dead processes of a slot have left on its host; some of them torn or altered."""
+        found = self._left.pop((slot.index, slot.host), {})
+        for files in found.values():
+            for name, data in files.items():
+                if self.rng_left.random() < self.parameters.left_damaged:
+                    files[name] = damaged(data, self.rng_left)
+        return found
+
     def connect(self, slot: SimSlot) -> int:
         """A process has a stream to the coordinator."""
         connection = len(self._connections) + 1
@@ -416,6 +436,7 @@ class World:
     def process_ended(self, process: SimSlot, restart: bool = True) -> None:
         if restart:
             self.died.update(names_of(self, process))
+            self._leave(process)
         self._forget(process)
         self.at(self.now_ms + 1, self._connection_lost, process.connection, "stream closed")
         for other in list(self.processes.values()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import shutil
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from chain_backup.disk import OpenDisk, SlotDisk
 from chain_backup.replication import Beside, ReplicationAgent, at_once
 from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState
 from flinkplus.state.backend import Prepared
+from flinkplus.state.left import take_over
 
 SUBTASK = "count[0]"
 POLICY = BasePolicy(ratio=1.0, min_bytes=1 << 13, max_deltas=4)
@@ -188,6 +190,18 @@ class Cluster:
             self.state.close()
             self.state = None
         agent.close()
+
+    def crash(self, slot: int) -> Path:
+        """Its process is gone, and its disk is as it was."""
+        left = self.root / f"left-{slot}-{self.incarnations[slot]}"
+        shutil.copytree(self.work(slot), left, symlinks=True)
+        self.kill(slot)
+        return left
+
+    def restart(self, slot: int, left: Path) -> None:
+        """The next process of a slot begins, where the one before it has left its files."""
+        self.start(slot)
+        take_over(left, self.work(slot))
 
     def form(self, *members: int, generation: int | None = None) -> None:
         self.generation = generation or self.generation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,16 +23,20 @@ NAME = "1-2-0.sst"
 CONTENT = encode(((1, 2), (3, 4)))
 
 
-def real(root: Path) -> Disk:
+def real(root: Path, left: bytes | None = None) -> Disk:
     storage = CheckpointStorage(root / "checkpoints")
     storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
     local = root / "file"
     local.write_bytes(CONTENT)
     storage.upload(local, f"{SUBTASK}/{NAME}")
+    if left is not None:
+        path = root / "work" / SUBTASK / "left" / NAME
+        path.parent.mkdir(parents=True)
+        path.write_bytes(left)
     return SlotDisk(root / "work", SUBTASK, storage)
 
 
-def simulated(root: Path) -> Disk:
+def simulated(root: Path, left: bytes | None = None) -> Disk:
     files = StateFiles({f"{SUBTASK}/{NAME}": ((1, 2), (3, 4))}, {})
     world: Any = SimpleNamespace(
         parameters=Parameters(read_bytes=5),
@@ -39,9 +44,10 @@ def simulated(root: Path) -> Disk:
         rng_copies=child(0, "copies"),
         state_files=files,
         note=lambda *_: None,
+        counts=Counter(),
     )
     slot: Any = SimpleNamespace(world=world, volume=SimVolume())
-    return SimDisk(slot, SUBTASK)
+    return SimDisk(slot, SUBTASK, None if left is None else {NAME: left})
 
 
 @pytest.fixture(params=[real, simulated], ids=["real", "simulated"])
@@ -100,6 +106,56 @@ def test_a_file_comes_from_durable_storage(disk: Disk) -> None:
     disk.discard_downloaded(NAME)
     with pytest.raises(OSError if isinstance(disk, SlotDisk) else KeyError):
         disk.adopt_downloaded(NAME)
+
+
+MAKERS = pytest.mark.parametrize("make", [real, simulated])
+SIZE, CHECKSUM = digest_of([CONTENT])
+FILE = StateFile(f"{SUBTASK}/{NAME}", "delta", 2, SIZE, CHECKSUM)
+
+
+@MAKERS
+def test_what_a_dead_process_left_is_held_when_it_is_adopted(tmp_path: Path, make: Callable[..., Disk]) -> None:
+    disk = make(tmp_path, CONTENT)
+    assert disk.has_left(FILE)
+    with pytest.raises(FileNotFoundError):
+        disk.open(NAME)
+    for swift in (False, True):
+        disk.check_left(FILE, swift)
+    disk.adopt_left(NAME)
+    assert read_all(disk, NAME) == CONTENT and not disk.has_left(FILE)
+    disk.discard_all_left()
+    assert read_all(disk, NAME) == CONTENT
+
+
+@MAKERS
+def test_what_a_dead_process_left_may_be_anything(tmp_path: Path, make: Callable[..., Disk]) -> None:
+    disk = make(tmp_path, CONTENT[::-1])
+    assert disk.has_left(FILE), "its size is right"
+    for swift in (False, True):
+        with pytest.raises(CorruptState):
+            disk.check_left(FILE, swift)
+    disk.discard_left(NAME)
+    disk.discard_left(NAME)
+    assert not disk.has_left(FILE)
+    with pytest.raises(FileNotFoundError):
+        disk.check_left(FILE, False)
+
+
+@MAKERS
+@pytest.mark.parametrize("left", [None, b"", CONTENT[:-1], CONTENT + b"x"])
+def test_a_file_of_another_size_is_another_file(tmp_path: Path, make: Callable[..., Disk], left: bytes | None) -> None:
+    disk = make(tmp_path, left)
+    assert not disk.has_left(FILE)
+    disk.discard_all_left()
+    disk.discard_all_left()
+
+
+@MAKERS
+def test_what_is_not_needed_goes(tmp_path: Path, make: Callable[..., Disk]) -> None:
+    disk = make(tmp_path, CONTENT)
+    disk.discard_all_left()
+    assert not disk.has_left(FILE)
+    assert not list(tmp_path.glob("work/*/left"))
 
 
 def test_a_file_of_durable_storage_that_is_another_one_is_refused(disk: Disk) -> None:

@@ -18,13 +18,14 @@ import psutil
 import pytest
 
 from flinkplus.config import options_from
+from flinkplus.errors import FlinkPlusError
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime import slot as slot_module
 from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import ControlArrived, rendezvous
-from flinkplus.runtime.scratch import make_scratch, mark_over, mark_running, wait_for_slots
+from flinkplus.runtime.scratch import Scratch, make_scratch, mark_over, mark_running, remove_scratch, wait_for_slots
 from flinkplus.runtime.slot import CoordinatorLost, run_slot
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.runtime.start_failure import REPORT_TIMEOUT_S
@@ -158,7 +159,7 @@ def test_a_slot_that_is_started_after_the_end_does_nothing(job: Path, monkeypatc
 def end_in_the_middle(job: Path, monkeypatch: pytest.MonkeyPatch, removed: bool) -> None:
     """The job ends when the slot has made its directory and has not used it."""
 
-    def make(job_id: str, index: int, base: str | None) -> Path:
+    def make(job_id: str, index: int, base: str | None) -> Scratch:
         made = make_scratch(job_id, index, base)
         mark_over(job)
         if removed:
@@ -186,18 +187,41 @@ def test_a_slot_that_made_the_removed_directory_again_removes_it(job: Path, monk
     assert not job.exists()
 
 
+def test_a_slot_that_fails_while_the_job_runs_leaves_its_files_to_the_next_process(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[tuple[bool, Exception]] = [
+        (True, slot_module.SessionGone("expired")),
+        (True, CoordinatorLost("the driver has closed the stream")),
+        (False, CoordinatorLost("it did not even begin: there may be no next one")),
+        (True, CoordinatorLost("the driver is dead")),
+    ]
+
+    def run(slot: slot_module.Slot) -> None:
+        slot.welcomed, error = failures.pop(0)
+        raise error
+
+    monkeypatch.setattr(slot_module.Slot, "run", run)
+    alive = replace(config_of(job), driver=(os.getpid(), psutil.Process().create_time()))
+    for config, left in ((alive, 1), (alive, 1), (alive, 0), (replace(alive, driver=(os.getpid(), 0.0)), 0)):
+        with pytest.raises(FlinkPlusError):
+            run_slot(0, config)
+        assert len(list(job.glob("*slot-0-*"))) == left, "each removes what the one before it left"
+
+
 def test_the_driver_waits_for_slots_that_live(job: Path) -> None:
     wait_for_slots("id", job / "nowhere", 60.0)
     (job / "flinkplus-id-slot-0-4194999-dead").mkdir()
     wait_for_slots("id", job, 60.0)
     made = make_scratch("id", 1, str(job))
-    threading.Timer(0.1, os.rmdir, (made,)).start()
+    threading.Timer(0.1, remove_scratch, (made,)).start()
     wait_for_slots("id", job, 60.0)
-    assert not made.exists()
-    make_scratch("id", 1, str(job))
+    assert not made.path.exists()
+    made = make_scratch("id", 1, str(job))
     began = time.monotonic()
     wait_for_slots("id", job, 0.05)
     assert 0.05 <= time.monotonic() - began < 30.0
+    remove_scratch(made)
 
 
 def test_a_snapshot_that_waits_for_its_turn_when_the_slot_closes_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,78 @@
+"""State files that a dead process of a slot has left on its host, for the slot's next process there.
+
+Rules:
+- files are moved, not linked, so that nothing is left in two places; only regular files of this user count, under the
+  whole name of a state file: what was still being written has another one;
+- nothing is known of such a file. It may be torn or altered, so it is of use only after its size and its checksum were
+  found to be right, and they are looked at after it was moved;
+- a checksum that nothing waits for is calculated with pauses: at most ``SHARE`` of one processor.
+
+Layout: ``<work_dir>/<subtask>/left/<generation>-<checkpoint>-<n>.sst``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+FILES_FOLDER = "files"
+REPLICA_FOLDER = "replica"
+LEFT_FOLDER = "left"
+FILE_NAME = re.compile(r"^(?P<generation>\d+)-\d+-\d+\.sst$")
+SHARE = 0.5
+
+
+def take_over(dead: Path, work_dir: Path) -> int:
+    """Move the state files below ``dead``, the work directory of a dead process, to ``work_dir``; returns how many.
+
+    A file that cannot be moved stays where it is: its content is fetched instead.
+    """
+    taken = 0
+    for subtask in _folders(dead):
+        for folder in (FILES_FOLDER, REPLICA_FOLDER, LEFT_FOLDER):
+            target = work_dir / subtask.name / LEFT_FOLDER
+            for file in _state_files(subtask / folder):
+                with contextlib.suppress(OSError):
+                    if not (target / file.name).exists():
+                        target.mkdir(parents=True, exist_ok=True)
+                        file.rename(target / file.name)
+                        taken += 1
+    return taken
+
+
+def _folders(path: Path) -> list[Path]:
+    return [Path(entry) for entry in _entries(path) if entry.is_dir(follow_symlinks=False)]
+
+
+def _state_files(folder: Path) -> list[Path]:
+    if folder.is_symlink():
+        return []
+    found = [Path(entry) for entry in _entries(folder) if FILE_NAME.match(entry.name)]
+    return [path for path in found if _is_ours(path)]
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+    return []
+
+
+def _is_ours(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return False
+
+
+def paced(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """``chunks``, with pauses, so that reading and using them takes ``SHARE`` of a processor at most."""
+    begun = time.perf_counter()
+    for chunk in chunks:
+        yield chunk
+        time.sleep((time.perf_counter() - begun) * (1 - SHARE) / SHARE)
+        begun = time.perf_counter()
