@@ -74,6 +74,10 @@ class NondeterministicOperator(FlinkPlusError):
     """
 
 
+class SubtaskNotRunning(FlinkPlusError):
+    """A subtask that something was to be done to did not run in time."""
+
+
 class JobFailed(FlinkPlusError):
     """The job ended with an error; the message and ``__cause__`` say which."""
 

@@ -110,3 +110,12 @@ def _directories(job_id: str, base: str | Path) -> list[tuple[str, int]]:
 
 def _prefix(job_id: str) -> str:
     return f"flinkplus-{job_id}-"
+
+
+def is_alive(pid: int, created_s: float) -> bool:
+    """Whether the very process (not a later one of the same number) still runs."""
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() == created_s and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -452,7 +452,7 @@ def test_state_damaged_while_the_job_runs(spark: SparkSession, corpus: Path, tmp
 def test_fewer_cores_than_slots(spark: SparkSession) -> None:
     env = StreamEnvironment(spark, parallelism=THREADS + 1)
     env.generate(lambda i: i, schema="n long", count=10).discard()
-    with pytest.raises(InsufficientSlots, match=rf"needs {THREADS + 1} slots .*use local\[{THREADS + 1},1000\]"):
+    with pytest.raises(InsufficientSlots, match=rf"needs {THREADS + 1} slots .*use local\[{THREADS + 1}\]"):
         env.execute("too wide")
 
 
