@@ -30,7 +30,14 @@ from typing_extensions import assert_never
 from chain_backup.failover import FailoverProtocol
 from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.config import Options
-from flinkplus.errors import FlinkPlusError, JobFailed, JobRunsElsewhere, PeerProtocolError, SubtaskNotRunning
+from flinkplus.errors import (
+    FlinkPlusError,
+    JobFailed,
+    JobRunsElsewhere,
+    PeerProtocolError,
+    SubtaskNotRunning,
+    described,
+)
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
@@ -425,9 +432,11 @@ class Coordinator:
             while not self.result.done.is_set():
                 self._turn()
         except Exception as error:
-            log.exception("the coordinator failed")
+            log.debug("the coordinator failed", exc_info=True)
             self._stop_slots_at_once()
-            self._end(JobState.FAILED, JobFailed(f"the coordinator failed: {type(error).__name__}: {error}"))
+            failure = JobFailed(f"the coordinator failed: {described(error)}")
+            failure.__cause__ = error
+            self._end(JobState.FAILED, failure)
         finally:
             self._dispatch.close()
             if self._recorder is not None:

@@ -13,7 +13,7 @@ import logging
 import pickle
 import threading
 from itertools import zip_longest
-from typing import NewType
+from typing import Any, NewType
 
 from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
@@ -50,17 +50,27 @@ def in_turn(executors: list[tuple[str, str]]) -> list[Home]:
 
 
 def _executors(context: SparkContext, stopping: threading.Event) -> list[tuple[str, str]]:
+    """(host, executor), of all that live."""
     assert context._jsc is not None
     spark = context._jsc.sc()
     while not spark.schedulerBackend().isReady() and not stopping.wait(READY_POLL_S):
         pass
-    managers = spark.env().blockManager().master().getMemoryStatus().keysIterator()
-    found: list[tuple[str, str]] = []
-    while managers.hasNext():
-        manager = managers.next()
-        if not manager.isDriver():
-            found.append((manager.host(), manager.executorId()))
-    return found
+    addresses = spark.getExecutorMemoryStatus().keysIterator()  # the driver's is among them
+    hosts = set()
+    while addresses.hasNext():
+        hosts.add(str(addresses.next()).rpartition(":")[0])
+    return [(host, executor) for host in sorted(hosts) for executor in _executors_on(spark, host)]
+
+
+def _executors_on(spark: Any, host: str) -> list[str]:
+    alive = spark.taskScheduler().getExecutorsAliveOnHost(host)
+    if not alive.isDefined():
+        return []
+    executors = alive.get().iterator()
+    found = []
+    while executors.hasNext():
+        found.append(str(executors.next()))
+    return sorted(found)
 
 
 def at_home(context: SparkContext, slot: int, home: Home | None) -> RDD[int]:

@@ -49,6 +49,7 @@ from flinkplus.errors import (
     PeerProtocolError,
     StateError,
     UserFunctionError,
+    described,
 )
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
@@ -168,7 +169,7 @@ def run_slot(index: int, config: SlotConfig, start: Start = Start()) -> None:
             and report_failed_start(index, config, start.tries, error)
         ):
             level = logging.DEBUG  # the driver says it
-        log.log(level, "slot %d ends: %s: %s", index, type(error).__name__, error)
+        log.log(level, "slot %d ends: %s", index, described(error))
         log.debug("where that comes from", exc_info=True)
         raise
 
@@ -350,7 +351,7 @@ class Slot(SlotOrders):
             return
         error = _nondeterminism(error) or error
         kind = type(error).__name__
-        operator, row, cause, reason = "", "", "", f"{kind}: {error}"
+        operator, row, cause, reason = "", "", "", described(error)
         if isinstance(error, UserFunctionError):
             operator, row, cause, reason = error.operator, error.row, error.cause, str(error)
         self._link.send(
@@ -564,7 +565,7 @@ class Slot(SlotOrders):
                 return  # the slot is closing
             error = result.exception()
             handle = result.result() if error is None else None
-            reason = "" if error is None else f"{type(error).__name__}: {error}"
+            reason = "" if error is None else described(error)
             self._inbox.put(SnapshotWritten(generation, name, checkpoint, handle, reason))
 
         future.add_done_callback(done)

@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import Any
 
+from flinkplus.errors import described
 from flinkplus.runtime import control
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import ControlLost, control_link
@@ -40,7 +41,7 @@ def report_failed_start(index: int, config: SlotConfig, tries: int, error: Excep
 
 def _failure(index: int, tries: int, error: Exception) -> control.StartFailed:
     trace = "".join(traceback.format_exception(error))
-    reason = str(error)[:LONGEST_REASON]
+    reason = described(error).removeprefix(f"{type(error).__name__}: ")[:LONGEST_REASON]
     return control.StartFailed(
         index, tries, os.getpid(), socket.gethostname(), type(error).__name__, reason, trace[-LONGEST_TRACE:]
     )

@@ -292,14 +292,18 @@ spark.stop()
 def test_a_local_cluster(corpus: Path, tmp_path: Path) -> None:
     text = f"""{PROGRAM}
 from flinkplus.errors import InsufficientSlots
-spark = session("local-cluster[2,2,1024]", spark_executor_memory="1g")
+import psutil
+all_there = {{"spark_scheduler_minRegisteredResourcesRatio": "1.0", "spark_cores_max": "4"}}
+spark = session("local-cluster[2,2,1024]", spark_executor_memory="1g", **all_there)
 options = {{"rate": 12_000, "checkpoint_interval": 0.2}}
 try:
     wordcount(spark, TEXT, OUT, parallelism=5, **options).execute("too wide")
 except InsufficientSlots as error:
     print(error)
-job = wordcount(spark, TEXT, OUT, parallelism=4, **options).execute("cluster")
+job = wordcount(spark, TEXT, OUT, parallelism=2, **options).execute("cluster")
 wait_for_checkpoint(job)
+executors = {{psutil.Process(pid).parents()[2].pid for pid in job.slot_pids().values()}}  # keeper, daemon, executor
+print(len(executors))
 job.kill("count:1")
 wait_for(job, "slot_restarts")
 job.await_finish(90)
@@ -309,9 +313,9 @@ spark.stop()
     with program([sys.executable, script(tmp_path, text), str(corpus), str(tmp_path / "out")], tmp_path) as run:
         assert run.wait(115) == 0, run.err
         run.assert_nothing_left()
-    refused, recovered = run.out.splitlines()
+    refused, executors, recovered = run.out.splitlines()
     assert "needs 5 slots but master 'local-cluster[2,2,1024]' runs 4 tasks at once" in refused
-    assert recovered == "standby 1"
+    assert (executors, recovered) == ("2", "standby 1")
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
@@ -342,7 +346,7 @@ def test_slots_have_homes_where_there_are_several_executors(spark: SparkSession)
     rdd = rows._jrdd.rdd()
     assert [rdd.preferredLocations(part).mkString(",") for part in rdd.partitions()] == ["executor_worker-2_7"]
     assert rows.mapPartitionsWithIndex(lambda index, values: [(index, *values)]).collect() == [(0, 1)]
-    assert _executors(context, threading.Event()) == []  # of this one Spark tells, too: it has the driver alone
+    assert [executor for _, executor in _executors(context, threading.Event())] == ["driver"]
 
 
 # --- the user's session and jobs
