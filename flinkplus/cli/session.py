@@ -33,7 +33,7 @@ JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 INSTALL_HINT = "install it with: sudo apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
 REMOTE_MASTER = re.compile(r"(spark://.|k8s://.|yarn$)")
 QUICK_JIT = "-XX:TieredStopAtLevel=1"
-"""Commands are short: optimising Spark's code would take more of the processors from the slots than it gives back."""
+"""Commands are short: Spark's code is compiled quickly rather than well, which leaves the processors to the slots."""
 SPARE_THREADS = 2  # for the user's own queries beside the slots
 JAVA_STOP_S = 10.0
 JAVA_ENDS_S = 2.0
