@@ -342,8 +342,8 @@ def failure_reason(error: Exception) -> str:
         return (cause.removeprefix(": ") or (lines or [type(error).__name__])[0])[:LONGEST_REASON]
     of_python = [line for line in _until_java(trace) if line and not line.startswith(" ")]
     reason = (of_python or lines)[-1]
-    if "No module named 'flinkplus" in reason:
-        reason += "; install FlinkPlus in the Python environment of the executors"
+    if reason.startswith(ModuleNotFoundError.__name__):
+        reason += "; install FlinkPlus, with what it needs, in the Python environment of the executors"
     return reason[:LONGEST_REASON]
 
 

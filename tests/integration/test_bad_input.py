@@ -32,6 +32,8 @@ from flinkplus.errors import (
     SlotStartError,
     UserFunctionError,
 )
+from flinkplus.runtime import launcher
+from flinkplus.runtime.slot_config import SlotConfig
 from tests.integration.conftest import THREADS, assert_exact, expected_counts, wait_for_checkpoint
 
 pytestmark = pytest.mark.integration
@@ -475,6 +477,23 @@ def test_a_plan_that_slots_cannot_load_ends_the_job_soon(env: StreamEnvironment)
     error = failure(env)
     assert isinstance(error.__cause__, SlotStartError)
     assert re.search(r"slot [01] cannot start on .*: ImportError: libspecial.* \(3 times in a row\)", str(error))
+
+
+def without_libraries(index: int, config: SlotConfig) -> None:
+    raise ModuleNotFoundError("No module named 'rocksdict'")
+
+
+def test_executors_without_what_flinkplus_needs_end_the_job_soon(
+    env: StreamEnvironment, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To Spark the slots' tasks fail: their jobs are submitted again, and counted."""
+    monkeypatch.setattr(launcher, "keep_slot", without_libraries)
+    env.generate(lambda i: i, schema="n long").discard()
+    error = failure(env)
+    assert isinstance(error.__cause__, SlotStartError)
+    assert re.search(r"slot [01] cannot start: ModuleNotFoundError: No module named 'rocksdict'; install", str(error))
+    assert "(3 times in a row)" in str(error)
+    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
 
 
 def fake_java(directory: Path, text: str, code: int = 0) -> Path:

@@ -307,7 +307,8 @@ Caused by: java.lang.Exception: x
 def test_the_reason_of_a_failed_job_is_one_line() -> None:
     reason = failure_reason(RuntimeError(JAVA + PYTHON))
     assert reason == (
-        "ModuleNotFoundError: No module named 'flinkplus'; install FlinkPlus in the Python environment of the executors"
+        "ModuleNotFoundError: No module named 'flinkplus'; install FlinkPlus, with what it needs, in the Python "
+        "environment of the executors"
     )
     assert failure_reason(RuntimeError(JAVA)).startswith("org.apache.spark.SparkException: Job aborted due to stage")
     assert failure_reason(RuntimeError()) == "RuntimeError"
