@@ -371,6 +371,8 @@ def test_slots_have_homes_where_there_are_several_executors(spark: SparkSession)
 
 # --- the user's session and jobs
 
+PATIENCE_S = 240.0
+
 
 def settings_of(spark: SparkSession) -> dict[str, object]:
     """Everything of a session, of this thread in it and of this process that a job could change."""
@@ -392,6 +394,7 @@ def settings_of(spark: SparkSession) -> dict[str, object]:
     }
 
 
+@pytest.mark.timeout(500)
 def test_the_session_and_the_users_own_jobs_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
     """Before a job, while it runs and a slot of it is killed, and after it."""
     context = spark.sparkContext
@@ -413,7 +416,7 @@ def test_the_session_and_the_users_own_jobs_are_left_alone(spark: SparkSession, 
     before = settings_of(spark)
     try:
         with endless(spark, tmp_path).execute("beside") as job, ThreadPoolExecutor(1) as pool:
-            wait_for_checkpoint(job)
+            job.await_running(PATIENCE_S)
             assert settings_of(spark) == before
             jobs, pids = sorted(context.statusTracker().getActiveJobsIds()), job.slot_pids()
             assert len(jobs) == 2, "a Spark job for each slot"
@@ -426,9 +429,9 @@ def test_the_session_and_the_users_own_jobs_are_left_alone(spark: SparkSession, 
             query = pool.submit(context.parallelize(range(40), 40).map(waiting).collect)  # has all other cores
             try:
                 tracker = context.statusTracker()
-                wait_until(lambda: len(tracker.getActiveJobsIds()) == 3, "the query runs")
+                wait_until(lambda: len(tracker.getActiveJobsIds()) == 3, "the query runs", PATIENCE_S)
                 job.kill("count:1")
-                wait_until(lambda: job.slot_pids().get(1, pids[1]) != pids[1], "slot 1 is back")
+                wait_until(lambda: job.slot_pids().get(1, pids[1]) != pids[1], "slot 1 is back", PATIENCE_S)
                 assert not query.done(), "the slot did not have to wait for the query"
             finally:
                 go.touch()
@@ -452,8 +455,8 @@ def test_a_kill_right_after_execute_waits_for_its_target(spark: SparkSession, tm
         with pytest.raises(TimeoutError, match="does not run after 0 s; it is starting"):
             job.await_running(0)
         assert job.kill("count:1")
-        wait_until(lambda: len(job.recoveries()) == 1, "the slot is lost")
-        job.await_running(60)
+        wait_until(lambda: len(job.recoveries()) == 1, "the slot is lost", PATIENCE_S)
+        job.await_running(PATIENCE_S)
         assert job.state == "running"
         for wrong in (job.kill, lambda name: job.migrate(name, 0), lambda name: job.rows_out(name.partition(":")[0])):
             with pytest.raises(ConfigurationError, match=r"no operator is called 'cuont'.*did you mean 'count'"):
