@@ -487,7 +487,7 @@ def test_executors_without_what_flinkplus_needs_end_the_job_soon(
     env: StreamEnvironment, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To Spark the slots' tasks fail: their jobs are submitted again, and counted."""
-    monkeypatch.setattr(launcher, "keep_slot", without_libraries)
+    monkeypatch.setattr(launcher, "start_slot", without_libraries)
     env.generate(lambda i: i, schema="n long").discard()
     error = failure(env)
     assert isinstance(error.__cause__, SlotStartError)
