@@ -27,6 +27,7 @@ from flinkplus.errors import (
     ShadowedPackage,
     SlotStartError,
     StateError,
+    SubtaskNotRunning,
     UserFunctionError,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "StateError",
     "Stream",
     "StreamEnvironment",
+    "SubtaskNotRunning",
     "UserFunctionError",
     "WindowedStream",
     "__version__",

@@ -6,9 +6,20 @@ Rules: each message names the thing (operator, channel, file, setting) and says 
 
 from __future__ import annotations
 
+import traceback
+
 
 class FlinkPlusError(Exception):
     """Base of every error that FlinkPlus raises on purpose."""
+
+
+def described(error: BaseException) -> str:
+    """An error in one line: its kind and text; where it was raised if it has no text."""
+    kind, text = type(error).__name__, str(error)
+    if text:
+        return f"{kind}: {text}"
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    return kind + "".join(f" at {frame.filename}:{frame.lineno} in {frame.name}" for frame in where)
 
 
 class ConfigurationError(FlinkPlusError):
@@ -72,6 +83,10 @@ class NondeterministicOperator(FlinkPlusError):
 
     A user's function reads something that is not logged: a clock, a random number, a set's order, another service.
     """
+
+
+class SubtaskNotRunning(FlinkPlusError):
+    """A subtask that something was to be done to did not run in time."""
 
 
 class JobFailed(FlinkPlusError):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.near import did_you_mean
 from flinkplus.operators.base import Operator
 from flinkplus.operators.loop import LoopHead
 from flinkplus.operators.routes import Route
@@ -141,8 +142,10 @@ class JobGraph:
         for vertex in self.vertices:
             if vertex.name == name or any(self.nodes[i].name == name for i in vertex.nodes):
                 return vertex
-        known = ", ".join(node.name for node in self.nodes)
-        raise ConfigurationError(f"no operator is called {name!r}; the operators are: {known}")
+        known = [node.name for node in self.nodes]
+        raise ConfigurationError(
+            f"no operator is called {name!r}; the operators are: {', '.join(known)}{did_you_mean(name, known)}"
+        )
 
     def consumer_vertex(self, edge: int) -> Vertex:
         consumer = self.exchanges[edge].consumer

@@ -111,7 +111,7 @@ def run_exactness(
 def _one_zookeeper(master: str | None) -> contextlib.AbstractContextManager[str | None]:
     """One server for all jobs, where all of them are on this machine; elsewhere each has its own."""
     from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
-    from flinkplus.runtime.launcher import local_master
+    from flinkplus.runtime.local_masters import local_master
 
     @contextlib.contextmanager
     def started() -> Any:

@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import Unpack
 
+from flinkplus.api.callers import names_callers_line
 from flinkplus.api.job import JobHandle
 from flinkplus.api.stream import Schema, Stream
 from flinkplus.config import options_from
@@ -33,6 +34,7 @@ from flinkplus.state.files import absolute
 from flinkplus.state.storage import Resume
 
 
+@names_callers_line
 class StreamEnvironment:
     """Draws one job on a SparkSession and runs it. The options are those of ``flinkplus.JobOptions``.
 

@@ -19,6 +19,10 @@ from flinkplus.runtime.output_trace import read_traces
 from flinkplus.runtime.running import RunningJob
 from flinkplus.sinks.collect import CollectCommitter
 
+KILL_TIMEOUT_S = 60.0
+LOOK_AGAIN_S = 0.02
+RUNNING = "running"
+
 
 def _begun(move: PlannedMove) -> PlannedMove:
     move.await_answer()
@@ -85,6 +89,21 @@ class JobHandle:
                 return False
         return True
 
+    def await_running(self, timeout: float | None = None) -> None:
+        """Wait until all subtasks run. Returns at once when they do, or when the job has finished.
+
+        Raises ``JobFailed`` (with the cause) or ``JobCancelled`` when it ended so, ``TimeoutError`` after
+        ``timeout`` seconds.
+        """
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while self.state != RUNNING:
+            if self.done:
+                self.await_finish()
+                return
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise TimeoutError(f"job {self.name!r} does not run after {timeout} s; it is {self.state}")
+            self.wait(LOOK_AGAIN_S)
+
     @property
     def running_s(self) -> float | None:
         """Seconds since the job first ran (to its end, when it is over); ``None`` before."""
@@ -145,7 +164,11 @@ class JobHandle:
         return self._running.metrics()
 
     def rows_out(self, operator: str) -> dict[str, int]:
-        """Rows that have left each subtask of an operator, as last reported: ``{"count[0]": 1234, ...}``."""
+        """Rows that have left each subtask of an operator, as last reported: ``{"count[0]": 1234, ...}``.
+
+        Raises ``ConfigurationError`` for what is no operator of the job.
+        """
+        self._running.coordinator.graph.vertex_of(operator)
         return self._running.coordinator.figures.rows_out(operator)
 
     def checkpoints(self) -> list[dict[str, Any]]:
@@ -172,17 +195,19 @@ class JobHandle:
         """Ask for a checkpoint at once; returns before it is complete."""
         self._running.coordinator.request_checkpoint()
 
-    def kill(self, subtask: str, at: str | None = None) -> None:
+    def kill(self, subtask: str, at: str | None = None, timeout: float = KILL_TIMEOUT_S) -> bool:
         """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``).
 
-        Now, or ``at`` a point: when that is reached next in the process that is told; the points are in
-        ``flinkplus.runtime.faults``. Raises ``ConfigurationError`` for what is no subtask or no point.
+        At once, or ``at`` a point: when that process next reaches it; the points are in ``flinkplus.runtime.faults``.
+        Waits until the subtask runs, for ``timeout`` seconds at most. Returns ``False`` when the job is over.
+
+        Raises ``ConfigurationError`` for what is no subtask or no point, ``SubtaskNotRunning`` after ``timeout``.
         """
         options = self._running.coordinator.options
         found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
         if at is not None:
             check_point(at)
-        self._running.coordinator.kill(found, at)
+        return self._running.coordinator.kill(found, at, timeout)
 
     def missing_standbys(self) -> int:
         """How many standbys there should be and are not, or are not in step yet: 0 at full redundancy."""

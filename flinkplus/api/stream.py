@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from flinkplus.api.callers import names_callers_line
 from flinkplus.api.loops import close_loop
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import Node
@@ -51,6 +52,7 @@ def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
+@names_callers_line
 class Stream:
     """A stream of rows with a schema."""
 
@@ -257,6 +259,7 @@ class _UnitedStream(Stream):
         return self._drawn
 
 
+@names_callers_line
 class KeyedStream:
     """A stream whose rows meet by key; every operator of it keeps state per key. Without ``keys`` all rows meet."""
 
@@ -386,6 +389,7 @@ class KeyedStream:
             raise ConfigurationError(f"operator {name!r} needs event time: call with_watermark on the stream before it")
 
 
+@names_callers_line
 class WindowedStream:
     """Windows of a keyed stream: one row for each key and window, when the watermark passes the window's end: the key
     columns, ``window_start``, ``window_end``, and what is asked for here.

@@ -1,6 +1,6 @@
 """A quiet SparkSession for the command line, and a clear word when Java is missing or too old.
 
-Rules: a ``local`` master listens on loopback only, and retries killed slots. Whatever ``SPARK_*`` or ``PYSPARK_*``
+Rules: a ``local`` master listens on loopback only. Whatever ``SPARK_*`` or ``PYSPARK_*``
 the user has set is kept. Whoever interrupts a command, or loses Spark's Java process, is told so in a line, and no Java
 process is left.
 """
@@ -24,18 +24,16 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, FlinkPlusError, JavaError, JobFailed
-from flinkplus.runtime.launcher import LOCAL_CLUSTER, LOOPBACK, check_slots, local_master
+from flinkplus.runtime.launcher import LOCAL_CLUSTER, LOOPBACK, check_slots
+from flinkplus.runtime.local_masters import local_master
 
 JAVA_MINIMUM = 17
 JAVA_TIMEOUT_S = 30
 JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 INSTALL_HINT = "install it with: sudo apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
 REMOTE_MASTER = re.compile(r"(spark://.|k8s://.|yarn$)")
-TASK_ATTEMPTS = 100_000
 QUICK_JIT = "-XX:TieredStopAtLevel=1"
-"""What Spark does about a killed slot is run for the first time then: optimising it there would take the processors
-from the slots, just when they fail over.
-"""
+"""Commands are short: Spark's code is compiled quickly rather than well, which leaves the processors to the slots."""
 SPARE_THREADS = 2  # for the user's own queries beside the slots
 JAVA_STOP_S = 10.0
 JAVA_ENDS_S = 2.0
@@ -65,8 +63,8 @@ def check_java() -> int:
 
 
 def default_master(parallelism: int) -> str:
-    """A local master with a thread for each slot, some to spare, and restarts of killed slots."""
-    return f"local[{parallelism + SPARE_THREADS},{TASK_ATTEMPTS}]"
+    """A local master with a thread for each slot, and some to spare."""
+    return f"local[{parallelism + SPARE_THREADS}]"
 
 
 def check_master(master: str, slots: int) -> None:
@@ -91,7 +89,6 @@ def open_session(master: str, settings: Mapping[str, str] | None = None) -> Spar
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
-        .config("spark.task.maxFailures", str(TASK_ATTEMPTS))
         .config("spark.sql.shuffle.partitions", "8")
         .config("spark.driver.extraJavaOptions", f"{QUICK_JIT} -Dlog4j2.configurationFile={log4j.as_uri()}")
     )

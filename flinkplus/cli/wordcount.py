@@ -135,7 +135,9 @@ def _watch(job: JobHandle, run: WordCount, progress: bool) -> None:
         while not job.wait(POLL_S):
             running_s = job.running_s
             while kills and running_s is not None and running_s >= kills[0].at_s:
-                job.kill(kills.pop(0).subtask)
+                if not job.kill(kills[0].subtask):
+                    break
+                kills.pop(0)
             if run.duration_s is not None and running_s is not None and running_s >= run.duration_s and not drained:
                 drained = True
                 job.drain()

@@ -109,7 +109,9 @@ def _kill(job: JobHandle, operator: str, schedule: list[tuple[float, int]]) -> i
     left = list(schedule)
     while left and not job.wait(POLL_S):
         if job.running_s is not None and job.running_s >= left[0][0]:
-            job.kill(f"{operator}:{left.pop(0)[1]}")
+            if not job.kill(f"{operator}:{left[0][1]}"):
+                break
+            left.pop(0)
     for at_s, slot in left:
         print(f"the kill of slot {slot} at {at_s:.2f} s did not happen: the job was over before", file=sys.stderr)
     return len(schedule) - len(left)

@@ -159,7 +159,8 @@ class ValueState:
     def _loaded(self) -> list[Any]:
         batch = self._context.batch
         if self._batch is not batch:
-            assert batch is not None
+            if batch is None:
+                raise RuntimeError("state of a key can be used only while the function it was given to runs")
             self._keys = batch.keys
             self._values = [_kept(value) for value in self._state.get_many(self._keys)]
             self._changed = set()
@@ -229,7 +230,8 @@ class ProcessContext:
 
     def _key_bytes(self) -> bytes:
         if self._keys[0] is not self.batch:
-            assert self.batch is not None
+            if self.batch is None:
+                raise RuntimeError("timers of a key can be set only while the function that sets them runs")
             self._keys = self.batch, self.batch.keys
         return self._keys[1][self.code]
 

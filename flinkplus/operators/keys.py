@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.near import did_you_mean
 from flinkplus.operators import decimals
 from flinkplus.operators.columns import SMALL_ROWS, compact, decoded, dictionary_array
 
@@ -99,7 +100,8 @@ def check_key_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
         raise ConfigurationError(f"key columns {list(columns)} name a column twice")
     for column in columns:
         if schema.names.count(column) != 1:
-            raise ConfigurationError(f"key column {column!r} is not among the columns {schema.names}")
+            near = did_you_mean(column, schema.names)
+            raise ConfigurationError(f"key column {column!r} is not among the columns {schema.names}{near}")
         dtype = schema.field(column).type
         if not (_is_text(dtype) or _is_fixed(dtype)):
             raise ConfigurationError(

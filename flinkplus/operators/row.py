@@ -16,21 +16,27 @@ from __future__ import annotations
 import datetime
 import decimal
 import numbers
+import os
+import sysconfig
 import traceback
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from flinkplus.errors import UserFunctionError
+from flinkplus.near import did_you_mean
 from flinkplus.operators.columns import plain
 from flinkplus.operators.values import member_of, pairs_of, shown, taker
 
 MAX_REPR_CHARACTERS = 1000
+PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platlib", "purelib"))
 USER_EXCEPTIONS = (Exception, SystemExit)
 """What a user's function may raise; ``sys.exit()`` in one would otherwise end the process that runs it."""
 _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -50,13 +56,13 @@ class Row(tuple):
             try:
                 return tuple.__getitem__(self, self.__positions__[item])
             except KeyError:
-                raise KeyError(f"no column {item!r} among {list(self.__columns__)}") from None
+                raise KeyError(_no_column(item, self.__columns__)) from None
         return tuple.__getitem__(self, item)
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__positions__:
             return tuple.__getitem__(self, self.__positions__[name])
-        raise AttributeError(f"no column {name!r} among {list(self.__columns__)}")
+        raise AttributeError(_no_column(name, self.__columns__))
 
     def as_dict(self) -> dict[str, Any]:
         """The row as a dict of column to value."""
@@ -67,6 +73,10 @@ class Row(tuple):
 
     def __reduce__(self) -> Any:
         return _unpickled, (self.__columns__, tuple(self))
+
+
+def _no_column(name: str, columns: tuple[str, ...]) -> str:
+    return f"no column {name!r} among {list(columns)}{did_you_mean(name, columns)}"
 
 
 def _unpickled(names: tuple[str, ...], values: tuple[Any, ...]) -> Row:
@@ -107,10 +117,18 @@ def short_repr(value: object) -> str:
 def user_error(operator: str, subtask: str, row: object, cause: BaseException | str) -> UserFunctionError:
     """The error for an input row on which the user's function failed; says where in their code when that is known."""
     if isinstance(cause, BaseException):
-        where = traceback.extract_tb(cause.__traceback__)[-1:]
-        place = "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in where)
-        cause = f"{type(cause).__name__}: {cause}{place}"
+        place = "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in _users_line(cause))
+        text = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause  # its text is a repr
+        cause = f"{type(cause).__name__}: {text}{place}"
     return UserFunctionError(operator, subtask, short_repr(row), cause)
+
+
+def _users_line(error: BaseException) -> list[traceback.FrameSummary]:
+    """The last line of the user's own code on the way to ``error``, or of a library's when there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
+    own = [frame for frame in theirs if not frame.filename.startswith(LIBRARIES)]
+    return (own or theirs or list(frames))[-1:]
 
 
 class RowConverter:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.near import did_you_mean
 
 _SIMPLE = {
     "string": pa.string(),
@@ -66,7 +67,8 @@ def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
 def check_column(operator: str, schema: pa.Schema, column: str) -> None:
     """Raises ``ConfigurationError`` when there is no such column, or more than one."""
     if schema.names.count(column) != 1:
-        raise ConfigurationError(f"operator {operator!r}: no column {column!r} among {schema.names}")
+        near = did_you_mean(column, schema.names)
+        raise ConfigurationError(f"operator {operator!r}: no column {column!r} among {schema.names}{near}")
 
 
 def repeated(names: Sequence[str]) -> str | None:

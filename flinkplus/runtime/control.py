@@ -61,7 +61,8 @@ def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Register:
-    """A slot's first message. ``address``: ``host:port`` of its data server. ``lifeline``: the name its lifeline has,
+    """A slot's first message. ``spark_attempt``: the ID of the attempt of its Spark task, larger than those of all
+    earlier ones. ``address``: ``host:port`` of its data server. ``lifeline``: the name its lifeline has,
     if it has one; ``pulse``: of its pulse; ``created_s``: when its process was created (seconds since the Unix epoch;
     0: it does not say).
     """
@@ -79,11 +80,11 @@ class Register:
 @dataclass(frozen=True)
 class StartFailed:
     """A slot's first and last message: its process cannot begin, for ``reason``; ``kind`` is the error's class name,
-    ``trace`` where it came from.
+    ``trace`` where it came from. ``tries``: how many processes in a row have not started before it.
     """
 
     slot: int
-    spark_attempt: int
+    tries: int
     pid: int
     host: str
     kind: str

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -29,7 +30,14 @@ from typing_extensions import assert_never
 from chain_backup.failover import FailoverProtocol
 from chain_backup.zookeeper.records import RegistryEvent
 from flinkplus.config import Options
-from flinkplus.errors import FlinkPlusError, JobFailed, JobRunsElsewhere, PeerProtocolError
+from flinkplus.errors import (
+    FlinkPlusError,
+    JobFailed,
+    JobRunsElsewhere,
+    PeerProtocolError,
+    SubtaskNotRunning,
+    described,
+)
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import effects, events
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
@@ -53,7 +61,6 @@ from flinkplus.runtime.dispatch import (
     InboxEvent,
     JobWorkDone,
     RegistryTold,
-    SlotsDown,
     UserAsked,
 )
 from flinkplus.runtime.failovers import Failovers
@@ -84,6 +91,7 @@ from flinkplus.runtime.spares import Spares
 from flinkplus.runtime.status import chains_of, slots_of, subtasks_of
 
 MAX_IDLE_S = 0.1
+LOOK_AGAIN_S = 0.01
 STOP_AT_ONCE_S = 3.0
 M = TypeVar("M")
 log = logging.getLogger("flinkplus.coordinator")
@@ -311,8 +319,9 @@ class Coordinator:
         if self._failovers is not None:
             self._failovers.registry = registry
 
-    def slots_down(self, reason: str) -> None:
-        self._inbox.put(SlotsDown(reason))
+    def slot_failed(self, slot: int, reason: str) -> None:
+        """The Spark job of a slot failed; it is submitted again."""
+        self._ask(lambda: self._presence.slot_failed(slot, f"slot {slot} cannot start: {reason}"))
 
     def registry_told(self, event: RegistryEvent) -> None:
         self._inbox.put(RegistryTold(event))
@@ -365,24 +374,41 @@ class Coordinator:
                 return answer.result(MAX_IDLE_S)
         return otherwise
 
-    def kill(self, subtask: SubtaskId, point: str | None = None) -> None:
+    def kill(self, subtask: SubtaskId, point: str | None, timeout_s: float) -> bool:
         """Fault injection: SIGKILL the process that hosts a subtask; the time is stamped right before the signal.
 
         With a ``point`` (``faults``): when that is reached next, by the subtask, by its first standby, or here.
+        Waits until there is such a process. Returns false when the job is over. Raises ``SubtaskNotRunning`` after
+        ``timeout_s`` seconds.
         """
-        self._ask(lambda: self._presence.kill(subtask) if point is None else self._arm(point, subtask))
 
-    def _arm(self, point: str, subtask: SubtaskId) -> None:
+        def strike() -> bool:
+            if self._deployment.first_started_s is None:
+                return False
+            return self._presence.kill(subtask) if point is None else self._arm(point, subtask)
+
+        until_s = time.monotonic() + timeout_s
+        while not self._answer(strike, False):
+            if self.result.done.is_set():
+                return False
+            if time.monotonic() >= until_s:
+                raise SubtaskNotRunning(
+                    f"{subtask} cannot be killed: it has not run within {timeout_s:g} s, the job is {self.state}"
+                )
+            time.sleep(LOOK_AGAIN_S)
+        return True
+
+    def _arm(self, point: str, subtask: SubtaskId) -> bool:
         if point in COORDINATOR_POINTS:
             self._faults.arm(point, str(subtask))
-            return
+            return True
         slot = self._deployment.assignment.get(subtask)
         if point in STANDBY_POINTS:
             slot = next(iter(self.chains().get(str(subtask), [])[1:]), None)
-        if slot is None:
-            log.warning("cannot have %s killed at %r: it is nowhere just now", subtask, point)
-        else:
-            self._dispatch.tell(slot, control.Inject(KILL, [str(subtask)], point=point))
+        if slot is None or self._members.get(slot) is None:
+            return False
+        self._dispatch.tell(slot, control.Inject(KILL, [str(subtask)], point=point))
+        return True
 
     def _ask(self, action: Callable[[], None]) -> None:
         self._inbox.put(UserAsked(action))
@@ -406,9 +432,11 @@ class Coordinator:
             while not self.result.done.is_set():
                 self._turn()
         except Exception as error:
-            log.exception("the coordinator failed")
+            log.debug("the coordinator failed", exc_info=True)
             self._stop_slots_at_once()
-            self._end(JobState.FAILED, JobFailed(f"the coordinator failed: {type(error).__name__}: {error}"))
+            failure = JobFailed(f"the coordinator failed: {described(error)}")
+            failure.__cause__ = error
+            self._end(JobState.FAILED, failure)
         finally:
             self._dispatch.close()
             if self._recorder is not None:
@@ -494,8 +522,6 @@ class Coordinator:
                     self._failovers.step(done)
             case RegistryTold(told):
                 self._presence.registry_told(told)
-            case SlotsDown(reason):
-                self._presence.lose_all(reason)
             case UserAsked(action):
                 action()
             case _:
@@ -526,8 +552,12 @@ class Coordinator:
         self._faults.reach(
             point,
             self._deployment.generation,
-            strike=lambda name: self._presence.kill(find_subtask(name, self.graph, self.options.parallelism)),
+            strike=self._strike,
         )
+
+    def _strike(self, name: str) -> None:
+        if not self._presence.kill(find_subtask(name, self.graph, self.options.parallelism)):
+            log.warning("cannot kill %s: its slot is not registered just now", name)
 
     # --- the end
 

@@ -60,13 +60,6 @@ class FailoverWorkDone:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotsDown:
-    """Spark ended the job of the slots; all of them are gone."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class UserAsked:
     """A call of the user's, or of another thread, to be run in the coordinator's thread."""
 
@@ -81,7 +74,7 @@ class RegistryTold:
 
 
 WorkDone: TypeAlias = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
-InboxEvent: TypeAlias = "LinkEvent | LifelineCut | WorkDone | RegistryTold | SlotsDown | UserAsked"
+InboxEvent: TypeAlias = "LinkEvent | LifelineCut | WorkDone | RegistryTold | UserAsked"
 
 
 class Machines(Protocol):

@@ -223,13 +223,6 @@ class Failovers:
         self._machines.step_job(core.FailoverStarted("exception", f"{subtask}: {reason}", error))
         self.step(events.SubtaskFailed(subtask, generation, reason, error, deterministic))
 
-    def all_slots_lost(self, reason: str) -> None:
-        """Nobody is left who could take over: the job rolls back without this machine."""
-        if self.running:
-            last, self._under_way = self._under_way, None
-            self._recoveries.refused(None if last is None else last.number, reason)
-            self._count_fallback(reason)
-
     # --- what slots say
 
     def take(self, member: Member, message: control.ControlMessage) -> bool:

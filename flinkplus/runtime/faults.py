@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.near import did_you_mean
 
 LOOP_POINTS = ("logging", "returned", "round")
 OVERTAKING_POINTS = ("recording", "recorded")
@@ -62,15 +63,20 @@ def parse_fault(text: str) -> Fault:
     """Raises ``ConfigurationError`` naming the points there are."""
     match = FAULT.match(text)
     if match is None or match["point"] not in POINTS:
-        points = ", ".join(POINTS)
-        raise ConfigurationError(f"{text!r} is no fault; write POINT:SUBTASK[INDEX]#N with a point of: {points}")
+        points, near = ", ".join(POINTS), did_you_mean(text.partition(":")[0], POINTS)
+        raise ConfigurationError(f"{text!r} is no fault; write POINT:SUBTASK[INDEX]#N with a point of: {points}{near}")
     return Fault(match["point"], match["subtask"], int(match["count"] or 1))
 
 
 def check_point(point: str) -> None:
     """Raises ``ConfigurationError`` naming the points there are."""
     if point not in POINTS:
-        raise ConfigurationError(f"{point!r} is no point; they are: {', '.join(POINTS)}")
+        raise ConfigurationError(f"{point!r} is no point; they are: {', '.join(POINTS)}{did_you_mean(point, POINTS)}")
+
+
+def named(texts: Sequence[str]) -> list[str]:
+    """The subtasks that the faults are to strike. Raises ``ConfigurationError`` for what is no fault."""
+    return [parse_fault(text).subtask for text in texts if not text.startswith(WITHOUT)]
 
 
 def left_out(texts: Sequence[str]) -> frozenset[str]:

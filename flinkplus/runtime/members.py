@@ -41,6 +41,7 @@ class Members:
         self._members: dict[int, Member] = {}
         self._by_connection: dict[int, int] = {}
         self._incarnations: dict[int, int] = dict.fromkeys(range(slots), 0)
+        self._attempts: dict[int, int] = {}
 
     def add(self, slot: int) -> None:
         """There is a spare slot more."""
@@ -53,6 +54,10 @@ class Members:
     def is_over(self, slot: int) -> bool:
         """Whether ``slot`` was a spare one that is over, or about to be."""
         return slot in self._over
+
+    def is_superseded(self, register: control.Register) -> bool:
+        """Whether the slot is in the hands of a later attempt of its Spark task than the one that registers."""
+        return register.spark_attempt < self._attempts.get(register.slot, 0)
 
     def is_spare(self, slot: int) -> bool:
         return slot >= self.slots
@@ -72,6 +77,7 @@ class Members:
             raise PeerProtocolError(f"slot {register.slot} registers, the job has slots 0 to {self.slots - 1}{spare}")
         old = self.remove(register.slot)
         self._incarnations[register.slot] += 1
+        self._attempts[register.slot] = register.spark_attempt
         member = Member(
             register.slot,
             self._incarnations[register.slot],

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flinkplus.errors import ConfigurationError, PeerProtocolError
+from flinkplus.near import did_you_mean
 from flinkplus.protocol.ids import ChannelId, SubtaskId
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def check_subtask(text: str, operators: Sequence[str], parallelism: int) -> None
     """Raises ``ConfigurationError`` when ``count:1`` means no subtask of a job with these operators."""
     name, _ = _typed(text, parallelism)
     if not set(name.split("+")) <= set(operators):
-        raise ConfigurationError(f"no operator is called {name!r}; the operators are: {', '.join(operators)}")
+        near = did_you_mean(name, operators)
+        raise ConfigurationError(f"no operator is called {name!r}; the operators are: {', '.join(operators)}{near}")
 
 
 def _typed(text: str, parallelism: int) -> tuple[str, int]:

@@ -79,7 +79,7 @@ def find_target(
         if int(slot[1]) not in slots:
             raise CommandRefused(f"there is no {text}; the slots are {_named(slots)}")
         if int(slot[1]) not in present:
-            raise CommandRefused(f"{text} is away just now: its process has ended, and Spark has not started another")
+            raise CommandRefused(f"{text} is away just now: its process has ended, and the next one is not there yet")
         return Hit({int(slot[1]): on(int(slot[1]))})
     hosts = sorted({member.host for member in members})
     if text in hosts:

@@ -74,6 +74,7 @@ class Presence:
         self._looked_s = dispatch.clock.monotonic()
         self.failovers: Failovers | None = None
         self.registry_lost: str | None = None
+        self._said: dict[int, str] = {}
 
     @property
     def _runs(self) -> bool:
@@ -82,7 +83,8 @@ class Presence:
 
     def register(self, connection: int, register: control.Register) -> None:
         """A slot's process presents itself."""
-        if self._members.is_over(register.slot):  # Spark has started it again, or at last
+        if self._members.is_over(register.slot) or self._members.is_superseded(register):
+            # Its keeper has started it again, or Spark has at last, and it is not needed (there) any more.
             self._dispatch.rendezvous.send(connection, control.Stop())
             return
         old = self._members.get(register.slot)
@@ -90,21 +92,30 @@ class Presence:
             self.lose(old, "replaced by a new attempt")
         member, _ = self._members.register(connection, register, self._dispatch.clock.monotonic())
         where = f"process {member.pid} on {member.host}"
-        attempt = register.spark_attempt
-        log.info("slot %d is there: attempt %d of its Spark task, %s", member.slot, attempt, where, extra=_of(member))
+        log.info("slot %d is there: %s", member.slot, where, extra=_of(member))
         self._dispatch.rendezvous.send(connection, control.Welcome(member.incarnation))
         self._machines.step_job(events.SlotRegistered(member.slot, member.incarnation))
         if self._runs:
             self._step(SlotCame(member.slot, member.host))
 
     def start_failed(self, connection: int, failed: control.StartFailed) -> None:
-        """A slot's process cannot begin; Spark will start another one. Raises ``PeerProtocolError``."""
-        self._dispatch.rendezvous.drop(connection)  # it has been heard
+        """A slot's process cannot begin; its keeper will start another one. Raises ``PeerProtocolError``."""
+        self._dispatch.rendezvous.drop(connection)  # the report is complete
         reason = f"slot {failed.slot} cannot start on {failed.host}: {failed.kind}: {failed.reason}"
-        fields = about(slot=failed.slot)
-        log.warning("%s (attempt %d of its Spark task)", reason, failed.spark_attempt, extra=fields)
-        log.info("where that comes from:\n%s", failed.trace, extra=fields)
-        self._machines.step_job(events.SlotStartFailed(failed.slot, reason, SlotStartError(reason)))
+        if failed.kind == ModuleNotFoundError.__name__:
+            reason += (
+                "; install that module in the Python environment of the executors, or send it to them with "
+                "spark.sparkContext.addPyFile"
+            )
+        log.debug("where that comes from:\n%s", failed.trace, extra=about(slot=failed.slot))
+        self.slot_failed(failed.slot, reason)
+
+    def slot_failed(self, slot: int, reason: str) -> None:
+        """A slot could not be started. Raises ``PeerProtocolError`` for a slot that the job does not have."""
+        level = logging.INFO if self._said.get(slot) == reason else logging.WARNING
+        self._said[slot] = reason
+        log.log(level, "%s", reason, extra=about(slot=slot))
+        self._machines.step_job(events.SlotStartFailed(slot, reason, SlotStartError(reason)))
 
     def lose(self, member: Member, reason: str) -> None:
         """A slot is gone."""
@@ -122,14 +133,6 @@ class Presence:
         for member in self._members.all():
             if self._members.is_spare(member.slot) and not self._members.is_over(member.slot):
                 self._step(SlotCame(member.slot, member.host))
-
-    def lose_all(self, reason: str) -> None:
-        """All slots are gone, but for the spare ones."""
-        if self.failovers is not None:
-            self.failovers.all_slots_lost(reason)
-        for member in self._members.needed():
-            self._remove(member)
-            self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
 
     def _remove(self, member: Member) -> None:
         self._members.remove(member.slot)
@@ -255,11 +258,10 @@ class Presence:
             case _:
                 assert_never(event)
 
-    def kill(self, subtask: SubtaskId) -> None:
-        """Fault injection: SIGKILL the process that hosts ``subtask``."""
+    def kill(self, subtask: SubtaskId) -> bool:
+        """Fault injection: SIGKILL the process that hosts ``subtask``; ``False`` when there is none just now."""
         slot = self._deployment.assignment.get(subtask)
-        if slot is None or not self.kill_slot(slot):
-            log.warning("cannot kill %s: its slot is not registered just now", subtask)
+        return slot is not None and self.kill_slot(slot)
 
     def kill_slot(self, slot: int) -> bool:
         """Fault injection: SIGKILL the process of ``slot``; ``False`` when there is none."""

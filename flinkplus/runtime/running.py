@@ -2,7 +2,7 @@
 
 ``start_job`` checks everything that can be checked before anything runs; ``resume_job`` does the same from what a
 checkpoint
-directory holds. A ``RunningJob`` owns the coordinator, the Spark job of the slots and the job's own directory.
+directory holds. A ``RunningJob`` owns the coordinator, the Spark jobs of the slots and the job's own directory.
 
 Rules: what was begun is undone when a later step fails. Of the drivers that want to run a job one may: nothing of its
 checkpoints and its output is touched before that is settled (``claim``, ``registry``), and never by one that was
@@ -24,7 +24,6 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,12 @@ from flinkplus.runtime.cleanup import remove_tree
 from flinkplus.runtime.commits import Commits
 from flinkplus.runtime.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.credentials import JOB, Credentials
+from flinkplus.runtime.faults import named
 from flinkplus.runtime.finished import FinishedJob, metrics_of
-from flinkplus.runtime.launcher import SlotsJob, SpareSlotJobs, check_cluster, coordinator_hosts, local_master
+from flinkplus.runtime.launcher import SlotJobs, check_cluster, coordinator_hosts
+from flinkplus.runtime.local_masters import local_master
 from flinkplus.runtime.logs import about, install, wanted
+from flinkplus.runtime.names import find_subtask
 from flinkplus.runtime.operations import Status
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.placements import find_strategy
@@ -112,6 +114,7 @@ def start_job(
             "resume='auto' needs checkpoint_dir: without it the checkpoints are deleted when the job ends"
         )
     check_loops(graph, options)
+    check_faults(graph, options)
     wanted(options.log)
     check_cluster(spark, options.parallelism)
     find_strategy(options.placement)
@@ -157,6 +160,7 @@ def resume_job(spark: SparkSession, checkpoint_dir: str, overrides: dict[str, An
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
     _check_mode(plan.options, given)
     check_loops(plan.graph, given)
+    check_faults(plan.graph, given)
     wanted(given.log)
     check_cluster(spark, given.parallelism)
     find_strategy(given.placement)
@@ -244,6 +248,12 @@ def check_loops(graph: JobGraph, options: Options) -> None:
             f"checkpoint_mode='unaligned' cannot be had with a loop ({names}): what is on its way round is a part of "
             "each checkpoint as it is, and the barrier must come round behind it; use 'aligned'"
         )
+
+
+def check_faults(graph: JobGraph, options: Options) -> None:
+    """Raises ``ConfigurationError`` for a fault that can strike no subtask of the job."""
+    for subtask in named(options.faults):
+        find_subtask(subtask, graph, options.parallelism)
 
 
 def recovery_of(graph: JobGraph, options: Options) -> Options:
@@ -523,20 +533,14 @@ class RunningJob:
         def with_zookeeper() -> SlotConfig:
             return config if self._registry is None else replace(config, zookeeper=self._registry.hosts())
 
-        self._slots = SlotsJob(spark, with_zookeeper, self._run, self.coordinator.slots_down, self.coordinator.give_up)
-        self._spares = SpareSlotJobs(spark, lambda slot: self._spare_job(spark, with_zookeeper, slot))
+        self._slots = SlotJobs(spark, with_zookeeper, self._run, self.coordinator.slot_failed, self.coordinator.give_up)
         if self.coordinator.spares is not None:
-            self.coordinator.spares.jobs = self._spares
-        self._slots.start()
+            self.coordinator.spares.jobs = self._slots
+        for slot in range(plan.options.parallelism):
+            self._slots.start(slot)
         self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
         self._closer.start()
         _at_exit(self)
-
-    def _spare_job(self, spark: SparkSession, make_config: Callable[[], SlotConfig], slot: int) -> SlotsJob:
-        def away(reason: str) -> None:
-            log.info("spare slot %d is away: %s", slot, reason)
-
-        return SlotsJob(spark, make_config, self._run, away, away, (slot,))
 
     def _let_shells_in(self, access: Access) -> None:
         """Say where commands are taken. A job that cannot runs all the same."""
@@ -566,7 +570,6 @@ class RunningJob:
         try:
             self.coordinator.join(GRACEFUL_STOP_S)
             self._slots.stop(GRACEFUL_STOP_S)
-            self._spares.stop(GRACEFUL_STOP_S)
             self._end_output()
         except (OSError, FlinkPlusError) as error:
             log.warning("the end of job %s: %s", self.name, error)

@@ -27,6 +27,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from flinkplus.state.left import LEFT_FOLDER, take_over
 from flinkplus.state.removal import remove_folder
 
@@ -210,3 +212,12 @@ def _is_ours(path: Path) -> bool:
 
 def _prefix(job_id: str) -> str:
     return f"flinkplus-{job_id}-"
+
+
+def is_alive(pid: int, created_s: float) -> bool:
+    """Whether the very process (not a later one of the same number) still runs."""
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() == created_s and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

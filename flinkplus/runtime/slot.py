@@ -1,4 +1,5 @@
-"""A slot: the main loop that runs inside one long-lived Spark task and hosts the subtasks assigned to it.
+"""A slot: the main loop that runs in a process of its own, below one long-lived Spark task, and hosts the subtasks
+assigned to it. The task's own process is the slot's keeper (``keeper``), which starts the slot's process again.
 
 One thread, the loop, owns all subtasks and, with ``transport="tcp"``, all sockets. Other threads (the snapshot pool,
 the standbys, gRPC) only put events into its inbox. The loop takes all events there
@@ -6,9 +7,8 @@ are, lets every runnable subtask do one step, consumers before producers, writes
 inbox and sockets when nothing can run.
 
 Rules: a slot obeys its coordinator and nobody else; when the control stream breaks, it closes everything and ends
-with an
-error, so that Spark starts a new attempt if the job still lives. A subtask's failure is reported and the subtask
-stops; the slot lives on. Its scratch directory goes with it.
+with an error, so that its keeper starts a new process if the job still lives. A subtask's failure is reported and the
+subtask stops; the slot lives on. Its scratch directory goes with it.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from flinkplus.errors import (
     PeerProtocolError,
     StateError,
     UserFunctionError,
+    described,
 )
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.reachability import pause_ms
 from flinkplus.runtime import control
 from flinkplus.runtime.allocator import use_one_arena
 from flinkplus.runtime.cleanup import clear_away, remove_tree
@@ -75,7 +75,7 @@ from flinkplus.runtime.planes import (
 )
 from flinkplus.runtime.priority import Preference
 from flinkplus.runtime.pulse import Pulse
-from flinkplus.runtime.scratch import TIDY_S, is_over, is_removed, make_scratch, remove_scratch
+from flinkplus.runtime.scratch import TIDY_S, is_alive, is_over, is_removed, make_scratch, remove_scratch
 from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
@@ -94,7 +94,6 @@ if TYPE_CHECKING:
 
 SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpreter
 ORPHAN_PATIENCE_S = 2.0
-REST_S = 0.1
 LOOKS_IN_TIMEOUT = 4
 GIVEN_UP_SHARE = 2
 """Of ``heartbeat_timeout``: a slot whose heartbeats have not been answered for so long was given up long ago."""
@@ -141,40 +140,47 @@ SlotEvent = (
 )
 
 
-def run_slot(index: int, config: SlotConfig) -> None:
-    """Run slot ``index`` until the job ends. Called in a Spark task; raises ``CoordinatorLost`` when the driver is
-    gone. Does nothing when the job is over already: Spark was just about to start the slot again.
+@dataclass(frozen=True)
+class Start:
+    """One start of a slot's process. ``attempt``: the ID of the attempt of the Spark task, larger than those of all
+    earlier ones; ``tries``: how many processes in a row have not started before it. ``welcomed`` is called when the
+    driver has let the process in.
+    """
 
-    One that fails before its driver knows of it tells it why, and, if it is not the first time, Spark after a pause:
-    whatever is wrong here, such as a full disk, must not use up the attempts that Spark grants to each task, for then
-    it would end all slots.
+    attempt: int = 0
+    tries: int = 0
+    welcomed: Callable[[], object] = lambda: None
+
+
+def run_slot(index: int, config: SlotConfig, start: Start = Start()) -> None:
+    """Run slot ``index`` until the job ends, in this process. Raises ``CoordinatorLost`` when the driver is gone, and
+    whatever else ends the slot; that is logged here, in one line. Does nothing when the job is over already.
+
+    A slot that fails before its driver knows of it reports why to the driver.
     """
     made: list[Slot] = []
     try:
-        _run_slot(index, config, made)
+        _run_slot(index, config, start, made)
     except Exception as error:
-        if not any(slot.welcomed for slot in made):
-            refuse_slot(index, config, error)
+        level = logging.INFO if isinstance(error, CoordinatorLost) else logging.WARNING
+        if (
+            level == logging.WARNING
+            and not any(slot.welcomed for slot in made)
+            and report_failed_start(index, config, start.tries, error)
+        ):
+            level = logging.DEBUG  # the driver says it
+        log.log(level, "slot %d ends: %s", index, described(error))
+        log.debug("where that comes from", exc_info=True)
         raise
 
 
-def refuse_slot(index: int, config: SlotConfig, error: Exception) -> None:
-    """Report that slot ``index`` cannot start, and why; returns after the pause before Spark may try it again."""
-    if not isinstance(error, CoordinatorLost):
-        report_failed_start(index, config, _spark_attempt(), error)
-    _rest(pause_ms(_spark_attempt()) / 1000 if _spark_attempt() else 0.0, config)
+def refuse_slot(error: Exception, index: int, config: SlotConfig, start: Start) -> None:
+    """Report that slot ``index`` cannot start, and why; raises ``error``."""
+    report_failed_start(index, config, start.tries, error)
+    raise error
 
 
-def _rest(pause_s: float, config: SlotConfig) -> None:
-    """Wait, as long as there is a job to wait for."""
-    until_s = time.monotonic() + pause_s
-    while time.monotonic() < until_s and not is_over(config.directory):
-        if config.directory is not None and not _is_alive(*config.driver):
-            return
-        time.sleep(REST_S)
-
-
-def _run_slot(index: int, config: SlotConfig, made: list[Slot]) -> None:
+def _run_slot(index: int, config: SlotConfig, start: Start, made: list[Slot]) -> None:
     if is_over(config.directory):
         _remove_job(config, orphaned=False)
         return
@@ -187,7 +193,7 @@ def _run_slot(index: int, config: SlotConfig, made: list[Slot]) -> None:
     scratch = make_scratch(config.job_id, index, config.scratch)
     failure: Exception | None = None
     try:
-        slot = Slot(index, config, scratch.path)
+        slot = Slot(index, config, scratch.path, start)
         made.append(slot)
         slot.keep_tidy(scratch.tidy)
         slot.run()
@@ -213,7 +219,7 @@ def _has_successor(config: SlotConfig, failure: Exception) -> bool:
     one, which has a use for the state files of this one.
     """
     if config.directory is not None:
-        return _is_alive(*config.driver) and not is_over(config.directory)
+        return is_alive(*config.driver) and not is_over(config.directory)
     return not isinstance(failure, CoordinatorLost)  # the driver may be dead, and then nothing would remove the files
 
 
@@ -222,19 +228,20 @@ def _remove_job(config: SlotConfig, orphaned: bool) -> None:
     something there.
     """
     directory = config.directory
-    if directory is not None and ((orphaned and not _is_alive(*config.driver)) or is_removed(directory)):
+    if directory is not None and ((orphaned and not is_alive(*config.driver)) or is_removed(directory)):
         remove_tree(directory, ORPHAN_PATIENCE_S)
 
 
 class Slot(SlotOrders):
     """The loop and what it owns."""
 
-    def __init__(self, index: int, config: SlotConfig, scratch: Path) -> None:
+    def __init__(self, index: int, config: SlotConfig, scratch: Path, start: Start = Start()) -> None:
         graph: JobGraph = cloudpickle.loads(config.plan)
         unaligned = self._unaligned = config.options.checkpoint_mode == "unaligned"
         options = config.options
         super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
         self._config = config
+        self._start = start
         self._options = options
         self._scratch = scratch
         self._storage = CheckpointStorage(config.checkpoint_dir)
@@ -279,12 +286,13 @@ class Slot(SlotOrders):
         """Register and obey until told to stop."""
         address = self._address = self._data.start()
         self._link.open()
-        attempt = _spark_attempt()
         name = f"{self.index}-{secrets.token_hex(8)}"
         lifeline = name if self._lifeline.open(self._config.lifelines, self._config.credentials, name) else ""
         host, pid = socket.gethostname(), os.getpid()
         created_s = psutil.Process().create_time()
-        self._link.send(control.Register(self.index, attempt, pid, host, address, lifeline, name, created_s))
+        self._link.send(
+            control.Register(self.index, self._start.attempt, pid, host, address, lifeline, name, created_s)
+        )
         if self._config.pulses is not None and self._options.hang_timeout is not None:
             secret = self._config.credentials.secret
             self._pulse.open(self._config.pulses, secret, name, self._options.hang_timeout)
@@ -363,7 +371,7 @@ class Slot(SlotOrders):
             return
         error = _nondeterminism(error) or error
         kind = type(error).__name__
-        operator, row, cause, reason = "", "", "", f"{kind}: {error}"
+        operator, row, cause, reason = "", "", "", described(error)
         if isinstance(error, UserFunctionError):
             operator, row, cause, reason = error.operator, error.row, error.cause, str(error)
         self._link.send(
@@ -469,6 +477,7 @@ class Slot(SlotOrders):
     def _welcome(self, incarnation: int) -> None:
         config = self._config
         self.welcomed = True
+        self._start.welcomed()
         self._data.incarnation = incarnation
         if config.zookeeper is None:
             return
@@ -578,7 +587,7 @@ class Slot(SlotOrders):
                 return  # the slot is closing
             error = result.exception()
             handle = result.result() if error is None else None
-            reason = "" if error is None else f"{type(error).__name__}: {error}"
+            reason = "" if error is None else described(error)
             self._inbox.put(SnapshotWritten(generation, name, checkpoint, handle, reason))
 
         future.add_done_callback(done)
@@ -629,19 +638,3 @@ def _nondeterminism(error: BaseException | None) -> NondeterministicOperator | N
     while error is not None and not isinstance(error, NondeterministicOperator):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _is_alive(pid: int, created_s: float) -> bool:
-    """Whether the very process (not a later one of the same number) still runs."""
-    try:
-        process = psutil.Process(pid)
-        return process.create_time() == created_s and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _spark_attempt() -> int:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return 0 if context is None else context.attemptNumber()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flinkplus.shadows import LIBRARIES, find_shadow, use_own_packages
@@ -13,14 +14,17 @@ if TYPE_CHECKING:
 
 
 def start_slot(index: int, config: Broadcast[SlotConfig]) -> None:
-    """Run slot ``index`` until the job ends; see ``run_slot``. A slot that cannot import its packages reports it."""
+    """Keep slot ``index`` running until the job ends; see ``keep_slot``. A slot that cannot import its packages reports
+    that instead.
+    """
     shadow = find_shadow(LIBRARIES)
     if shadow is not None:
         use_own_packages(LIBRARIES)  # to report; then this process ends
-    from flinkplus.runtime.slot import refuse_slot, run_slot
+    from flinkplus.runtime.keeper import keep_slot
+    from flinkplus.runtime.slot import refuse_slot
 
     if shadow is None:
-        run_slot(index, config.value)
+        keep_slot(index, config.value)
     else:
-        refuse_slot(index, config.value, shadow)
+        keep_slot(index, config.value, partial(refuse_slot, shadow))
         raise shadow

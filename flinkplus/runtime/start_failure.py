@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import Any
 
+from flinkplus.errors import described
 from flinkplus.runtime import control
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import ControlLost, control_link
@@ -25,19 +26,24 @@ LONGEST_TRACE = 20_000
 log = logging.getLogger("flinkplus.slot")
 
 
-def report_failed_start(index: int, config: SlotConfig, spark_attempt: int, error: Exception) -> None:
-    """Tell the coordinator why slot ``index`` cannot begin; returns when it has heard, or cannot be reached."""
+def report_failed_start(index: int, config: SlotConfig, tries: int, error: Exception) -> bool:
+    """Report to the coordinator why slot ``index`` cannot begin; ``tries``: how often that happened just before.
+
+    Returns whether the coordinator has taken the report; false when it cannot be reached.
+    """
     try:
-        _report(index, config, _failure(index, spark_attempt, error))
-    except Exception:
-        log.warning("the driver cannot be told why slot %d does not start", index, exc_info=True)
+        _report(index, config, _failure(index, tries, error))
+    except Exception as problem:
+        log.info("the driver gets no report of why slot %d does not start: %s", index, problem)
+        return False
+    return True
 
 
-def _failure(index: int, spark_attempt: int, error: Exception) -> control.StartFailed:
+def _failure(index: int, tries: int, error: Exception) -> control.StartFailed:
     trace = "".join(traceback.format_exception(error))
-    reason = str(error)[:LONGEST_REASON]
+    reason = described(error).removeprefix(f"{type(error).__name__}: ")[:LONGEST_REASON]
     return control.StartFailed(
-        index, spark_attempt, os.getpid(), socket.gethostname(), type(error).__name__, reason, trace[-LONGEST_TRACE:]
+        index, tries, os.getpid(), socket.gethostname(), type(error).__name__, reason, trace[-LONGEST_TRACE:]
     )
 
 

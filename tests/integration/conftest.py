@@ -28,7 +28,7 @@ THREADS = 6
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     session = (
-        SparkSession.builder.master(f"local[{THREADS},1000]")
+        SparkSession.builder.master(f"local[{THREADS}]")
         .appName("flinkplus-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "4")

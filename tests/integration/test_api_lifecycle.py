@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import sys
 import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,10 +18,12 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.traceback_utils import SCCallSiteSync
 
 from flinkplus import StreamEnvironment
-from flinkplus.errors import ConfigurationError, JobCancelled, OutputDirectoryError
-from flinkplus.runtime import launcher
+from flinkplus.errors import ConfigurationError, JobCancelled, OutputDirectoryError, SubtaskNotRunning
+from flinkplus.runtime.homes import Home, _executors, at_home, homes_of
+from flinkplus.runtime.launcher import POOL
 from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
 from tests.integration.programs import program, script
 
@@ -148,7 +156,7 @@ def test_a_handle_after_the_end(spark: SparkSession, tmp_path: Path) -> None:
     before = job.metrics()
     job.drain()
     job.checkpoint_now()
-    job.kill("count:1")
+    assert not job.kill("count:1")
     assert job.slot_pids() == {}
     assert job.metrics() == before
     assert job.recoveries() == []
@@ -184,7 +192,7 @@ def wordcount(spark, text, out, rate=None, repeat=1, **options):
 
 def wait_for(job, what):
     import time
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while job.metrics()[what] < 1:
         assert not job.done and time.monotonic() < until, job.state
         time.sleep(0.01)
@@ -203,7 +211,7 @@ def test_the_interpreter_ends(corpus: Path, tmp_path: Path) -> None:
         runs = []
         for number, ending in enumerate(endings):
             text = f"""{PROGRAM}
-spark = session("local[4,100]")
+spark = session("local[4]")
 job = wordcount(spark, TEXT, OUT, rate=50_000, repeat=10_000, parallelism=2, checkpoint_interval=0.2).execute("left")
 wait_for_checkpoint(job)
 print("running", flush=True)
@@ -226,7 +234,7 @@ print("running", flush=True)
 def test_the_session_is_stopped_under_a_job(corpus: Path, tmp_path: Path) -> None:
     text = f"""{PROGRAM}
 import time
-spark = session("local[4,100]")
+spark = session("local[4]")
 job = wordcount(spark, TEXT, OUT, rate=50_000, repeat=10_000, parallelism=2, checkpoint_interval=0.2).execute("cut off")
 wait_for_checkpoint(job)
 spark.stop()
@@ -251,18 +259,33 @@ print(time.monotonic() - begun < 10)
 
 
 @pytest.mark.slow
-def test_spark_submit_and_a_local_master_without_retries(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(500)
+def test_spark_submit_and_a_local_master_that_retries_nothing(corpus: Path, tmp_path: Path) -> None:
+    """With Spark's own log: a slot that is killed leaves nothing in it, one that cannot start a line."""
     text = f"""{PROGRAM}
 spark = session(None)
+spark.sparkContext.setLogLevel("WARN")
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     job = wordcount(spark, TEXT, OUT, rate=30_000).execute("submitted")
-print([str(w.message) for w in said if "FlinkPlus" in str(w.message) or "gives a job up" in str(w.message)])
+print([str(w.message) for w in said if "FlinkPlus" in str(w.message) or "failure" in str(w.message)])
 wait_for_checkpoint(job)
 print(sorted(job.slot_pids()))
 job.kill("count:1")
-job.await_finish(60)
-print(job.recoveries()[-1]["mode"], job.metrics()["slot_restarts"])
+wait_for(job, "slot_restarts")
+job.await_finish(240)
+print(job.recoveries()[0]["mode"], job.metrics()["slot_restarts"])
+
+Path("only_here").mkdir()
+Path("only_here/shop.py").write_text("def price(row): return row.n * 2")
+sys.path.insert(0, "only_here")
+import shop
+env = StreamEnvironment(spark, parallelism=2)
+env.generate(lambda i: i, schema="n long", count=10).map(shop.price, schema="n long").discard()
+try:
+    env.execute("not everywhere").await_finish(240)
+except Exception as error:
+    print(type(error).__name__, type(error.__cause__).__name__, error, sep="|")
 spark.stop()
 """
     conf = ["spark.flinkplus.parallelism=3", "spark.flinkplus.checkpointInterval=0.2", "spark.ui.enabled=false"]
@@ -270,40 +293,49 @@ spark.stop()
     submit += [part for setting in conf for part in ("--conf", setting)]
     arguments = [*submit, script(tmp_path, text), str(corpus), str(tmp_path / "out")]
     with program(arguments, tmp_path) as run:
-        assert run.wait(90) == 0, run.err
+        assert run.wait(400) == 0, run.err
         run.assert_nothing_left()
-    warned, slots, *said, recovered = run.out.splitlines()  # a program of spark-submit has one stream for all it says
-    assert all("rolls back: Spark gave the slots' job up" in line for line in said)
-    assert "use master local[4,1000] instead of 'local[4]'" in warned
+    warned, slots, recovered, *starts, failed = run.out.splitlines()  # it has one stream for all that Python says
+    assert "\tat " not in run.err + run.out and "Traceback" not in run.err + run.out
+    assert len(starts) <= 2 and all("cannot start" in line for line in starts), "a line for each slot"
+    kind, cause, reason = failed.split("|")
+    assert (kind, cause) == ("JobFailed", "SlotStartError")
+    assert "cannot start on" in reason and "No module named 'shop'; install" in reason
+    assert warned == "[]"
     assert slots == "[0, 1, 2]"
-    assert recovered == "rollback 3"
+    assert recovered == "standby 1"
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_a_local_cluster(corpus: Path, tmp_path: Path) -> None:
     text = f"""{PROGRAM}
 from flinkplus.errors import InsufficientSlots
-spark = session("local-cluster[2,2,1024]", spark_executor_memory="1g", spark_task_maxFailures="1000")
+import psutil
+all_there = {{"spark_scheduler_minRegisteredResourcesRatio": "1.0", "spark_cores_max": "4"}}
+spark = session("local-cluster[2,2,1024]", spark_executor_memory="1g", **all_there)
 options = {{"rate": 12_000, "checkpoint_interval": 0.2}}
 try:
     wordcount(spark, TEXT, OUT, parallelism=5, **options).execute("too wide")
 except InsufficientSlots as error:
     print(error)
-job = wordcount(spark, TEXT, OUT, parallelism=4, **options).execute("cluster")
+job = wordcount(spark, TEXT, OUT, parallelism=2, **options).execute("cluster")
 wait_for_checkpoint(job)
+executors = {{psutil.Process(pid).parents()[2].pid for pid in job.slot_pids().values()}}  # keeper, daemon, executor
+print(len(executors))
 job.kill("count:1")
 wait_for(job, "slot_restarts")
-job.await_finish(90)
+job.await_finish(240)
 print(job.recoveries()[0]["mode"], job.metrics()["slot_restarts"])
 spark.stop()
 """
     with program([sys.executable, script(tmp_path, text), str(corpus), str(tmp_path / "out")], tmp_path) as run:
-        assert run.wait(115) == 0, run.err
+        assert run.wait(400) == 0, run.err
         run.assert_nothing_left()
-    refused, recovered = run.out.splitlines()
+    refused, executors, recovered = run.out.splitlines()
     assert "needs 5 slots but master 'local-cluster[2,2,1024]' runs 4 tasks at once" in refused
-    assert recovered == "standby 1"
+    assert (executors, recovered) == ("2", "standby 1")
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
@@ -325,12 +357,118 @@ def test_a_start_that_fails_claims_nothing(spark: SparkSession, corpus: Path, tm
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
-def test_slots_have_homes_where_there_are_several_hosts(spark: SparkSession) -> None:
-    """A local master has one host, and is none the slower for it; here the hosts are made up."""
+def test_slots_have_homes_where_there_are_several_executors(spark: SparkSession) -> None:
+    """A local master has none, and is none the slower for it; here the executors are made up."""
     context = spark.sparkContext
-    assert launcher.at_home(context, range(3), threading.Event()).collect() == [0, 1, 2]
-    homes = launcher._with_homes(context, range(3), ["worker-1", "worker-2", "worker-1"])
-    rdd = homes._jrdd.rdd()
-    preferred = [rdd.preferredLocations(partition).mkString(",") for partition in rdd.partitions()]
-    assert preferred == ["worker-1", "worker-2", "worker-1"]
-    assert homes.mapPartitionsWithIndex(lambda index, rows: [(index, *rows)]).collect() == [(0, 0), (1, 1), (2, 2)]
+    assert homes_of(context, threading.Event()) == []
+    assert at_home(context, 2, None).collect() == [2]
+    rows = at_home(context, 1, Home("executor_worker-2_7"))
+    rdd = rows._jrdd.rdd()
+    assert [rdd.preferredLocations(part).mkString(",") for part in rdd.partitions()] == ["executor_worker-2_7"]
+    assert rows.mapPartitionsWithIndex(lambda index, values: [(index, *values)]).collect() == [(0, 1)]
+    assert [executor for _, executor in _executors(context, threading.Event())] == ["driver"]
+
+
+# --- the user's session and jobs
+
+PATIENCE_S = 240.0
+
+
+def settings_of(spark: SparkSession) -> dict[str, object]:
+    """Everything of a session, of this thread in it and of this process that a job could change."""
+    context = spark.sparkContext
+    assert context._jvm is not None and context._jsc is not None
+    log4j = context._jvm.org.apache.logging.log4j.LogManager
+    return {
+        "conf": sorted(context.getConf().getAll()),
+        "sql": sorted(spark.conf.getAll.items()),
+        "properties": dict(context._jsc.sc().getLocalProperties()),
+        "python": (context.pythonExec, context.pythonVer, dict(context.environment)),
+        "call sites": SCCallSiteSync._spark_stack_depth,
+        "log level": log4j.getRootLogger().getLevel().toString(),
+        "checkpoints": context.getCheckpointDir(),
+        "process": (dict(os.environ), os.getcwd(), sys.getswitchinterval()),
+        "signals": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)},
+        "warnings": list(warnings.filters),
+        "logging": (logging.root.level, list(logging.root.handlers)),
+    }
+
+
+@pytest.mark.timeout(500)
+def test_the_session_and_the_users_own_jobs_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Before a job, while it runs and a slot of it is killed, and after it."""
+    context = spark.sparkContext
+    context.setJobGroup("mine", "what I do")
+    context.addJobTag("my-tag")
+    context.setLocalProperty("spark.scheduler.pool", "my-pool")
+    tries, go = tmp_path / "tries", tmp_path / "go"
+
+    def failing(row: int) -> int:
+        with tries.open("a") as file:
+            file.write(f"{os.environ.get('FLINKPLUS_SLOT')}\n")
+        raise ValueError("a bug of mine")
+
+    def waiting(row: int) -> int:
+        while not go.exists():
+            time.sleep(0.01)
+        return row
+
+    settings_of(spark)  # Spark sets what it has put off when it is asked for the first time
+    before = settings_of(spark)
+
+    def changed() -> dict[str, object]:
+        return {name: (before[name], now) for name, now in settings_of(spark).items() if now != before[name]}
+
+    try:
+        with endless(spark, tmp_path).execute("beside") as job, ThreadPoolExecutor(1) as pool:
+            job.await_running(PATIENCE_S)
+            assert changed() == {}
+            jobs, pids = sorted(context.statusTracker().getActiveJobsIds()), job.slot_pids()
+            assert len(jobs) == 2, "a Spark job for each slot"
+            with pytest.raises(Exception, match="a bug of mine"):
+                context.parallelize([1], 1).map(failing).collect()
+            assert tries.read_text() == "None\n", "once, in a worker that is no slot's"
+            context.cancelJobGroup("mine")
+            context.cancelJobsWithTag("my-tag")
+
+            query = pool.submit(context.parallelize(range(40), 40).map(waiting).collect)  # has all other cores
+            try:
+                tracker = context.statusTracker()
+                wait_until(lambda: len(tracker.getActiveJobsIds()) == 3, "the query runs", PATIENCE_S)
+                job.kill("count:1")
+                wait_until(lambda: job.slot_pids().get(1, pids[1]) != pids[1], "slot 1 is back", PATIENCE_S)
+                assert not query.done(), "the slot did not have to wait for the query"
+            finally:
+                go.touch()
+            assert query.result() == list(range(40))
+            assert sorted(context.statusTracker().getActiveJobsIds()) == jobs, "to Spark nothing has failed"
+            assert job.slot_pids()[0] == pids[0], "what the user cancelled was the user's"
+            assert changed() == {}
+        assert changed() == {}
+    finally:
+        context.clearJobTags()
+        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel", POOL):
+            context._jsc.setLocalProperty(name, None)
+    assert_over(spark, tmp_path, list(pids.values()))
+
+
+def test_a_kill_right_after_execute_waits_for_its_target(spark: SparkSession, tmp_path: Path) -> None:
+    job = endless(spark, tmp_path, recovery="rollback").execute("early kill")
+    try:
+        with pytest.raises(SubtaskNotRunning, match=r"count\+out\[1\] cannot be killed: it has not run within 0 s"):
+            job.kill("count:1", timeout=0)
+        with pytest.raises(TimeoutError, match="does not run after 0 s; it is starting"):
+            job.await_running(0)
+        assert job.kill("count:1")
+        wait_until(lambda: len(job.recoveries()) == 1, "the slot is lost", PATIENCE_S)
+        job.await_running(PATIENCE_S)
+        assert job.state == "running"
+        for wrong in (job.kill, lambda name: job.migrate(name, 0), lambda name: job.rows_out(name.partition(":")[0])):
+            with pytest.raises(ConfigurationError, match=r"no operator is called 'cuont'.*did you mean 'count'"):
+                wrong("cuont:1")
+    finally:
+        job.cancel()
+    assert not job.kill("count:1")
+    with pytest.raises(JobCancelled):
+        job.await_running()
+    assert_over(spark, tmp_path, [])

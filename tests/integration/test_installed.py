@@ -121,7 +121,7 @@ def test_a_program_with_a_kill_by_spark_submit(installed: Installed, tmp_path: P
     shutil.copy(PROGRAM, program / "program.py")
     (working / "dedup.py").write_text("")
     submit = DEPENDENCIES / "pyspark/bin/spark-submit"
-    options = ("--master", "local[4,1000]", "--conf", "spark.ui.enabled=false")
+    options = ("--master", "local[4]", "--conf", "spark.ui.enabled=false")
     installed.run(working, submit, *options, program / "program.py")
     told: dict[str, Any] = json.loads((working / "told.json").read_text())
     assert f"{working / 'dedup.py'} hides the package 'dedup' of FlinkPlus" in told["shadowed"]

@@ -100,7 +100,7 @@ def test_spare_slots_come_and_go(
         spares = running.coordinator.spares
         assert spares is not None
         with monkeypatch.context() as patched:  # as on a cluster, of which only Spark knows what it has room for
-            patched.setattr(running._spares, "_room", None)
+            patched.setattr(running._slots, "_room", None)
             patched.setattr(spares, "_timeout_s", 1.0)
             with pytest.raises(
                 InsufficientSlots, match=r"slot-6 had not been started by Spark.* there are 3 spare now"

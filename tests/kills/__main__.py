@@ -101,7 +101,7 @@ def main() -> int:
     check_json(options.json)
     begun_s = time.monotonic()
     cells: list[Cell] = []
-    spark = open_session(f"local[{options.beside * PARALLELISM + 2},100000]")
+    spark = open_session(f"local[{options.beside * PARALLELISM + 2}]")
     before = set(psutil.Process().children())
     try:
         with tempfile.TemporaryDirectory(prefix="flinkplus-kills-") as name:

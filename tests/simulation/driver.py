@@ -295,7 +295,7 @@ class SimWorker:
 
 
 class SimSpareJobs:
-    """Stands for ``SpareSlotJobs``."""
+    """Stands for ``SlotJobs``."""
 
     def __init__(self, world: World, run: int) -> None:
         self._world = world

@@ -69,39 +69,6 @@ def test_without_a_coordinator_a_slot_fails_while_the_job_runs(job: Path) -> Non
     assert [path.name for path in job.iterdir()] == ["RUNNING"]
 
 
-@pytest.mark.parametrize(("attempt", "least_s", "most_s"), [(0, 0, 0), (1, 1, 2), (4, 8, 9), (500, 60, 61)])
-def test_a_slot_that_cannot_start_tells_spark_later_each_time(
-    job: Path, monkeypatch: pytest.MonkeyPatch, attempt: int, least_s: float, most_s: float
-) -> None:
-    """Spark would start it at once, and end all slots when it has done so as often as it may."""
-    now_s, began_s = [0.0], time.monotonic()
-
-    def sleep(seconds: float) -> None:
-        now_s[0] += seconds
-
-    monkeypatch.setattr(slot_module, "make_scratch", make_no_scratch)
-    monkeypatch.setattr(slot_module, "_spark_attempt", lambda: attempt)
-    monkeypatch.setattr(time, "monotonic", lambda: began_s + now_s[0])
-    monkeypatch.setattr(time, "sleep", sleep)
-    with pytest.raises(OSError, match="no space"):
-        run_slot(0, config_of(job))
-    assert least_s <= round(now_s[0], 3) <= most_s
-
-
-def test_a_slot_that_cannot_start_does_not_wait_beyond_the_end(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    began_s = time.monotonic()
-    monkeypatch.setattr(slot_module, "make_scratch", make_no_scratch)
-    monkeypatch.setattr(slot_module, "_spark_attempt", lambda: 500)
-    threading.Timer(0.2, mark_over, (job,)).start()
-    with pytest.raises(OSError, match="no space"):
-        run_slot(0, config_of(job))
-    assert time.monotonic() - began_s < 30
-
-
-def make_no_scratch(_job_id: str, _index: int, _base: str | None) -> Path:
-    raise OSError("no space left on device")
-
-
 class Special:
     """Can be loaded nowhere."""
 

@@ -185,7 +185,6 @@ def test_a_failure_of_a_job_that_does_not_run_is_not_for_this_machine() -> None:
     job = Job()
     job.state = JobState.STOPPING
     assert not job.failovers.running
-    job.failovers.all_slots_lost("Spark gave up")
     job.lose(1)
     assert job.records.written[1:] == []
     assert job.failovers.counts["fallbacks"] == 0

@@ -15,7 +15,8 @@ from flinkplus.operators.keyed import Count
 from flinkplus.operators.tokenize import Tokenize
 from flinkplus.protocol.ids import SubtaskId
 from flinkplus.runtime.faults import Faults, check_point, left_out, parse_fault
-from flinkplus.runtime.names import find_subtask, parse_subtask
+from flinkplus.runtime.names import check_subtask, find_subtask, parse_subtask
+from flinkplus.runtime.running import check_faults
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.text import SCHEMA, TextFiles
 
@@ -133,6 +134,28 @@ def test_a_point_that_there_is_not_is_said() -> None:
     check_point("staged")
     with pytest.raises(ConfigurationError, match=r"'stagged' is no point; they are: start, trigger, "):
         check_point("stagged")
+
+
+def test_a_typo_is_answered_with_what_may_have_been_meant() -> None:
+    graph = wordcount_graph().fuse()
+    for name in ("cuont:1", "cuont[1]"):
+        with pytest.raises(ConfigurationError, match=r"no operator is called 'cuont'.*; did you mean 'count'\?"):
+            find_subtask(name, graph, 2)
+        with pytest.raises(ConfigurationError, match=r"no operator is called 'cuont'.*; did you mean 'count'\?"):
+            check_subtask(name, ("lines", "count"), 2)
+    with pytest.raises(ConfigurationError, match=r"did you mean 'staged'\?"):
+        check_point("stagged")
+    with pytest.raises(ConfigurationError, match=r"did you mean 'upload'\?"):
+        parse_fault("uplaod:count[0]")
+
+
+def test_a_fault_that_can_strike_nothing_is_refused_before_the_job_starts() -> None:
+    graph = wordcount_graph().fuse()
+    check_faults(graph, options_from({}, {"faults": ("end:count[1]", "without:filter", "end:count+out[0]")}))
+    with pytest.raises(ConfigurationError, match=r"no operator is called 'cuont'.*did you mean 'count'"):
+        check_faults(graph, options_from({}, {"faults": ("end:cuont[1]",)}))
+    with pytest.raises(ConfigurationError, match="'count' has subtasks 0 to 1"):
+        check_faults(graph, options_from({}, {"faults": ("end:count[2]",)}))
 
 
 @pytest.mark.parametrize("text", ["upload", "upload:count", "nowhere:count[0]", "upload:count[0]#x"])

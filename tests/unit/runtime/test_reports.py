@@ -203,12 +203,36 @@ def test_a_new_attempt_replaces_the_old_one_and_joins() -> None:
     ]
 
 
-def test_all_slots_gone_at_once_is_a_rollback_with_its_reason() -> None:
+def test_an_earlier_attempt_of_the_spark_task_is_sent_away() -> None:
+    """Spark has given its executor up and started the slot elsewhere, and it comes back."""
+    job = Reported()
+    job.reports.take(77, control.Register(1, 8, 4711, "there", "there:9"))
+    job.heard.clear()
+    job.reports.take(78, control.Register(1, 7, 4711, "here", "here:9"))
+    assert job.heard == []
+    assert [message for connection, message in job.wires.sent if connection == 78] == [control.Stop()]
+    member = job.members.get(1)
+    assert member is not None and member.host == "there"
+    job.reports.take(79, control.Register(1, 8, 4712, "there", "there:9"))
+    member = job.members.get(1)
+    assert member is not None and member.pid == 4712
+
+
+def test_a_spark_job_that_fails_counts_as_a_failed_start() -> None:
     job = Reported()
     job.heard.clear()
-    job.presence.lose_all("Spark gave the job up")
-    assert job.heard == [core.SlotLost(slot, 1, "Spark gave the job up") for slot in range(3)]
-    assert job.failovers.counts["fallbacks"] == 1
+    job.presence.slot_failed(1, "slot 1 cannot start: ModuleNotFoundError: No module named 'flinkplus'")
+    (said,) = job.heard
+    assert isinstance(said, core.SlotStartFailed) and isinstance(said.error, SlotStartError) and said.slot == 1
+
+
+def test_a_missing_module_is_named_with_what_to_do() -> None:
+    job = Reported()
+    job.heard.clear()
+    job.reports.take(77, control.StartFailed(1, 0, 4711, "host-1", "ModuleNotFoundError", "No module named 'shop'"))
+    (said,) = job.heard
+    assert isinstance(said, core.SlotStartFailed)
+    assert "slot 1 cannot start on host-1" in said.reason and "No module named 'shop'; install" in said.reason
 
 
 # --- slots that do not reach each other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ from flinkplus.errors import InsufficientSlots, MoveCancelled, MoveRefused, Peer
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import JobState
 from flinkplus.runtime import control
-from flinkplus.runtime.launcher import SpareSlotJobs, check_slots, room_of
 from flinkplus.runtime.moves import Moves, PlannedMove
 from flinkplus.runtime.spares import ENDING_S, Spares, SpareState
 from tests.unit.runtime.failover_job import Job
@@ -30,7 +28,7 @@ class Clock:
 
 
 class Cluster:
-    """Stands for ``SpareSlotJobs``."""
+    """Stands for ``SlotJobs``."""
 
     def __init__(self) -> None:
         self.room = 100
@@ -269,58 +267,3 @@ def test_a_spare_slot_that_dies_before_it_has_joined_is_no_failure(world: World)
     world.job.lose(3)
     assert not any(isinstance(event, core.FailoverStarted) for event in world.job.heard)
     assert world.states == {3: "starting"}
-
-
-class FakeSlotsJob:
-    """Stands for ``SlotsJob``."""
-
-    def __init__(self, slot: int, said: list[tuple[str, int, float]], fails: bool = False) -> None:
-        self._slot, self._said, self._fails = slot, said, fails
-
-    def start(self) -> None:
-        if self._fails:
-            raise RuntimeError("no Spark")
-        self._said.append(("start", self._slot, 0.0))
-
-    def stop(self, graceful_s: float) -> None:
-        self._said.append(("stop", self._slot, graceful_s))
-
-
-class FakeSpark:
-    """A session on ``local[5,1000]``."""
-
-    def __init__(self) -> None:
-        self.sparkContext = self
-        self.master = "local[5,1000]"
-
-    def getConf(self) -> dict[str, str]:
-        return {}
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_each_spare_slot_is_a_spark_job_of_its_own(fails: bool) -> None:
-    said: list[tuple[str, int, float]] = []
-    jobs = SpareSlotJobs(FakeSpark(), lambda slot: FakeSlotsJob(slot, said, fails))  # type: ignore[arg-type, return-value]
-    ended = threading.Event()
-    jobs.start(3)
-    jobs.start(4)
-    jobs.end(3, 1.5, ended.set)
-    assert ended.wait(10)
-    if not fails:
-        assert ("stop", 3, 1.5) in said
-    jobs.stop(2.0)
-    if not fails:
-        assert ("stop", 4, 2.0) in said
-    jobs.start(5)  # too late
-    gone = threading.Event()
-    jobs.end(5, 0.0, gone.set)
-    assert gone.is_set() and ("start", 5, 0.0) not in said
-
-
-def test_a_master_that_says_what_it_runs_is_believed() -> None:
-    jobs = SpareSlotJobs(FakeSpark(), lambda slot: None)  # type: ignore[arg-type, return-value]
-    jobs.check(5)
-    with pytest.raises(InsufficientSlots, match=r"6 slots with them, but master 'local\[5,1000\]' runs 5 tasks"):
-        jobs.check(6)
-    assert room_of("local-cluster[2,3,1024]", 2) == 2 and room_of("spark://master:7077", 1) is None
-    check_slots("spark://master:7077", 1000)

@@ -1,0 +1,59 @@
+"""Errors of drawing a job name the line of the user's program.
+
+Rules: only what is wrong with the drawing gets a line: ``ConfigurationError`` and ``InputError``. The traceback ends
+one call below the user's line; where in FlinkPlus the error was raised is logged at debug level.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from flinkplus.errors import ConfigurationError, InputError
+
+PACKAGE = str(Path(__file__).resolve().parents[1])
+LONGEST_LINE = 200
+C = TypeVar("C", bound=type)
+
+log = logging.getLogger("flinkplus.api")
+
+
+def names_callers_line(cls: C) -> C:
+    """A class decorator: what its public methods raise about the drawing names the line that called them."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+            setattr(cls, name, _naming(method))
+    return cls
+
+
+def _naming(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return method(*arguments, **options)
+        except (ConfigurationError, InputError) as error:
+            caller = sys._getframe(1)
+            if len(error.args) != 1 or _is_ours(caller):
+                raise
+            log.debug("where that comes from", exc_info=True)
+            error.args = (f"{error.args[0]} ({_line_of(caller)})",)
+            raise error.with_traceback(None) from error.__cause__
+
+    return call
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(PACKAGE)
+
+
+def _line_of(frame: FrameType) -> str:
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    line = linecache.getline(file, number, frame.f_globals).strip()
+    return f"{file}:{number}" + (f": {line[:LONGEST_LINE]}" if line else "")

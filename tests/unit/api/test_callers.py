@@ -1,0 +1,88 @@
+"""Errors in a drawing name the user's line; those of a user's function, theirs."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flinkplus import StreamEnvironment
+from flinkplus.api.stream import Stream
+from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.operators.row import make_row, row_type, user_error
+from tests.unit.api.drawing import environment, numbers
+
+WRONG: list[Callable[[StreamEnvironment, Stream], Any]] = [
+    lambda env, stream: stream.key_by("kk").count(),
+    lambda env, stream: stream.key_by("k").sum("vv"),
+    lambda env, stream: stream.deduplicate("kk"),
+    lambda env, stream: stream.tokenize("kk"),
+    lambda env, stream: stream.with_watermark("vv", "10 seconds"),
+    lambda env, stream: stream.with_watermark("v", "10 seconds").key_by("k").tumbling_window("vv", "1 s").count(),
+    lambda env, stream: stream.key_by("k").top(3, by="vv", item="v"),
+    lambda env, stream: stream.total("vv"),
+]
+
+
+@pytest.mark.parametrize("draw", WRONG)
+def test_a_wrong_column_names_the_users_line(draw: Callable[[StreamEnvironment, Stream], Any]) -> None:
+    env = environment()
+    stream = numbers(env, "numbers")
+    with pytest.raises(ConfigurationError) as caught:
+        draw(env, stream)
+    line = draw.__code__.co_firstlineno
+    message = str(caught.value)
+    assert f"({__file__}:{line}: lambda env, stream: stream." in message and "\n" not in message
+    assert "did you mean 'k'?" in message or "did you mean 'v'?" in message
+    *_, user, wrapper = traceback.extract_tb(caught.value.__traceback__)
+    assert (user.filename, user.lineno) == (__file__, line)
+    assert wrapper.name == "call", "one frame of FlinkPlus, and no more"
+    assert message.count(__file__) == 1
+
+
+def test_the_environments_own_errors_name_the_line_too() -> None:
+    with pytest.raises(ConfigurationError, match=r"parallelism.*drawing\.py:\d+: return StreamEnvironment"):
+        environment(parallelism=0)
+    env = environment()
+    with pytest.raises(InputError, match=rf"\({__file__}:\d+: env.read_text"):
+        env.read_text("/nowhere/at/all")
+    numbers(env, "numbers")
+    with pytest.raises(ConfigurationError, match=rf"no sink.*\({__file__}:\d+: env.execute"):
+        env.execute("no sink")
+
+
+def test_what_is_decorated_looks_as_before() -> None:
+    assert list(inspect.signature(Stream.tokenize).parameters) == ["self", "column", "output", "name"]
+    assert Stream.tokenize.__doc__ is not None and "words of a text column" in Stream.tokenize.__doc__
+
+
+def wrong_attribute(row: Any) -> Any:
+    return row.vv + 1  # the line
+
+
+def wrong_item(row: Any) -> Any:
+    return sorted([row["vv"]], key=len)  # the line
+
+
+def wrong_in_a_library(row: Any) -> Any:
+    return inspect.signature(row.v)  # the line
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [
+        (wrong_attribute, "AttributeError: no column 'vv' among ['k', 'v']; did you mean 'v'?"),
+        (wrong_item, "KeyError: no column 'vv' among ['k', 'v']; did you mean 'v'?"),
+        (wrong_in_a_library, "TypeError: 1 is not a callable object"),
+    ],
+)
+def test_an_error_of_a_users_function_names_their_line(function: Callable[[Any], Any], cause: str) -> None:
+    row = make_row(row_type(("k", "v")), ("a", 1))
+    with pytest.raises((AttributeError, KeyError, TypeError)) as caught:
+        function(row)
+    error = user_error("map", "map[0]", row, caught.value)
+    line = function.__code__.co_firstlineno + 1
+    assert error.cause == f"{cause} ({__file__}:{line} in {function.__name__})"
