@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.effects import JobState
@@ -113,6 +114,8 @@ class Checks:
                 "thinned",
                 "left_out",
                 "watermarks",
+                "known_ids",
+                "old_ids",
             ),
             0,
         )
@@ -490,8 +493,15 @@ class Checks:
         world = self._world
         if world.parameters.faults or not world.options.standbys or len(self._cuts) <= HEALTHY_VERSIONS:
             return
-        _, cut = self._cuts[-1 - HEALTHY_VERSIONS]
+        oldest, cut = self._cuts[-1 - HEALTHY_VERSIONS]
         for subtask in self._at_work.values():
+            epochs = subtask.seen.epochs if isinstance(subtask.seen, MessageFilter) else []
+            if epochs and epochs[0] < oldest:
+                self._wrong(
+                    "retention",
+                    f"{subtask.id} remembers the messages of epoch {epochs[0]}, and checkpoint {oldest} was complete "
+                    f"{HEALTHY_VERSIONS} complete checkpoints ago",
+                )
             for channel, end in subtask.outputs.channels.items():
                 self.counts["bounded"] += 1
                 if end.log.trimmed < cut[channel]:

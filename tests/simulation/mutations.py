@@ -394,6 +394,65 @@ def digests_forgotten_too_soon(original: Any) -> Any:
     return lambda self, before: original(self, before + 1)
 
 
+@mutation(MessageFilter, "drop")
+def message_ids_never_let_go(original: Any) -> Any:
+    """A consumer remembers the IDs of all messages that it ever received."""
+    return lambda self, before: None
+
+
+@mutation(MessageFilter, "_put_away")
+def message_ids_lost_on_the_way_to_the_store(original: Any) -> Any:
+    """The filter forgets the IDs that leave its memory."""
+
+    def put_away(self: Any, known: Any, run: Any) -> None:
+        original(self, known, run)
+        self._store.delete([self._key(known, run, chunk) for chunk in run.stored])
+
+    return put_away
+
+
+@mutation(MessageFilter, "__init__")
+def message_ids_outlive_the_subtask(original: Any) -> Any:
+    """A subtask that starts from a version knows IDs that its predecessor in this process received behind it."""
+
+    def init(self: Any, store: Any, number: int, error_rate: float) -> None:
+        original(self, store, number, error_rate)
+        blooms, channels = vars(store).setdefault("_kept", ({}, {}))
+        self._blooms, self._channels, self._number = blooms, channels, 0
+        self.close = lambda: None
+
+    return init
+
+
+@mutation(MessageFilter, "begin")
+def message_ids_of_a_newer_version(original: Any) -> Any:
+    """The filter takes the first message behind a version for one that the version holds."""
+    return lambda self, channel, first: original(self, channel, first + (first > 0))
+
+
+@mutation(InputCursor, "replace_producer")
+def the_cursor_goes_back(original: Any) -> Any:
+    """When its producer fails, a consumer expects again what it has received and not consumed."""
+
+    def replace_producer(self: Any, generation: Any) -> None:
+        original(self, generation)
+        self._received = self._consumed
+
+    return replace_producer
+
+
+@mutation(InputCursor, "replace_producer")
+def the_cursor_goes_ahead(original: Any) -> Any:
+    """When its producer fails, a consumer takes the next message for one that it has received."""
+
+    def replace_producer(self: Any, generation: Any) -> None:
+        if generation > self._generation:
+            self._received += 1
+        original(self, generation)
+
+    return replace_producer
+
+
 @mutation(KnownSteps, "complete")
 def determinants_never_let_go(original: Any) -> Any:
     """Receivers keep all determinants that they ever heard of."""
