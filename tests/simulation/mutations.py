@@ -400,6 +400,19 @@ def message_ids_never_let_go(original: Any) -> Any:
     return lambda self, before: None
 
 
+@mutation(MessageFilter, "drop", scenario="56")
+def messages_of_dropped_epochs_are_new(original: Any) -> Any:
+    """The filter drops the messages of an epoch, and not how far their numbers went."""
+
+    def drop(self: Any, before: int) -> None:
+        floors = {channel: known.floor for channel, known in self._channels.items()}
+        original(self, before)
+        for channel, floor in floors.items():
+            self._channels[channel].floor = floor
+
+    return drop
+
+
 @mutation(MessageFilter, "_put_away")
 def message_ids_lost_on_the_way_to_the_store(original: Any) -> Any:
     """The filter forgets the IDs that leave its memory."""
