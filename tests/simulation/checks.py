@@ -1,6 +1,7 @@
 """What must always hold (design, section 12): one checker for each invariant, looked at after every step.
 
-1. *results*: what is visible is right at every commit, and whole at the end; a message that is made again is the same.
+1. *results*: what is visible is right at every commit, and whole at the end, which every subtask has reached; a message
+   that is made again is the same.
 2. *generations*: nobody is promoted whom ZooKeeper does not know; a fenced generation has no effect any more.
 3. *retention*: nothing is trimmed that a recovery line may need; in a healthy job nothing is kept for long.
 4. *chains*: a version that counts as stable is on every member that counts; a copy is what the head of its generation
@@ -706,6 +707,10 @@ class Checks:
     def finished(self) -> None:
         """The job says that it is done."""
         guarantee = self._world.options.promises
+        last = self._world.commits.manifests[max(self._world.commits.manifests)]["handles"]
+        for subtask in sorted(last):
+            if not last[subtask]["operator_state"]["ended"]:
+                self._wrong("results", f"the job has finished, and {subtask} has not reached the end of its input")
         missing = self._expected.missing() if guarantee.repeats else self._expected.lost()
         if missing is not None and guarantee.replays:
             self._wrong("results", f"the job has finished, but {missing}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from chain_backup import chains, failover
+from chain_backup import chains, failover, line
 from chain_backup import effects as chain_effects
 from chain_backup.events import CheckpointAborted
 from chain_backup.plans import Plans
@@ -872,6 +872,65 @@ def how_many_were_taken_is_not_noted(original: Any) -> Any:
 def what_was_passed_on_is_forgotten(original: Any) -> Any:
     """Whoever begins from a version does not know how far it had passed on what ancestors did."""
     return lambda self, saved: {}
+
+
+# --- the recovery line
+
+
+def _without_neighbours(original: Any, named: Callable[[Topology, Any], list[Any]]) -> Any:
+    """The check of a version does not know what these neighbours of each failed subtask began from."""
+
+    def obstacle(component: Any, version: int, versions: Any, received: Any, topology: Any, restored: Any) -> Any:
+        neighbours = [other for subtask in component for other in named(topology, subtask)]
+        known = {subtask: began for subtask, began in restored.items() if subtask not in neighbours}
+        return original(component, version, versions, received, topology, known)
+
+    return obstacle
+
+
+@mutation(line, "_obstacle", scenario="57")
+def producers_may_have_begun_from_newer_versions(original: Any) -> Any:
+    """A version counts as usable though a living producer has nothing older than a newer one."""
+    return _without_neighbours(original, lambda topology, one: [topology.producer(c) for c in topology.inputs(one)])
+
+
+@mutation(line, "_obstacle", scenario="58")
+def consumers_may_have_begun_from_newer_versions(original: Any) -> Any:
+    """A version counts as usable though a living consumer knows nothing of what it received before a newer one."""
+    return _without_neighbours(original, lambda topology, one: [topology.consumer(c) for c in topology.outputs(one)])
+
+
+@mutation(chains.Chain, "begin", scenario="59")
+def what_the_dead_head_persisted_counts(original: Any) -> Any:
+    """Versions of a history that was left count as those of the head that began before them."""
+
+    def begin(self: Any, version: int, unsettled: int) -> None:
+        persisted = self.persisted
+        original(self, version, unsettled)
+        self.persisted = persisted
+
+    return begin
+
+
+@mutation(chains.Chain, "begin", scenario="59")
+def what_was_staged_of_the_dead_head_counts(original: Any) -> Any:
+    """Versions of a history that was left count as held by the standbys."""
+
+    def begin(self: Any, version: int, unsettled: int) -> None:
+        staged = {slot: versions for slot, versions in self.staged.items() if slot != self.head}
+        original(self, version, unsettled)
+        self.staged = staged
+
+    return begin
+
+
+# --- weaker guarantees
+
+
+@mutation(OutputChannels, "tell_end")
+def the_end_is_not_sent_again(original: Any) -> Any:
+    """At most once: the end of input that a failed consumer had received is not sent to its successor."""
+    return lambda self, end: None
 
 
 # --- partial recovery
