@@ -19,7 +19,7 @@ Invariant, on a channel that delivers in order without gaps: the filter knows ju
 next one that is expected.
 
 Memory: for each channel one chunk (512 bytes), the newest; for each message since the last complete checkpoint two to
-three bytes of Bloom filters at the default error rate. All other digests are in the store.
+six bytes of Bloom filters at the default error rate. All other digests are in the store.
 
 One thread.
 """
