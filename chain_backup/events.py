@@ -50,7 +50,7 @@ class SlotJoined:
 @dataclass(frozen=True, slots=True)
 class SubtaskFailed:
     """The head of ``subtask`` threw; its slot lives. ``error`` is what the user should see if this ends the job.
-    ``deterministic``: not because it does other things than the one before it did."""
+    ``deterministic``: not because what it does, or receives, contradicts what its predecessor did or received."""
 
     subtask: SubtaskId
     generation: Generation

@@ -1,18 +1,25 @@
-"""Which messages a consumer has taken in, and what was in them: ID -> digest of the payload.
+"""Which messages a consumer has received, and what was in them: message ID -> digest of the payload.
 
-A message's ID is its channel and its number there; it is stable over replay, and so are its epoch and its content. A
-promoted producer makes messages again that its consumers have had: the ID says which these are, and the digest whether
-they are the same. If not, two histories would be mixed.
+A message ID is a channel and the message's number there. It is stable over replay, and so are the epoch and the content
+of the message. The filter decides whether a message is new: an ID that it knows is a duplicate, any other ID is new.
+The digest of a duplicate says whether its content is the same; if it is not, two histories would be mixed.
 
 Rules:
 
-- IDs are grouped by epoch; a group goes, Bloom filter and digests, when nobody goes back before its end any more;
-- the Bloom filter is asked first: what it does not know is surely new, and nothing else is looked at. "Maybe" is never
-  an answer: it is confirmed by the digests, of which the newest are in memory, and the others in the store;
-- the numbers of a channel have no gaps (``ValueError``), so digests need no keys of their own: a run of them has one;
-- whoever begins from a version of the consumer begins with an empty filter. The cursors of the version say that what
-  lies before it is not new, and nobody asks what was in it: no producer is promoted from an older version than the one
-  that a living consumer began from (``chain_backup.line``, rule 3), so none makes it again.
+- IDs are grouped by epoch. A group (Bloom filter and digests) is dropped when no recovery goes back before its end;
+- the Bloom filter is asked first. An ID that it does not know is new, and nothing else is looked at. "Maybe" is never
+  an answer: the chunk of digests that the ID would be in decides. It is in memory, or it is read from the store;
+- each channel has a *floor*. IDs below it are old by their number alone, and their digests are forgotten. The floor is
+  the first number that the consumer asks for (``begin``), and rises to the end of each group that is dropped. So the
+  filter of a consumer that starts from a version agrees with that version: what the version holds lies below the floor;
+- digests need no keys of their own: a chunk holds ``CHUNK`` numbers of one channel and epoch, and says which of them
+  are present. Numbers may have gaps and come in any order; only the floor relies on the order of a channel.
+
+Invariant, on a channel that delivers in order without gaps: the filter knows just the numbers from the floor up to the
+next one that is expected.
+
+Memory: for each channel one chunk (512 bytes), the newest; for each message since the last complete checkpoint two to
+six bytes of Bloom filters at the default error rate. All other digests are in the store.
 
 One thread.
 """
@@ -27,53 +34,50 @@ from typing import Any, TypeAlias
 from pybloom_live import BloomFilter
 
 from dedup.digests import Digests
-from dedup.store import DigestStore
+from dedup.store import DedupStoreError, DigestStore
 
 Channel: TypeAlias = tuple[int, int, int]
 """Edge, producer, consumer."""
 
-CHUNK = 512
+FORGOTTEN = -1
+"""In the place of a digest (which is never negative): the ID is old by its number, and its digest is not known."""
+CHUNK_BITS = 6
+CHUNK = 1 << CHUNK_BITS
 FIRST_CAPACITY, GROWTH = 512, 4
 DEFAULT_ERROR_RATE = 0.01
 HARDLY_A_FILTER = 0.5
 """A rate at which there is nothing to be kept to."""
 _SEQ_BITS = 48
 _KEY = struct.Struct(">IQIIIQ")
-_PREFIX = struct.Struct(">IQ")
-_NUMBER = struct.Struct(">I")
-
-
-@dataclass(slots=True)
-class _Run:
-    """A channel's messages of one epoch: from ``first`` on, ``stored`` chunks of them in the store, and the rest."""
-
-    first: int
-    stored: int = 0
-    recent: Digests = field(default_factory=lambda: array("Q"))
-
-    @property
-    def end(self) -> int:
-        return self.first + self.stored * CHUNK + len(self.recent)
+_PRESENT = struct.Struct(">Q")
+_EMPTY = bytes(8 * CHUNK)
+_FULL = (1 << CHUNK) - 1
+_NONE = -1
 
 
 class GrowingBloom:
     """Bloom filters, each larger than the one before it, so that all together keep to ``error_rate``.
 
-    (``pybloom_live.ScalableBloomFilter`` was measured at twice the rate that it is asked for: the rates of its parts
-    add up to more.)
+    ``capacity``: how many keys the first of them takes. (``pybloom_live.ScalableBloomFilter`` was measured at twice the
+    rate that it is asked for: the rates of its parts add up to more.)
     """
 
     __slots__ = ("_filters", "_rate")
 
-    def __init__(self, error_rate: float) -> None:
+    def __init__(self, error_rate: float, capacity: int = FIRST_CAPACITY) -> None:
         self._rate = error_rate
         self._filters: list[Any] = []
-        self._grow(FIRST_CAPACITY)
+        self._grow(capacity)
 
     def _grow(self, capacity: int) -> None:
         if self._rate < HARDLY_A_FILTER:
             self._rate /= 2  # 1/2 + 1/4 + 1/8 + ... of what was asked for
         self._filters.append(BloomFilter(capacity, self._rate))
+
+    @property
+    def count(self) -> int:
+        """About how many keys were added."""
+        return sum(part.count for part in self._filters)
 
     def add(self, key: int) -> bool:
         """Note ``key``; whether it may have been noted before."""
@@ -88,26 +92,43 @@ class GrowingBloom:
             newest = self._filters[-1]
         return bool(newest.add(key))
 
-    def __contains__(self, key: int) -> bool:
-        return any(key in part for part in self._filters)
+
+@dataclass(slots=True)
+class _Run:
+    """A channel's messages of one epoch. ``end``: behind the highest number. ``chunk``: the number of the chunk that is
+    in memory (``_NONE``: there is none); ``present``: a bit for each of its numbers; ``stored``: the chunks in the
+    store."""
+
+    epoch: int
+    bloom: GrowingBloom
+    end: int = 0
+    chunk: int = _NONE
+    present: int = 0
+    digests: Digests = field(default_factory=lambda: array("Q", _EMPTY))
+    stored: dict[int, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _Group:
-    """The messages of one epoch."""
+class _Known:
+    """What is known of a channel. ``base``: what makes its numbers different from those of other channels."""
 
-    bloom: GrowingBloom
-    runs: dict[Channel, _Run] = field(default_factory=dict)
+    channel: Channel
+    base: int
+    floor: int = 0
+    runs: dict[int, _Run] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class FilterCounts:
     """``asked``: IDs that were looked up; ``maybe``: those that the Bloom filter did not rule out; ``known``: those
-    that were there indeed."""
+    that were there indeed. ``stored``: chunks of digests that were written to the store; ``fetched``: how often one was
+    asked for there."""
 
     asked: int = 0
     maybe: int = 0
     known: int = 0
+    stored: int = 0
+    fetched: int = 0
 
     @property
     def false_positive_rate(self) -> float:
@@ -117,10 +138,13 @@ class FilterCounts:
 
 
 class MessageFilter:
-    """What one consumer has taken in.
+    """What one consumer has received.
 
-    ``number``: different for each filter of a store. ``error_rate``: of the Bloom filters, at most, above 0 and
-    below 1. Raises ``dedup.store.DedupStoreError``.
+    ``store``: for digests that are not in memory.
+    ``number``: different for each filter of a store.
+    ``error_rate``: of the Bloom filters, at most, above 0 and below 1; else ``ValueError``.
+
+    All methods raise ``dedup.store.DedupStoreError`` when the store fails.
     """
 
     def __init__(self, store: DigestStore, number: int, error_rate: float = DEFAULT_ERROR_RATE) -> None:
@@ -129,8 +153,9 @@ class MessageFilter:
         self._store = store
         self._number = number
         self._error_rate = error_rate
-        self._groups: dict[int, _Group] = {}
-        self._channels: dict[Channel, int] = {}
+        self._capacity = FIRST_CAPACITY
+        self._blooms: dict[int, GrowingBloom] = {}
+        self._channels: dict[Channel, _Known] = {}
         self._counts = FilterCounts()
 
     @property
@@ -138,90 +163,146 @@ class MessageFilter:
         """Of all look-ups so far."""
         return self._counts
 
-    def add(self, epoch: int, channel: Channel, seq: int, digest: int) -> int | None:
-        """A message came in. ``None``: it is new, and noted; else the digest that it had when it came before.
+    @property
+    def epochs(self) -> list[int]:
+        """The epochs whose messages are remembered, in order."""
+        return sorted(self._blooms)
 
-        Raises ``ValueError`` when messages are missing before it.
+    def begin(self, channel: Channel, first: int) -> None:
+        """The consumer asks for the messages of ``channel`` from number ``first`` on: all before it are old."""
+        self._channel(channel).floor = first
+
+    def add(self, epoch: int, channel: Channel, seq: int, digest: int) -> int | None:
+        """A message came in.
+
+        Returns ``None`` when it is new; it is noted with its ``digest``, of 64 bits. For a duplicate, returns the
+        digest that it was noted with, or ``FORGOTTEN``.
         """
-        group = self._groups.get(epoch)
-        if group is None:
-            group = self._groups[epoch] = _Group(GrowingBloom(self._error_rate))
+        known = self._channels.get(channel) or self._channel(channel)
+        if seq < known.floor:
+            return FORGOTTEN
+        run = known.runs.get(epoch) or self._open_run(known, epoch)
         counts = self._counts
         counts.asked += 1
-        if group.bloom.add(self._id(channel, seq)):
+        if run.bloom.add(known.base | seq):
             counts.maybe += 1
-            had = self._digest(epoch, group, channel, seq)
+            had = self._confirm(known, run, seq)
             if had is not None:
                 counts.known += 1
                 return had
-        run = group.runs.get(channel)
-        if run is None:
-            run = group.runs[channel] = _Run(seq)
-        elif seq != run.end:
-            raise ValueError(f"message {seq} of channel {channel} comes behind {run.end - 1}")
-        run.recent.append(digest)
-        while len(run.recent) >= CHUNK:
-            self._store.put(self._key(epoch, channel, run.stored), run.recent[:CHUNK].tobytes())
-            run.stored += 1
-            run.recent = run.recent[CHUNK:]
+        chunk, at = seq >> CHUNK_BITS, seq & CHUNK - 1
+        if chunk != run.chunk:
+            self._turn_to(known, run, chunk)
+        run.digests[at] = digest
+        run.present |= 1 << at
+        if seq >= run.end:
+            run.end = seq + 1
         return None
 
-    def find(self, epoch: int, channel: Channel, seq: int) -> int | None:
-        """The digest of a message that may have come in; ``None`` when it has not, or its group is gone."""
-        self._counts.asked += 1
-        group = self._groups.get(epoch)
-        if group is None or self._id(channel, seq) not in group.bloom:
+    def _channel(self, channel: Channel) -> _Known:
+        known = self._channels.get(channel)
+        if known is None:
+            known = self._channels[channel] = _Known(channel, len(self._channels) << _SEQ_BITS)
+        return known
+
+    def _open_run(self, known: _Known, epoch: int) -> _Run:
+        """The first message of an epoch on a channel: the digests of those before it leave memory."""
+        for other in known.runs.values():
+            self._put_away(known, other)
+        bloom = self._blooms.get(epoch)
+        if bloom is None:
+            bloom = self._blooms[epoch] = GrowingBloom(self._error_rate, self._capacity)
+        run = known.runs[epoch] = _Run(epoch, bloom)
+        return run
+
+    def _put_away(self, known: _Known, run: _Run) -> None:
+        if run.chunk == _NONE:
+            return
+        self._store.put(self._key(known, run, run.chunk), _PRESENT.pack(run.present) + run.digests.tobytes())
+        self._counts.stored += 1
+        run.stored[run.chunk] = None
+        run.chunk, run.present, run.digests = _NONE, 0, array("Q", _EMPTY)
+
+    def _turn_to(self, known: _Known, run: _Run, chunk: int) -> None:
+        self._put_away(known, run)
+        found = self._fetch(known, run, chunk) if chunk in run.stored else None
+        if found is not None:
+            run.present, run.digests = found
+        run.chunk = chunk
+
+    def _confirm(self, known: _Known, run: _Run, seq: int) -> int | None:
+        """The digest of a message that may have come in; ``None`` when it has not."""
+        chunk, at = seq >> CHUNK_BITS, seq & CHUNK - 1
+        if chunk == run.chunk:
+            return run.digests[at] if run.present >> at & 1 else None
+        found = self._fetch(known, run, chunk)
+        return found[1][at] if found is not None and found[0] >> at & 1 else None
+
+    def _fetch(self, known: _Known, run: _Run, chunk: int) -> tuple[int, Digests] | None:
+        """A chunk from the store: which numbers are present, and their digests."""
+        self._counts.fetched += 1
+        content = self._store.get(self._key(known, run, chunk))
+        if content is None:
             return None
-        self._counts.maybe += 1
-        had = self._digest(epoch, group, channel, seq)
-        self._counts.known += had is not None
-        return had
+        if len(content) != _PRESENT.size + len(_EMPTY):
+            raise DedupStoreError(f"the digests of channel {known.channel}, chunk {chunk}, are {len(content)} bytes")
+        digests = array("Q")
+        digests.frombytes(content[_PRESENT.size :])
+        return int(_PRESENT.unpack_from(content)[0]), digests
 
-    def _id(self, channel: Channel, seq: int) -> int:
-        return self._channels.setdefault(channel, len(self._channels)) << _SEQ_BITS | seq
-
-    def _digest(self, epoch: int, group: _Group, channel: Channel, seq: int) -> int | None:
-        run = group.runs.get(channel)
-        if run is None or not run.first <= seq < run.end:
-            return None
-        at = seq - run.first - run.stored * CHUNK
-        if at >= 0:
-            return run.recent[at]
-        chunk, at = divmod(seq - run.first, CHUNK)
-        return self._chunk(epoch, channel, chunk)[at]
-
-    def _chunk(self, epoch: int, channel: Channel, chunk: int) -> Digests:
-        found = array("Q")
-        found.frombytes(self._store.get(self._key(epoch, channel, chunk)) or b"")
-        return found
-
-    def _key(self, epoch: int, channel: Channel, chunk: int) -> bytes:
-        return _KEY.pack(self._number, epoch, *channel, chunk)
+    def _key(self, known: _Known, run: _Run, chunk: int) -> bytes:
+        return _KEY.pack(self._number, run.epoch, *known.channel, chunk)
 
     def runs(self, channel: Channel) -> list[tuple[int, Digests]]:
         """Everything that is known of a channel's messages: runs of digests, each with the number of its first."""
-        found = []
-        for epoch in sorted(self._groups):
-            run = self._groups[epoch].runs.get(channel)
-            if run is not None:
-                found.append((run.first, self._whole(epoch, channel, run)))
+        known = self._channels.get(channel)
+        found: list[tuple[int, Digests]] = []
+        for run in [known.runs[epoch] for epoch in sorted(known.runs)] if known is not None else ():
+            assert known is not None
+            for chunk in sorted({*run.stored, run.chunk} - {_NONE}):
+                held = (run.present, run.digests) if chunk == run.chunk else self._fetch(known, run, chunk)
+                if held is not None:
+                    _extend(found, chunk << CHUNK_BITS, *held)
         return found
 
-    def _whole(self, epoch: int, channel: Channel, run: _Run) -> Digests:
-        whole = array("Q")
-        for chunk in range(run.stored):
-            whole.extend(self._chunk(epoch, channel, chunk))
-        whole.extend(run.recent)
-        return whole
-
     def drop(self, before: int) -> None:
-        """Nobody goes back before the beginning of epoch ``before``: forget all earlier ones."""
-        for epoch in [epoch for epoch in self._groups if epoch < before]:
-            group = self._groups.pop(epoch)
-            if any(run.stored for run in group.runs.values()):
-                self._store.delete(_PREFIX.pack(self._number, epoch), _PREFIX.pack(self._number, epoch + 1))
+        """No recovery goes back before the beginning of epoch ``before``: forget the digests of all earlier ones."""
+        keys = []
+        for known in self._channels.values():
+            for epoch in [epoch for epoch in known.runs if epoch < before]:
+                run = known.runs.pop(epoch)
+                known.floor = max(known.floor, run.end)
+                keys += [self._key(known, run, chunk) for chunk in run.stored]
+        for epoch in [epoch for epoch in self._blooms if epoch < before]:
+            self._capacity = max(FIRST_CAPACITY, self._blooms.pop(epoch).count * 5 // 4)
+        self._store.delete(keys)
 
     def close(self) -> None:
         """Forget everything."""
-        self._groups.clear()
-        self._store.delete(_NUMBER.pack(self._number), _NUMBER.pack(self._number + 1))
+        keys = [
+            self._key(known, run, chunk)
+            for known in self._channels.values()
+            for run in known.runs.values()
+            for chunk in run.stored
+        ]
+        self._channels.clear()
+        self._blooms.clear()
+        self._store.delete(keys)
+
+
+def _extend(found: list[tuple[int, Digests]], first: int, present: int, digests: Digests) -> None:
+    """Add a chunk, whose numbers begin at ``first``, to runs."""
+    end = found[-1][0] + len(found[-1][1]) if found else _NONE
+    if present == _FULL:
+        if end == first:
+            found[-1][1].extend(digests)
+        else:
+            found.append((first, array("Q", digests)))
+        return
+    for at in range(CHUNK):
+        if not present >> at & 1:
+            continue
+        if end != first + at:
+            found.append((first + at, array("Q")))
+        found[-1][1].append(digests[at])
+        end = first + at + 1

@@ -1,19 +1,17 @@
 """Where the digests of messages are that a filter does not hold in memory any more: RocksDB, one for a process.
 
-Rules: what is kept is lost with the process, and may be: whoever takes over begins with what came with its version. So
+Rules: what is kept is lost with the process, and may be: a successor starts with what came with its version. So
 nothing waits for the disk, and there is no write-ahead log. One thread for each filter; filters may share a store.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
 from rocksdict import DbClosedError, Options, Rdict, WriteOptions
-
-KEY_BYTES = 4
-"""Of a number that stands first in every key of one filter."""
 
 
 class DedupStoreError(Exception):
@@ -27,8 +25,8 @@ class DigestStore(Protocol):
 
     def get(self, key: bytes, /) -> bytes | None: ...
 
-    def delete(self, first: bytes, end: bytes, /) -> None:
-        """Forget all keys from ``first`` on and before ``end``."""
+    def delete(self, keys: Collection[bytes], /) -> None:
+        """Forget these keys."""
 
 
 class MemoryStore:
@@ -43,9 +41,9 @@ class MemoryStore:
     def get(self, key: bytes) -> bytes | None:
         return self._content.get(key)
 
-    def delete(self, first: bytes, end: bytes) -> None:
-        for key in [key for key in self._content if first <= key < end]:
-            del self._content[key]
+    def delete(self, keys: Collection[bytes]) -> None:
+        for key in keys:
+            self._content.pop(key, None)
 
     def __len__(self) -> int:
         return len(self._content)
@@ -86,9 +84,11 @@ class RocksStore:
             raise self._failed("read", error) from error
         return found
 
-    def delete(self, first: bytes, end: bytes) -> None:
+    def delete(self, keys: Collection[bytes]) -> None:
+        # One by one: each ``delete_range`` stays in the memtable and makes every later read of it slower.
         try:
-            self._db.delete_range(first, end, write_opt=self._write)
+            for key in keys:
+                self._db.delete(key, write_opt=self._write)
         except Exception as error:
             raise self._failed("written", error) from error
 

@@ -78,7 +78,13 @@ class UserFunctionError(FlinkPlusError):
         return f"operator {self.operator!r}, subtask {self.subtask}: {self.cause}; input row: {self.row}"
 
 
-class NondeterministicOperator(FlinkPlusError):
+class HistoryMismatch(FlinkPlusError):
+    """What a subtask does, or receives, contradicts what happened before a failure: local failover cannot be exact, and
+    the job rolls back.
+    """
+
+
+class NondeterministicOperator(HistoryMismatch):
     """A subtask that repeats steps of the one before it does not do what that one did: local failover cannot be exact.
 
     A user's function reads something that is not logged: a clock, a random number, a set's order, another service.
@@ -87,6 +93,12 @@ class NondeterministicOperator(FlinkPlusError):
 
 class SubtaskNotRunning(FlinkPlusError):
     """A subtask that something was to be done to did not run in time."""
+
+
+class MessageIdConflict(HistoryMismatch):
+    """The filter of message IDs and the cursor of a channel disagree whether a message is new: one of them has lost
+    what the subtask had received. Counted as ``conflicts`` of ``message_ids`` in ``job.metrics()``.
+    """
 
 
 class JobFailed(FlinkPlusError):

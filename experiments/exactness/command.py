@@ -1,7 +1,8 @@
 """``flinkplus experiment exactness``: options, runs, table, files.
 
-Rules: those of ``experiments.recovery.command``. The exit code is 0 when every run was exact; of jobs that do without a
-part of the protocol it is 0 when the check found damage in some run, since this is what is to be shown.
+Rules: those of ``experiments.recovery.command``. The exit code is 0 when every run was exact. Where all parts of the
+protocol are left out that protect against one kind of damage (``Settings.does_damage``), it is 0 when the check found
+damage in some run, since this is what is to be shown.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def add_exactness(command: argparse.ArgumentParser) -> None:
         "--apart", type=positive_number, default=APART_S, metavar="S", help=f"between failures (default: {APART_S})"
     )
     command.add_argument(
-        "--without", type=console.choices(PARTS), default=(), metavar="|".join(PARTS), help="jobs that lack a part"
+        "--without",
+        type=console.choices(PARTS),
+        default=(),
+        metavar="PART,...",
+        help=f"jobs that lack {', '.join(PARTS)}",
     )
     command.add_argument("--go-on", action="store_true", help="keep the runs that the file of --json has, do the rest")
     what = "for files, and what is left of runs that are not exact or not local"
@@ -65,7 +70,7 @@ def run_exactness_command(arguments: argparse.Namespace) -> int:
     path = Path(arguments.json or out / "exactness.json")
     content = run_exactness(settings, path, out, arguments.master, arguments.go_on)
     whole = content["summary"][-1]
-    shows = whole["wrong"] > 0 if settings.without else whole["exact"] == whole["runs"]
+    shows = whole["wrong"] > 0 if settings.does_damage else whole["exact"] == whole["runs"]
     return EXIT_OK if shows else EXIT_FAILED
 
 
@@ -103,7 +108,7 @@ def run_exactness(
         for figures in beside(runner.outcomes(cases), runner.stop):
             document.add(figures)
             bar.end()
-            if not figures["exact"] and not settings.without:
+            if not figures["exact"] and not settings.does_damage:
                 bar.say(f"run {figures['run']} is not exact: {figures['error'] or figures['examples']}")
     return document.content
 

@@ -166,6 +166,7 @@ class _Run:
             "handovers": metrics["handovers"],
             "fallbacks": metrics["fallbacks"],
             "fallback_reasons": metrics["fallback_reasons"],
+            "message_ids": metrics["message_ids"],
             "recoveries": [{name: recovery[name] for name in RECORDED} for recovery in found],
         }
 

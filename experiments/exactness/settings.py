@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.config import options_from
-from flinkplus.runtime.faults import WITHOUT
+from flinkplus.runtime.faults import CURSOR, DETERMINANTS, DIGESTS, FILTER, SUPPRESSION, WITHOUT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +38,8 @@ STRUCK_AFTER = (0.25, 0.6)
 """How much of the input has been read when the first failure comes."""
 CHECKPOINT_TIMEOUT_S = 3.0
 """A job that lacks a part may lose a barrier; then it goes on when the checkpoint is given up."""
+PROTECTIONS = ({DETERMINANTS, DIGESTS}, {SUPPRESSION, FILTER, CURSOR})
+"""Each of these parts is enough against one kind of damage: histories that are mixed; messages that are taken twice."""
 RATES = (1_000.0, 3_000.0)
 VOCABULARIES = (40, 400)
 
@@ -62,6 +64,11 @@ class Settings:
     without: tuple[str, ...] = ()
     first: int = 0
     more_s: float = 0.0
+
+    @property
+    def does_damage(self) -> bool:
+        """Whether damage is to be expected: nothing is left that protects against one kind of it."""
+        return any(parts.issubset(self.without) for parts in PROTECTIONS)
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""

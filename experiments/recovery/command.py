@@ -77,7 +77,7 @@ def add_cost(command: argparse.ArgumentParser) -> None:
         type=console.choices(PARTS),
         default=(),
         metavar="PART,...",
-        help=f"also without {' or '.join(PARTS)}",
+        help=f"also without these parts, all of them together: {', '.join(PARTS)}",
     )
     command.add_argument("--parallelism", type=positive, default=4, metavar="N")
     command.add_argument("--rate", type=positive_number, default=30_000.0, metavar="WORDS_PER_S")

@@ -51,7 +51,7 @@ class Variant:
 
     standbys: int | None
     guarantee: str = EXACTLY_ONCE
-    without: str | None = None
+    without: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -60,12 +60,12 @@ class Variant:
         name = f"{self.standbys} standby{'' if self.standbys == 1 else 's'}"
         if self.guarantee != EXACTLY_ONCE:
             name += f", {self.guarantee}"
-        return name if self.without is None else f"{name}, no {self.without}"
+        return f"{name}, no {' or '.join(self.without)}" if self.without else name
 
     def options(self) -> dict[str, Any]:
         if self.standbys is None:
             return {"recovery": "rollback"}
-        faults = () if self.without is None else (WITHOUT + self.without,)
+        faults = tuple(WITHOUT + part for part in self.without)
         return {
             "recovery": "standby",
             "replicas": self.standbys + 1,
@@ -94,7 +94,7 @@ class CostSettings:
         return [
             *(Variant(replicas - 1) for replicas in self.replicas),
             *(Variant(most, guarantee) for guarantee in self.guarantees if guarantee != EXACTLY_ONCE),
-            *(Variant(most, without=part) for part in self.without),
+            *([Variant(most, without=self.without)] if self.without else ()),
             Variant(None),
         ]
 

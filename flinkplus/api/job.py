@@ -142,7 +142,9 @@ class JobHandle:
         ``determinant_bytes``: what told beside them how steps began; ``determinant_share``: the one by the other.
 
         ``message_ids``: how many IDs of messages the filters of the inputs were ``asked`` about, of how many the Bloom
-        filter said ``maybe``, how many were ``known``, and the ``false_positive_rate`` of the Bloom filters.
+        filter said ``maybe``, how many were ``known``, and the ``false_positive_rate`` of the Bloom filters;
+        ``stored``, ``fetched``: chunks of digests written to RocksDB, and asked for there; ``conflicts``: how often
+        filter and cursor disagreed, and the job rolled back.
 
         ``refused_connections``: of those who could not prove to be of the job; ``refused_datagrams``: that were no
         pulses of the job's; ``malformed_frames``: dropped, unread; ``fenced_messages`` (messages, credit, versions) and

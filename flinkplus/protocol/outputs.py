@@ -299,6 +299,7 @@ class OutputChannels(ABC):
                 log.lift_limits()
             end.told = self._steps.next_step if self._steps is not None else 0
             end.trim_to = start
+            end.had_to = received
             if peer.had is not None:
                 end.expect(start, received, peer.had)
             if peer.resuming:

@@ -14,8 +14,8 @@ What a driver adds: the work itself (``_push`` and its like), state, and the way
 while ``runnable``; everything is a call, since a list of effects for each message would cost more than the message.
 
 Rules: one thread. An exception anywhere in a step is the subtask's failure. Nothing of an older generation of a
-producer, no duplicate and no message behind a gap reaches the work. Which algorithm of checkpointing is at work is the
-barrier machine's affair, and ``snapshots`` obeys it.
+producer, no duplicate and no message behind a gap reaches the work (``admission``). Which algorithm of checkpointing is
+at work is the barrier machine's affair, and ``snapshots`` obeys it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing_extensions import assert_never
 
 from flinkplus.errors import NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol import events
+from flinkplus.protocol.admission import Admission
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import Accept, Duplicate, Stale
 from flinkplus.protocol.cyclic import CyclicAlignment
@@ -111,6 +112,7 @@ class SubtaskSteps(SubtaskLoop):
         self._replay = deque(promotion.determinants if promotion is not None and logs else ())
         self._repeats = promotion is not None and logs
         self.seen = seen
+        self.admission = Admission(self.id, seen, self._digest_of)
         self._put_off: list[Callable[[], None]] = []
         self.known: KnownSteps | None = None
         if tells:
@@ -138,6 +140,8 @@ class SubtaskSteps(SubtaskLoop):
             slot, generation = incarnation.slot_of(producer), incarnation.generations[producer]
             replayed = incarnation.promotion is not None
             self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, replayed, again)
+            if self.seen is not None:
+                self.seen.begin(channel, first.get(name, 0))
 
     def peers(self, edge: int, consumers: Sequence[SubtaskId]) -> list[Peer]:
         """The consumers of one exchange, as the output channels want them."""
@@ -259,18 +263,14 @@ class SubtaskSteps(SubtaskLoop):
         end = self.inputs.channels.get(message.channel)
         if end is None:
             raise PeerProtocolError(f"{self.id} has no input channel {message.channel}")
-        match end.cursor.accept(message.generation, message.seq):
+        match self.admission.admit(end, message, payload):
             case Accept():
-                if self.seen is not None:
-                    self.seen.add(message.epoch, message.channel, message.seq, self._digest_of(message, payload))
                 if self.known is not None:
                     self._learn(end.producer, message)
                 end.queue.append((message, payload))
                 if self._unaligned is not None:
                     self._arrived(self._unaligned, message, payload)
             case Duplicate():
-                if self.seen is not None:
-                    self._compare(end.producer, message, payload)
                 # Sent again over a new stream: the credit that would have told so was lost with the old one.
                 self.inputs.grant_anew(end)
             case Stale():
@@ -287,14 +287,6 @@ class SubtaskSteps(SubtaskLoop):
             return self._digest(message, payload)
         told = message.watermark_ms if message.kind in (Kind.WATERMARK, Kind.ROUND) else message.epoch
         return (told << 8 | message.kind) & DIGEST_MASK
-
-    def _compare(self, producer: SubtaskId, message: Message, payload: Any) -> None:
-        assert self.seen is not None
-        had = self.seen.find(message.epoch, message.channel, message.seq)
-        if had is not None and had != self._digest_of(message, payload):
-            raise NondeterministicOperator(
-                f"{producer} sent message {message.seq} of channel {message.channel} again, and it is another one"
-            )
 
     def _learn(self, producer: SubtaskId, message: Message) -> None:
         assert self.known is not None

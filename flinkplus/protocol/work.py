@@ -25,9 +25,12 @@ class SeenMessages(Protocol):
     @property
     def counts(self) -> Any: ...
 
-    def add(self, epoch: int, channel: ChannelId, seq: int, digest: int, /) -> int | None: ...
+    def begin(self, channel: ChannelId, first: int, /) -> None:
+        """All messages before ``first`` are old."""
 
-    def find(self, epoch: int, channel: ChannelId, seq: int, /) -> int | None: ...
+    def add(self, epoch: int, channel: ChannelId, seq: int, digest: int, /) -> int | None:
+        """``None``: the message is new, and is noted. Else it is a duplicate, and had this digest; below 0: it is so
+        old that its digest is forgotten."""
 
     def runs(self, channel: ChannelId, /) -> Sequence[tuple[int, Any]]: ...
 

@@ -21,7 +21,7 @@ from chain_backup.failover import FailoverProtocol
 from chain_backup.line import Cursors
 from chain_backup.placement import PlacementError
 from chain_backup.topology import Topology
-from flinkplus.errors import ControlMessageTooLarge, NondeterministicOperator
+from flinkplus.errors import ControlMessageTooLarge, HistoryMismatch
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import FailureKind, JobState
 from flinkplus.protocol.guarantee import Guarantee
@@ -219,7 +219,7 @@ class Failovers:
 
     def subtask_failed(self, subtask: SubtaskId, generation: Generation, reason: str, error: object) -> None:
         """A subtask says that it failed; it is of the present generation."""
-        deterministic = not isinstance(error, NondeterministicOperator)
+        deterministic = not isinstance(error, HistoryMismatch)
         self._machines.step_job(core.FailoverStarted("exception", f"{subtask}: {reason}", error))
         self.step(events.SubtaskFailed(subtask, generation, reason, error, deterministic))
 

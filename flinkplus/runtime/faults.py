@@ -16,10 +16,14 @@ begun to work, and not said so yet). Points reached by the coordinator, which th
 A running job can be told to have one strike as well, in whatever generation (``JobHandle.kill``): when the process that
 was told reaches the point for the next time.
 
-``without:PART`` takes a part of the protocol out of the whole job, to show what it is there for (``omissions``): the
-job is then *wrong* after a failover. ``without:determinants``: nobody notes or tells how steps began, and a promoted
-standby chooses freely. ``without:filter``: promoted producers send everything again, and consumers take it as new.
-Digests of messages are not compared then, whichever is left out: they would give it away, and the job would go back.
+``without:PART`` takes a part of the protocol out of the whole job, to show what it is there for (``omissions``). After
+a failover the job may then be *wrong*:
+
+- ``determinants``: subtasks neither note nor send how steps began, so a promoted standby chooses freely;
+- ``digests``: what is made again, or arrives again, is not compared with what it was;
+- ``filter``: message IDs are noted, and the cursor alone decides which messages are new;
+- ``cursor``: the filter alone decides which messages are new; gaps are not noticed;
+- ``suppression``: a promoted producer does not hear what its consumers have received, and sends everything again.
 
 Rules: costs a dictionary look-up per point when no fault is armed; for tests and experiments.
 """
@@ -46,7 +50,13 @@ STANDBY_POINTS = ("staged", "promotion", "promoted")
 COORDINATOR_POINTS = ("manifest", "commit", "committed")
 POINTS = SUBTASK_POINTS + STANDBY_POINTS + COORDINATOR_POINTS
 WITHOUT = "without:"
-DETERMINANTS, FILTER = PARTS = ("determinants", "filter")
+DETERMINANTS, DIGESTS, FILTER, CURSOR, SUPPRESSION = PARTS = (
+    "determinants",
+    "digests",
+    "filter",
+    "cursor",
+    "suppression",
+)
 FAULT = re.compile(r"(?P<point>[a-z]+):(?P<subtask>[^#]+\[\d+\])(?:#(?P<count>\d+))?$")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dedup.filter import FilterCounts
@@ -94,6 +94,8 @@ class Figures:
         self._late_rows = LateRowWarnings(graph)
         self._dropped: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._copied: dict[tuple[int, int], dict[str, int]] = {}
+        self.id_conflicts = 0
+        """How often the filter of message IDs and a cursor disagreed."""
         self.fenced_reports = 0
         """Of slots that were given up, or of subtasks of older generations; without effect."""
 
@@ -243,9 +245,10 @@ class Figures:
         """State and work, summed over all subtasks."""
         every = self._subtasks.values()
         payload, determinants = (sum(c.get(name, 0) for c in every) for name in ("payload_bytes", "determinant_bytes"))
-        ids = FilterCounts(*(sum(c.get(f"ids_{name}", 0) for c in every) for name in ("asked", "maybe", "known")))
+        ids = FilterCounts(*(sum(c.get(f"ids_{part.name}", 0) for c in every) for part in fields(FilterCounts)))
+        rate = round(ids.false_positive_rate, 6)
         return {
-            "message_ids": {**asdict(ids), "false_positive_rate": round(ids.false_positive_rate, 6)},
+            "message_ids": {**asdict(ids), "false_positive_rate": rate, "conflicts": self.id_conflicts},
             "payload_bytes": payload,
             "determinant_bytes": determinants,
             "determinant_share": round(determinants / payload, 6) if payload else 0.0,

@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from flinkplus.errors import FlinkPlusError, JobFailed, NondeterministicOperator, UserFunctionError
+from flinkplus.errors import FlinkPlusError, JobFailed, MessageIdConflict, NondeterministicOperator, UserFunctionError
 from flinkplus.protocol import events
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.in_flight import in_flight_bytes
@@ -29,6 +29,7 @@ from flinkplus.runtime.recoveries import RecoveryLog
 SubtaskReport = (
     control.SubtaskFailure | control.SnapshotAcked | control.SnapshotRefused | control.Exhausted | control.Progressed
 )
+MISMATCHES = {error.__name__: error for error in (NondeterministicOperator, MessageIdConflict)}
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -142,8 +143,10 @@ class Reports:
 
     def _subtask_failed(self, subtask: SubtaskId, failure: control.SubtaskFailure) -> None:
         error: FlinkPlusError
-        if failure.kind == NondeterministicOperator.__name__:
-            error = NondeterministicOperator(f"{failure.subtask}: {failure.reason}")
+        mismatch = MISMATCHES.get(failure.kind)
+        if mismatch is not None:
+            error = mismatch(f"{failure.subtask}: {failure.reason}")
+            self._figures.id_conflicts += mismatch is MessageIdConflict
         elif failure.operator:
             error = UserFunctionError(
                 failure.operator, failure.subtask, failure.row, failure.cause, told=failure.reason

@@ -14,7 +14,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -33,10 +33,10 @@ from flinkplus.protocol.incarnation import Incarnation, Promotion
 from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
-from flinkplus.runtime.faults import DETERMINANTS, FILTER, left_out
+from flinkplus.runtime.faults import CURSOR, DETERMINANTS, DIGESTS, FILTER, left_out
 from flinkplus.runtime.fused import FusedOperators
 from flinkplus.runtime.gates import InputChannel, InputGate, OutputGate
-from flinkplus.runtime.omissions import UnfilteredCursor, without
+from flinkplus.runtime.omissions import PartialAdmission, UncheckedCursor, without
 from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
 from flinkplus.runtime.wire import Message, decode_frame, decode_records, digest_of, encode, encode_records
@@ -114,9 +114,11 @@ class Subtask(SubtaskSteps):
         if omitted:
             plan.promotion = without(omitted, plan.promotion)
         promotion = plan.promotion
-        unfiltered = vertex.is_source or bool(omitted) or not plan.guarantee.repeats
+        unfiltered = vertex.is_source or not plan.guarantee.repeats or {FILTER, DIGESTS} <= omitted
         seen = None if unfiltered else ports.seen()
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), options.local, seen)
+        if omitted:
+            self.admission = PartialAdmission(self.id, seen, self._digest_of, omitted)
         if DETERMINANTS in omitted:
             self._steps = self._ancestors = None
         self._marks = promotion.marks if promotion is not None else {}
@@ -135,7 +137,7 @@ class Subtask(SubtaskSteps):
         self.inputs = InputGate(
             options.window,
             lambda end, consumed: ports.grant(self.generation, end, consumed),
-            UnfilteredCursor if FILTER in omitted else InputCursor,
+            UncheckedCursor if CURSOR in omitted else InputCursor,
             plan.unaligned,
         )
         self.state: SubtaskState | None = ports.state(plan) if graph.has_keyed_state(vertex) else None
@@ -464,8 +466,7 @@ class Subtask(SubtaskSteps):
     def _id_counters(self) -> dict[str, int]:
         if self.seen is None:
             return {}
-        counts = self.seen.counts
-        return {"ids_asked": counts.asked, "ids_maybe": counts.maybe, "ids_known": counts.known}
+        return {f"ids_{name}": count for name, count in asdict(self.seen.counts).items()}
 
     @property
     def _behind(self) -> int | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import nullcontext
-from functools import partial
 
+from experiments.console import choices
+from flinkplus.runtime.faults import CURSOR, DIGESTS, FILTER
 from tests.simulation.mutations import MUTATIONS, mutated
-from tests.simulation.parameters import Parameters, draw
+from tests.simulation.parameters import Parameters, draw, lacking
 from tests.simulation.phases import table
 from tests.simulation.runs import Failure, run_many, run_one, shrink
+
+LEFT_OUT = (DIGESTS, FILTER, CURSOR)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,15 +28,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--loops", action="store_true", help="only jobs with loops")
     parser.add_argument("--unaligned", action="store_true", help="only jobs with unaligned checkpoints")
     parser.add_argument("--scaling", action="store_true", help="spare slots come and go in all that can have some")
+    parser.add_argument("--without", type=choices(LEFT_OUT), default=(), help=f"jobs that lack {', '.join(LEFT_OUT)}")
     parser.add_argument("--phases", action="store_true", help="say in which phases of checkpoints processes died")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
     options = parser.parse_args(arguments)
+
+    def drawing(seed: int) -> Parameters:
+        found = draw(seed, options.loops, options.unaligned, options.scaling)
+        return lacking(found, options.without) if options.without else found
+
     with mutated(options.mutation) if options.mutation else nullcontext():
         if options.seed is not None:
-            drawn = draw(options.seed, options.loops, options.unaligned, options.scaling)
-            return _show(drawn, options.trace, options.shrink)
+            return _show(drawing(options.seed), options.trace, options.shrink)
         seeds = range(options.first, options.first + options.seeds)
-        drawing = partial(draw, looped=options.loops, overtaking=options.unaligned, scaled=options.scaling)
         summary = run_many(seeds, options.failures, drawing)
         print(summary)
         if options.phases:

@@ -1,6 +1,7 @@
 """What must always hold (design, section 12): one checker for each invariant, looked at after every step.
 
-1. *results*: what is visible is right at every commit, and whole at the end; a message that is made again is the same.
+1. *results*: what is visible is right at every commit, and whole at the end, which every subtask has reached; a message
+   that is made again is the same.
 2. *generations*: nobody is promoted whom ZooKeeper does not know; a fenced generation has no effect any more.
 3. *retention*: nothing is trimmed that a recovery line may need; in a healthy job nothing is kept for long.
 4. *chains*: a version that counts as stable is on every member that counts; a copy is what the head of its generation
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channel import REPLAY_WINDOWS
 from flinkplus.protocol.effects import JobState
@@ -115,6 +117,8 @@ class Checks:
                 "thinned",
                 "left_out",
                 "watermarks",
+                "known_ids",
+                "old_ids",
             ),
             0,
         )
@@ -521,8 +525,15 @@ class Checks:
         world = self._world
         if world.parameters.faults or not world.options.standbys or len(self._cuts) <= HEALTHY_VERSIONS:
             return
-        _, cut = self._cuts[-1 - HEALTHY_VERSIONS]
+        oldest, cut = self._cuts[-1 - HEALTHY_VERSIONS]
         for subtask in self._at_work.values():
+            epochs = subtask.seen.epochs if isinstance(subtask.seen, MessageFilter) else []
+            if epochs and epochs[0] < oldest:
+                self._wrong(
+                    "retention",
+                    f"{subtask.id} remembers the messages of epoch {epochs[0]}, and checkpoint {oldest} was complete "
+                    f"{HEALTHY_VERSIONS} complete checkpoints ago",
+                )
             for channel, end in subtask.outputs.channels.items():
                 self.counts["bounded"] += 1
                 if end.log.trimmed < cut[channel]:
@@ -727,6 +738,10 @@ class Checks:
     def finished(self) -> None:
         """The job says that it is done."""
         guarantee = self._world.options.promises
+        last = self._world.commits.manifests[max(self._world.commits.manifests)]["handles"]
+        for subtask in sorted(last):
+            if not last[subtask]["operator_state"]["ended"]:
+                self._wrong("results", f"the job has finished, and {subtask} has not reached the end of its input")
         missing = self._expected.missing() if guarantee.repeats else self._expected.lost()
         if missing is not None and guarantee.replays:
             self._wrong("results", f"the job has finished, but {missing}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from chain_backup import chains, failover
+from chain_backup import chains, failover, line
 from chain_backup import effects as chain_effects
 from chain_backup.events import CheckpointAborted
 from chain_backup.plans import Plans
@@ -394,6 +394,78 @@ def digests_not_told(original: Any) -> Any:
 def digests_forgotten_too_soon(original: Any) -> Any:
     """A consumer forgets what was in the messages of an epoch that may have to be made again."""
     return lambda self, before: original(self, before + 1)
+
+
+@mutation(MessageFilter, "drop")
+def message_ids_never_let_go(original: Any) -> Any:
+    """A consumer remembers the IDs of all messages that it ever received."""
+    return lambda self, before: None
+
+
+@mutation(MessageFilter, "drop", scenario="56")
+def messages_of_dropped_epochs_are_new(original: Any) -> Any:
+    """The filter drops the messages of an epoch, and not how far their numbers went."""
+
+    def drop(self: Any, before: int) -> None:
+        floors = {channel: known.floor for channel, known in self._channels.items()}
+        original(self, before)
+        for channel, floor in floors.items():
+            self._channels[channel].floor = floor
+
+    return drop
+
+
+@mutation(MessageFilter, "_put_away")
+def message_ids_lost_on_the_way_to_the_store(original: Any) -> Any:
+    """The filter forgets the IDs that leave its memory."""
+
+    def put_away(self: Any, known: Any, run: Any) -> None:
+        original(self, known, run)
+        self._store.delete([self._key(known, run, chunk) for chunk in run.stored])
+
+    return put_away
+
+
+@mutation(MessageFilter, "__init__")
+def message_ids_outlive_the_subtask(original: Any) -> Any:
+    """A subtask that starts from a version knows IDs that its predecessor in this process received behind it."""
+
+    def init(self: Any, store: Any, number: int, error_rate: float) -> None:
+        original(self, store, number, error_rate)
+        blooms, channels = vars(store).setdefault("_kept", ({}, {}))
+        self._blooms, self._channels, self._number = blooms, channels, 0
+        self.close = lambda: None
+
+    return init
+
+
+@mutation(MessageFilter, "begin")
+def message_ids_of_a_newer_version(original: Any) -> Any:
+    """The filter takes the first message behind a version for one that the version holds."""
+    return lambda self, channel, first: original(self, channel, first + (first > 0))
+
+
+@mutation(InputCursor, "replace_producer")
+def the_cursor_goes_back(original: Any) -> Any:
+    """When its producer fails, a consumer expects again what it has received and not consumed."""
+
+    def replace_producer(self: Any, generation: Any) -> None:
+        original(self, generation)
+        self._received = self._consumed
+
+    return replace_producer
+
+
+@mutation(InputCursor, "replace_producer")
+def the_cursor_goes_ahead(original: Any) -> Any:
+    """When its producer fails, a consumer takes the next message for one that it has received."""
+
+    def replace_producer(self: Any, generation: Any) -> None:
+        if generation > self._generation:
+            self._received += 1
+        original(self, generation)
+
+    return replace_producer
 
 
 @mutation(KnownSteps, "complete")
@@ -832,6 +904,65 @@ def how_many_were_taken_is_not_noted(original: Any) -> Any:
 def what_was_passed_on_is_forgotten(original: Any) -> Any:
     """Whoever begins from a version does not know how far it had passed on what ancestors did."""
     return lambda self, saved: {}
+
+
+# --- the recovery line
+
+
+def _without_neighbours(original: Any, named: Callable[[Topology, Any], list[Any]]) -> Any:
+    """The check of a version does not know what these neighbours of each failed subtask began from."""
+
+    def obstacle(component: Any, version: int, versions: Any, received: Any, topology: Any, restored: Any) -> Any:
+        neighbours = [other for subtask in component for other in named(topology, subtask)]
+        known = {subtask: began for subtask, began in restored.items() if subtask not in neighbours}
+        return original(component, version, versions, received, topology, known)
+
+    return obstacle
+
+
+@mutation(line, "_obstacle", scenario="57")
+def producers_may_have_begun_from_newer_versions(original: Any) -> Any:
+    """A version counts as usable though a living producer has nothing older than a newer one."""
+    return _without_neighbours(original, lambda topology, one: [topology.producer(c) for c in topology.inputs(one)])
+
+
+@mutation(line, "_obstacle", scenario="58")
+def consumers_may_have_begun_from_newer_versions(original: Any) -> Any:
+    """A version counts as usable though a living consumer knows nothing of what it received before a newer one."""
+    return _without_neighbours(original, lambda topology, one: [topology.consumer(c) for c in topology.outputs(one)])
+
+
+@mutation(chains.Chain, "begin", scenario="59")
+def what_the_dead_head_persisted_counts(original: Any) -> Any:
+    """Versions of a history that was left count as those of the head that began before them."""
+
+    def begin(self: Any, version: int, unsettled: int) -> None:
+        persisted = self.persisted
+        original(self, version, unsettled)
+        self.persisted = persisted
+
+    return begin
+
+
+@mutation(chains.Chain, "begin", scenario="59")
+def what_was_staged_of_the_dead_head_counts(original: Any) -> Any:
+    """Versions of a history that was left count as held by the standbys."""
+
+    def begin(self: Any, version: int, unsettled: int) -> None:
+        staged = {slot: versions for slot, versions in self.staged.items() if slot != self.head}
+        original(self, version, unsettled)
+        self.staged = staged
+
+    return begin
+
+
+# --- weaker guarantees
+
+
+@mutation(OutputChannels, "tell_end")
+def the_end_is_not_sent_again(original: Any) -> Any:
+    """At most once: the end of input that a failed consumer had received is not sent to its successor."""
+    return lambda self, end: None
 
 
 # --- partial recovery

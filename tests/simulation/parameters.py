@@ -127,7 +127,8 @@ class Parameters:
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
     filters. ``whims``: subtasks are not deterministic. ``frame_bytes``: messages travel as frames, joined up to this
     size (``None``: as they are). ``fence_values``: determinants and digests in one message of an answer to a fence
-    (``None``: as many as in the product)."""
+    (``None``: as many as in the product). ``without``: parts of the protocol that the job lacks
+    (``flinkplus.runtime.omissions``)."""
 
     seed: int = 0
     stages: int = 2
@@ -166,6 +167,7 @@ class Parameters:
     frame_bytes: int | None = None
     fence_values: int | None = None
     loops: tuple[tuple[int, int], ...] = ()
+    without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
     def story(self) -> str:
@@ -278,6 +280,11 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False, scaled: bool
     if overtaking and parameters.aligned_timeout_ms is not None:
         parameters = with_deaths_in_flight(parameters, child(seed, "in flight deaths"))
     return with_scaling(with_moves(parameters, child(seed, "moves")), child(seed, "scaling"), 1 if scaled else SCALED)
+
+
+def lacking(parameters: Parameters, parts: tuple[str, ...]) -> Parameters:
+    """The same job without ``parts`` of the protocol; it promises exactly-once, since weaker guarantees lack some."""
+    return replace(parameters, guarantee="exactly-once", without=parts)
 
 
 def with_scaling(parameters: Parameters, rng: random.Random, share: float) -> Parameters:

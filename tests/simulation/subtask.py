@@ -9,9 +9,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
 
-from dedup.filter import MessageFilter
+from dedup.filter import FORGOTTEN, Channel, MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
+from flinkplus.protocol.channel import InputCursor
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.in_flight import AbortCause, cost_of
 from flinkplus.protocol.incarnation import Incarnation
@@ -22,11 +23,14 @@ from flinkplus.protocol.subtask import SubtaskSteps
 from flinkplus.protocol.unaligned import UnalignedBarriers
 from flinkplus.protocol.work import Taken
 from flinkplus.runtime import control
+from flinkplus.runtime.faults import CURSOR
+from flinkplus.runtime.omissions import PartialAdmission, UncheckedCursor, without
 from tests.simulation.graph import Row
 from upstream_cache.log import OutputLog
 
 if TYPE_CHECKING:
     from tests.simulation.slot import SimSlot
+    from tests.simulation.world import World
 
 HANDLE_FORMAT = 1
 MAX_FILES = 3
@@ -87,6 +91,18 @@ class WatchedLog(OutputLog[Entry]):
         self.owner.slot.world.checks.trimmed(self.owner, self)
 
 
+class WatchedFilter(MessageFilter):
+    """A filter of message IDs whose answers are counted."""
+
+    world: World
+
+    def add(self, epoch: int, channel: Channel, seq: int, digest: int) -> int | None:
+        had = super().add(epoch, channel, seq, digest)
+        if had is not None:
+            self.world.checks.counts["old_ids" if had == FORGOTTEN else "known_ids"] += 1
+        return had
+
+
 class SimOutputs(OutputChannels):
     """Messages travel as they are."""
 
@@ -125,8 +141,13 @@ class SimSubtask(SubtaskSteps):
         seen = None
         local = world.options.local
         if local and not vertex.is_source and plan.guarantee.repeats:
-            seen = MessageFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
+            seen = WatchedFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
+            seen.world = world
+        omitted = frozenset(world.parameters.without)
+        plan.promotion = without(omitted, plan.promotion)
         super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), local, seen)
+        if omitted:
+            self.admission = PartialAdmission(self.id, seen, self._digest_of, omitted)
         self.snapshot_of: CheckpointId | None = None
         self.poisoned = self.poisoned_receipt = self.passes_barrier = False
         self.has_whims = world.parameters.whims
@@ -134,7 +155,8 @@ class SimSubtask(SubtaskSteps):
         self.closed = False
         self._next_read_s = 0.0
         self._rng = world.rng_work
-        self.inputs = InputGate(world.parameters.window, self._grant, overdrawn=plan.unaligned)
+        cursor = UncheckedCursor if CURSOR in omitted else InputCursor
+        self.inputs = InputGate(world.parameters.window, self._grant, cursor, plan.unaligned)
         self.outputs = SimOutputs(
             plan.generation,
             world.parameters.window,

@@ -15,7 +15,7 @@ from flinkplus.protocol import in_flight, subtask
 from tests.simulation.exhaustive import Search
 from tests.simulation.mutation_check import found_by_scenario
 from tests.simulation.mutations import MUTATIONS, mutated
-from tests.simulation.parameters import FAULTS, Fault, Parameters, draw
+from tests.simulation.parameters import FAULTS, Fault, Parameters, draw, lacking
 from tests.simulation.recorded import Differs, replay
 from tests.simulation.runs import digest, run_many, run_one, shrink
 from tests.simulation.scenarios import all_scenarios, play, read
@@ -77,6 +77,12 @@ QUICK = (
     "frames_are_cut_inside_messages",
     "only_the_end_of_an_answer_counts",
     "files_of_snapshots_under_way_are_removed",
+    "message_ids_lost_on_the_way_to_the_store",
+    "message_ids_outlive_the_subtask",
+    "message_ids_of_a_newer_version",
+    "the_cursor_goes_back",
+    "the_cursor_goes_ahead",
+    "the_end_is_not_sent_again",
 )
 """What is found out within the small budget."""
 
@@ -99,6 +105,30 @@ def test_seeds_with_loops_are_clean() -> None:
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("came_round", "rounds", "in_flight", "put_back"):
         assert summary.counts[what], f"the seeds saw no {what}"
+
+
+WITH_DUPLICATES = (20, 35, 189, 221, 237, 247, 274, 288, 373, 389, 399)
+"""Seeds in which a message comes twice, in jobs that have a filter."""
+
+
+@pytest.mark.parametrize(
+    ("left_out", "invariants"),
+    [(("filter",), set()), (("cursor",), set()), (("filter", "cursor"), {"results", "event time"})],
+)
+def test_filter_or_cursor_alone_drops_duplicates_and_without_both_there_is_damage(
+    left_out: tuple[str, ...], invariants: set[str]
+) -> None:
+    summary = run_many(WITH_DUPLICATES, len(WITH_DUPLICATES), lambda seed: lacking(draw(seed), left_out))
+    assert {failure.kind for failure in summary.failures} == {f"Violation {name}" for name in invariants}
+    assert summary.counts["known_ids"] > 0 and (not invariants or len(summary.failures) == len(WITH_DUPLICATES))
+
+
+def test_without_the_cursor_gaps_are_taken_and_without_digests_other_messages() -> None:
+    """What neither the filter nor anything else makes up for."""
+    for seed, part, kind in ((38, "cursor", "PeerProtocolError"), (139, "digests", "Violation results")):
+        assert run_one(draw(seed))[1] is None
+        failure = run_one(lacking(draw(seed), (part,)))[1]
+        assert failure is not None and failure.kind == kind
 
 
 DIGESTS = """

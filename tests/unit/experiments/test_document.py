@@ -226,14 +226,16 @@ def test_costs_are_ratios_within_a_round(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_costs_of_weaker_guarantees_and_of_parts() -> None:
-    settings = CostSettings(replicas=(1, 3), guarantees=("at-least-once", "exactly-once"), without=("filter",))
+    settings = CostSettings(
+        replicas=(1, 3), guarantees=("at-least-once", "exactly-once"), without=("filter", "digests")
+    )
     settings.check()
     assert [variant.name for variant in settings.variants] == [
         "0 standbys",
         "2 standbys",
         "2 standbys, at-least-once",
-        "2 standbys, no filter",
+        "2 standbys, no filter or digests",
         "rollback",
     ]
     assert [variant.options().get("guarantee") for variant in settings.variants][2] == "at-least-once"
-    assert settings.variants[3].options()["faults"] == ("without:filter",)
+    assert settings.variants[3].options()["faults"] == ("without:filter", "without:digests")

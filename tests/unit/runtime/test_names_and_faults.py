@@ -168,7 +168,7 @@ def test_parts_of_the_protocol_that_a_job_does_without() -> None:
     texts = ("without:filter", "end:count[1]")
     assert left_out(texts) == {"filter"} and left_out(()) == left_out(("end:count[1]",)) == frozenset()
     Faults(texts, first_generation=1).reach("end", 1, "count[0]")  # they strike nobody
-    with pytest.raises(ConfigurationError, match="can do without: determinants, filter"):
+    with pytest.raises(ConfigurationError, match="can do without: determinants, digests, filter, cursor, suppression"):
         Faults(("without:brakes",), first_generation=1)
 
 

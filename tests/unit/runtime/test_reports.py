@@ -14,7 +14,16 @@ import psutil
 import pytest
 
 from flinkplus.config import Options
-from flinkplus.errors import InsufficientSlots, JobFailed, PeerProtocolError, SlotStartError, UserFunctionError
+from flinkplus.errors import (
+    HistoryMismatch,
+    InsufficientSlots,
+    JobFailed,
+    MessageIdConflict,
+    NondeterministicOperator,
+    PeerProtocolError,
+    SlotStartError,
+    UserFunctionError,
+)
 from flinkplus.graph import JobGraph
 from flinkplus.protocol import events as core
 from flinkplus.protocol.effects import JobEnded, JobState
@@ -47,8 +56,9 @@ class Reported(Job):
         self.presence = Presence(self.dispatch, self, self.deployment, self.recoveries, options, self.ended.append)
         failovers = self.failovers if standbys else None
         self.presence.failovers = failovers
+        self.figures = Figures(JobGraph())
         self.reports = Reports(
-            self.dispatch, self, self.deployment, self.recoveries, Figures(JobGraph()), self.presence, failovers
+            self.dispatch, self, self.deployment, self.recoveries, self.figures, self.presence, failovers
         )
 
     def report(self, slot: int, message: control.ControlMessage) -> list[object]:
@@ -152,6 +162,17 @@ def test_other_errors_of_a_subtask_are_said_once_too(kind: str) -> None:
     told, *_ = Reported().report(1, control.SubtaskFailure(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
     assert isinstance(told, core.FailoverStarted)
     assert str(told.error) in told.reason
+
+
+@pytest.mark.parametrize(("error", "conflicts"), [(MessageIdConflict, 1), (NondeterministicOperator, 0)])
+def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
+    error: type[HistoryMismatch], conflicts: int
+) -> None:
+    job = Reported()
+    told, *_ = job.report(1, control.SubtaskFailure(1, "count[1]", error.__name__, "message 3", time_s=1.0))
+    assert isinstance(told, core.FailoverStarted) and type(told.error) is error
+    assert job.failovers.counts["fallbacks"] == 1
+    assert job.figures.totals()["message_ids"]["conflicts"] == conflicts
 
 
 def test_a_slot_whose_session_is_lost_is_lost() -> None:
