@@ -141,6 +141,10 @@ class Checks:
         else:
             self._wrong("progress", f"{ends[0]} and {ends[1]} do not reach each other, and none is given up")
 
+    def unexplained(self, deadline: str, what: str) -> None:
+        """``deadline`` fires, and no fault made what was waited for late."""
+        self._wrong("progress", f"no injected fault explains that the deadline of a {deadline} fires: {what}")
+
     # --- subtasks and their messages
 
     def began(self, subtask: SimSubtask) -> None:

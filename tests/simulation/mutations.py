@@ -86,6 +86,21 @@ def mutated(name: str) -> Iterator[None]:
         yield
 
 
+# --- promotions
+
+
+@mutation(SlotFailover, "fence", scenario="90")
+def ready_subtasks_wait_for_those_that_a_fence_took(original: Any) -> Any:
+    """A subtask that is ready does not begin when a fence takes all those over that it waited for (a fault that the
+    product had)."""
+
+    def fence(self: Any, order: Any) -> None:
+        with mock.patch.object(self, "_end_when_ready", lambda attempt: None):
+            original(self, order)
+
+    return fence
+
+
 # --- alignment and snapshots
 
 

@@ -41,7 +41,9 @@ DRAWN_FAULTS = (*SLOT_FAULTS, *TIMED_FAULTS, *OTHER_FAULTS)
 SILENCES = ("silence", "silence_one_way", "silence_around")
 """The network loses what goes between two slots, or in one direction, or between one slot and all others; nobody's
 stream breaks."""
-FAULTS = (*DRAWN_FAULTS, *SILENCES)
+OUTAGES = ("outage", "throw_together")
+"""A service that all subtasks call is away for a while; or each subtask throws once, all in one instant."""
+FAULTS = (*DRAWN_FAULTS, *SILENCES, *OUTAGES)
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
 SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to_spare", "drain", "crash", "throw")
@@ -70,6 +72,8 @@ DURATIONS_MS = (5, 30, 150, 700, 2_500)
 SLOW_MS = 150
 SILENCES_MS = (30, 150, 700, 2_500, 20_000)
 """The last: for good, unless there is a rollback."""
+OUTAGE = 0.06
+"""Share of the jobs in which there is an outage, or exceptions in one instant."""
 SILENT = 0.06
 """Share of the jobs in which there is a silence."""
 IN_FLIGHT_BYTES = (None, 1_000, 2_000, 4_000)
@@ -410,6 +414,7 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
         target, duration_ms = rng.randrange(64), rng.choice(DURATIONS_MS)
         faults += _company(rng, parameters, Fault(at_ms, kind, target, duration_ms))
     faults += _silences(child(seed, "silence"), parameters, horizon_ms)
+    faults += _outages(child(seed, "outage"), horizon_ms)
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
 
 
@@ -422,6 +427,18 @@ def _silences(rng: random.Random, parameters: Parameters, horizon_ms: int) -> li
     for _ in range(rng.choice((1, 1, 2))):
         faults.append(Fault(at_ms, rng.choice(SILENCES), rng.randrange(64), rng.choice(SILENCES_MS)))
         at_ms += rng.choice((0, 20, 100, 300))
+    return faults
+
+
+def _outages(rng: random.Random, horizon_ms: int) -> list[Fault]:
+    """None as a rule; sometimes one, or two close together."""
+    if rng.random() >= OUTAGE:
+        return []
+    at_ms = rng.randrange(10, 10 + horizon_ms)
+    faults = []
+    for _ in range(rng.choice((1, 1, 2))):
+        faults.append(Fault(at_ms, rng.choice(OUTAGES), rng.randrange(64), rng.choice(DURATIONS_MS)))
+        at_ms += rng.choice((0, 3, 10, 40, 150))
     return faults
 
 

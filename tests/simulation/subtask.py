@@ -248,7 +248,7 @@ class SimSubtask(SubtaskSteps):
         self.start()
 
     def _throw_if_poisoned(self) -> None:
-        if self.poisoned:
+        if self.poisoned or self._world.outages:
             self.poisoned = False
             self._throw()
 

@@ -32,6 +32,7 @@ from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.planes import ControlArrived, ControlLost
 from flinkplus.runtime.running import GENERATIONS_PER_RUN
 from tests.simulation.checks import Checks, Violation
+from tests.simulation.deadlines import DIED, Deadlines
 from tests.simulation.driver import (
     IDLE_TIMEOUT_MS,
     SimCommits,
@@ -133,9 +134,10 @@ class World:
         self._runs = 0
         self._moved: dict[int, int] = {}
         self._over: set[int] = set()  # spare slots that Spark does not run any more; never iterated
-        self.crowded = 0
+        self.crowded = self.outages = 0
         self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
         self.checks = Checks(self)
+        self.deadlines = Deadlines(self)
         self.commits = SimCommits(self)
         self.registry = SimRegistry(self)
         self.coordinator: Coordinator | None = None
@@ -236,6 +238,7 @@ class World:
             protocol._config = replace(protocol._config, pending_versions=True)
         if self.parameters.in_flight_bytes is not None:
             self._limit_in_flight(self.coordinator._checkpoints, self.parameters.in_flight_bytes)
+        self.deadlines.watch(self.coordinator)
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(self.parameters.parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
@@ -391,6 +394,7 @@ class World:
 
     def process_ended(self, process: SimSlot, restart: bool = True) -> None:
         if restart:
+            self.deadlines.struck(DIED)
             self.died.update(names_of(self, process))
         self._forget(process)
         self.at(self.now_ms + 1, self._connection_lost, process.connection, "stream closed")
