@@ -64,6 +64,7 @@ from chain_backup.effects import (
     FailoverKind,
     FailoverPhase,
     FailoverPhaseName,
+    FailureTakenOn,
     FallBack,
     FenceSlots,
     MoveReported,
@@ -270,6 +271,11 @@ class FailoverProtocol:
         """Whether a failover is under way."""
         return self._failover is not None
 
+    @property
+    def recovering(self) -> bool:
+        """Whether a failover is under way that something has failed in, so not a handover."""
+        return self._failover is not None and self._failover.kind != "handover"
+
     def is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
         """Whether a snapshot (or a failure) that ``subtask`` reports in ``generation`` counts. Checkpoints must take
         acknowledgements by the same rule, else one is complete with a history that was left."""
@@ -462,9 +468,10 @@ class FailoverProtocol:
             again = f"{reason} (again, without a complete checkpoint in between: the same input fails each successor)"
             return [*effects, *self._fall_back("exception", (subtask,), again, event.error)]
         self._threw.add(subtask)
+        taken_on = FailureTakenOn(event.generation, self.recovering, reason, event.error)
         if not self._config.partial:
             self._table.drop_head(subtask)
-        return effects + self._fail(now_ms, "exception", [subtask], reason, event.error)
+        return [taken_on, *effects, *self._fail(now_ms, "exception", [subtask], reason, event.error)]
 
     def _fail(
         self, now_ms: int, kind: FailoverKind, failed: list[SubtaskId], reason: str, error: object = None

@@ -243,9 +243,12 @@ class SlotLeft:
 @dataclass(frozen=True, slots=True)
 class FailoverStarted:
     """A running job has a failure that local failover takes on: it costs what a rollback would cost, and may be one too
-    many. ``kind``: "exception" or "slot"."""
+    many. ``kind``: "exception" or "slot". ``generation``: the newest generation of what failed. ``under_way``: whether
+    local failover was busy with another failure."""
 
     kind: FailureKind
+    generation: Generation
+    under_way: bool
     reason: str
     error: object
 

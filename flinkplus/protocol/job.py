@@ -23,7 +23,8 @@ Rules:
 - Several slots lost at once are one failure; slots lost while the job waits for slots cost nothing but time.
 - A slot whose processes fail to start, one after the other, ends a job that has not begun, since waiting does not help.
   Once it has, the host is more likely to blame: the job waits its time, and then says what was wrong.
-- A failure that local failover takes on is spent from the same budget as one that rolls back.
+- A failure that local failover takes on is spent from the same budget as one that rolls back, unless it is part of a
+  recovery that was counted (``restarts``). When local failover ends in a rollback, that is part of the same recovery.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
 - *Spare* slots come and go while the job lives. Nothing is deployed on them, and nobody waits for one but for its end
   with the job; where one is lost, nothing is, as far as this machine knows.
@@ -245,7 +246,7 @@ class JobProtocol:
             case SubtaskFailed() | RestoreFailed() | FinalAbandoned():
                 return self._on_generation_failed(now_ms, event)
             case CheckpointCompleted() | CheckpointDropped():
-                self._on_checkpoint(event)
+                self._on_checkpoint(now_ms, event)
                 return []
             case OutputDrained():
                 return self._on_drained()
@@ -343,8 +344,10 @@ class JobProtocol:
         if self._state is not JobState.RUNNING:
             return []
         match event:
-            case FailoverStarted(kind, reason, error):
-                enough = self._budget.spend(now_ms, kind)
+            case FailoverStarted(kind, generation, under_way, reason, error):
+                if self._budget.is_counted(now_ms, generation, under_way or bool(self._slots.missing)):
+                    return []
+                enough = self._budget.spend(now_ms, kind, self._newest_used)
                 return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
             case LocalFailoverRefused(kind, subtasks, reason, error, counted):
                 failure = _Failure(kind, subtasks, reason)
@@ -357,7 +360,7 @@ class JobProtocol:
 
     def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
         """The newest generation is dead: recover, or end the job when that was tried often enough."""
-        enough = self._budget.spend(now_ms, failure.kind)
+        enough = self._budget.spend(now_ms, failure.kind, self._newest_used)
         if enough is not None:
             return self._too_many(now_ms, failure.kind, failure.reason, error, enough)
         return self._interrupt(now_ms, failure)
@@ -365,6 +368,7 @@ class JobProtocol:
     def _interrupt(self, now_ms: int, failure: _Failure) -> list[JobEffect]:
         self._recovery += 1
         self._failure = failure
+        self._budget.rolls_back()
         effects = [*self._phase("detect"), HaltSubtasks(self._generation), *self._drain(now_ms)]
         if self._drained:
             effects += self._phase("fence")
@@ -381,7 +385,7 @@ class JobProtocol:
 
     # --------------------------------------------------------------------------------- checkpoints and output
 
-    def _on_checkpoint(self, event: CheckpointCompleted | CheckpointDropped) -> None:
+    def _on_checkpoint(self, now_ms: int, event: CheckpointCompleted | CheckpointDropped) -> None:
         checkpoint = event.checkpoint
         if isinstance(event, CheckpointDropped):
             invariant(checkpoint != self.restore_from, "the checkpoint to restore was dropped", checkpoint=checkpoint)
@@ -398,7 +402,7 @@ class JobProtocol:
         )
         self._newest_complete = checkpoint
         self._available = [*self._available, checkpoint][-MAX_FALLBACKS:]
-        self._budget.on_progress()
+        self._budget.on_progress(now_ms)
 
     def _drain(self, now_ms: int) -> list[JobEffect]:
         """See to it that nothing of the old generation becomes complete or visible later on."""
@@ -477,6 +481,7 @@ class JobProtocol:
         if not late:
             effects = [StartSubtasks(self._generation), *self._phase("replay")]
             self._state = JobState.RUNNING
+            self._budget.runs_again()
             self._drained = False
             self._failure = self._deploy_until_ms = None
             return effects

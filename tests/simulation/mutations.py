@@ -34,6 +34,7 @@ from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.reachability import Reachability
 from flinkplus.protocol.recording import RecordingAlignment
+from flinkplus.protocol.restarts import RestartBudget
 from flinkplus.protocol.rounds import LoopRounds
 from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
@@ -101,6 +102,15 @@ def ready_subtasks_wait_for_those_that_a_fence_took(original: Any) -> Any:
     return fence
 
 
+# --- restarts
+
+
+@mutation(RestartBudget, "is_counted", scenario="91")
+def every_exception_is_a_recovery(original: Any) -> Any:
+    """Subtasks that throw in one instant cost a restart each (a fault that the product had)."""
+    return lambda self, now_ms, generation, under_way: False
+
+
 # --- alignment and snapshots
 
 
@@ -124,6 +134,18 @@ def one_barrier_is_enough(original: Any) -> Any:
         return [effects.BlockChannel(channel), *self._begin_snapshot(checkpoint)]
 
     return block
+
+
+@mutation(CyclicAlignment, "_on_barrier")
+def early_barriers_of_back_edges_are_missed(original: Any) -> Any:
+    """A barrier on a back edge that comes before the copy is waited for behind it (a fault that the product had)."""
+
+    def on_barrier(self: Any, channel: Any, checkpoint: Any) -> Any:
+        if channel in self._back:
+            return self._came(channel, checkpoint)
+        return original(self, channel, checkpoint)
+
+    return on_barrier
 
 
 @mutation(SubtaskSnapshots, "_cursors_behind_barrier")

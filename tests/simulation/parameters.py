@@ -91,6 +91,10 @@ NEXT_TIME = 8 * 9
 """And so much more for each time that the point is to be reached before."""
 
 
+UNLIMITED = 100_000
+"""Restarts that no history comes to."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """``kind`` happens at ``at_ms``, to slot (or host, or whatever the kind says) ``target``, for ``duration_ms``."""
@@ -114,7 +118,7 @@ class Parameters:
     as a step does. ``watermarks``: sources send them, and every other stage
     holds rows back until they are old enough. ``loops``: edges that lead back (producer, consumer); rows go round.
     ``clock_keys``: records of so many keys make those who count them read the clock. ``error_rate``: of the Bloom
-    filters. ``whims``: subtasks are not deterministic."""
+    filters. ``whims``: subtasks are not deterministic. ``max_restarts``: the option."""
 
     seed: int = 0
     stages: int = 2
@@ -148,6 +152,7 @@ class Parameters:
     clock_keys: int = 0
     error_rate: float = 0.01
     whims: bool = False
+    max_restarts: int = UNLIMITED
     loops: tuple[tuple[int, int], ...] = ()
     faults: tuple[Fault, ...] = ()
 

@@ -621,7 +621,7 @@ def options_of(parameters: Parameters) -> Options:
         sharing_depth=parameters.sharing_depth,
         failback=parameters.failback,
         session_timeout=SESSION_TIMEOUT_MS / 1000,
-        max_restarts=100_000,
+        max_restarts=parameters.max_restarts,
         max_slot_losses=100_000,
         heartbeat_interval=0.1,
         heartbeat_timeout=HEARTBEAT_TIMEOUT_S,

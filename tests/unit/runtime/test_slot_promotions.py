@@ -55,7 +55,8 @@ class Host:
             vertices=[SimpleNamespace(name=name) for name in "SABC"], inputs_of=lambda name, parallelism: []
         )
         self.lineage = Lineage(list("SABC"), [("S", "A"), ("S", "B"), ("B", "C")])
-        self.active = ActiveSubtasks(self.graph)
+        graph: Any = self.graph
+        self.active = ActiveSubtasks(graph)
         self.slots: dict[SubtaskId, int] = {}
         self.generations: dict[SubtaskId, Generation] = {}
         self.said: list[control.ControlMessage] = []
