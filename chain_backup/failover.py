@@ -463,6 +463,7 @@ class FailoverProtocol:
         if not event.deterministic:
             return [*effects, *self._fall_back("exception", (subtask,), reason, event.error)]
         if self._attempt is not None and subtask in self._attempt.failed:
+            self._threw.add(subtask)
             return effects
         if subtask in self._threw:
             again = f"{reason} (again, without a complete checkpoint in between: the same input fails each successor)"
