@@ -266,6 +266,14 @@ class LocalFailoverRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class InputEndsProcesses:
+    """The same input has ended two processes (``crashes``): further recoveries would end in the same way."""
+
+    reason: str
+    error: object
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationsUsed:
     """Local failover gave single subtasks generations up to ``newest``: the next deployment takes a higher one."""
 
@@ -384,6 +392,7 @@ JobEvent: TypeAlias = (
     | SlotLeft
     | FailoverStarted
     | LocalFailoverRefused
+    | InputEndsProcesses
     | GenerationsUsed
     | SlotDeployed
     | SlotStopped

@@ -28,6 +28,7 @@ Rules:
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
 - *Spare* slots come and go while the job lives. Nothing is deployed on them, and nobody waits for one but for its end
   with the job; where one is lost, nothing is, as far as this machine knows.
+- An input that has ended two processes at the same place ends the job (``crashes``).
 - The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
 
 Invariants: ``Deploy`` only when all slots are registered, nothing is in flight and the backoff is over; generations
@@ -67,6 +68,7 @@ from flinkplus.protocol.events import (
     FinalAbandoned,
     FinalCommitted,
     GenerationsUsed,
+    InputEndsProcesses,
     JobEvent,
     LocalFailoverRefused,
     OutputDrained,
@@ -240,6 +242,8 @@ class JobProtocol:
                 return []
             case FailoverStarted() | LocalFailoverRefused():
                 return self._on_local_failure(now_ms, event)
+            case InputEndsProcesses(reason, error):
+                return self._stop(now_ms, JobEnded(JobState.FAILED, error, reason, "exception"))
             case GenerationsUsed(newest):
                 self._newest_used = max(self._newest_used, newest)
                 return []

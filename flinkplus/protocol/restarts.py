@@ -106,13 +106,12 @@ class RestartBudget:
         self._last = None
 
     def on_progress(self, now_ms: int) -> None:
-        """A checkpoint became complete. In the moment of a recovery it is one that was begun before, so the job has got
-        over all failures but that one."""
-        last = self._last if self._last is not None and self._last.has_moment(now_ms) else None
-        kind = None if last is None else last.kind
-        self._slot_failures = min(self._slot_failures, int(kind in SLOT_FAILURES))
-        self._in_a_row = min(self._in_a_row, int(last is not None))
-        self._got_over = max(0, len(self._user_failures_ms) - int(kind in USER_FAILURES))
+        """A checkpoint became complete. In the moment of an exception it was begun before, and shows nothing."""
+        self._slot_failures = 0
+        last = self._last
+        if last is None or last.kind in SLOT_FAILURES or not last.has_moment(now_ms):
+            self._in_a_row = 0
+            self._got_over = len(self._user_failures_ms)
 
     def delay_ms(self) -> int:
         """How long to wait before the recovery from the failure counted last."""

@@ -445,6 +445,7 @@ class Failovers:
             deployment.draining,
             self._complete,
             subtasks,
+            deployment.lost_at is not None,
         )
         try:
             self._dispatch.tell(effect.slot, order)

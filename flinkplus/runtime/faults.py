@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.step_note import disown
 
 LOOP_POINTS = ("logging", "returned", "round")
 OVERTAKING_POINTS = ("recording", "recorded")
@@ -121,6 +122,7 @@ def _strike(subtask: str, strike: Callable[[str], None] | None) -> None:
     if strike is not None:
         strike(subtask)
     else:
+        disown()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -51,6 +51,7 @@ class Host(Protocol):
     graph: JobGraph
     lineage: Lineage
     runs_ahead: bool
+    notes_rows: bool
     active: ActiveSubtasks
     slots: dict[SubtaskId, int]
     generations: dict[SubtaskId, Generation]
@@ -210,6 +211,7 @@ class SlotFailover:
 
     def _activate(self, promotion: _Promotion) -> None:
         host, order = self._host, promotion.order
+        host.notes_rows = order.notes_rows
         # Whoever has this generation is promoted with these; whoever has a newer one will be. All say where they go on.
         resuming = frozenset(n for n, generation in host.generations.items() if generation >= order.generation)
         built: list[Subtask] = []

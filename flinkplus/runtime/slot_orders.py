@@ -71,6 +71,8 @@ class SlotOrders(ABC):
         self._deploying: control.Deploy | None = None
         self._restore_ms = 0.0
         self._stopping = False
+        self.notes_rows = False
+        """Whether a process was lost since the last complete checkpoint, as the last deployment or promotion said."""
 
     # --- by the driver
 
@@ -271,6 +273,7 @@ class SlotOrders(ABC):
         self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
 
     def _deploy(self, deploy: control.Deploy) -> None:
+        self.notes_rows = deploy.notes_rows
         if deploy.generation <= self._generation:
             return
         begun = self.clock.monotonic()

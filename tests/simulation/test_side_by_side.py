@@ -20,17 +20,9 @@ def outages(seed: int) -> Parameters:
     """A job that may restart three times, and a service that its subtasks call, which is away for a while. There is one
     such while: at a second one the jobs would not be in the same place any more."""
     rng, job = child(seed, "side by side"), draw(seed, looped=False)
-    faults = [
-        Fault(
-            rng.choice(TIMES_MS) + number * rng.choice((0, 5, 40)),
-            rng.choice(OUTAGES),
-            1,
-            rng.choice(DURATIONS_MS),
-        )
-        for number in range(rng.choice((1, 1, 2, 3)))
-    ]
-    if rng.random() < 0.3:
-        faults.append(Fault(rng.choice(TIMES_MS), "crash", rng.randrange(4), 0))
+    at_ms = rng.choice(TIMES_MS)
+    kinds = rng.choice((("outage",), ("throw_together",), OUTAGES))
+    faults = [Fault(at_ms, kind, 1, rng.choice(DURATIONS_MS)) for kind in kinds]
     return replace(
         job,
         guarantee="exactly-once",

@@ -754,15 +754,18 @@ def test_the_moment_is_longer_by_the_delay_that_a_rollback_would_have() -> None:
 def test_slots_that_local_failover_replaces_are_counted_between_checkpoints() -> None:
     history = running(max_slot_losses=1)
     assert history.at(100, TOLD_SLOT, GenerationsUsed(G2)) == []
-    assert history.at(5_000, CheckpointCompleted(ONE), replace(TOLD_SLOT, generation=G2), GenerationsUsed(G3)) == []
-    assert StopSlots() in history.at(5_010, replace(TOLD_SLOT, generation=G3))
+    assert history.at(110, CheckpointCompleted(ONE), replace(TOLD_SLOT, generation=G2), GenerationsUsed(G3)) == []
+    assert StopSlots() in history.at(120, replace(TOLD_SLOT, generation=G3))
 
 
-def test_a_checkpoint_that_completes_in_the_moment_of_a_recovery_does_not_show_that_it_is_over() -> None:
+def test_a_checkpoint_that_completes_in_the_moment_of_an_exception_does_not_show_that_it_is_over() -> None:
     """It was begun before. The next failure is the second in a row, and the rollback waits."""
-    history = running(max_slot_losses=1, backoff_first_ms=300)
-    assert history.at(100, TOLD_SLOT, GenerationsUsed(G2), CheckpointCompleted(ONE)) == []
-    assert StopSlots() in history.at(200, replace(TOLD_SLOT, generation=G2))
+    history = running(backoff_first_ms=300, backoff_max_ms=1_000)
+    assert history.at(100, THREW, GenerationsUsed(G2), CheckpointCompleted(ONE), threw(G2), GenerationsUsed(G3)) == []
+    history.at(
+        110, LocalFailoverRefused("exception", (SubtaskId("count", 1),), "again", "the error", True), OutputDrained()
+    )
+    assert history.machine.next_deadline_ms() == 410
 
 
 def test_slots_of_one_host_are_one_loss() -> None:
