@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import struct
+from typing import BinaryIO
 
 COUNT = struct.Struct(">QB")
 IS_DEAF, IS_STOPPED, IS_LAST = 1, 2, 4
@@ -66,7 +67,7 @@ def last_words(note: bytes, fatal: bytes) -> bytes:
         text = text[: len(text) // 2]
 
 
-def opened(path):  # type: ignore[no-untyped-def]
+def opened(path: "str | None") -> "BinaryIO | None":
     """A file of the slot's, which may be removed as soon as the slot has ended; ``None`` when it cannot be read."""
     try:
         return open(path, "rb") if path else None
@@ -74,7 +75,7 @@ def opened(path):  # type: ignore[no-untyped-def]
         return None
 
 
-def content(file):  # type: ignore[no-untyped-def]
+def content(file: "BinaryIO | None") -> bytes:
     """What is in a file that was opened."""
     return b"" if file is None else file.read(NOTE_BYTES)
 

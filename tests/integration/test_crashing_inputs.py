@@ -74,3 +74,18 @@ def test_a_row_that_crashes_a_library_ends_the_job_after_the_second_process(
     assert f"i={BAD}" in error.row, str(error)
     assert error.message
     assert metrics["slot_restarts"] <= 2
+
+
+@pytest.mark.parametrize("recovery", ["standby", "rollback"])
+def test_a_row_that_ends_the_process_without_a_signal_ends_the_job_too(
+    spark: SparkSession, tmp_path: Path, recovery: str
+) -> None:
+    """Behind a source, rows have the same numbers in every attempt."""
+    env = environment(spark, tmp_path, recovery)
+    stream = env.generate(numbers, schema="k long, i long", batches=True, rate=20_000, name="numbers")
+    exits = stream.map(at_the_bad_row(lambda: os._exit(3)), schema="k long, i long", name="exits")
+    exits.key_by("k").count(name="count").discard(name="out")
+    error, metrics = failure_of(env, "exits")
+    assert error.operator == "exits" and error.cause == ""
+    assert f"i={BAD}" in error.row, str(error)
+    assert metrics["slot_restarts"] <= 2
