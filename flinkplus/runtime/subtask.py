@@ -105,6 +105,7 @@ class Subtask(SubtaskSteps):
     """One active subtask of one generation."""
 
     outputs: OutputGate
+    _sound_from: CheckpointId | None = None  # once it is complete, what was to be repeated was survived
 
     def __init__(self, plan: SubtaskPlan, ports: SubtaskPorts) -> None:
         self.plan = plan
@@ -113,7 +114,6 @@ class Subtask(SubtaskSteps):
         self._number = 1 + plan.graph.vertices.index(plan.vertex) * plan.options.parallelism + plan.subtask.index
         self._pending: dict[CheckpointId, Pending] = {}
         self._in_pool: set[CheckpointId] = set()
-        self._sound_from: CheckpointId | None = None  # once it is complete, what was to be repeated was survived
         self._random, self._random_of = random.Random(0), -1
         self.busy_s = 0.0
         graph, vertex, options = plan.graph, plan.vertex, plan.options

@@ -34,6 +34,7 @@ from flinkplus.protocol.events import (
     FinalAbandoned,
     FinalCommitted,
     GenerationsUsed,
+    InputEndsProcesses,
     JobEvent,
     LocalFailoverRefused,
     OutputDrained,
@@ -791,6 +792,18 @@ def test_a_job_that_stops_takes_no_notice_of_failovers() -> None:
     history.at(100, CancelRequested())
     assert history.at(110, TOLD_SLOT, REFUSED, GenerationsUsed(G4)) == []
     assert history.state is JobState.STOPPING
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_input_that_ends_processes_ends_the_job_whether_it_runs_or_waits_for_slots(interrupted: bool) -> None:
+    history = running()
+    if interrupted:
+        history.at(90, SlotLost(1, 1, "it crashed"))
+        assert history.state is JobState.INTERRUPTED
+    effects = history.at(100, InputEndsProcesses("the same input", "the error"))
+    assert StopSlots() in effects
+    (ended,) = history.at(110, OutputDrained(), SlotStopped(0), *(() if interrupted else (SlotStopped(1),)))
+    assert ended == JobEnded(JobState.FAILED, "the error", "the same input", "exception")
 
 
 # -------------------------------------------------------------------------------------------------------- spare slots
