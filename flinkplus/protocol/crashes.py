@@ -9,10 +9,12 @@ working on. Rules:
   the same one; at most one of them names it, and the message is the same, or the rows of a source overlap; at most one
   names it, and both processes ended by a signal of their own (``SIGSEGV``, ``SIGABRT`` and the like). The last rule is
   for a rollback, after which messages are cut in another way.
-- A complete checkpoint that was triggered after the loss is progress beyond the place: it is forgotten.
+- A complete checkpoint is no sign that the place was passed: its barrier may lie before the input. So a place is
+  remembered for ``KEPT_CHECKPOINTS`` more checkpoints. Messages and rows of a source have numbers of their own, so
+  those that were passed do not come again.
 
 A ``kill -9`` from outside leaves no signal of its own. It is blamed on an input only when it hits the same operator at
-the same message twice, with no complete checkpoint in between. A call must last as long as the time between the two
+the same message twice. A call must last as long as the time between the two
 kills for that; a job with such calls gets nowhere while it is killed like this.
 """
 
@@ -22,6 +24,9 @@ from dataclasses import dataclass
 
 from flinkplus.protocol.ids import CheckpointId, SubtaskId
 
+KEPT_CHECKPOINTS = 16
+"""Checkpoints that may complete between two losses at the same place; while so few have since a loss, subtasks that
+start again note the rows that they work on."""
 MAX_PLACES = 64
 """Places that are remembered; the oldest are forgotten first."""
 
@@ -74,4 +79,5 @@ class Crashes:
 
     def on_progress(self, checkpoint: CheckpointId) -> None:
         """``checkpoint`` became complete."""
-        self._places = [(place, triggered) for place, triggered in self._places if triggered >= checkpoint]
+        oldest = checkpoint - KEPT_CHECKPOINTS
+        self._places = [(place, triggered) for place, triggered in self._places if triggered >= oldest]

@@ -9,6 +9,7 @@ from typing_extensions import assert_never
 
 from flinkplus.errors import FlinkPlusError
 from flinkplus.protocol import effects, events
+from flinkplus.protocol.crashes import KEPT_CHECKPOINTS
 from flinkplus.protocol.effects import CheckpointOutcome
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
@@ -74,7 +75,7 @@ class CheckpointDriver:
                 tell_all(control.Complete(generation, checkpoint))
                 machines.step_job(events.CheckpointCompleted(checkpoint))
                 lost_at = self._deployment.lost_at
-                if lost_at is not None and lost_at < checkpoint:
+                if lost_at is not None and lost_at + KEPT_CHECKPOINTS < checkpoint:
                     self._deployment.lost_at = None
                 self.progressed(checkpoint)
                 self.completed(checkpoint)

@@ -99,8 +99,8 @@ class Machines(Protocol):
 class Deployment:
     """What is deployed: ``generation`` of the last deployment, and of each subtask the slot it is at (or is on its way
     to) and its own generation. ``run``: which run of the job this is. ``draining``: the input is being ended.
-    ``triggered``: the newest checkpoint. ``lost_at``: that one when a slot's process was last lost, until a later one
-    is complete.
+    ``triggered``: the newest checkpoint. ``lost_at``: that one when a slot's process was last lost, until some later
+    ones are complete.
     """
 
     generation: Generation

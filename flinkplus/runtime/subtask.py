@@ -28,6 +28,7 @@ from flinkplus.operators.columns import merge
 from flinkplus.operators.routes import partitioner
 from flinkplus.operators.row import short_repr
 from flinkplus.protocol.channel import InputCursor
+from flinkplus.protocol.crashes import KEPT_CHECKPOINTS
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.in_flight import AbortCause, Logs, in_flight_bytes
 from flinkplus.protocol.incarnation import Incarnation, Promotion
@@ -105,7 +106,7 @@ class Subtask(SubtaskSteps):
     """One active subtask of one generation."""
 
     outputs: OutputGate
-    _sound_from: CheckpointId | None = None  # once it is complete, what was to be repeated was survived
+    _sound_from: CheckpointId | None = None  # the first that was begun behind what is to be repeated
 
     def __init__(self, plan: SubtaskPlan, ports: SubtaskPorts) -> None:
         self.plan = plan
@@ -368,7 +369,7 @@ class Subtask(SubtaskSteps):
     def _on_complete(self, checkpoint: CheckpointId) -> None:
         assert self.operators is not None
         self.operators.checkpoint_complete(checkpoint)
-        if self._sound_from is not None and checkpoint >= self._sound_from:
+        if self._sound_from is not None and checkpoint >= self._sound_from + KEPT_CHECKPOINTS:
             self.operators.knows_rows_no_more()
         state = self.state
         if state is not None:

@@ -91,6 +91,10 @@ class Faults:
                 found: Any = subtask
                 found.poisoned = True
 
+    def _deadly(self, fault: Fault) -> None:
+        """From now on a certain record ends the process that counts it behind the first exchange."""
+        self._world.deadly = (0, 0, fault.target % max(1, self._world.parameters.records))
+
     def _outage(self, fault: Fault) -> None:
         """A service that every subtask calls is away."""
         self._world.outages += 1

@@ -24,6 +24,7 @@ from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.crashes import Crashes
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
@@ -100,6 +101,15 @@ def ready_subtasks_wait_for_those_that_a_fence_took(original: Any) -> Any:
             original(self, order)
 
     return fence
+
+
+# --- inputs that end processes
+
+
+@mutation(Crashes, "ended")
+def no_input_is_to_blame(original: Any) -> Any:
+    """An input that ends each process that works on it is tried for ever (as the product did)."""
+    return lambda self, place, triggered: None
 
 
 # --- restarts

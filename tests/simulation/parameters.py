@@ -43,7 +43,9 @@ SILENCES = ("silence", "silence_one_way", "silence_around")
 stream breaks."""
 OUTAGES = ("outage", "throw_together")
 """A service that all subtasks call is away for a while; or each subtask throws once, all in one instant."""
-FAULTS = (*DRAWN_FAULTS, *SILENCES, *OUTAGES)
+DEADLY = 0.03
+"""Share of the jobs in which a record ends the process that works on it."""
+FAULTS = (*DRAWN_FAULTS, *SILENCES, *OUTAGES, "deadly")
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
 SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to_spare", "drain", "crash", "throw")
@@ -420,6 +422,9 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
         faults += _company(rng, parameters, Fault(at_ms, kind, target, duration_ms))
     faults += _silences(child(seed, "silence"), parameters, horizon_ms)
     faults += _outages(child(seed, "outage"), horizon_ms)
+    deadly = child(seed, "deadly")
+    if deadly.random() < DEADLY:
+        faults.append(Fault(deadly.randrange(5, 10 + horizon_ms), "deadly", deadly.randrange(64), 0))
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
 
 

@@ -17,11 +17,12 @@ from typing import Any
 from chain_backup.effects import ChainRecordLike
 from chain_backup.zookeeper.records import SlotNodeGone, SlotRecord
 from flinkplus.config import Options
-from flinkplus.errors import PeerProtocolError
+from flinkplus.errors import PeerProtocolError, ProcessCrashed
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.in_flight import JOB_SLOTS
+from flinkplus.protocol.messages import Message
 from flinkplus.runtime import control
 from flinkplus.runtime.coordinator import Coordinator
 from flinkplus.runtime.dispatch import Dispatch, RegistryTold
@@ -31,6 +32,7 @@ from flinkplus.runtime.moves import PlannedMove
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.planes import ControlArrived, ControlLost
 from flinkplus.runtime.running import GENERATIONS_PER_RUN
+from flinkplus.runtime.step_note import EDGE, FIELDS, OPERATOR, PRODUCER, SEQ, SUBTASK, LastWords
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.deadlines import DIED, Deadlines
 from tests.simulation.driver import (
@@ -43,7 +45,7 @@ from tests.simulation.driver import (
     SimWorker,
     Unavailable,
 )
-from tests.simulation.graph import SimGraph
+from tests.simulation.graph import RecordId, SimGraph
 from tests.simulation.parameters import Parameters, child
 from tests.simulation.phases import names_of
 from tests.simulation.slot import SimSlot
@@ -56,6 +58,9 @@ SESSION_TIMEOUT_MS = 400
 BEAT_MS = 300
 HEARTBEAT_TIMEOUT_S = 1.0
 LATE_MS = 12
+MAX_ENDED_BY_INPUT = 4
+"""Processes that an input may end, for each driver: two at the same place, one where messages are cut in another way,
+and one whose last words are still on their way."""
 SPARES_TIMEOUT_S = 0.5
 ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about", "checkpoints and commits in flight did not")
 """Reasons with which a job may fail: the storage refused for too long."""
@@ -135,6 +140,7 @@ class World:
         self._moved: dict[int, int] = {}
         self._over: set[int] = set()  # spare slots that Spark does not run any more; never iterated
         self.crowded = self.outages = 0
+        self.deadly: RecordId | None = None
         self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
         self.checks = Checks(self)
         self.deadlines = Deadlines(self)
@@ -325,6 +331,9 @@ class World:
             self._end("finished")
         else:
             allowed = any(reason in str(error) for reason in ALLOWED_ENDS)
+            allowed = allowed or (
+                self.deadly is not None and isinstance(getattr(error, "__cause__", None), ProcessCrashed)
+            )
             if not allowed:
                 raise Violation("progress", f"the job ended {state}: {error}")
             self._end(f"failed: {error}")
@@ -367,6 +376,20 @@ class World:
     def host_of(self, slot: int) -> str:
         """Where the next process of ``slot`` is started."""
         return f"host{self._moved.get(slot, slot) // self.parameters.hosts}"
+
+    def ended_by_input(self, process: SimSlot, subtask: SubtaskId, message: Message) -> None:
+        """``process`` is about to end at a row of ``message``. Its last words reach the driver a little later."""
+        self.counts["ended_by_input"] += 1
+        drivers = 1 + self.counts["driver_crashes"]
+        if self.counts["ended_by_input"] > MAX_ENDED_BY_INPUT * drivers:
+            raise Violation("progress", f"{self.deadly} has ended {self.counts['ended_by_input']} processes")
+        numbers = [0] * FIELDS
+        vertex = [vertex.name for vertex in self.graph.vertices].index(subtask.vertex)
+        numbers[SUBTASK], numbers[OPERATOR] = 1 + vertex * self.parameters.parallelism + subtask.index, 1 + vertex
+        numbers[EDGE], numbers[PRODUCER], numbers[SEQ] = 1 + message.channel.edge, message.channel.producer, message.seq
+        text = str(self.deadly) if process.notes_rows else ""
+        words = LastWords(f"process {process.process}", tuple(numbers), text, "")
+        self.at(self.now_ms + self.rng_spark.randint(1, 30), self.coordinator_turns, words)
 
     def rehost(self, slot: int, other: int) -> None:
         self._moved[slot] = (slot + other) % self.parameters.parallelism

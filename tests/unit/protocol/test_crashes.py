@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flinkplus.protocol.crashes import MAX_PLACES, Crashes, Place
+from flinkplus.protocol.crashes import KEPT_CHECKPOINTS, MAX_PLACES, Crashes, Place
 from flinkplus.protocol.ids import CheckpointId, SubtaskId
 
 C0, C1 = SubtaskId("count", 0), SubtaskId("count", 1)
@@ -60,12 +60,12 @@ def test_crashes_at_different_rows_are_different() -> None:
     assert blamed(first, second) is None
 
 
-def test_a_checkpoint_that_was_triggered_after_the_loss_is_progress_beyond_it() -> None:
+def test_a_place_is_remembered_for_so_many_checkpoints() -> None:
     crashes = Crashes()
     crashes.ended(CRASHED, ONE)
-    crashes.on_progress(ONE)
-    assert crashes.ended(CRASHED, ONE) is not None, "that one was triggered before"
-    crashes.on_progress(TWO)
+    crashes.on_progress(CheckpointId(1 + KEPT_CHECKPOINTS))
+    assert crashes.ended(CRASHED, TWO) is not None, "barriers may lie before the input"
+    crashes.on_progress(CheckpointId(2 + KEPT_CHECKPOINTS))
     assert crashes.ended(CRASHED, TWO) is None
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from flinkplus.errors import ProcessCrashed
 from flinkplus.protocol import events
+from flinkplus.protocol.crashes import KEPT_CHECKPOINTS
 from flinkplus.protocol.ids import CheckpointId, Generation
 from flinkplus.runtime import pulse_process
 from flinkplus.runtime.dispatch import Deployment
@@ -167,11 +168,11 @@ def test_processes_that_are_ended_from_here_blame_no_input() -> None:
     assert job.heard == []
 
 
-def test_other_messages_and_what_lies_before_a_checkpoint_do_not_count() -> None:
+def test_other_messages_and_losses_of_long_ago_do_not_count() -> None:
     job = Reported()
     job.reports.take(job.words("1-a"))
     job.reports.take(job.words("2-b", seq=18))
-    job.reports.completed(CheckpointId(1))
+    job.reports.completed(CheckpointId(1 + KEPT_CHECKPOINTS))
     job.reports.take(job.words("3-c"))
     assert job.heard == []
 
