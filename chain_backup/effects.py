@@ -115,8 +115,7 @@ class FailoverDone:
 @dataclass(frozen=True, slots=True)
 class FailureTakenOn:
     """A subtask of ``generation`` threw, and local failover recovers it: this counts as a recovery of the job.
-    ``under_way``: another failover was not over. The first effect of its step; comes before ``FallBack`` when the
-    failover is given up at once."""
+    ``under_way``: another failover was not over. Comes before ``FallBack`` when the failover is given up at once."""
 
     generation: Generation
     under_way: bool

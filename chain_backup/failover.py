@@ -472,7 +472,7 @@ class FailoverProtocol:
         taken_on = FailureTakenOn(event.generation, self.recovering, reason, event.error)
         if not self._config.partial:
             self._table.drop_head(subtask)
-        return [taken_on, *effects, *self._fail(now_ms, "exception", [subtask], reason, event.error)]
+        return [*effects, taken_on, *self._fail(now_ms, "exception", [subtask], reason, event.error)]
 
     def _fail(
         self, now_ms: int, kind: FailoverKind, failed: list[SubtaskId], reason: str, error: object = None
