@@ -3,12 +3,8 @@
 After algorithm 2 of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015). It is
 algorithm 1 (``alignment``) on the inputs that are no back edges, and more for those that are:
 
-- *block input*: a barrier on a regular input blocks it; a back edge does not wait for its own barrier, else a barrier
-  that waits for the loop would wait for itself;
-- *early barrier on a back edge*: another subtask of the same vertex was aligned first, so its barrier comes before the
-  state is copied here. What follows it belongs to no part of the checkpoint: the back edge is blocked until the copy.
-  Nothing of it is in flight then, and nothing is logged. The barriers that the copy waits for never depend on a back
-  edge, so this ends;
+- *block input*: a barrier on a regular input blocks it; a back edge is never blocked, else a barrier that waits for the
+  loop would wait for itself;
 - *all regular inputs blocked*: the state is copied, the barrier goes to every output, the inputs are unblocked; from
   here on all that is taken off a back edge is logged, and processed as ever;
 - *barrier on a back edge*: it has come round: what was logged of this edge up to here is what was in flight on it. When
@@ -30,12 +26,10 @@ from collections.abc import Sequence
 
 from flinkplus.protocol.effects import (
     BarrierEffect,
-    BlockChannel,
     CloseLog,
     ForwardBarrier,
     LogChannel,
     TakeSnapshot,
-    UnblockChannel,
 )
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId, invariant
 from flinkplus.protocol.recording import RecordingAlignment
@@ -56,37 +50,13 @@ class CyclicAlignment(RecordingAlignment):
     ) -> None:
         super().__init__(subtask, inputs, max_asynchronous, aborted)
         self._back = back
-        self._early: dict[ChannelId, CheckpointId] = {}  # blocked back edges, each with the checkpoint of its barrier
         self._awaited = tuple(channel for channel in inputs if channel not in back)
         invariant(bool(self._awaited) or not inputs, "a subtask has only back edges for inputs", subtask=subtask)
 
-    @property
-    def blocked(self) -> tuple[ChannelId, ...]:
-        return (*super().blocked, *self._early)
-
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if channel not in self._back:
-            return [*super()._on_barrier(channel, checkpoint), *self._release()]
-        effects = self._came(channel, checkpoint)
-        begins_later = checkpoint == self._aligning or checkpoint > self._newest_seen
-        if begins_later and checkpoint not in self.aborted:
-            self._early[channel] = checkpoint
-            effects.append(BlockChannel(channel))
-        return effects
-
-    def _on_abort(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        return [*super()._on_abort(checkpoint), *self._release(checkpoint)]
-
-    def _release(self, given_up: CheckpointId | None = None) -> list[BarrierEffect]:
-        """Unblock the back edges whose checkpoint has begun here, or never will."""
-        released = [
-            channel
-            for channel, early in self._early.items()
-            if early == given_up or (early <= self._newest_seen and early != self._aligning)
-        ]
-        for channel in released:
-            del self._early[channel]
-        return [UnblockChannel(channel) for channel in released]
+            return super()._on_barrier(channel, checkpoint)
+        return self._came(channel, checkpoint)
 
     def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
         return CloseLog(checkpoint, channel)
@@ -95,12 +65,10 @@ class CyclicAlignment(RecordingAlignment):
         if not self._back or self._refusal() is not None:
             return super()._begin_snapshot(checkpoint)
         self._asynchronous[checkpoint] = False
-        awaited = [channel for channel in self._back if self._early.get(channel) != checkpoint]
-        self._rounds[checkpoint] = awaited
+        self._rounds[checkpoint] = list(self._back)
         return [
             TakeSnapshot(checkpoint),
-            *[LogChannel(checkpoint, channel) for channel in awaited],
+            *[LogChannel(checkpoint, channel) for channel in self._back],
             ForwardBarrier(checkpoint),
             *self._unblock(),
-            *self._persist(),
         ]

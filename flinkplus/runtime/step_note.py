@@ -55,6 +55,7 @@ class StepNote:
     def __init__(self, directory: Path) -> None:
         self.path = directory / NOTE_FILE
         self.signal_path = directory / SIGNAL_FILE
+        directory.mkdir(parents=True, exist_ok=True)  # the driver may just have removed the job's directory
         self.path.write_bytes(bytes(SIZE_BYTES))
         self._signal_file: IO[bytes] = self.signal_path.open("wb")
         with self.path.open("r+b") as file:

@@ -146,18 +146,6 @@ def one_barrier_is_enough(original: Any) -> Any:
     return block
 
 
-@mutation(CyclicAlignment, "_on_barrier")
-def early_barriers_of_back_edges_are_missed(original: Any) -> Any:
-    """A barrier on a back edge that comes before the copy is waited for behind it (a fault that the product had)."""
-
-    def on_barrier(self: Any, channel: Any, checkpoint: Any) -> Any:
-        if channel in self._back:
-            return self._came(channel, checkpoint)
-        return original(self, channel, checkpoint)
-
-    return on_barrier
-
-
 @mutation(SubtaskSnapshots, "_cursors_behind_barrier")
 def cursors_before_the_barrier(original: Any) -> Any:
     """A snapshot's output cursors do not count the barrier."""
