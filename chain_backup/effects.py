@@ -113,6 +113,17 @@ class FailoverDone:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureTakenOn:
+    """A subtask of ``generation`` threw, and local failover recovers it: this counts as a recovery of the job.
+    ``under_way``: another failover was not over. Comes before ``FallBack`` when the failover is given up at once."""
+
+    generation: Generation
+    under_way: bool
+    reason: str
+    error: object
+
+
+@dataclass(frozen=True, slots=True)
 class FallBack:
     """Local failover cannot be proved safe: the whole job must roll back. The machine waits for ``JobStarted``; the
     failover that was under way, if any, ends with this."""
@@ -151,6 +162,7 @@ FailoverEffect: TypeAlias = (
     | EvictSlot
     | FailoverPhase
     | FailoverDone
+    | FailureTakenOn
     | FallBack
     | TrimLogs
     | MoveReported

@@ -64,6 +64,7 @@ from chain_backup.effects import (
     FailoverKind,
     FailoverPhase,
     FailoverPhaseName,
+    FailureTakenOn,
     FallBack,
     FenceSlots,
     MoveReported,
@@ -271,6 +272,11 @@ class FailoverProtocol:
         """Whether a failover is under way."""
         return self._failover is not None
 
+    @property
+    def recovering(self) -> bool:
+        """Whether a failover is under way that something has failed in, so not a handover."""
+        return self._failover is not None and self._failover.kind != "handover"
+
     def is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
         """Whether a snapshot (or a failure) that ``subtask`` reports in ``generation`` counts. Checkpoints must take
         acknowledgements by the same rule, else one is complete with a history that was left."""
@@ -460,14 +466,16 @@ class FailoverProtocol:
         if not event.deterministic:
             return [*effects, *self._fall_back("exception", (subtask,), reason, event.error)]
         if self._attempt is not None and subtask in self._attempt.failed:
+            self._threw.add(subtask)
             return effects
         if subtask in self._threw:
             again = f"{reason} (again, without a complete checkpoint in between: the same input fails each successor)"
             return [*effects, *self._fall_back("exception", (subtask,), again, event.error)]
         self._threw.add(subtask)
+        taken_on = FailureTakenOn(event.generation, self.recovering, reason, event.error)
         if not self._config.partial:
             self._table.drop_head(subtask)
-        return effects + self._fail(now_ms, "exception", [subtask], reason, event.error)
+        return [*effects, taken_on, *self._fail(now_ms, "exception", [subtask], reason, event.error)]
 
     def _fail(
         self, now_ms: int, kind: FailoverKind, failed: list[SubtaskId], reason: str, error: object = None

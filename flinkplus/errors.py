@@ -78,6 +78,29 @@ class UserFunctionError(FlinkPlusError):
         return f"operator {self.operator!r}, subtask {self.subtask}: {self.cause}; input row: {self.row}"
 
 
+class ProcessCrashed(FlinkPlusError):
+    """The same input ended the processes of two slots, one after the other, inside the same operator.
+
+    Attributes, as text: ``operator`` name, ``subtask``, ``message`` (its channel and number, or the rows of a source),
+    ``row`` (empty: not known), ``cause`` (the signal that the process died of; empty: not known).
+    """
+
+    def __init__(self, operator: str, subtask: str, message: str, row: str, cause: str) -> None:
+        super().__init__(operator, subtask, message, row, cause)
+        self.operator = operator
+        self.subtask = subtask
+        self.message = message
+        self.row = row
+        self.cause = cause
+
+    def __str__(self) -> str:
+        cause = self.cause or "no signal of its own, as when the process runs out of memory, exits or is killed"
+        return (
+            f"operator {self.operator!r}, subtask {self.subtask}: the same input ended the process twice ({cause}); "
+            f"{self.message}; input row: {self.row or 'not known'}. Mend the function, or filter such rows out"
+        )
+
+
 class HistoryMismatch(FlinkPlusError):
     """What a subtask does, or receives, contradicts what happened before a failure: local failover cannot be exact, and
     the job rolls back.

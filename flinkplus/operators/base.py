@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,7 @@ MAX_OUTPUT_ROWS = 65_536
 
 
 Dtype = Literal["int64", "float64"]
+R = TypeVar("R")
 
 
 class NumberStateLike(Protocol):
@@ -114,7 +115,8 @@ class OperatorContext:
     ``process`` gets; ``state`` is ``None`` for a subtask without keyed state; ``metrics`` are running totals, read by
     the slot at any time and restored with the state. ``now_ms`` gives the time of day of the step, ``rng`` the random
     numbers of the step: both the same when a standby repeats it. An operator uses no other clock and no other
-    randomness.
+    randomness. ``note_row`` (``None``: no need) notes the row that a user's function is about to get: set after the
+    loss of a process, so that an input that ends processes can be named.
     """
 
     operator: str
@@ -126,6 +128,17 @@ class OperatorContext:
     metrics: dict[str, int] = field(default_factory=dict)
     now_ms: Callable[[], int] = _outside_of_steps
     rng: Callable[[], random.Random] = _outside_of_steps
+    note_row: Callable[[object], None] | None = None
+
+    def noted(self, rows: Iterable[R]) -> Iterable[R]:
+        """``rows``, each of them noted before it is handed on, where there is need."""
+        return rows if self.note_row is None else self._noting(rows, self.note_row)
+
+    @staticmethod
+    def _noting(rows: Iterable[R], note_row: Callable[[object], None]) -> Iterator[R]:
+        for row in rows:
+            note_row(row)
+            yield row
 
     def keyed_state(self) -> KeyedState:
         """``state``, for an operator that cannot work without. Raises ``InvariantViolation`` when there is none."""

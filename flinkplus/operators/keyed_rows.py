@@ -110,7 +110,7 @@ class _ReduceInstance(OperatorInstance):
         rows = rows_of(batch, self._ctx.input_schema)
         results: list[tuple[Any, ...]] = []
         try:
-            for row, code in zip(rows, key.codes.tolist(), strict=True):
+            for row, code in zip(self._ctx.noted(rows), key.codes.tolist(), strict=True):
                 before = so_far[code]
                 values = tuple(row) if before is None else self._combined(before, row)
                 so_far[code] = values
@@ -312,7 +312,7 @@ class _ProcessInstance(OperatorInstance):
         rows = rows_of(batch, self._ctx.input_schema)
         positions = [self._ctx.input_schema.get_field_index(column) for column in self._keys]
         context.batch = key
-        for row, code in zip(rows, key.codes.tolist(), strict=True):
+        for row, code in zip(self._ctx.noted(rows), key.codes.tolist(), strict=True):
             context.code = code
             context.key = row[positions[0]] if len(positions) == 1 else tuple(row[p] for p in positions)
             try:

@@ -65,7 +65,7 @@ def call_for_each(fn: Callable[[Row], Any], rows: list[Row], ctx: OperatorContex
     """``[fn(row) for row in rows]``, with the row in the error when it raises."""
     results: list[Any] = []
     try:
-        for row in rows:
+        for row in ctx.noted(rows):
             results.append(fn(row))  # its length says which row raised
     except USER_EXCEPTIONS as error:
         raise user_error(ctx.operator, ctx.subtask, rows[len(results)], error) from error
@@ -128,7 +128,7 @@ class _FlatMapInstance(OperatorInstance):
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         fn, collector = self._fn, self._collector
-        for row in rows_of(batch, self._ctx.input_schema):
+        for row in self._ctx.noted(rows_of(batch, self._ctx.input_schema)):
             try:
                 result = fn(row)
             except USER_EXCEPTIONS as error:
@@ -209,6 +209,8 @@ class _MapBatchesInstance(OperatorInstance):
         if not batch.num_rows:
             return
         shown = plain(batch, self._ctx.input_schema)
+        if self._ctx.note_row is not None:
+            self._ctx.note_row(_Verbatim(_shown(shown)))
         results = self._results(shown)
         while True:
             try:
@@ -220,8 +222,7 @@ class _MapBatchesInstance(OperatorInstance):
                 fitted = plain(selected, self._schema)
                 fitted.validate()
             except USER_EXCEPTIONS as error:
-                row = f"a batch of {shown.num_rows} rows that begins with {shown.slice(0, 1).to_pylist()[0]!r}"
-                raise user_error(self._ctx.operator, self._ctx.subtask, _Verbatim(row), error) from error
+                raise user_error(self._ctx.operator, self._ctx.subtask, _Verbatim(_shown(shown)), error) from error
             yield from cut(fitted)
 
     def _results(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -233,6 +234,10 @@ class _MapBatchesInstance(OperatorInstance):
                 yield part
             else:
                 raise TypeError(f"returned {type(part).__name__}, not a pyarrow.RecordBatch")
+
+
+def _shown(batch: pa.RecordBatch) -> str:
+    return f"a batch of {batch.num_rows} rows that begins with {batch.slice(0, 1).to_pylist()[0]!r}"
 
 
 class _Verbatim(str):

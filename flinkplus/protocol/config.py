@@ -76,6 +76,9 @@ class RecoveryConfig:
     """For so long each counts, and until a checkpoint has become complete after it; None: for good."""
     max_slot_losses: int = 10
     """Slots lost or evicted without a complete checkpoint in between; one more ends the job."""
+    same_moment_ms: int = 1_000
+    """From the begin of a recovery beside the stream (and the delay that a rollback would have): what was running then
+    and fails within this time is part of that recovery."""
     max_start_failures: int = 2
     """Failed starts of one slot, one after the other, before the job has begun; one more ends it."""
     slot_timeout_ms: int = 60_000

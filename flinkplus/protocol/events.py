@@ -243,9 +243,12 @@ class SlotLeft:
 @dataclass(frozen=True, slots=True)
 class FailoverStarted:
     """A running job has a failure that local failover takes on: it costs what a rollback would cost, and may be one too
-    many. ``kind``: "exception" or "slot"."""
+    many. ``kind``: "exception" or "slot". ``generation``: the newest generation of what failed. ``under_way``: whether
+    local failover was busy with another failure."""
 
     kind: FailureKind
+    generation: Generation
+    under_way: bool
     reason: str
     error: object
 
@@ -260,6 +263,14 @@ class LocalFailoverRefused:
     reason: str
     error: object
     counted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InputEndsProcesses:
+    """The same input has ended two processes (``crashes``): further recoveries would end in the same way."""
+
+    reason: str
+    error: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +392,7 @@ JobEvent: TypeAlias = (
     | SlotLeft
     | FailoverStarted
     | LocalFailoverRefused
+    | InputEndsProcesses
     | GenerationsUsed
     | SlotDeployed
     | SlotStopped

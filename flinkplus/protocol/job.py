@@ -23,10 +23,12 @@ Rules:
 - Several slots lost at once are one failure; slots lost while the job waits for slots cost nothing but time.
 - A slot whose processes fail to start, one after the other, ends a job that has not begun, since waiting does not help.
   Once it has, the host is more likely to blame: the job waits its time, and then says what was wrong.
-- A failure that local failover takes on is spent from the same budget as one that rolls back.
+- A failure that local failover takes on is spent from the same budget as one that rolls back, unless it is part of a
+  recovery that was counted (``restarts``). When local failover ends in a rollback, that is part of the same recovery.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
 - *Spare* slots come and go while the job lives. Nothing is deployed on them, and nobody waits for one but for its end
   with the job; where one is lost, nothing is, as far as this machine knows.
+- An input that has ended two processes at the same place ends the job (``crashes``).
 - The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
 
 Invariants: ``Deploy`` only when all slots are registered, nothing is in flight and the backoff is over; generations
@@ -67,6 +69,7 @@ from flinkplus.protocol.events import (
     FinalAbandoned,
     FinalCommitted,
     GenerationsUsed,
+    InputEndsProcesses,
     JobEvent,
     LocalFailoverRefused,
     OutputDrained,
@@ -241,13 +244,15 @@ class JobProtocol:
                 return []
             case FailoverStarted() | LocalFailoverRefused():
                 return self._on_local_failure(now_ms, event)
+            case InputEndsProcesses(reason, error):
+                return self._stop(now_ms, JobEnded(JobState.FAILED, error, reason, "exception"))
             case GenerationsUsed(newest):
                 self._newest_used = max(self._newest_used, newest)
                 return []
             case SubtaskFailed() | RestoreFailed() | FinalAbandoned():
                 return self._on_generation_failed(now_ms, event)
             case CheckpointCompleted() | CheckpointDropped():
-                self._on_checkpoint(event)
+                self._on_checkpoint(now_ms, event)
                 return []
             case OutputDrained():
                 return self._on_drained()
@@ -345,8 +350,10 @@ class JobProtocol:
         if self._state is not JobState.RUNNING:
             return []
         match event:
-            case FailoverStarted(kind, reason, error):
-                enough = self._budget.spend(now_ms, kind)
+            case FailoverStarted(kind, generation, under_way, reason, error):
+                if self._budget.is_counted(now_ms, generation, under_way or bool(self._slots.missing)):
+                    return []
+                enough = self._budget.spend(now_ms, kind, self._newest_used)
                 return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
             case LocalFailoverRefused(kind, subtasks, reason, error, counted):
                 failure = _Failure(kind, subtasks, reason)
@@ -359,7 +366,7 @@ class JobProtocol:
 
     def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
         """The newest generation is dead: recover, or end the job when that was tried often enough."""
-        enough = self._budget.spend(now_ms, failure.kind)
+        enough = self._budget.spend(now_ms, failure.kind, self._newest_used)
         if enough is not None:
             return self._too_many(now_ms, failure.kind, failure.reason, error, enough)
         return self._interrupt(now_ms, failure)
@@ -367,6 +374,7 @@ class JobProtocol:
     def _interrupt(self, now_ms: int, failure: _Failure) -> list[JobEffect]:
         self._recovery += 1
         self._failure = failure
+        self._budget.rolls_back()
         effects = [*self._phase("detect"), HaltSubtasks(self._generation), *self._drain()]
         if self._drained:
             effects += self._phase("fence")
@@ -383,7 +391,7 @@ class JobProtocol:
 
     # --------------------------------------------------------------------------------- checkpoints and output
 
-    def _on_checkpoint(self, event: CheckpointCompleted | CheckpointDropped) -> None:
+    def _on_checkpoint(self, now_ms: int, event: CheckpointCompleted | CheckpointDropped) -> None:
         checkpoint = event.checkpoint
         if isinstance(event, CheckpointDropped):
             invariant(checkpoint != self.restore_from, "the checkpoint to restore was dropped", checkpoint=checkpoint)
@@ -400,7 +408,7 @@ class JobProtocol:
         )
         self._newest_complete = checkpoint
         self._available = [*self._available, checkpoint][-MAX_FALLBACKS:]
-        self._budget.on_progress()
+        self._budget.on_progress(now_ms)
 
     def _end_draining(self) -> None:
         self._drained, self._draining, self._drain_until_ms = True, False, None
@@ -483,6 +491,7 @@ class JobProtocol:
         if not late:
             effects = [StartSubtasks(self._generation), *self._phase("replay")]
             self._state = JobState.RUNNING
+            self._budget.runs_again()
             self._drained = False
             self._failure = self._deploy_until_ms = None
             return effects

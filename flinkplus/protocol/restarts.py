@@ -1,6 +1,18 @@
 """How often a job may still be recovered, and how long to wait before that.
 
-Rules: failures of user code tend to come back, so each counts for ``restart_window_ms`` at least, and until a
+One *recovery* counts once, whatever fails in it. A failure is part of the last recovery that was counted when both
+hold:
+
+- What failed was running already when that recovery began: its generation is no newer than the newest one then. What a
+  recovery has started itself, and fails again, is a failure of its own.
+- The recovery is not over, or its *moment* is not. It is over when all subtasks run again and no slot is missing. Its
+  moment ends ``same_moment_ms`` after the time for which a rollback would have waited before it starts anything.
+
+So an outage that makes many subtasks throw costs a job that recovers beside the stream no more than one that rolls
+back: a rollback halts all subtasks at the first exception, and does not see the others. A local failover that ends in a
+rollback is one recovery with it, too.
+
+Other rules: failures of user code tend to come back, so each counts for ``restart_window_ms`` at least, and until a
 checkpoint has become complete after it: an input that throws again and again lets none become complete, however long it
 takes to come round; exceptions that are rare, and that the job got over, do not add up over the weeks. Losses of slots
 count only as long as no checkpoint becomes complete in between, since machines do die in a long run. The first recovery
@@ -9,15 +21,32 @@ in a row has no delay, the following ones double it. A corrupt checkpoint costs 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from flinkplus.protocol.config import RecoveryConfig
 from flinkplus.protocol.effects import FailureKind
+from flinkplus.protocol.ids import Generation
 
 USER_FAILURES: tuple[FailureKind, ...] = ("exception", "checkpoint")
 SLOT_FAILURES: tuple[FailureKind, ...] = ("slot", "deploy")
 
 
+@dataclass(frozen=True, slots=True)
+class _Recovery:
+    """One that was counted. ``newest``: the newest generation when it began; ``moment_until_ms``: see above, ``None``
+    while the job rolls back."""
+
+    kind: FailureKind
+    newest: Generation
+    moment_until_ms: int | None
+
+    def has_moment(self, now_ms: int) -> bool:
+        """Whether its moment is not over."""
+        return self.moment_until_ms is None or now_ms < self.moment_until_ms
+
+
 class RestartBudget:
-    """Counts the failures of one job."""
+    """Counts the recoveries of one job."""
 
     def __init__(self, config: RecoveryConfig) -> None:
         self._config = config
@@ -25,9 +54,22 @@ class RestartBudget:
         self._got_over = 0  # so many of them, the oldest, have seen a checkpoint become complete
         self._slot_failures = 0
         self._in_a_row = 0
+        self._last: _Recovery | None = None
 
-    def spend(self, now_ms: int, kind: FailureKind) -> str | None:
-        """Count a failure; says why there may be no further recovery, or None."""
+    def is_counted(self, now_ms: int, generation: Generation, under_way: bool) -> bool:
+        """Whether a failure of what runs in ``generation`` is part of the last recovery that was counted.
+        ``under_way``: that one is not over."""
+        last = self._last
+        return last is not None and generation <= last.newest and (under_way or last.has_moment(now_ms))
+
+    def spend(self, now_ms: int, kind: FailureKind, newest: Generation) -> str | None:
+        """Count a recovery that begins now; says why there may be no further one, or None. ``newest``: the newest
+        generation of what runs."""
+        why_not = self._spend(now_ms, kind)
+        self._last = _Recovery(kind, newest, now_ms + self.delay_ms() + self._config.same_moment_ms)
+        return why_not
+
+    def _spend(self, now_ms: int, kind: FailureKind) -> str | None:
         if kind in USER_FAILURES:
             self._forget_old(now_ms)
             self._user_failures_ms.append(now_ms)
@@ -54,10 +96,22 @@ class RestartBudget:
         del self._user_failures_ms[:old]
         self._got_over -= old
 
-    def on_progress(self) -> None:
-        """A checkpoint became complete."""
-        self._slot_failures = self._in_a_row = 0
-        self._got_over = len(self._user_failures_ms)
+    def rolls_back(self) -> None:
+        """The job is interrupted: until it runs again nothing that completes shows that the failure is over."""
+        if self._last is not None:
+            self._last = replace(self._last, moment_until_ms=None)
+
+    def runs_again(self) -> None:
+        """The job was deployed: what fails now is a failure of its own, and what completes is progress."""
+        self._last = None
+
+    def on_progress(self, now_ms: int) -> None:
+        """A checkpoint became complete. In the moment of an exception it was begun before, and shows nothing."""
+        self._slot_failures = 0
+        last = self._last
+        if last is None or last.kind in SLOT_FAILURES or not last.has_moment(now_ms):
+            self._in_a_row = 0
+            self._got_over = len(self._user_failures_ms)
 
     def delay_ms(self) -> int:
         """How long to wait before the recovery from the failure counted last."""

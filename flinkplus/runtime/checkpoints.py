@@ -9,6 +9,7 @@ from typing_extensions import assert_never
 
 from flinkplus.errors import FlinkPlusError
 from flinkplus.protocol import effects, events
+from flinkplus.protocol.crashes import KEPT_CHECKPOINTS
 from flinkplus.protocol.effects import CheckpointOutcome
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
@@ -43,6 +44,7 @@ class CheckpointDriver:
         self._figures = figures
         self._reach = reach
         self.holds: Callable[[CheckpointId, SubtaskId], bool] = lambda _checkpoint, _source: False
+        self.progressed: Callable[[CheckpointId], None] = lambda _checkpoint: None
         self.completed: Callable[[CheckpointId], None] = lambda _checkpoint: None
         self.aborted: Callable[[CheckpointId], None] = lambda _checkpoint: None
         self.overtaking: Callable[[CheckpointId], None] = lambda _checkpoint: None
@@ -53,6 +55,7 @@ class CheckpointDriver:
         match effect:
             case effects.TriggerCheckpoint(checkpoint, sources, _, generation):
                 self._figures.triggered(checkpoint)
+                self._deployment.triggered = checkpoint
                 held = [source for source in sources if self.holds(checkpoint, source)]
                 self.trigger(checkpoint, [source for source in sources if source not in held], generation)
             case effects.OvertakeCheckpoint(checkpoint, generation):
@@ -71,6 +74,10 @@ class CheckpointDriver:
             case effects.NotifyComplete(checkpoint, generation):
                 tell_all(control.Complete(generation, checkpoint))
                 machines.step_job(events.CheckpointCompleted(checkpoint))
+                lost_at = self._deployment.lost_at
+                if lost_at is not None and lost_at + KEPT_CHECKPOINTS < checkpoint:
+                    self._deployment.lost_at = None
+                self.progressed(checkpoint)
                 self.completed(checkpoint)
             case effects.CommitOutput(checkpoint, _):
                 self._reach("commit")

@@ -284,7 +284,8 @@ class Deploy:
     ``assignment``: subtask -> slot, all of them. ``addresses``: slot -> [incarnation, host:port]. ``handles``:
     subtask ->
     snapshot handle, for this slot's subtasks only, empty without a checkpoint. ``marks``: subtask -> rows it had put
-    out before the failure (``Progressed`` is due when it goes beyond).
+    out before the failure (``Progressed`` is due when it goes beyond). ``notes_rows``: a process was lost since the
+    last complete checkpoint, so rows are noted before users' functions get them.
     """
 
     generation: int
@@ -293,6 +294,7 @@ class Deploy:
     addresses: dict[str, list[Any]]
     handles: dict[str, dict[str, Any]] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
+    notes_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -355,7 +357,7 @@ class Fence:
 class Promote:
     """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionRefused``.
 
-    ``complete``: the newest checkpoint that is.
+    ``complete``: the newest checkpoint that is. ``notes_rows``: as in ``Deploy``.
 
     ``subtasks``: name -> ``version``, ``handle`` (of that version, empty for version 0), ``received`` (channel -> next
     ``seq`` that a living consumer expects), ``determinants`` (its runs, as in ``Fenced``), ``ancestors`` (name ->
@@ -373,6 +375,7 @@ class Promote:
     draining: bool
     complete: int
     subtasks: dict[str, dict[str, Any]]
+    notes_rows: bool = False
 
 
 @dataclass(frozen=True)

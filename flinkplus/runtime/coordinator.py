@@ -68,6 +68,7 @@ from flinkplus.runtime.faults import COORDINATOR_POINTS, STANDBY_POINTS, Faults
 from flinkplus.runtime.figures import Figures
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.injections import KILL
+from flinkplus.runtime.last_words import CrashReports
 from flinkplus.runtime.lifeline import LifelineCut, Lifelines
 from flinkplus.runtime.limits import configs, reachability_config
 from flinkplus.runtime.logs import speak_as
@@ -89,6 +90,7 @@ from flinkplus.runtime.renumbering import matched
 from flinkplus.runtime.reports import Reports
 from flinkplus.runtime.spares import Spares
 from flinkplus.runtime.status import chains_of, slots_of, subtasks_of
+from flinkplus.runtime.step_note import LastWords
 
 MAX_IDLE_S = 0.1
 LOOK_AGAIN_S = 0.01
@@ -216,6 +218,9 @@ class Coordinator:
         self._reports = Reports(
             self._dispatch, self, self._deployment, self.recoveries, self.figures, self._presence, self._failovers
         )
+        crashes = self._crashes = CrashReports(graph, options.parallelism, self, self._deployment)
+        self._presence.ends = crashes.ended_on_purpose
+        self._checkpoint_driver.progressed = crashes.completed
         self._operations = Operations(self._dispatch, self._deployment, self._presence, graph, options, self._later)
         self._operations.add_to(self.commands)
         self.moves = Moves(self._ask, lambda: self.state, self._failovers)
@@ -522,6 +527,8 @@ class Coordinator:
                     self._failovers.step(done)
             case RegistryTold(told):
                 self._presence.registry_told(told)
+            case LastWords():
+                self._crashes.take(event)
             case UserAsked(action):
                 action()
             case _:

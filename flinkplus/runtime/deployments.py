@@ -157,6 +157,7 @@ class JobDriver:
                 self._dispatch.members.addresses(),
                 {name: handle for name, handle in handles.items() if name in mine},
                 {name: rows for name, rows in self._recoveries.marks.items() if name in mine},
+                self._deployment.lost_at is not None,
             )
             try:
                 self._dispatch.tell(member.slot, deploy)

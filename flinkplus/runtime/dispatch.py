@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from chain_backup.events import FailoverEvent
 from flinkplus.protocol import events
-from flinkplus.protocol.ids import Generation, SubtaskId
+from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime import control
 from flinkplus.runtime.clock import Clock
 from flinkplus.runtime.members import Member, Members
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from flinkplus.runtime.lifeline import LifelineCut, Lifelines
     from flinkplus.runtime.planes import LinkEvent, Rendezvous
     from flinkplus.runtime.pulse import Pulses
+    from flinkplus.runtime.step_note import LastWords
 
+NO_CHECKPOINT = CheckpointId(0)
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -74,7 +76,7 @@ class RegistryTold:
 
 
 WorkDone: TypeAlias = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
-InboxEvent: TypeAlias = "LinkEvent | LifelineCut | WorkDone | RegistryTold | UserAsked"
+InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | WorkDone | RegistryTold | UserAsked"
 
 
 class Machines(Protocol):
@@ -91,6 +93,8 @@ class Machines(Protocol):
 class Deployment:
     """What is deployed: ``generation`` of the last deployment, and of each subtask the slot it is at (or is on its way
     to) and its own generation. ``run``: which run of the job this is. ``draining``: the input is being ended.
+    ``triggered``: the newest checkpoint. ``lost_at``: that one when a slot's process was last lost, until some later
+    ones are complete.
     """
 
     generation: Generation
@@ -100,6 +104,8 @@ class Deployment:
     generations: Mapping[SubtaskId, Generation] = field(default_factory=dict)
     first_started_s: float | None = None
     clock: Clock = time
+    triggered: CheckpointId = NO_CHECKPOINT
+    lost_at: CheckpointId | None = None
 
     def on(self, slot: int) -> list[SubtaskId]:
         """The subtasks at ``slot``."""

@@ -3,8 +3,8 @@
 What a new head needs is gathered here: the snapshot handle of its version, and what the fenced slots answered.
 
 Rules: the machine runs only while the job does; any other time failures go to the machine of the job. Every failure
-that it takes on is counted there first, and what it refuses is rolled back there. A source that is on its way gets its
-triggers when it has arrived.
+that it takes on is reported there first, to be counted, and what it refuses is rolled back there. A source that is on
+its way gets its triggers when it has arrived.
 """
 
 from __future__ import annotations
@@ -196,6 +196,12 @@ class Failovers:
             if heads:  # there are none once it gave up
                 self._deployment.assignment = heads
                 self._deployment.generations = self._protocol.generations
+        for effect in todo:
+            if isinstance(effect, effects.FailureTakenOn):  # before the job knows of the generation that this makes
+                taken_on = core.FailoverStarted(
+                    "exception", effect.generation, effect.under_way, effect.reason, effect.error
+                )
+                self._machines.step_job(taken_on)
         newest = self._protocol.newest_generation
         if newest > self._newest:
             self._newest = newest
@@ -206,11 +212,21 @@ class Failovers:
 
     def slot_lost(self, member: Member, reason: str) -> None:
         """A slot is gone while the job runs; it is off the table already."""
+        matters = not self._dispatch.members.is_spare(member.slot) or self.has_joined(member.slot)
+        if matters:
+            self._machines.step_job(self._loss_of(member.slot, reason))
         self._machines.step_job(core.SlotLeft(member.slot, member.incarnation, reason))
-        if not self._dispatch.members.is_spare(member.slot) or self.has_joined(member.slot):
-            self._machines.step_job(core.FailoverStarted("slot", f"slot {member.slot} was lost: {reason}", None))
+        if matters:
             self.step(events.SlotLost(member.slot, reason))
         self._joining.lost(member.slot)
+
+    def _loss_of(self, slot: int, reason: str) -> core.FailoverStarted:
+        """What the loss of ``slot`` counts as. When no subtask is on it, it is a failure of its own."""
+        protocol, generations = self._protocol, self._deployment.generations
+        hosted = [generations[subtask] for subtask in self._deployment.on(slot) if subtask in generations]
+        generation = max(hosted, default=Generation(protocol.newest_generation + 1))
+        why = f"slot {slot} was lost: {reason}"
+        return core.FailoverStarted("slot", generation, protocol.recovering, why, None)
 
     def slot_over(self, slot: int) -> None:
         """A spare slot on which nothing is any more is about to end, on purpose."""
@@ -220,7 +236,6 @@ class Failovers:
     def subtask_failed(self, subtask: SubtaskId, generation: Generation, reason: str, error: object) -> None:
         """A subtask says that it failed; it is of the present generation."""
         deterministic = not isinstance(error, HistoryMismatch)
-        self._machines.step_job(core.FailoverStarted("exception", f"{subtask}: {reason}", error))
         self.step(events.SubtaskFailed(subtask, generation, reason, error, deterministic))
 
     # --- what slots say
@@ -364,6 +379,8 @@ class Failovers:
                 elif last is not None:
                     self._recoveries.called_off(last.number)
                 self._arrived()
+            case effects.FailureTakenOn():
+                pass  # said above
             case effects.FallBack(kind, subtasks, reason, error):
                 self._fall_back(kind, subtasks, reason, error)
             case effects.EvictSlot(slot, reason):
@@ -424,6 +441,7 @@ class Failovers:
             deployment.draining,
             self._complete,
             subtasks,
+            deployment.lost_at is not None,
         )
         try:
             self._dispatch.tell(effect.slot, order)

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.near import did_you_mean
+from flinkplus.runtime.step_note import disown
 
 LOOP_POINTS = ("logging", "returned", "round")
 OVERTAKING_POINTS = ("recording", "recorded")
@@ -137,6 +138,7 @@ def _strike(subtask: str, strike: Callable[[str], None] | None) -> None:
     if strike is not None:
         strike(subtask)
     else:
+        disown()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 from flinkplus.errors import CorruptState
 from flinkplus.graph import JobGraph, Node, Vertex
 from flinkplus.operators.base import END_OF_TIME_MS, Operator, OperatorContext, OperatorInstance, WatermarkMaker
+from flinkplus.runtime.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
 from flinkplus.sinks.base import Sink, SinkWriter
 from flinkplus.sources.base import Source, SourceReader
 
@@ -73,8 +74,11 @@ class FusedOperators:
         exchanges: Exchanges,
         now_ms: Callable[[], int],
         rng: Callable[[], random.Random],
+        note: Numbers | None = None,
+        note_row: Callable[[object], None] | None = None,
     ) -> None:
         self._exchanges = exchanges
+        self._note = no_note() if note is None else note
         self.members: dict[int, Member] = {}
         parents = {child: node for node in vertex.nodes for child in graph.nodes[node].children}
         for node_index in vertex.nodes:
@@ -82,7 +86,9 @@ class FusedOperators:
             parent = parents.get(node_index)
             schema = graph.root_schema(vertex) if parent is None else graph.nodes[parent].schema
             name = f"{node.name}[{index}]"
-            context = OperatorContext(node.name, name, index, parallelism, schema, state, now_ms=now_ms, rng=rng)
+            context = OperatorContext(
+                node.name, name, index, parallelism, schema, state, now_ms=now_ms, rng=rng, note_row=note_row
+            )
             member = Member(node, context)
             if isinstance(node.body, Operator):
                 member.instance = node.body.create(context)
@@ -117,9 +123,9 @@ class FusedOperators:
         elif self._by_input is None or edge is None:
             yield from self._process(self.root, batch)
         else:
+            self._begin(self.root, batch.num_rows)
             self.members[self.root].rows_in += batch.num_rows
-            for out in self._by_input.process_input(self._inputs[edge], batch):
-                yield from self._emit(self.root, out)
+            yield from self._emit_all(self.root, self._by_input.process_input(self._inputs[edge], batch))
         for index in self._clocks:
             clock = self.members[index].instance
             assert isinstance(clock, WatermarkMaker)
@@ -134,21 +140,52 @@ class FusedOperators:
         """All input has ended, and event time with it: flush every operator, upstream ones first."""
         for index, member in self.members.items():
             if member.instance is not None:
-                for out in member.instance.on_watermark(END_OF_TIME_MS):
-                    yield from self._emit(index, out)
-                for out in member.instance.end():
-                    yield from self._emit(index, out)
+                self._begin(index, 0)
+                yield from self._emit_all(index, member.instance.on_watermark(END_OF_TIME_MS))
+                self._begin(index, 0)
+                yield from self._emit_all(index, member.instance.end())
 
     def _process(self, index: int, batch: pa.RecordBatch) -> Iterator[None]:
         member = self.members[index]
+        self._begin(index, batch.num_rows)
         member.rows_in += batch.num_rows
         if member.writer is not None:
             member.writer.write(batch)
             member.rows_out += batch.num_rows
+            self._note[OPERATOR] = 0
             return
         assert member.instance is not None
-        for out in member.instance.process(batch):
-            yield from self._emit(index, out)
+        yield from self._emit_all(index, member.instance.process(batch))
+
+    def read(self, rows: int) -> pa.RecordBatch | None:
+        """The next ``rows`` of the source, or fewer; ``None`` at its end."""
+        member = self.members[self.root]
+        assert member.reader is not None
+        self._begin(self.root, rows, member.rows_out)
+        batch = member.reader.read(rows)
+        self._note[OPERATOR] = 0
+        return batch
+
+    def _begin(self, index: int, rows: int, first: int | None = None) -> None:
+        """Operator ``index`` begins to work on so many rows: that is noted. ``first``: the number of the first."""
+        note = self._note
+        note[FIRST_ROW] = self.members[index].rows_in if first is None else first
+        note[ROWS], note[TEXT_BYTES] = rows, 0
+        note[OPERATOR] = index + 1
+
+    def _emit_all(self, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[None]:
+        """Emit what an operator gives. Only while it makes that is it noted as the one that is working."""
+        note, number = self._note, index + 1
+        for batch in batches:
+            note[OPERATOR] = 0
+            yield from self._emit(index, batch)
+            note[OPERATOR] = number
+        note[OPERATOR] = 0
+
+    def knows_rows_no_more(self) -> None:
+        """Rows need not be noted any more before operators work on them."""
+        for member in self.members.values():
+            member.context.note_row = None
 
     def _emit(self, index: int, batch: pa.RecordBatch) -> Iterator[None]:
         member = self.members[index]
@@ -163,8 +200,8 @@ class FusedOperators:
         if isinstance(member.instance, WatermarkMaker):
             return
         if member.instance is not None:
-            for out in member.instance.on_watermark(watermark_ms):
-                yield from self._emit(index, out)
+            self._begin(index, 0)
+            yield from self._emit_all(index, member.instance.on_watermark(watermark_ms))
             watermark_ms -= member.instance.behind_ms
         yield from self._rise(index, watermark_ms)
 

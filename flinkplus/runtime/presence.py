@@ -73,6 +73,8 @@ class Presence:
         self._taken_over = taken_over
         self._looked_s = dispatch.clock.monotonic()
         self.failovers: Failovers | None = None
+        self.ends: Callable[[str], None] = lambda name: None
+        """Called with the name of a slot's pulse before its process is ended from here."""
         self.registry_lost: str | None = None
         self._said: dict[int, str] = {}
 
@@ -137,12 +139,14 @@ class Presence:
     def _remove(self, member: Member) -> None:
         self._members.remove(member.slot)
         self._dispatch.drop(member)
+        self._deployment.lost_at = self._deployment.triggered
         self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
         self._step(SlotGone(member.slot))
 
     def evict(self, member: Member, reason: str) -> None:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
         log.warning("ending slot %d: %s", member.slot, reason, extra=_of(member))
+        self.ends(member.pulse)
         if member.host == socket.gethostname():
             _kill(member)
         self.lose(member, reason)
@@ -268,6 +272,7 @@ class Presence:
         member = self._members.get(slot)
         if member is None:
             return False
+        self.ends(member.pulse)
         self._recoveries.kill_stamped(member.slot, self._dispatch.clock.time())
         if member.host != socket.gethostname() or not _kill(member):
             self._dispatch.rendezvous.send(member.connection, control.Die())

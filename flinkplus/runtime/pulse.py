@@ -31,16 +31,29 @@ from typing import Any
 from flinkplus.protocol.pulses import PulsedSlot, PulseRule
 from flinkplus.runtime.clock import Clock
 from flinkplus.runtime.inbox import READ, Inbox
-from flinkplus.runtime.pulse_process import COUNT, DEAF, HEARS, IS_DEAF, IS_STOPPED, MAC_BYTES, TAG_BYTES, tag
+from flinkplus.runtime.pulse_process import (
+    COUNT,
+    DEAF,
+    HEARS,
+    IS_DEAF,
+    IS_LAST,
+    IS_STOPPED,
+    MAC_BYTES,
+    TAG_BYTES,
+    tag,
+)
+from flinkplus.runtime.step_note import StepNote, parse
 from flinkplus.runtime.tcp import parse_address
 
 log = logging.getLogger("flinkplus.pulse")
 
 PULSES_IN_TIMEOUT = 4
-MAX_DATAGRAM_BYTES = 512
+MAX_DATAGRAM_BYTES = 1200
 MAX_AT_ONCE = 1000
 CROWD = 32
 """So many datagrams at once that are not believed may have filled the buffer."""
+MAX_LAST_WORDS = 1000
+"""Slots whose last words have come, and are not taken again; the oldest are forgotten first."""
 STOP_TIMEOUT_S = 2.0
 LOOK_S = 0.02
 
@@ -105,6 +118,7 @@ class Pulses:
         self._looked_s = clock.monotonic()
         self._unbelieved = self._thrown_away = self._told = 0
         self._crowded = False
+        self._last_words: list[str] = []
         self._socket = socket.socket(family, kind, protocol)
         self._socket.setblocking(False)
         _attach_filter(self._socket, self._tag)
@@ -131,13 +145,26 @@ class Pulses:
 
     def _believed(self, datagram: bytes) -> bool:
         said, mac = datagram[:-MAC_BYTES], datagram[-MAC_BYTES:]
-        name, count = said[TAG_BYTES : -COUNT.size - 1], said[-COUNT.size :]
+        (name, _, words), count = said[TAG_BYTES : -COUNT.size].partition(b"\0"), said[-COUNT.size :]
         if not name or not hmac.compare_digest(hmac.digest(self._key, said, "sha256")[:MAC_BYTES], mac):
             return False
         number, flags = COUNT.unpack(count)
         deaf, stopped = bool(flags & IS_DEAF), bool(flags & IS_STOPPED)
         text = name.decode("ascii", "replace")
+        if flags & IS_LAST:
+            return self._takes_words(text, words)
         return self.rule.heard(self._now_ms(), text, number, deaf=deaf, stopped=stopped)
+
+    def _takes_words(self, name: str, words: bytes) -> bool:
+        """The last words of a slot are for the coordinator, once."""
+        if name not in self._last_words:
+            try:
+                said = parse(name, words)
+            except (ValueError, KeyError, TypeError, struct.error):
+                return False
+            self._last_words = [*self._last_words, name][-MAX_LAST_WORDS:]
+            self._inbox.put(said)
+        return True
 
     def _now_ms(self) -> int:
         return round(self._clock.monotonic() * 1000)
@@ -208,13 +235,16 @@ class Pulse:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def open(self, address: str, secret: bytes, name: str, timeout_s: float) -> None:
-        """Begin to send to ``address`` as ``name``. Where that cannot be, the reason is logged."""
+    def open(self, address: str, secret: bytes, name: str, timeout_s: float, note: StepNote | None = None) -> None:
+        """Begin to send to ``address`` as ``name``. Where that cannot be, the reason is logged. ``note``: of the step
+        that this slot is in, to be sent when its process has ended.
+        """
         text = pkgutil.get_data(__package__ or "", "pulse_process.py")
         assert text is not None
         host, port = parse_address(address)
         order = {"host": host, "port": port, "key": pulse_key(secret).hex(), "name": name}
         order |= {"interval_s": timeout_s / PULSES_IN_TIMEOUT, "pid": os.getpid()}
+        order |= {"note": note and str(note.path), "signal": note and str(note.signal_path)}
         try:
             process = self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", text.decode()],

@@ -81,6 +81,7 @@ from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
 from flinkplus.runtime.standbys import StandbyReady, Standbys
 from flinkplus.runtime.start_failure import report_failed_start
+from flinkplus.runtime.step_note import StepNote, disown
 from flinkplus.runtime.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.tls import context
 from flinkplus.runtime.wire import Message, decode_frame, encode
@@ -252,6 +253,7 @@ class Slot(SlotOrders):
         self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
         self._pulse = Pulse()
+        self._note = StepNote(scratch)
         self._faults = Faults(config.options.faults, config.first_generation)
         self._injections = Injections([self._data, self._link], self._pulse, self._inbox, self._faults.arm)
         self._retention: Retention[tuple[Message, Any]] | None = None
@@ -295,7 +297,7 @@ class Slot(SlotOrders):
         )
         if self._config.pulses is not None and self._options.hang_timeout is not None:
             secret = self._config.credentials.secret
-            self._pulse.open(self._config.pulses, secret, name, self._options.hang_timeout)
+            self._pulse.open(self._config.pulses, secret, name, self._options.hang_timeout, self._note)
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
             self._drain()
@@ -391,6 +393,7 @@ class Slot(SlotOrders):
         self._data.renew(peer, reason)
 
     def _die(self) -> None:
+        disown()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:
@@ -534,6 +537,7 @@ class Slot(SlotOrders):
             stands_still=self._options.checkpoint_mode == "synchronous",
             unaligned=self._unaligned,
             in_flight=self.in_flight,
+            notes_rows=self.notes_rows,
         )
         ports = SubtaskPorts(
             self._link.send,
@@ -548,6 +552,7 @@ class Slot(SlotOrders):
             self._retention,
             self._snapshotted,
             self._make_filter,
+            self._note,
         )
         return Subtask(plan, ports)
 
@@ -620,6 +625,7 @@ class Slot(SlotOrders):
         self._inbox.close()
         self._lifeline.close()
         self._pulse.close()
+        self._note.close()
         gc.unfreeze()
 
 

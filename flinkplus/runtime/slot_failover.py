@@ -12,7 +12,9 @@ The coordinator decides (``chain_backup.failover``), this obeys:
 In partial recovery there are no standbys: what a subtask needs to begin anew comes from the durable store, as far as
 this slot does not have it. Whoever is alive and goes back with the failed is retired by the fence, and promoted here.
 
-Rules: the slot's loop thread alone. A promotion goes on when others fail meanwhile, except for what they take along.
+Rules: the slot's loop thread alone. A promotion continues when others fail meanwhile, except for the subtasks that
+their fence takes over. A promotion is kept exactly as long as it waits for a standby: it ends when the last one is
+ready, also when that is because a fence took the others over, and when a fence has taken all of them.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Host(Protocol):
     graph: JobGraph
     lineage: Lineage
     runs_ahead: bool
+    notes_rows: bool
     active: ActiveSubtasks
     slots: dict[SubtaskId, int]
     generations: dict[SubtaskId, Generation]
@@ -134,6 +137,8 @@ class SlotFailover:
             subtask.stand_in_for(failed)
         for message in in_parts(answer, self._known_steps(failed), digests.items(), self._part_values):
             host.report(message)
+        for attempt in list(self._promotions):
+            self._end_when_ready(attempt)
 
     def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Run, ...]]]:
         """What is known here of the failed, and of the ancestors that what they are to repeat may depend on; put
@@ -203,8 +208,15 @@ class SlotFailover:
             self._refuse(promotion, name, event.reason)
             return
         promotion.ready[name] = event.prepared
-        if len(promotion.ready) == len(promotion.subtasks):
-            del self._promotions[event.attempt]
+        self._end_when_ready(event.attempt)
+
+    def _end_when_ready(self, attempt: int) -> None:
+        """Activate the subtasks of a promotion, and end it, unless it waits for one of them."""
+        promotion = self._promotions[attempt]
+        if len(promotion.ready) < len(promotion.subtasks):
+            return
+        del self._promotions[attempt]
+        if promotion.subtasks:
             self._activate(promotion)
 
     def _refuse(self, promotion: _Promotion, name: SubtaskId, reason: str) -> None:
@@ -213,6 +225,7 @@ class SlotFailover:
 
     def _activate(self, promotion: _Promotion) -> None:
         host, order = self._host, promotion.order
+        host.notes_rows = order.notes_rows
         # Whoever has this generation is promoted with these; whoever has a newer one will be. All say where they go on.
         resuming = frozenset(n for n, generation in host.generations.items() if generation >= order.generation)
         built: list[Subtask] = []

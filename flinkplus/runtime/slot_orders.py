@@ -73,6 +73,8 @@ class SlotOrders(ABC):
         self._stopping = False
         self._silent: dict[int, int] = {}
         self._unreached = control.PeersUnreached({})
+        self.notes_rows = False
+        """Whether a process was lost since the last complete checkpoint, as the last deployment or promotion said."""
 
     # --- by the driver
 
@@ -302,6 +304,7 @@ class SlotOrders(ABC):
         self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
 
     def _deploy(self, deploy: control.Deploy) -> None:
+        self.notes_rows = deploy.notes_rows
         if deploy.generation <= self._generation:
             return
         begun = self.clock.monotonic()

@@ -26,7 +26,9 @@ from flinkplus.errors import ControlMessageTooLarge, CorruptState
 from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.columns import merge
 from flinkplus.operators.routes import partitioner
+from flinkplus.operators.row import short_repr
 from flinkplus.protocol.channel import InputCursor
+from flinkplus.protocol.crashes import KEPT_CHECKPOINTS
 from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.in_flight import AbortCause, Logs, in_flight_bytes
 from flinkplus.protocol.incarnation import Incarnation, Promotion
@@ -39,6 +41,7 @@ from flinkplus.runtime.gates import InputChannel, InputGate, OutputGate
 from flinkplus.runtime.omissions import PartialAdmission, UncheckedCursor, without
 from flinkplus.runtime.output_trace import OutputRecorder
 from flinkplus.runtime.pacing import Pacer
+from flinkplus.runtime.step_note import EDGE, OPERATOR, PRODUCER, SEQ, SUBTASK, Numbers, StepNote, no_note
 from flinkplus.runtime.wire import Message, decode_frame, decode_records, digest_of, encode, encode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.store import Aside
@@ -55,7 +58,8 @@ __all__ = ["HANDLE_FORMAT", "Promotion", "Subtask", "SubtaskPlan", "SubtaskPorts
 
 @dataclass(kw_only=True)
 class SubtaskPlan(Incarnation):
-    """What a deployment, or a promotion, tells a subtask. ``salt``: what makes random numbers those of this job."""
+    """What a deployment, or a promotion, tells a subtask. ``salt``: what makes random numbers those of this job.
+    ``notes_rows``: a process was lost, so rows are noted before users' functions get them."""
 
     graph: JobGraph
     vertex: Vertex
@@ -63,6 +67,7 @@ class SubtaskPlan(Incarnation):
     handle: dict[str, Any]
     mark: int | None
     salt: str
+    notes_rows: bool = False
 
 
 @dataclass
@@ -81,6 +86,7 @@ class SubtaskPorts:
     retention: Retention[tuple[Message, Any]] | None
     snapshotted: Callable[[SubtaskId, Generation, dict[str, Any]], None]
     seen: Callable[[], MessageFilter | None]
+    note: StepNote | None = None
 
 
 @dataclass
@@ -100,10 +106,13 @@ class Subtask(SubtaskSteps):
     """One active subtask of one generation."""
 
     outputs: OutputGate
+    _sound_from: CheckpointId | None = None  # the first that was begun behind what is to be repeated
 
     def __init__(self, plan: SubtaskPlan, ports: SubtaskPorts) -> None:
         self.plan = plan
         self._ports = ports
+        self._note: Numbers = no_note() if ports.note is None else ports.note.numbers
+        self._number = 1 + plan.graph.vertices.index(plan.vertex) * plan.options.parallelism + plan.subtask.index
         self._pending: dict[CheckpointId, Pending] = {}
         self._in_pool: set[CheckpointId] = set()
         self._random, self._random_of = random.Random(0), -1
@@ -185,6 +194,8 @@ class Subtask(SubtaskSteps):
             self.outputs,
             self.now_ms,
             self._rng,
+            self._note,
+            self._note_row if plan.notes_rows else None,
         )
         self.operators.restore(saved.get("operators", {}), plan.promotion is not None)
         self.begin_from(saved)
@@ -230,9 +241,13 @@ class Subtask(SubtaskSteps):
         Steps that are repeated follow each other at once, for a while: others wait for what comes behind them.
         """
         begun = time.perf_counter()
+        note = self._note
+        note[OPERATOR] = 0
+        note[SUBTASK] = self._number
         super().run()
         while self.repeats_on and time.perf_counter() - begun < REPLAY_SLICE_S:
             super().run()
+        note[SUBTASK] = 0
         self.busy_s += time.perf_counter() - begun
 
     def stand_in_for(self, failed: Collection[SubtaskId]) -> None:
@@ -290,10 +305,21 @@ class Subtask(SubtaskSteps):
 
     def _push(self, message: Message, payload: Any) -> Iterator[None]:
         assert self.operators is not None
+        self._note_message(message)
         return self.operators.push(_records(message, payload), message.channel.edge)
+
+    def _note_message(self, message: Message) -> None:
+        """The work to come is on ``message``, or on several of which that is the first."""
+        note, channel = self._note, message.channel
+        note[EDGE], note[PRODUCER], note[SEQ] = channel.edge + 1, channel.producer, message.seq
+
+    def _note_row(self, row: object) -> None:
+        if self._ports.note is not None:
+            self._ports.note.row(short_repr(row))
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         assert self.operators is not None
+        self._note_message(messages[0][0])
         if self.operators.tells_inputs_apart:
             for edge, run in groupby(messages, lambda item: item[0].channel.edge):
                 yield from self.operators.push(merge([_records(*item) for item in run]), edge)
@@ -308,7 +334,8 @@ class Subtask(SubtaskSteps):
         assert operators is not None and operators.reader is not None
         before = [member.rows_out for member in operators.members.values()]
         rate_before = self._counted
-        batch = operators.reader.read(rows)
+        self._note[EDGE] = 0
+        batch = operators.read(rows)
         if batch is None:
             return False
         self.has_read(batch.num_rows)
@@ -344,6 +371,8 @@ class Subtask(SubtaskSteps):
     def _on_complete(self, checkpoint: CheckpointId) -> None:
         assert self.operators is not None
         self.operators.checkpoint_complete(checkpoint)
+        if self._sound_from is not None and checkpoint >= self._sound_from + KEPT_CHECKPOINTS:
+            self.operators.knows_rows_no_more()
         state = self.state
         if state is not None:
             self._ports.beside(lambda: state.checkpoint_complete(checkpoint))
@@ -374,6 +403,8 @@ class Subtask(SubtaskSteps):
 
     def _take_snapshot(self, checkpoint: CheckpointId) -> None:
         assert self.operators is not None
+        if self._sound_from is None and not self.repeating:
+            self._sound_from = checkpoint
         begun, begun_s = time.perf_counter(), time.time()
         saved = {
             "operators": self.operators.stage(checkpoint),

@@ -299,7 +299,7 @@ class _Job(Timed):
             refused = events.LocalFailoverRefused("slot", (COUNT,), "reason", None, counted=False)
             yield Move("local failover refused", refused)
         if self.may("FailoverStarted"):
-            yield Move("failover started", events.FailoverStarted("exception", "reason", None))
+            yield Move("failover started", events.FailoverStarted("exception", generation, False, "reason", None))
 
     def do(self, event: Any) -> list[str]:
         if isinstance(event, events.SlotRegistered):

@@ -119,7 +119,29 @@ def test_an_input_that_fails_each_successor_ends_the_job(spark: SparkSession, tm
     assert metrics["state"] == "failed"
     assert metrics["failovers"] >= 1 and metrics["fallbacks"] >= 1
     assert "the same input fails each successor" in metrics["fallback_reasons"][0]
-    assert metrics["recoveries"] == 2
+    assert "failure 3, and max_restarts is 2" in str(caught.value)
+    assert metrics["fallbacks"] == 2, "each restart is a failover and the rollback that it ended in"
+
+
+def test_an_outage_that_every_subtask_meets_at_once_is_one_recovery(spark: SparkSession, tmp_path: Path) -> None:
+    outage = tmp_path / "outage"
+
+    def calls(row: Any) -> Any:
+        met = tmp_path / f"met-{os.getpid()}"
+        if outage.exists() and not met.exists():
+            met.touch()
+            raise ConnectionError("the service is away")
+        return row
+
+    between = lambda stream: stream.map(calls, schema=COUNTED, name="call")  # noqa: E731
+    with Victim(spark, tmp_path, between=between, max_restarts=1) as victim:
+        victim.wait_for_strength()
+        outage.touch()
+        victim.wait(lambda: len(list(tmp_path.glob("met-*"))) == 3, "an exception in each slot")
+        victim.wait_for_strength()
+        victim.finish()
+    assert victim.metrics["slot_restarts"] == 0
+    assert {recovery["failure"] for recovery in victim.job.recoveries()} == {"exception"}
 
 
 def test_three_stages(spark: SparkSession, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class Faults:
             return
         world.note("fault: %s", fault)
         world.counts[fault.kind] += 1
+        world.deadlines.struck(fault.kind, fault.duration_ms)
         getattr(self, f"_{fault.kind}")(fault)
 
     def _until(self, fault: Fault, end: str, *arguments: object) -> None:
@@ -81,6 +82,23 @@ class Faults:
             subtask.poisoned_receipt = True
         else:
             subtask.poisoned = True
+
+    def _throw_together(self, fault: Fault) -> None:
+        """All subtasks, or all of one slot, throw once: each when it next has something to do."""
+        slots = list(self._world.processes.values()) if fault.target % 4 else [self._process(fault)]
+        for slot in [slot for slot in slots if slot is not None]:
+            for subtask in slot.active:
+                found: Any = subtask
+                found.poisoned = True
+
+    def _deadly(self, fault: Fault) -> None:
+        """From now on a certain record ends the process that counts it behind the first exchange."""
+        self._world.deadly = (0, 0, fault.target % max(1, self._world.parameters.records))
+
+    def _outage(self, fault: Fault) -> None:
+        """A service that every subtask calls is away."""
+        self._world.outages += 1
+        self._until(fault, "_less", "outages")
 
     def _pause(self, fault: Fault) -> None:
         process = self._process(fault)

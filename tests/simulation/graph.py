@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from flinkplus.graph import Vertex
@@ -56,6 +57,7 @@ class SimGraph:
             inputs = tuple(x.edge for x in self.exchanges if x.consumer == at)
             outputs = tuple(x.edge for x in self.exchanges if x.producer == at)
             self.vertices.append(Vertex(f"v{at}", (at,), inputs, outputs, not inputs))
+        self.nodes = tuple(SimpleNamespace(name=vertex.name, body=None) for vertex in self.vertices)
         self._consumers: dict[ChannelId, SubtaskId] = {}
         self._inputs: dict[SubtaskId, list[tuple[ChannelId, SubtaskId]]] = {}
         self._by_name = {vertex.name: vertex for vertex in self.vertices}

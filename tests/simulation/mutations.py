@@ -25,6 +25,7 @@ from flinkplus.protocol.alignment import BarrierAlignment
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.commits import CommitQueue
+from flinkplus.protocol.crashes import Crashes
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
@@ -35,6 +36,7 @@ from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.reachability import Reachability
 from flinkplus.protocol.recording import RecordingAlignment
+from flinkplus.protocol.restarts import RestartBudget
 from flinkplus.protocol.rounds import LoopRounds
 from flinkplus.protocol.snapshots import SubtaskSnapshots
 from flinkplus.protocol.subtask import SubtaskSteps
@@ -88,6 +90,39 @@ def mutated(name: str) -> Iterator[None]:
     found = MUTATIONS[name]
     with mock.patch.object(found.where, found.name, found.make(vars(found.where)[found.name])):
         yield
+
+
+# --- promotions
+
+
+@mutation(SlotFailover, "fence", scenario="66")
+def ready_subtasks_wait_for_those_that_a_fence_took(original: Any) -> Any:
+    """A subtask that is ready does not begin when a fence takes all those over that it waited for (a fault that the
+    product had)."""
+
+    def fence(self: Any, order: Any) -> None:
+        with mock.patch.object(self, "_end_when_ready", lambda attempt: None):
+            original(self, order)
+
+    return fence
+
+
+# --- inputs that end processes
+
+
+@mutation(Crashes, "ended")
+def no_input_is_to_blame(original: Any) -> Any:
+    """An input that ends each process that works on it is tried for ever (as the product did)."""
+    return lambda self, place, triggered: None
+
+
+# --- restarts
+
+
+@mutation(RestartBudget, "is_counted", scenario="67")
+def every_exception_is_a_recovery(original: Any) -> Any:
+    """Subtasks that throw in one instant cost a restart each (a fault that the product had)."""
+    return lambda self, now_ms, generation, under_way: False
 
 
 # --- alignment and snapshots

@@ -47,7 +47,11 @@ HANGS = 0.04
 """Share of the jobs in which the driver's storage hangs, in the midst of a write or between two."""
 HANGS_MS = (700, 20_000, 130_000, 250_000)
 """The last two: the job ends meanwhile, if it waits for a manifest."""
-FAULTS = (*DRAWN_FAULTS, *SILENCES, "refuse", "garble", "hang_storage")
+OUTAGES = ("outage", "throw_together")
+"""A service that all subtasks call is away for a while; or each subtask throws once, all in one instant."""
+DEADLY = 0.03
+"""Share of the jobs in which a record ends the process that works on it."""
+FAULTS = (*DRAWN_FAULTS, *SILENCES, *OUTAGES, "refuse", "garble", "hang_storage", "deadly")
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
 SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to_spare", "drain", "crash", "throw")
@@ -76,6 +80,8 @@ DURATIONS_MS = (5, 30, 150, 700, 2_500)
 SLOW_MS = 150
 SILENCES_MS = (30, 150, 700, 2_500, 20_000)
 """The last: for good, unless there is a rollback."""
+OUTAGE = 0.06
+"""Share of the jobs in which there is an outage, or exceptions in one instant."""
 SILENT = 0.06
 """Share of the jobs in which there is a silence."""
 REFUSED = 0.06
@@ -98,6 +104,10 @@ RECORDING, RECORDED, TAKEN_UP = (4 + 8 * number for number in (0, 1, 6))
 """Targets of ``crash_at_point``, and any up to three more, so that the slot is drawn; see ``faults.POINTS``."""
 NEXT_TIME = 8 * 9
 """And so much more for each time that the point is to be reached before."""
+
+
+UNLIMITED = 100_000
+"""Restarts that no history comes to."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,7 @@ class Parameters:
     filters. ``whims``: subtasks are not deterministic. ``frame_bytes``: messages travel as frames, joined up to this
     size (``None``: as they are). ``fence_values``: determinants and digests in one message of an answer to a fence
     (``None``: as many as in the product). ``without``: parts of the protocol that the job lacks
-    (``flinkplus.runtime.omissions``)."""
+    (``flinkplus.runtime.omissions``). ``max_restarts``: the option."""
 
     seed: int = 0
     stages: int = 2
@@ -166,6 +176,7 @@ class Parameters:
     whims: bool = False
     frame_bytes: int | None = None
     fence_values: int | None = None
+    max_restarts: int = UNLIMITED
     loops: tuple[tuple[int, int], ...] = ()
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -448,6 +459,10 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
     hangs = child(seed, "hangs")
     if hangs.random() < HANGS:
         faults.append(Fault(hangs.randrange(10, 10 + horizon_ms), "hang_storage", 0, hangs.choice(HANGS_MS)))
+    faults += _outages(child(seed, "outage"), horizon_ms)
+    deadly = child(seed, "deadly")
+    if deadly.random() < DEADLY:
+        faults.append(Fault(deadly.randrange(5, 10 + horizon_ms), "deadly", deadly.randrange(64), 0))
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
 
 
@@ -486,6 +501,18 @@ def _garbles(rng: random.Random, parameters: Parameters, horizon_ms: int) -> lis
     if rng.random() >= GARBLED or parameters.parallelism < 2:
         return []
     return [Fault(rng.randrange(10, 10 + horizon_ms), "garble", rng.randrange(64), rng.choice(SILENCES_MS))]
+
+
+def _outages(rng: random.Random, horizon_ms: int) -> list[Fault]:
+    """None as a rule; sometimes one, or two close together."""
+    if rng.random() >= OUTAGE:
+        return []
+    at_ms = rng.randrange(10, 10 + horizon_ms)
+    faults = []
+    for _ in range(rng.choice((1, 1, 2))):
+        faults.append(Fault(at_ms, rng.choice(OUTAGES), rng.randrange(64), rng.choice(DURATIONS_MS)))
+        at_ms += rng.choice((0, 3, 10, 40, 150))
+    return faults
 
 
 def _company(rng: random.Random, parameters: Parameters, fault: Fault) -> list[Fault]:

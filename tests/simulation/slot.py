@@ -22,7 +22,7 @@ from tests.simulation.disk import SimVolume
 from tests.simulation.graph import SimGraph
 from tests.simulation.network import SimStreams, unpacked
 from tests.simulation.standbys import REFUSED, SimStandbys
-from tests.simulation.subtask import MarshalCodec, SimPlan, SimSubtask, fold
+from tests.simulation.subtask import MarshalCodec, ProcessEnded, SimPlan, SimSubtask, fold
 from upstream_cache.log import LogFull
 from upstream_cache.retention import Retention
 from upstream_cache.segments import CorruptSegment
@@ -263,6 +263,8 @@ class SimSlot(SlotOrders):
     def guard(self, subtask: Any, action: Callable[..., None], /, *arguments: Any) -> None:
         try:
             action(*arguments)
+        except ProcessEnded:
+            return
         except EXPECTED as error:
             self._fail(subtask, error)
         except NondeterministicOperator as error:

@@ -47,6 +47,10 @@ WITHOUT_REFERENCES = 2
 """Version of marshal in which equal values are equal bytes."""
 
 
+class ProcessEnded(Exception):
+    """The process ends in the middle of a step."""
+
+
 def event_time_ms(row: Row) -> int:
     """When the record of a row happened."""
     return row[0][2] * MS_A_RECORD
@@ -270,19 +274,29 @@ class SimSubtask(SubtaskSteps):
         self.start()
 
     def _throw_if_poisoned(self) -> None:
-        if self.poisoned:
+        if self.poisoned or self._world.outages:
             self.poisoned = False
             self._throw()
 
     def _throw(self) -> NoReturn:
         raise UserFunctionError("count", str(self.id), "", "boom")
 
+    def _end_at_deadly_row(self, message: Message) -> None:
+        deadly = self._world.deadly
+        if deadly is not None and any(record == deadly for record, _ in message.records):
+            self._world.ended_by_input(self.slot, self.id, message)
+            self.slot.end("a row ends it")
+            raise ProcessEnded
+
     def _push(self, message: Message, payload: Any) -> Iterator[None]:
         self._world.checks.works(self)
+        self._end_at_deadly_row(message)
         return self._count(self._on_time(message))
 
     def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         self._world.checks.works(self)
+        for message, _ in messages:
+            self._end_at_deadly_row(message)
         return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
 
     def _on_time(self, message: Message) -> tuple[Row, ...]:

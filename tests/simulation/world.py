@@ -17,11 +17,12 @@ from typing import Any
 from chain_backup.effects import ChainRecordLike
 from chain_backup.zookeeper.records import SlotNodeGone, SlotRecord
 from flinkplus.config import Options
-from flinkplus.errors import PeerProtocolError
+from flinkplus.errors import PeerProtocolError, ProcessCrashed
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.effects import JobState
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.in_flight import JOB_SLOTS
+from flinkplus.protocol.messages import Message
 from flinkplus.runtime import control
 from flinkplus.runtime.coordinator import Coordinator
 from flinkplus.runtime.dispatch import Dispatch, RegistryTold
@@ -31,7 +32,9 @@ from flinkplus.runtime.moves import PlannedMove
 from flinkplus.runtime.outcome import Restore
 from flinkplus.runtime.planes import ControlArrived, ControlLost
 from flinkplus.runtime.running import GENERATIONS_PER_RUN
+from flinkplus.runtime.step_note import EDGE, FIELDS, OPERATOR, PRODUCER, SEQ, SUBTASK, LastWords
 from tests.simulation.checks import Checks, Violation
+from tests.simulation.deadlines import DIED, Deadlines
 from tests.simulation.disk import damaged
 from tests.simulation.driver import (
     IDLE_TIMEOUT_MS,
@@ -44,7 +47,7 @@ from tests.simulation.driver import (
     SimWorker,
     Unavailable,
 )
-from tests.simulation.graph import SimGraph
+from tests.simulation.graph import RecordId, SimGraph
 from tests.simulation.parameters import Parameters, child
 from tests.simulation.phases import names_of
 from tests.simulation.slot import SimSlot
@@ -58,6 +61,9 @@ BEAT_MS = 300
 HEARTBEAT_TIMEOUT_S = 1.0
 LATE_MS = 12
 SWEEP_EVERY = 2
+MAX_ENDED_BY_INPUT = 4
+"""Processes that an input may end, for each driver: two at the same place, one where messages are cut in another way,
+and one whose last words are still on their way."""
 SPARES_TIMEOUT_S = 0.5
 ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about")
 """Reasons with which a job may fail, and is resumed then: the storage refused for too long, or hung with a manifest."""
@@ -142,11 +148,13 @@ class World:
         self._moved: dict[int, int] = {}
         self._left: dict[tuple[int, str], dict[str, dict[str, bytes]]] = {}
         self._over: set[int] = set()  # spare slots that Spark does not run any more; never iterated
-        self.crowded = 0
+        self.crowded = self.outages = 0
+        self.deadly: RecordId | None = None
         self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
         self.checks = Checks(self)
         self.durable = Durable()
         self.commits = SimCommits(self, self.durable, 0)
+        self.deadlines = Deadlines(self)
         self.registry = SimRegistry(self)
         self.coordinator: Coordinator | None = None
         self._workers: list[SimWorker] = []
@@ -250,6 +258,7 @@ class World:
         machine._config = replace(machine._config, sweep_every=SWEEP_EVERY)
         if self.parameters.in_flight_bytes is not None:
             self._limit_in_flight(self.coordinator._checkpoints, self.parameters.in_flight_bytes)
+        self.deadlines.watch(self.coordinator)
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(self.parameters.parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
@@ -344,7 +353,8 @@ class World:
             if isinstance(count, int):
                 self.counts[name] += count
         allowed = any(reason in str(error) for reason in ALLOWED_ENDS) and NEVER_AN_END not in str(error)
-        if state is not JobState.FINISHED and not allowed:
+        crashed = self.deadly is not None and isinstance(getattr(error, "__cause__", None), ProcessCrashed)
+        if state is not JobState.FINISHED and not allowed and not crashed:
             raise Violation("progress", f"the job ended {state}: {error}")
         if not self.storage_hangs:
             self._workers[0].work_off()
@@ -352,6 +362,9 @@ class World:
             self.checks.no_state_left()
         if state is JobState.FINISHED:
             self._end("finished")
+            return
+        if crashed:
+            self._end(f"failed: {error}")
             return
         self.note("the job has failed, and is resumed: %s", error)
         self.counts["failed"] += 1
@@ -392,6 +405,20 @@ class World:
     def host_of(self, slot: int) -> str:
         """Where the next process of ``slot`` is started."""
         return f"host{self._moved.get(slot, slot) // self.parameters.hosts}"
+
+    def ended_by_input(self, process: SimSlot, subtask: SubtaskId, message: Message) -> None:
+        """``process`` is about to end at a row of ``message``. Its last words reach the driver a little later."""
+        self.counts["ended_by_input"] += 1
+        drivers = 1 + self.counts["driver_crashes"]
+        if self.counts["ended_by_input"] > MAX_ENDED_BY_INPUT * drivers:
+            raise Violation("progress", f"{self.deadly} has ended {self.counts['ended_by_input']} processes")
+        numbers = [0] * FIELDS
+        vertex = [vertex.name for vertex in self.graph.vertices].index(subtask.vertex)
+        numbers[SUBTASK], numbers[OPERATOR] = 1 + vertex * self.parameters.parallelism + subtask.index, 1 + vertex
+        numbers[EDGE], numbers[PRODUCER], numbers[SEQ] = 1 + message.channel.edge, message.channel.producer, message.seq
+        text = str(self.deadly) if process.notes_rows else ""
+        words = LastWords(f"process {process.process}", tuple(numbers), text, "")
+        self.at(self.now_ms + self.rng_spark.randint(1, 30), self.coordinator_turns, words)
 
     def rehost(self, slot: int, other: int) -> None:
         self._moved[slot] = (slot + other) % self.parameters.parallelism
@@ -435,6 +462,7 @@ class World:
 
     def process_ended(self, process: SimSlot, restart: bool = True) -> None:
         if restart:
+            self.deadlines.struck(DIED)
             self.died.update(names_of(self, process))
             self._leave(process)
         self._forget(process)
@@ -669,7 +697,7 @@ def options_of(parameters: Parameters) -> Options:
         sharing_depth=parameters.sharing_depth,
         failback=parameters.failback,
         session_timeout=SESSION_TIMEOUT_MS / 1000,
-        max_restarts=100_000,
+        max_restarts=parameters.max_restarts,
         max_slot_losses=100_000,
         heartbeat_interval=0.1,
         heartbeat_timeout=HEARTBEAT_TIMEOUT_S,

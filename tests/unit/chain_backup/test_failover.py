@@ -10,6 +10,7 @@ import pytest
 from chain_backup.effects import (
     EvictSlot,
     FailoverDone,
+    FailureTakenOn,
     FallBack,
     FenceSlots,
     FormChains,
@@ -151,6 +152,7 @@ def test_an_exception_moves_one_subtask_and_its_slot_joins_again_as_the_tail() -
     history = running()
     failed = history.at(100, threw(C1))
     assert failed == [
+        FailureTakenOn(G1, False, "count[1]: boom", "the error"),
         phase(1, "detect", "exception", [C1], "count[1]: boom"),
         WriteRecords(1, (record(C1, 2, 2, 3),)),
         phase(1, "fence", "exception", [C1], "count[1]: boom"),
@@ -460,7 +462,8 @@ def test_without_standbys_every_failure_is_a_rollback() -> None:
     ]
     other = running(replicas=1)
     assert other.at(100, threw(C1)) == [
-        FallBack("exception", (C1,), "count[1]: boom; no standby of count[1] is left", "the error")
+        FailureTakenOn(G1, False, "count[1]: boom", "the error"),
+        FallBack("exception", (C1,), "count[1]: boom; no standby of count[1] is left", "the error"),
     ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from chain_backup.effects import (
     EvictSlot,
     FailoverDone,
+    FailureTakenOn,
     FallBack,
     FenceSlots,
     FormChains,
@@ -79,6 +80,7 @@ def test_an_exception_takes_its_upstreams_back_and_everyone_stays_where_it_is() 
     failed = history.at(100, threw(C1))
     moved = (C1, *LINES)
     assert failed == [
+        FailureTakenOn(G1, False, "count[1]: boom", "the error"),
         phase(1, "detect", "exception", (C1,), "count[1]: boom", moved),
         WriteRecords(1, tuple(record(s, 2, s.index, stable=1) for s in moved)),
         phase(1, "fence", "exception", (C1,), "count[1]: boom", moved),
@@ -163,7 +165,8 @@ def test_a_further_failure_at_the_fence_joins_with_its_upstreams() -> None:
     history.at(100, threw(L1))
     failed = history.at(101, threw(W2))
     assert only(FenceSlots, failed).failed == tuple((s, s.index) for s in (*LINES, W2))
-    assert failed[0] == phase(1, "detect", "exception", (L1, W2), "words[2]: boom", (*LINES, W2))
+    assert failed[:1] == [FailureTakenOn(G1, True, "words[2]: boom", "the error")]
+    assert failed[1] == phase(1, "detect", "exception", (L1, W2), "words[2]: boom", (*LINES, W2))
 
 
 def test_whoever_is_not_upstream_of_a_further_failure_goes_on_being_promoted() -> None:
@@ -242,7 +245,7 @@ def test_zookeeper_refusing_is_a_rollback() -> None:
 
 def test_what_is_not_known_to_all_cannot_be_proved() -> None:
     history = running(THREE_STAGES, sharing_depth=1)
-    (fallback,) = history.at(100, threw(W1))
+    _, fallback = history.at(100, threw(W1))
     assert isinstance(fallback, FallBack) and "sharing_depth is 1" in fallback.reason
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from flinkplus.protocol.events import (
     FinalAbandoned,
     FinalCommitted,
     GenerationsUsed,
+    InputEndsProcesses,
     JobEvent,
     LocalFailoverRefused,
     OutputDrained,
@@ -418,7 +420,7 @@ def test_a_failure_that_comes_back_ends_the_job_however_long_it_takes(local: boo
     for _ in range(2):
         now_ms += 3_600_000
         if local:
-            assert history.at(now_ms, FailoverStarted("exception", "count[1]: boom", "the error")) == []
+            assert history.at(now_ms, THREW) == []
             continue
         history.at(now_ms, failed(Generation(generation)), OutputDrained())
         generation += 1
@@ -426,7 +428,7 @@ def test_a_failure_that_comes_back_ends_the_job_however_long_it_takes(local: boo
         history.at(now_ms + 610, *deployed(Generation(generation)))
         assert history.state is JobState.RUNNING
     now_ms += 3_600_000
-    last = FailoverStarted("exception", "count[1]: boom", "the error") if local else failed(Generation(generation))
+    last = THREW if local else failed(Generation(generation))
     assert StopSlots() in history.at(now_ms, last)
     (ended,) = history.at(now_ms + 10, OutputDrained(), SlotStopped(0), SlotStopped(1))
     assert isinstance(ended, JobEnded)
@@ -435,9 +437,8 @@ def test_a_failure_that_comes_back_ends_the_job_however_long_it_takes(local: boo
 
 def test_without_a_window_failures_count_for_good() -> None:
     history = running(max_restarts=1, restart_window_ms=None)
-    told = FailoverStarted("exception", "count[1]: boom", "the error")
-    assert history.at(1_000, told, CheckpointCompleted(ONE)) == []
-    assert StopSlots() in history.at(10**10, told)
+    assert history.at(1_000, THREW, CheckpointCompleted(ONE)) == []
+    assert StopSlots() in history.at(10**10, THREW)
 
 
 def test_slot_losses_are_forgiven_by_a_complete_checkpoint() -> None:
@@ -662,7 +663,8 @@ def test_limits_are_checked(name: str, value: int) -> None:
 # -------------------------------------------------------------------------------------------------- local failover
 
 LEFT = SlotLeft(1, 1, "stream broken")
-TOLD_SLOT = FailoverStarted("slot", "slot 1 was lost: stream broken", None)
+THREW = FailoverStarted("exception", G1, False, "count[1]: boom", "the error")
+TOLD_SLOT = FailoverStarted("slot", G1, False, "slot 1 was lost: stream broken", None)
 REFUSED = LocalFailoverRefused("slot", ON_SLOT_1, "no standby of count[1] is left", None, True)
 
 
@@ -706,21 +708,80 @@ def test_a_deployment_takes_a_generation_above_those_that_failovers_used() -> No
     assert HaltSubtasks(Generation(6)) in history.at(150, failed(Generation(6)))
 
 
+def threw(generation: Generation, under_way: bool = False) -> FailoverStarted:
+    """A subtask of ``generation`` threw, and local failover recovers it."""
+    return replace(THREW, generation=generation, under_way=under_way)
+
+
 def test_exceptions_that_local_failover_takes_on_are_counted_as_well() -> None:
     history = running(max_restarts=2)
-    told = FailoverStarted("exception", "count[1]: boom", "the error")
-    assert history.at(100, told, told, CheckpointCompleted(ONE)) == []
-    effects = history.at(110, told)
-    assert effects == [*INTERRUPTED, StopSlots()]
-    assert history.at(120, OutputDrained(), SlotStopped(0), SlotStopped(1)) == [
+    assert history.at(100, THREW, GenerationsUsed(G2)) == []
+    assert history.at(110, threw(G2), GenerationsUsed(G3)) == []
+    assert history.at(9_000, CheckpointCompleted(ONE)) == []
+    assert history.at(9_010, threw(G3)) == [*INTERRUPTED, StopSlots()]
+    assert history.at(9_020, OutputDrained(), SlotStopped(0), SlotStopped(1)) == [
         JobEnded(JobState.FAILED, "the error", "count[1]: boom (failure 3, and max_restarts is 2)", "exception")
     ]
 
 
+def test_what_was_running_when_a_recovery_began_and_fails_in_its_moment_is_part_of_it() -> None:
+    history = running(max_restarts=1, same_moment_ms=500)
+    assert history.at(100, THREW, GenerationsUsed(G2), threw(G1), threw(G1)) == []
+    assert history.at(599, threw(G1)) == []
+    assert history.at(600, threw(G1)) == [*INTERRUPTED, StopSlots()], "the moment is over"
+
+
+def test_what_a_recovery_has_started_and_fails_again_is_a_failure_of_its_own() -> None:
+    history = running(max_restarts=1)
+    assert history.at(100, THREW, GenerationsUsed(G2)) == []
+    assert history.at(100, threw(G2, under_way=True)) == [*INTERRUPTED, StopSlots()]
+
+
+def test_a_recovery_counts_once_however_long_it_takes() -> None:
+    history = running(max_restarts=1)
+    assert history.at(100, THREW, GenerationsUsed(G2)) == []
+    assert history.at(60_000, threw(G1, under_way=True)) == []
+    assert history.at(60_000, threw(G1)) == [*INTERRUPTED, StopSlots()]
+
+
+def test_a_recovery_is_not_over_while_a_slot_is_missing() -> None:
+    """A job that rolls back waits for the slot, and no subtask could have thrown meanwhile."""
+    history = running(max_restarts=0)
+    assert history.at(100, TOLD_SLOT, LEFT, GenerationsUsed(G2)) == []
+    assert history.at(60_000, threw(G1)) == []
+    assert history.at(60_010, SlotRegistered(1, 2)) == []
+    assert history.at(60_020, threw(G1)) == [*INTERRUPTED, StopSlots()]
+
+
+def test_the_moment_is_longer_by_the_delay_that_a_rollback_would_have() -> None:
+    history = running(max_restarts=2, same_moment_ms=500, backoff_first_ms=1_000, backoff_max_ms=2_000)
+    assert history.at(100, THREW, GenerationsUsed(G2)) == []
+    assert history.at(2_000, threw(G2), GenerationsUsed(G3)) == []
+    assert history.at(3_499, threw(G2)) == []
+    assert history.at(3_500, threw(G2)) == [*INTERRUPTED, StopSlots()]
+
+
 def test_slots_that_local_failover_replaces_are_counted_between_checkpoints() -> None:
     history = running(max_slot_losses=1)
-    assert history.at(100, TOLD_SLOT, CheckpointCompleted(ONE), TOLD_SLOT) == []
-    assert StopSlots() in history.at(110, TOLD_SLOT)
+    assert history.at(100, TOLD_SLOT, GenerationsUsed(G2)) == []
+    assert history.at(110, CheckpointCompleted(ONE), replace(TOLD_SLOT, generation=G2), GenerationsUsed(G3)) == []
+    assert StopSlots() in history.at(120, replace(TOLD_SLOT, generation=G3))
+
+
+def test_a_checkpoint_that_completes_in_the_moment_of_an_exception_does_not_show_that_it_is_over() -> None:
+    """It was begun before. The next failure is the second in a row, and the rollback waits."""
+    history = running(backoff_first_ms=300, backoff_max_ms=1_000)
+    assert history.at(100, THREW, GenerationsUsed(G2), CheckpointCompleted(ONE), threw(G2), GenerationsUsed(G3)) == []
+    history.at(
+        110, LocalFailoverRefused("exception", (SubtaskId("count", 1),), "again", "the error", True), OutputDrained()
+    )
+    assert history.machine.next_deadline_ms() == 410
+
+
+def test_slots_of_one_host_are_one_loss() -> None:
+    history = running(max_slot_losses=1)
+    assert history.at(100, TOLD_SLOT, GenerationsUsed(G2), TOLD_SLOT, GenerationsUsed(G3), TOLD_SLOT) == []
+    assert history.state is JobState.RUNNING
 
 
 def test_a_failure_is_counted_once_when_it_is_refused_after_all() -> None:
@@ -740,6 +801,18 @@ def test_a_job_that_stops_takes_no_notice_of_failovers() -> None:
     history.at(100, CancelRequested())
     assert history.at(110, TOLD_SLOT, REFUSED, GenerationsUsed(G4)) == []
     assert history.state is JobState.STOPPING
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_input_that_ends_processes_ends_the_job_whether_it_runs_or_waits_for_slots(interrupted: bool) -> None:
+    history = running()
+    if interrupted:
+        history.at(90, SlotLost(1, 1, "it crashed"))
+        assert history.state is JobState.INTERRUPTED
+    effects = history.at(100, InputEndsProcesses("the same input", "the error"))
+    assert StopSlots() in effects
+    (ended,) = history.at(110, OutputDrained(), SlotStopped(0), *(() if interrupted else (SlotStopped(1),)))
+    assert ended == JobEnded(JobState.FAILED, "the error", "the same input", "exception")
 
 
 # -------------------------------------------------------------------------------------------------------- spare slots

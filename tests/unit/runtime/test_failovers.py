@@ -29,8 +29,8 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
     job.told(control.Chains)
     job.lose(1)
     assert job.heard == [
+        core.FailoverStarted("slot", G1, False, "slot 1 was lost: stream closed", None),
         core.SlotLeft(1, 1, "stream closed"),
-        core.FailoverStarted("slot", "slot 1 was lost: stream closed", None),
         core.GenerationsUsed(G2),
     ]
     assert job.records.written[-1] == {"count[1]": (2,), "lines[1]": (2,)}

@@ -160,7 +160,7 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
 @pytest.mark.parametrize("kind", ["InputError", "NondeterministicOperator"])
 def test_other_errors_of_a_subtask_are_said_once_too(kind: str) -> None:
     told, *_ = Reported().report(1, control.SubtaskFailure(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
-    assert isinstance(told, core.FailoverStarted)
+    assert isinstance(told, core.FailoverStarted | core.LocalFailoverRefused)
     assert str(told.error) in told.reason
 
 
@@ -178,8 +178,8 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
 def test_a_slot_whose_session_is_lost_is_lost() -> None:
     job = Reported()
     assert [type(event) for event in job.report(1, control.SessionLost("expired"))] == [
-        core.SlotLeft,
         core.FailoverStarted,
+        core.SlotLeft,
     ]
     assert job.members.get(1) is None
     assert job.wires.dropped == [20]
@@ -216,7 +216,7 @@ def test_a_new_attempt_replaces_the_old_one_and_joins() -> None:
     job.heard.clear()
     job.reports.take(77, control.Register(1, 1, 4711, "here", "here:9"))
     kinds = [type(event) for event in job.heard if not isinstance(event, core.GenerationsUsed)]
-    assert kinds == [core.SlotLeft, core.FailoverStarted, core.SlotRegistered]
+    assert kinds == [core.FailoverStarted, core.SlotLeft, core.SlotRegistered]
     assert [type(message) for connection, message in job.wires.sent if connection == 77] == [
         control.Welcome,
         control.Join,
