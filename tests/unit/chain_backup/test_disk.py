@@ -43,6 +43,7 @@ def simulated(root: Path, left: bytes | None = None) -> Disk:
         reads_wrong=0,
         rng_copies=child(0, "copies"),
         state_files=files,
+        durable=SimpleNamespace(state={f"{SUBTASK}/{NAME}"}),
         note=lambda *_: None,
         counts=Counter(),
     )
