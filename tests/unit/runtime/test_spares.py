@@ -305,7 +305,7 @@ def test_each_spare_slot_is_a_spark_job_of_its_own(fails: bool) -> None:
     jobs.start(3)
     jobs.start(4)
     jobs.end(3, 1.5, ended.set)
-    assert ended.wait(10)
+    assert ended.wait(60)
     if not fails:
         assert ("stop", 3, 1.5) in said
     jobs.stop(2.0)
