@@ -5,6 +5,8 @@
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
 JAVA := . scripts/java_env.sh;
+# Most of the time tests wait (for a process to die, for a checkpoint), so more of them run at once than there are cores.
+TEST_PROCESSES := 3
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +31,7 @@ test: setup ## Format, lint, types, import rule and all tests: what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	@$(JAVA) set -x; $(BIN)/python -m pytest
+	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 check: test ## The same as test
 

@@ -30,8 +30,9 @@ from rich.table import Table
 
 from experiments.recovery.processes import ProcessSampler
 from experiments.recovery.report import Document, number, plain_table
-from experiments.running import run_until
+from experiments.running import RunError, run_until
 from flinkplus.api.environment import StreamEnvironment
+from flinkplus.api.job import JobHandle
 from flinkplus.config import CHECKPOINT_MODES, options_from
 from flinkplus.corpus import write_corpus
 
@@ -40,6 +41,9 @@ VOCABULARY = 50_000
 ENDLESS = 1_000_000_000
 SETTLE_S = 2.0
 LEAST_CHECKPOINTS = 2
+LONGEST_S = 60.0
+"""How long a run is prolonged, at most, until it has completed ``LEAST_CHECKPOINTS``."""
+POLL_S = 0.05
 SOURCE, TOKENIZE, LAST = "lines", "tokenize", "last"
 KEYS = 1 << 14
 """Of the second and third shuffle; a power of two."""
@@ -64,7 +68,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class OverheadSettings:
-    """What to run. ``seconds`` are measured in each run, more where it takes longer for two checkpoints."""
+    """What to run. ``seconds`` are measured in each run, more where two checkpoints take longer."""
 
     intervals: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
     modes: tuple[str, ...] = CHECKPOINT_MODES
@@ -139,8 +143,9 @@ def _run(
         begun_s, before, earlier = time.monotonic(), done(), len(job.checkpoints())
         with ProcessSampler(job.slot_pids) as sampler:
             run_until(job, SETTLE_S + settings.seconds_of(variant), stop)
+            _prolong(job, earlier, variant, stop)
             ended_s, after = time.monotonic(), done()
-        complete = [c for c in job.checkpoints()[earlier:] if c["status"] == "complete"]
+        complete = _complete(job, earlier)
         recoveries = len(job.recoveries())
         job.cancel()
     return {
@@ -152,6 +157,25 @@ def _run(
         "usage": sampler.figures(),
         "recoveries": recoveries,
     }
+
+
+def _complete(job: JobHandle, earlier: int) -> list[dict[str, Any]]:
+    """The completed ones of the job's checkpoints, without the first ``earlier``."""
+    return [checkpoint for checkpoint in job.checkpoints()[earlier:] if checkpoint["status"] == "complete"]
+
+
+def _prolong(job: JobHandle, earlier: int, variant: Variant, stop: threading.Event) -> None:
+    """Let the job run until enough checkpoints are complete: without any, the run would not show what they cost.
+
+    Raises ``RunError`` after ``LONGEST_S``.
+    """
+    running_s = job.running_s or 0.0
+    longest_s = running_s + LONGEST_S
+    while variant.mode is not None and len(_complete(job, earlier)) < LEAST_CHECKPOINTS:
+        running_s += POLL_S
+        if running_s > longest_s:
+            raise RunError(f"{variant.name}: fewer than {LEAST_CHECKPOINTS} checkpoints completed in time")
+        run_until(job, running_s, stop)
 
 
 def _middle(values: list[float]) -> float | None:

@@ -69,7 +69,7 @@ def in_pairs(items: Sequence[T]) -> list[tuple[T, ...]]:
     return [tuple(items[at : at + 2]) for at in range(0, len(items), 2)]
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Wait for a condition; fail naming it."""
     deadline = time.monotonic() + timeout_s
     while not condition():

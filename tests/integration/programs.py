@@ -23,8 +23,8 @@ from tests.integration.conftest import wait_until
 
 MARK = "FLINKPLUS_TEST_PROGRAM"
 CLI = (sys.executable, "-m", "flinkplus.cli.main")
-START_S = 60.0
-GONE_S = 10.0
+START_S = 180.0
+GONE_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 
 

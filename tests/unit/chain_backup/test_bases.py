@@ -216,10 +216,10 @@ def test_a_promotion_beside_a_download_of_the_same_file(tmp_path: Path, monkeypa
     standbys.form({SUBTASK: (1, (0, 1))})
     fields: dict[str, object] = {"base": 0, "lacks": [base_name(handle["files"][0]["name"])]}
     standbys.receive(0, encode(Kind.OFFER, 7, 0, Topic(SUBTASK, 1, 1, 1), fields, json.dumps(handle).encode()))
-    assert half.wait(10)
+    assert half.wait(60)
     standbys.prepare(1, SUBTASK, 1, handle, 2)
     assert not answers
-    assert answered.wait(20)
+    assert answered.wait(60)
     prepared = answers[0].prepared
     assert prepared is not None, answers[0].reason
     assert threading.current_thread() not in calls

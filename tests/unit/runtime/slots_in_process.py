@@ -33,7 +33,7 @@ from flinkplus.sinks.collect import CollectSink
 from flinkplus.sources.generator import Generator
 from flinkplus.state.storage import CheckpointStorage
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def numbers(start: int, count: int) -> pa.RecordBatch:

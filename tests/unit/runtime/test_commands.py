@@ -112,7 +112,7 @@ class Driver:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
@@ -217,7 +217,7 @@ def test_several_requests_on_one_connection(driver: Driver) -> None:
     with driver.dial() as connection:
         for number in range(3):
             connection.sendall(framed(encode_request(Add(number))))
-            assert decode_reply(receive_frame(connection, time.monotonic() + 5, 1000)) == {"sum": number + 1}
+            assert decode_reply(receive_frame(connection, time.monotonic() + 60, 1000)) == {"sum": number + 1}
 
 
 def test_who_does_not_know_the_key_is_refused_and_counted(driver: Driver) -> None:
@@ -251,7 +251,7 @@ def test_a_second_request_before_the_reply_and_a_long_one_end_the_connection(dri
     with driver.dial() as connection:
         connection.sendall(framed(b" " * (REQUEST_BYTES + 1)))
         with pytest.raises(OSError):
-            receive_frame(connection, time.monotonic() + 5, 1000)
+            receive_frame(connection, time.monotonic() + 60, 1000)
     assert call(driver.access, Add(1)) == {"sum": 2}
 
 
@@ -299,7 +299,7 @@ def test_only_so_many_shells_at_a_time(driver: Driver, monkeypatch: pytest.Monke
         with pytest.raises(NoRunningJob):
             call(driver.access, Add(1))
         connection.sendall(framed(encode_request(Add(1))))
-        assert receive_frame(connection, time.monotonic() + 5, 1000)
+        assert receive_frame(connection, time.monotonic() + 60, 1000)
     wait_until(lambda: driver.door.refusals.by_reason() == {"crowd": 1}, "it is counted")
 
 

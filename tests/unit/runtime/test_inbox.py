@@ -36,7 +36,7 @@ def test_every_event_of_another_thread_wakes_a_sleeper(inbox: Inbox[int]) -> Non
     def put() -> None:
         for event in range(count):
             inbox.put(event)
-            heard.acquire(timeout=10)  # so that the loop is on its way to sleep, or asleep, at the next one
+            heard.acquire(timeout=60)  # so that the loop is on its way to sleep, or asleep, at the next one
 
     thread = threading.Thread(target=put)
     thread.start()

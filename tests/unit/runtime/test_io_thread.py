@@ -31,7 +31,7 @@ def test_what_is_posted_is_called_in_order_from_every_thread() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    io.submit(_nothing()).result(5)  # behind all that was posted
+    io.submit(_nothing()).result(60)  # behind all that was posted
     for poster in range(3):
         assert [number for who, number in seen if who == poster] == list(range(2000))
     assert where == {"flinkplus-io"}
@@ -45,7 +45,7 @@ def test_what_is_posted_comes_before_what_is_submitted_later() -> None:
 
     for number in range(1, 200):
         io.post(seen.append, number)
-        assert io.submit(read()).result(5) == number
+        assert io.submit(read()).result(60) == number
 
 
 def test_one_that_fails_does_not_stop_the_others() -> None:
@@ -61,10 +61,10 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
     def fail() -> None:
         raise ValueError("as planned")
 
-    io.submit(watch()).result(5)
+    io.submit(watch()).result(60)
     io.post(fail)
     io.post(seen.append, 1)
-    io.submit(unwatch()).result(5)
+    io.submit(unwatch()).result(60)
     assert seen == [1]
     assert [str(failure) for failure in failures] == ["as planned"]
 

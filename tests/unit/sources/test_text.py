@@ -135,9 +135,9 @@ def test_empty_files_are_fine(tmp_path: Path) -> None:
 def test_looping_over_nothing_ends(file: Path) -> None:
     file.write_bytes(b"one long line")
     source = source_of(file, repeat=10**12)
-    started = time.monotonic()
+    started = time.process_time()
     assert opened(source, 1, 2).read(10) is None
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_100_mb_line(file: Path) -> None:
@@ -146,9 +146,9 @@ def test_a_100_mb_line(file: Path) -> None:
         for _ in range(100):
             out.write(b"long " * 200_000)
         out.write(b"\nlast")
-    started = time.monotonic()
+    started = time.process_time()
     first, long, last = drain(opened(source_of(file)))
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     assert (first["value"], len(long["value"]), last["value"]) == ("short", 100_000_000, "last")
     parts = read_all(source_of(file), 3)
     assert sorted(len(row["value"]) for part in parts for row in part) == [4, 5, 100_000_000]

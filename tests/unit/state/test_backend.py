@@ -425,7 +425,7 @@ def test_close_abandons_a_persist_under_way(open_state, monkeypatch: pytest.Monk
 
     def slow_upload(self, local: Path, name: str) -> None:
         reached.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     monkeypatch.setattr(CheckpointStorage, "upload", slow_upload)
     errors: list[BaseException] = []
@@ -439,10 +439,10 @@ def test_close_abandons_a_persist_under_way(open_state, monkeypatch: pytest.Monk
     pending = state.freeze(1, {})
     thread = threading.Thread(target=persist)
     thread.start()
-    assert reached.wait(10)
+    assert reached.wait(60)
     state.close()  # does not wait for the upload
     go_on.set()
-    thread.join(10)
+    thread.join(60)
     assert [type(error) for error in errors] == [StateError]
     assert "closed" in str(errors[0])
     assert not list((tmp_path / "work" / "count[0]").glob("db-*"))

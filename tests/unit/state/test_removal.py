@@ -33,7 +33,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def idle() -> None:
     """Wait until nothing is being removed."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while removal._remover._thread is not None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
