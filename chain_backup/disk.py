@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 from flinkplus.state.backend import folder_name
 from flinkplus.state.delta import StateFile
 from flinkplus.state.files import SteadyFile, file_chunks, link_or_copy, sync_path
-from flinkplus.state.left import FILE_NAME, FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER, paced
+from flinkplus.state.left import FILE_NAME, FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER, newest_checkpoint, paced
 from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
@@ -99,6 +99,10 @@ class Disk(Protocol):
     def discard_left(self, name: str) -> None:
         """Remove what was left under this name."""
 
+    @property
+    def newest_left(self) -> int:
+        """The newest checkpoint that a file was left of when this object was made; 0: no file was left."""
+
     def discard_all_left(self) -> None:
         """Nothing more of what was left is needed: remove it."""
 
@@ -143,6 +147,7 @@ class SlotDisk:
         self._files = self._folder / REPLICA_FOLDER
         self._left = self._folder / LEFT_FOLDER
         self._is_left = self._left.is_dir()
+        self._newest_left = newest_checkpoint(os.listdir(self._left)) if self._is_left else 0
         self._opened = 0
         remove_folder(self._files)  # of a copy that was given up: nothing says what was checked
         self._files.mkdir(parents=True)
@@ -209,6 +214,10 @@ class SlotDisk:
 
     def discard_left(self, name: str) -> None:
         remove_file(self._left / name)
+
+    @property
+    def newest_left(self) -> int:
+        return self._newest_left
 
     def discard_all_left(self) -> None:
         if self._is_left:

@@ -5,7 +5,8 @@ Rules:
   too: each side removes its own names and never the other's;
 - only what was written here by the active state, or was checked whole when it arrived, is *held*; held files are
   trusted from then on, so that a promotion reads none. What a dead process of this slot has *left* is held after its
-  checksum was found to be right, and goes when a version is held whole;
+  checksum was found to be right. The rest goes when a version is held whole that is as new as the newest file left:
+  a predecessor that is behind offers an older version first;
 - a version is its list of files. The RocksDB holds a list of files too, and further ones are ingested on top only when
   its list begins the version's list. Otherwise (the version stands on a new base: that has no tombstones for what the
   old files hold) a new RocksDB is made of the version's files, from links, without reading them;
@@ -329,7 +330,7 @@ class Replica:
         It would find them by itself, at a price in its restore.
         """
         self.clear_away()
-        if self.staged:
+        if self.latest is not None and self.latest.number >= self.disk.newest_left:
             self.disk.discard_all_left()  # versions to come are made of this one, and of new files
         if self._untidy is None:
             return

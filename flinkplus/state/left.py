@@ -23,7 +23,7 @@ from pathlib import Path
 FILES_FOLDER = "files"
 REPLICA_FOLDER = "replica"
 LEFT_FOLDER = "left"
-FILE_NAME = re.compile(r"^(?P<generation>\d+)-\d+-\d+\.sst$")
+FILE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst$")
 SHARE = 0.5
 
 
@@ -43,6 +43,12 @@ def take_over(dead: Path, work_dir: Path) -> int:
                         file.rename(target / file.name)
                         taken += 1
     return taken
+
+
+def newest_checkpoint(names: Iterable[str]) -> int:
+    """The newest checkpoint that a state file of ``names`` (without folder) was made for; 0: none is a state file."""
+    matches = (FILE_NAME.match(name) for name in names)
+    return max((int(match["checkpoint"]) for match in matches if match), default=0)
 
 
 def _folders(path: Path) -> list[Path]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.integration.failover_jobs import Victim, side_by_side
+from tests.integration.failover_jobs import NO_CHECKPOINTS, Victim, side_by_side
 
 pytestmark = pytest.mark.integration
 
@@ -92,6 +95,50 @@ def test_a_slot_that_holds_only_standbys(spark: SparkSession, tmp_path: Path) ->
         victim.finish()
     assert_local(victim, 3)
     assert victim.metrics["handovers"] == 0
+
+
+def distinct_word(i: int) -> str:
+    """So that the state grows with the rows, and packing does not make it small."""
+    return hashlib.sha256(str(i).encode()).hexdigest()
+
+
+def test_a_slot_that_comes_back_keeps_the_files_that_are_right(spark: SparkSession, tmp_path: Path) -> None:
+    """One file of the dead process is damaged: that one alone is sent again. Then all that slot is promoted."""
+    options: dict[str, Any] = {"parallelism": 2, "checkpoint_interval": NO_CHECKPOINTS, "failback": "never"}
+    with Victim(spark, tmp_path, word=distinct_word, **options) as victim:
+        figures = victim.job._running.coordinator.figures
+
+        def copies() -> dict[Path, int]:
+            """Sizes of the state files that slot 1 has a copy of."""
+            return {path: path.stat().st_size for path in victim.work.glob("*/*-slot-1-*/*/replica/*.sst")}
+
+        victim.wait(lambda: victim.metrics["operators"]["numbers"]["rows_out"] >= 2_000, "some state")
+        first = victim.metrics["last_checkpoint"]
+        victim.job.checkpoint_now()
+        victim.wait(lambda: victim.metrics["last_checkpoint"] > first, "a checkpoint with some state")
+        newest = victim.metrics["last_checkpoint"]
+        victim.wait(lambda: victim.strong and victim.protocol.all_have(newest), "copies of the newest version")
+        process = victim.job.slot_pids()[1]
+        os.kill(process, signal.SIGSTOP)
+        before = copies()
+        largest = max(before, key=before.__getitem__)
+        with largest.open("r+b") as file:
+            file.seek(before[largest] // 2)
+            file.write(b"not what was there")
+        os.kill(process, signal.SIGKILL)
+        victim.wait_for_failovers(1)
+        victim.wait(lambda: victim.job.slot_pids().get(1, process) != process, "the slot is back")
+        victim.wait(lambda: victim.strong and victim.protocol.all_have(newest), "copies of the newest version again")
+        after = copies()
+        assert {path.name for path in after} <= {path.name for path in before}, "no checkpoint has come between"
+        victim.wait(lambda: sum(figures.copied_by(1)[-1].values()) == sum(after.values()), "a report of the copies")
+        kept = sum(after.values()) - before[largest]
+        assert figures.copied_by(1)[-1] == {"received": before[largest], "from_storage": 0, "kept": kept} and kept > 0
+        victim.kill_slot(0)
+        victim.wait_for_failovers(2)
+        assert set(victim.protocol.heads.values()) == {1}
+        assert victim.finish()["copied_bytes"]["kept"] >= kept
+    assert_local(victim, 2)
 
 
 def test_a_standby_is_killed_while_it_is_promoted(spark: SparkSession, tmp_path: Path) -> None:

@@ -615,6 +615,10 @@ class Checks:
             if store.counts != fold(self._world.files, [file.name for file in copy.files]):
                 self._wrong("chains", f"a store of {subtask} on {process} holds something else than {copy.files}")
 
+    def received_again(self, process: SimSlot, name: str) -> None:
+        """A file has arrived that a dead process had left undamaged, and that was discarded too early."""
+        self._wrong("chains", f"{process} has received {name}, which was left there and was right")
+
     # --- planned moves
 
     def plans(self, chains: dict[str, list[Any]]) -> None:

@@ -719,6 +719,20 @@ def files_of_a_dead_process_promoted_unchecked(original: Any) -> Any:
     return fetch
 
 
+@mutation(Replica, "tidy", scenario="93")
+def files_of_a_dead_process_discarded_with_any_version(original: Any) -> Any:
+    """What a dead process has left goes with the first version held, be it older than the newest one left (a fault
+    that the product had).
+    """
+
+    def tidy(self: Any) -> None:
+        original(self)
+        if self.staged:
+            self.disk.discard_all_left()
+
+    return tidy
+
+
 @mutation(StagedVersion, "instead_of")
 def any_version_makes_do_for_a_base(original: Any) -> Any:
     """Whatever version is held serves for a base that is not."""

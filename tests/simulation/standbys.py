@@ -23,6 +23,7 @@ from flinkplus.runtime.names import parse_subtask
 from flinkplus.runtime.standbys import StandbyReady
 from flinkplus.state.backend import Prepared
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
+from flinkplus.state.left import newest_checkpoint
 from tests.simulation.disk import flipped
 from tests.simulation.subtask import HANDLE_FORMAT, Count
 
@@ -136,6 +137,8 @@ class SimDisk:
         self._parts: dict[str, bytearray] = {}
         self._downloaded: dict[str, bytes] = {}
         self._left = left or {}
+        self._newest_left = newest_checkpoint(self._left)
+        self._discarded: dict[str, bytes] = {}
 
     @property
     def remains(self) -> dict[str, bytes]:
@@ -156,7 +159,9 @@ class SimDisk:
         self._parts.pop(name, None)
 
     def adopt(self, name: str) -> None:
-        self._held[name] = bytes(self._parts.pop(name))
+        data = self._held[name] = bytes(self._parts.pop(name))
+        if self._discarded.get(name) == data:
+            self._slot.world.checks.received_again(self._slot, f"{self.folder}/{name}")
 
     def _data(self, name: str) -> bytes:
         if name not in self._held:
@@ -209,7 +214,12 @@ class SimDisk:
             self._slot.world.note("%s cannot keep %s/%s", self._slot, self.folder, name)
             self._slot.world.counts["refused_files"] += 1
 
+    @property
+    def newest_left(self) -> int:
+        return self._newest_left
+
     def discard_all_left(self) -> None:
+        self._discarded.update(self._left)
         self._left.clear()
 
     def new_store(self) -> Any:

@@ -86,6 +86,30 @@ def test_a_second_death_keeps_what_the_first_successor_had_not_looked_at(cluster
     cluster.promote(1, cluster.version)
 
 
+def test_an_older_version_that_is_held_first_discards_nothing(cluster: Cluster) -> None:
+    """The predecessor is behind: it has not had the newest version itself when it offers what it has."""
+    cluster.form(0, 1, 2)
+    cluster.network.settle()
+    cluster.change()
+    newest = cluster.snapshot(rebase=False)
+    cluster.network.deliver((0, 1), (1, 0))
+    assert newest in cluster.staged(1) and newest not in cluster.staged(2)
+    left = cluster.crash(1)
+    cluster.restart(1, left)
+    cluster.network.cut(0, 1)
+    cluster.form(0, 2, 1)
+    cluster.network.deliver((2, 1), (1, 2))
+    found, size = cluster.network.agents[1].figures, sizes(cluster, newest)
+    assert list(cluster.network.agents[1]._members[SUBTASK].replica.staged) == [newest - 1]
+    assert 0 < found.bytes_kept < sum(size.values())
+    cluster.trim(newest - 1)
+    cluster.network.settle()
+    assert newest in cluster.staged(1)
+    assert (found.bytes_kept, found.bytes_received) == (sum(size.values()), 0)
+    assert not left_files(cluster, 1)
+    cluster.promote(1, newest)
+
+
 def altered(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
