@@ -145,7 +145,7 @@ class Reported:
         numbers[OPERATOR] = 1 + self.graph.vertices[self.vertex].nodes[0]
         numbers[EDGE], numbers[PRODUCER], numbers[SEQ], numbers[FIRST_ROW], numbers[ROWS] = 1, 1, 17, 40, 5
         for field, value in changes.items():
-            numbers[{"seq": SEQ, "operator": OPERATOR}[field]] = value
+            numbers[{"seq": SEQ, "operator": OPERATOR, "edge": EDGE}[field]] = value
         return LastWords(name, tuple(numbers), "", "")
 
 
@@ -156,8 +156,16 @@ def test_the_second_end_at_the_same_message_ends_the_job_with_all_that_is_known(
     job.reports.take(job.words("2-b"))
     (told,) = job.heard
     assert isinstance(told, events.InputEndsProcesses) and isinstance(told.error, ProcessCrashed)
-    assert told.error.message == "0:1->2#17" and told.error.subtask.endswith("[2]")
+    assert told.error.message == "message 0:1->2#17" and told.error.subtask.endswith("[2]")
     assert told.error.operator in told.reason
+
+
+def test_of_a_source_the_rows_are_named_as_in_the_log() -> None:
+    job = Reported()
+    for name in ("1-a", "2-b"):
+        job.reports.take(job.words(name, edge=0))
+    (told,) = job.heard
+    assert told.error.message == "rows 40 to 44"
 
 
 def test_processes_that_are_ended_from_here_blame_no_input() -> None:
