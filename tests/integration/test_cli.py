@@ -32,13 +32,12 @@ PROGRESS = re.compile(
     r"checkpoint (-|\d+) \| state [\d,]+ keys [\d.]+ MB \| restarts \d+ *"
 )
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
-OF_THE_JVM = "WARNING: Using incubator modules"
 WORDS = 60_000
 
 
 def own_errors(text: str) -> list[str]:
-    """Lines on stderr that are neither progress nor the JVM's."""
-    return [line for line in text.splitlines() if not PROGRESS.fullmatch(line) and not line.startswith(OF_THE_JVM)]
+    """Lines on stderr that are not progress."""
+    return [line for line in text.splitlines() if not PROGRESS.fullmatch(line)]
 
 
 def committed(out: Path) -> list[Path]:
