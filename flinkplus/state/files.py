@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
@@ -203,9 +203,15 @@ class ArrowDirectory:
 
     def put(self, local: Path, name: str) -> None:
         self._make_parent(name)
-        with self._fs.open_output_stream(self._path(name)) as target:
-            for chunk in file_chunks(local):
-                target.write(chunk)
+        target = self._fs.open_output_stream(self._path(name))
+        try:
+            with target:
+                for chunk in file_chunks(local):
+                    target.write(chunk)
+        except BaseException:  # Arrow cannot give a write up: what was written is there, under this name
+            with suppress(OSError):
+                self.delete(name)
+            raise
 
     def _make_parent(self, name: str) -> None:
         parent = PurePosixPath(self._path(name)).parent.as_posix()
