@@ -170,7 +170,7 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
 ) -> None:
     job = Reported()
     told, *_ = job.report(1, control.SubtaskFailure(1, "count[1]", error.__name__, "message 3", time_s=1.0))
-    assert isinstance(told, core.FailoverStarted) and type(told.error) is error
+    assert isinstance(told, core.LocalFailoverRefused) and type(told.error) is error
     assert job.failovers.counts["fallbacks"] == 1
     assert job.figures.totals()["message_ids"]["conflicts"] == conflicts
 
