@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from pyarrow import fs
 
+from flinkplus.errors import without_secrets
 from flinkplus.state.removal import remove_file
 
 COPY_CHUNK_BYTES = 1 << 20
@@ -260,11 +261,15 @@ def absolute(location: str) -> str:
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     """What a local path or a URI (``file:``, ``s3:``, ``gs:``, ``hdfs:``) means: a file system, and the path in it.
 
-    Raises ``OSError`` or ``ValueError`` (pyarrow's ``ArrowInvalid``) for a URI that names no file system.
+    Raises ``OSError`` or ``ValueError`` for a URI that names no file system; they show no secret of it.
     """
     if not is_uri(location):
         return fs.LocalFileSystem(), location
-    filesystem, path = fs.FileSystem.from_uri(_with_single_uploads(location))
+    try:
+        filesystem, path = fs.FileSystem.from_uri(_with_single_uploads(location))
+    except (OSError, ValueError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(without_secrets(str(error))) from None  # the original's text would be part of a traceback
     return filesystem, path
 
 
