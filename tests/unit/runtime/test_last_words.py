@@ -50,7 +50,7 @@ from pathlib import Path
 from flinkplus.runtime.pulse import Pulse
 from flinkplus.runtime.step_note import StepNote, disown
 note, pulse = StepNote(Path(sys.argv[2])), Pulse()
-pulse.open(sys.argv[1], b"secret of the job", "1-name", 2.0, note)
+pulse.open(sys.argv[1], b"secret of the job", "1-name", 2.0, note, sys.argv[3] == "hide")
 note.row("Row(i=7)")
 note.numbers[:7].cast("B")  # a view, as operators hold one
 for at, number in enumerate((4, 2, 1, 0, 17, 100, 10)):
@@ -107,6 +107,22 @@ def test_between_two_steps_and_outside_of_operators_there_is_nothing_to_say() ->
     assert pulse_process.last_words(note_of(3, 0), b"") == b""
     assert pulse_process.last_words(b"", b"") == b""
     assert pulse_process.last_words(note_of(3, 1), b"") != b""
+
+
+def test_with_tls_a_row_is_known_by_its_digest_alone() -> None:
+    """Datagrams are not encrypted."""
+    one, again, other = (
+        pulse_process.last_words(note_of(3, 1, row), b"", b"key") for row in (b"Row(i=7)", b"Row(i=7)", b"Row(i=8)")
+    )
+    assert one == again != other
+    assert b"Row" not in one and b"not shown" in one
+    assert b"not shown" not in pulse_process.last_words(note_of(3, 1), b"", b"key"), "no row is known"
+
+
+def test_a_process_that_hides_rows_sends_none(pulses: tuple[Pulses, Inbox[Any]], tmp_path: Path) -> None:
+    ended(pulses[0], tmp_path, signal.SIGKILL, "hide")
+    words = pulses[1].get(timeout=PATIENCE_S)
+    assert isinstance(words, LastWords) and words.text.startswith("not shown") and "Row" not in words.text
 
 
 def test_last_words_fit_into_a_datagram() -> None:
