@@ -216,8 +216,8 @@ def _run_slot(index: int, config: SlotConfig, start: Start, made: list[Slot]) ->
 
 
 def _has_successor(config: SlotConfig, failure: Exception) -> bool:
-    """Whether the job runs on after ``failure`` of this process, as far as is known here: then Spark starts the next
-    one, which has a use for the state files of this one.
+    """Whether the job runs on after ``failure`` of this process, as far as is known here: then its keeper starts the
+    next one, which has a use for the state files of this one.
     """
     if config.directory is not None:
         return is_alive(*config.driver) and not is_over(config.directory)
