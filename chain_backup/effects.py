@@ -114,8 +114,8 @@ class FailoverDone:
 
 @dataclass(frozen=True, slots=True)
 class FailureTakenOn:
-    """A subtask of ``generation`` threw, and local failover recovers it: this counts as a recovery of the job.
-    ``under_way``: another failover was not over. Comes before ``FallBack`` when the failover is given up at once."""
+    """A subtask of ``generation`` threw: this counts as a recovery of the job. ``under_way``: another failover was not
+    over. Comes before ``FallBack`` when there is no failover, or when it is given up at once."""
 
     generation: Generation
     under_way: bool

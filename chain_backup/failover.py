@@ -464,6 +464,8 @@ class FailoverProtocol:
             return []
         effects = self._call_off()
         if not event.deterministic:
+            if not self.recovering:  # else it is part of the recovery that ends here
+                effects.append(FailureTakenOn(event.generation, False, reason, event.error))
             return [*effects, *self._fall_back("exception", (subtask,), reason, event.error)]
         if self._attempt is not None and subtask in self._attempt.failed:
             self._threw.add(subtask)

@@ -9,7 +9,6 @@ seconds here (what users type) and milliseconds in the protocol. Every value is 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 import typing
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.near import did_you_mean
 from flinkplus.protocol.guarantee import Guarantee
 
 CONF_PREFIX = "spark.flinkplus."
@@ -36,8 +36,8 @@ MAX_FLUSH_S = 0.1
 MAX_IN_FLIGHT_MB = 128
 """Half of what a message between driver and slot may have (``flinkplus.runtime.control.MAX_BYTES``)."""
 SPREAD, MAX_SPREAD_S = 0.2, 0.2
-NEAR = 0.75
-"""How similar a misspelt name must be to the one that an error suggests; 1 is equal."""
+CLOSE_OPTIONS = 0.75
+"""There are many options: how alike a misspelt name must be to the one that an error suggests."""
 
 
 @dataclass(frozen=True)
@@ -302,23 +302,22 @@ def options_from(conf: Mapping[str, str], overrides: Mapping[str, Any]) -> Optio
     names = {field.name for field in dataclasses.fields(Options)}
     unknown = sorted(set(overrides) - names)
     if unknown:
-        raise ConfigurationError(f"unknown option {unknown[0]!r}{_near(unknown[0], names)}")
+        raise ConfigurationError(f"unknown option {unknown[0]!r}{_suggestion(unknown[0], names)}")
     by_key = {conf_key(name): name for name in names}
     values: dict[str, Any] = {}
     for key, text in conf.items():
         if not key.startswith(CONF_PREFIX):
             continue
         if key not in by_key:
-            raise ConfigurationError(f"unknown configuration key {key!r}{_near(key, by_key)}")
+            raise ConfigurationError(f"unknown configuration key {key!r}{_suggestion(key, by_key)}")
         values[by_key[key]] = _parse(key, text, by_key[key])
     values.update({name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in overrides.items()})
     return Options(**values).checked()
 
 
-def _near(given: str, known: Iterable[str]) -> str:
+def _suggestion(given: str, known: Iterable[str]) -> str:
     """What the user may have meant by a name that is not known; else where the names are."""
-    close = difflib.get_close_matches(given, known, n=1, cutoff=NEAR)
-    return f"; did you mean {close[0]!r}?" if close else "; docs/options.md lists all options"
+    return did_you_mean(given, known, "; docs/options.md lists all options", CLOSE_OPTIONS)
 
 
 def _parse(key: str, text: str, name: str) -> Any:

@@ -6,16 +6,32 @@ Rules: each message names the thing (operator, channel, file, setting) and says 
 
 from __future__ import annotations
 
+import re
 import traceback
+from typing import Any
+
+_USER_INFO = re.compile(r"(?<=://)[^\s'\"/@:]+:(?!\d+(?:[/\s]|$))[^\s'\"@]*@")
+_PARAMETER = re.compile(r"(?i)([?&][^=&\s'\"]*(?:key|secret|token|password|signature)[^=&\s'\"]*=)[^&\s'\"]+")
+HIDDEN = "***"
+
+
+def without_secrets(text: str) -> str:
+    """The text, with ``***`` for keys and secrets in URIs: ``s3://KEY:SECRET@bucket``, ``?secret_key=...``."""
+    if "://" not in text:
+        return text
+    return _PARAMETER.sub(rf"\g<1>{HIDDEN}", _USER_INFO.sub(f"{HIDDEN}@", text))
 
 
 class FlinkPlusError(Exception):
-    """Base of every error that FlinkPlus raises on purpose."""
+    """Base of every error that FlinkPlus raises on purpose. Its text shows no secret of a URI."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args), **named)
 
 
 def described(error: BaseException) -> str:
-    """An error in one line: its kind and text; where it was raised if it has no text."""
-    kind, text = type(error).__name__, str(error)
+    """An error in one line, without secrets: its kind and text; where it was raised if it has no text."""
+    kind, text = type(error).__name__, without_secrets(str(error))
     if text:
         return f"{kind}: {text}"
     where = traceback.extract_tb(error.__traceback__)[-1:]

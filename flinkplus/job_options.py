@@ -22,7 +22,7 @@ class RunOptions(TypedDict, total=False):
     checkpoint_interval: float | None
     """Seconds from one checkpoint to the next; ``None``: only the one that ends a bounded job."""
     checkpoint_timeout: float
-    """Seconds after which a checkpoint is given up; the stream goes on."""
+    """Seconds after which a checkpoint is given up; the stream keeps running."""
     checkpoint_min_pause: float
     """Seconds between the end of one checkpoint and the start of the next, at least."""
     max_concurrent_checkpoints: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -21,6 +22,8 @@ from typing import Any
 
 import psutil
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, FlinkPlusError, JavaError, JobFailed
@@ -83,24 +86,24 @@ def open_session(master: str, settings: Mapping[str, str] | None = None) -> Spar
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     log4j = Path(__file__).with_name("log4j2.properties")
-    builder = (
-        SparkSession.builder.master(master)
-        .appName("flinkplus")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
-        .config("spark.sql.shuffle.partitions", "8")
-        .config("spark.driver.extraJavaOptions", f"{QUICK_JIT} -Dlog4j2.configurationFile={log4j.as_uri()}")
-    )
+    conf = {
+        "spark.master": master,
+        "spark.app.name": "flinkplus",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.python.daemon.module": "flinkplus.runtime.daemon",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.driver.extraJavaOptions": f"{QUICK_JIT} -Dlog4j2.configurationFile={log4j.as_uri()}",
+        **(settings or {}),
+    }
     if local_master(master) is not None or master.startswith("local-cluster"):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    for key, value in (settings or {}).items():
-        builder = builder.config(key, value)
     _quieten()
     on_interrupt = signal.getsignal(signal.SIGINT)
     children = set(psutil.Process().children(recursive=True))
     try:
-        spark = builder.getOrCreate()
+        _start_java(conf)
+        spark = SparkSession.builder.config(map=dict(conf)).getOrCreate()
         _quieten_accumulators(spark)
         return spark
     except KeyboardInterrupt:
@@ -112,6 +115,25 @@ def open_session(master: str, settings: Mapping[str, str] | None = None) -> Spar
         raise ConfigurationError(f"Spark could not be started on master {master!r}: {reason}") from error
     finally:
         signal.signal(signal.SIGINT, on_interrupt)  # PySpark's own handler would cancel the slots' job under ours
+
+
+def _start_java(conf: Mapping[str, str]) -> None:
+    """Start Spark's Java process if there is none, with its stderr passed on by ``java_messages``."""
+    if SparkContext._gateway is not None:
+        return
+    text = pkgutil.get_data(__package__ or "", "java_messages.py")
+    assert text is not None
+    command = [sys.executable, "-I", "-S", "-c", text.decode()]
+    relay = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # Ctrl-C is not for it
+    assert relay.stdin is not None
+    _relays.append(relay)
+    with relay.stdin:
+        gateway = launch_gateway(SparkConf().setAll(list(conf.items())), {"stderr": relay.stdin})
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+_relays: list[subprocess.Popen[bytes]] = []
+"""They end by themselves, some time after Java."""
 
 
 def _end(processes: list[psutil.Process]) -> None:

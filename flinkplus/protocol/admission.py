@@ -6,7 +6,7 @@ Rules:
 - the filter decides whether a message is new: an ID that it knows is a duplicate, any other ID is new;
 - a channel is ordered, so its cursor knows the same: all before the next expected number is old. The two keep their
   knowledge apart, and must agree. Where they do not, one of them has lost or mixed up what this subtask had received;
-  nobody can say which messages the state holds, so the error ends the subtask and takes the job back;
+  which messages the state holds is not known then, so the error ends the subtask and takes the job back;
 - a message ahead of the expected one (a gap) is dropped: its producer sends again from there;
 - a duplicate must have the digest that its ID had.
 

@@ -56,10 +56,14 @@ class Place:
             return self.message == other.message
         return self.rows[0] < other.rows[1] and other.rows[0] < self.rows[1]
 
+    @property
+    def where(self) -> str:
+        """The message, or the rows of a source, as text."""
+        return f"message {self.message}" if self.message else f"rows {self.rows[0]} to {self.rows[1] - 1}"
+
     def __str__(self) -> str:
-        where = f"message {self.message}" if self.message else f"rows {self.rows[0]} to {self.rows[1] - 1}"
         row = f"; input row: {self.row}" if self.row else ""
-        return f"{where}{row}"
+        return f"{self.where}{row}"
 
 
 class Crashes:

@@ -357,7 +357,7 @@ class StartSubtasks:
 
 @dataclass(frozen=True, slots=True)
 class EvictSlot:
-    """The process of ``slot`` does not answer: end it by whatever means, so that Spark starts another one."""
+    """The process of ``slot`` does not answer: end it by any means, so that its keeper starts another one."""
 
     slot: int
     incarnation: int

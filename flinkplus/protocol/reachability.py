@@ -7,8 +7,8 @@ the machine judges by a look at all slots (``SlotsSeen``).
 Rules:
 
 - The network fails between hosts, so hosts are given up, with all their slots: as few as leave no two that do not
-  reach each other. First whoever most others (the driver counts as one) cannot reach, of these whoever is blamed by
-  more slots, and of these whoever has the fewest subtasks at work. Of two that do not reach each other one always
+  reach each other. First the slot that most others (the driver counts as one) cannot reach, of these the one that more
+  slots blame, and of these the one that has the fewest running subtasks. Of two that do not reach each other one always
   stays. Where both slots are on one host, the slot stands for a host.
 - When more than half of the hosts would have to go, nobody goes for ``patience_ms``: a network that is down all over
   is more likely to come back than to be helped.

@@ -170,7 +170,7 @@ class Commits:
     def drop(self, checkpoint: CheckpointId) -> None:
         """Forget a checkpoint, in memory and on storage: an old one, or one whose manifest was not stored for certain.
 
-        The latter is void from now on, should its manifest appear late: the subtasks go on building upon its files.
+        The latter is void from now on, should its manifest appear late: the subtasks keep building upon its files.
         """
         self._check()
         self._manifests.pop(checkpoint, None)

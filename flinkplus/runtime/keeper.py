@@ -58,8 +58,8 @@ class _End:
 def keep_slot(index: int, config: SlotConfig, run: RunSlot = run_slot) -> None:
     """Have a process run slot ``index`` until the job is over. Called in a Spark task, in its main thread.
 
-    ``run``: what the process does. Raises ``CoordinatorLost`` when driver or executor is gone, ``SlotStartError`` when
-    the process cannot start.
+    Returns as well when the driver is known to be dead. ``run``: what the process does. Raises ``CoordinatorLost`` when
+    the executor is gone, ``SlotStartError`` when the process cannot start.
     """
     load()
     attempt, retries = _spark_attempt()
@@ -74,8 +74,10 @@ def keep_slot(index: int, config: SlotConfig, run: RunSlot = run_slot) -> None:
             end = _run_process(partial(_run, run, index, config, attempt, tries))
             if end.code == ENDED:
                 return
-            if os.getppid() != executor or _is_driver_dead(config):
-                raise CoordinatorLost(f"slot {index}: its driver or its executor is gone")
+            if _is_driver_dead(config):
+                return  # a task that fails would only leave its trace in the log of a Java process that ends
+            if os.getppid() != executor:
+                raise CoordinatorLost(f"slot {index}: its executor is gone")
             failed = 0 if end.welcomed else failed + 1
             if failed:
                 _failed_start(index, config, tries, failed, end)

@@ -53,8 +53,8 @@ class CrashReports:
         )
         blamed = self._crashes.ended(place, self._deployment.triggered)
         if blamed is not None:
-            subtask, message = f"{blamed.operator}[{blamed.subtask.index}]", blamed.message or f"rows {blamed.rows}"
-            error = ProcessCrashed(blamed.operator, subtask, message, blamed.row, place.signal)
+            subtask = f"{blamed.operator}[{blamed.subtask.index}]"
+            error = ProcessCrashed(blamed.operator, subtask, blamed.where, blamed.row, place.signal)
             self._machines.step_job(events.InputEndsProcesses(str(error), error))
 
     def _place_of(self, words: LastWords) -> Place | None:

@@ -45,6 +45,7 @@ SPECULATION_FROM = "spark.speculation.task.duration.threshold"
 SLOT_MARK = "FLINKPLUS_SLOT"
 """In the environment of the workers: Spark reuses a worker only for tasks with the same environment."""
 LONGEST_REASON = 300
+CANCELLED = "[SPARK_JOB_CANCELLED]"
 LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0-9]+\s*\]$")
 
 log = logging.getLogger("flinkplus.launcher")
@@ -335,6 +336,8 @@ def is_stopped(context: SparkContext) -> bool:
 def failure_reason(error: Exception) -> str:
     """Why a Spark job failed, in one line: what Python raised in the task, where it did."""
     text = str(error)
+    if CANCELLED in text:
+        return "its Spark job was cancelled, as Ctrl-C in a PySpark session cancels all jobs; it is submitted again"
     _, python, trace = text.partition("Traceback (most recent call last):")
     lines = [line.strip() for line in (trace if python else text).splitlines() if line.strip()]
     if not python:

@@ -5,7 +5,7 @@ Rules:
 - a stream counts when it goes to the incarnation that is wanted. One that breaks is opened again after a pause, as
   often as it takes: whether a peer is waited for or given up is the coordinator's decision (``reachability``);
 - a peer that refuses every connection for a while is not reached. So is one that keeps sending frames that cannot be
-  read, though the streams to it were made anew. Both are forgotten when they end;
+  read, though the streams to it were opened again. Both are forgotten when they end;
 - nothing that a peer does is a failure of this slot, or of its subtasks.
 """
 

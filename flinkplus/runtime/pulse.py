@@ -235,16 +235,24 @@ class Pulse:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def open(self, address: str, secret: bytes, name: str, timeout_s: float, note: StepNote | None = None) -> None:
+    def open(
+        self,
+        address: str,
+        secret: bytes,
+        name: str,
+        timeout_s: float,
+        note: StepNote | None = None,
+        hides_rows: bool = False,
+    ) -> None:
         """Begin to send to ``address`` as ``name``. Where that cannot be, the reason is logged. ``note``: of the step
-        that this slot is in, to be sent when its process has ended.
+        that this slot is in, to be sent when its process has ended. ``hides_rows``: a digest instead of a row in it.
         """
         text = pkgutil.get_data(__package__ or "", "pulse_process.py")
         assert text is not None
         host, port = parse_address(address)
         order = {"host": host, "port": port, "key": pulse_key(secret).hex(), "name": name}
         order |= {"interval_s": timeout_s / PULSES_IN_TIMEOUT, "pid": os.getpid()}
-        order |= {"note": note and str(note.path), "signal": note and str(note.signal_path)}
+        order |= {"note": note and str(note.path), "signal": note and str(note.signal_path), "hides_rows": hides_rows}
         try:
             process = self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", text.decode()],

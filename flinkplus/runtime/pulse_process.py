@@ -47,16 +47,20 @@ def datagram(name: str, count: int, key: bytes, deaf: bool = False, stopped: boo
     return said + hmac.digest(key, said, "sha256")[:MAC_BYTES]
 
 
-def last_words(note: bytes, fatal: bytes) -> bytes:
+def last_words(note: bytes, fatal: bytes, secret: bytes = b"") -> bytes:
     """What is to be sent of a note; empty when the process did not end inside an operator. ``fatal``: what
-    ``faulthandler`` has written.
+    ``faulthandler`` has written. ``secret``: datagrams are not encrypted, so a row is sent as its digest with this key;
+    empty: as it is.
     """
     if len(note) < NOTE.size:
         return b""
     numbers = NOTE.unpack_from(note)
     if not (numbers[SUBTASK] and numbers[OPERATOR]):
         return b""
-    text = note[TEXT_AT : TEXT_AT + numbers[TEXT_BYTES]].decode("utf-8", "ignore")
+    row = note[TEXT_AT : TEXT_AT + numbers[TEXT_BYTES]]
+    text = row.decode("utf-8", "ignore")
+    if row and secret:
+        text = f"not shown, since pulses are not encrypted (digest {hmac.digest(secret, row, 'sha256').hex()[:16]})"
     signal = fatal.partition(b"\n")[0]
     signal = signal[len(FATAL) :] if signal.startswith(FATAL) else b""
     while True:
@@ -104,8 +108,9 @@ def beat() -> None:
             if select.select([0], [], [], order["interval_s"] if count else 0)[0]:
                 said = os.read(0, ORDER_BYTES)
                 if not said:
-                    words = last_words(content(note), content(fatal))
-                    last = datagram(order["name"], count + 1, bytes.fromhex(order["key"]), words=words)
+                    key = bytes.fromhex(order["key"])
+                    words = last_words(content(note), content(fatal), key if order["hides_rows"] else b"")
+                    last = datagram(order["name"], count + 1, key, words=words)
                     for _ in range(LAST_WORDS_TIMES if words else 0):
                         with contextlib.suppress(OSError):
                             out.sendto(last, address)

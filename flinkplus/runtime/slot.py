@@ -216,8 +216,8 @@ def _run_slot(index: int, config: SlotConfig, start: Start, made: list[Slot]) ->
 
 
 def _has_successor(config: SlotConfig, failure: Exception) -> bool:
-    """Whether the job runs on after ``failure`` of this process, as far as is known here: then Spark starts the next
-    one, which has a use for the state files of this one.
+    """Whether the job runs on after ``failure`` of this process, as far as is known here: then its keeper starts the
+    next one, which has a use for the state files of this one.
     """
     if config.directory is not None:
         return is_alive(*config.driver) and not is_over(config.directory)
@@ -296,8 +296,9 @@ class Slot(SlotOrders):
             control.Register(self.index, self._start.attempt, pid, host, address, lifeline, name, created_s)
         )
         if self._config.pulses is not None and self._options.hang_timeout is not None:
-            secret = self._config.credentials.secret
-            self._pulse.open(self._config.pulses, secret, name, self._options.hang_timeout, self._note)
+            known = self._config.credentials
+            timeout_s, hides_rows = self._options.hang_timeout, known.tls is not None
+            self._pulse.open(self._config.pulses, known.secret, name, timeout_s, self._note, hides_rows)
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
             self._drain()

@@ -21,7 +21,9 @@ STAGED = "staged"
 
 
 def check_dataframe(df: DataFrame) -> None:
-    """Raises ``ConfigurationError`` for what cannot be a source yet."""
+    """Raises ``ConfigurationError`` for what cannot be a source."""
+    if not isinstance(df, DataFrame):
+        raise ConfigurationError(f"from_spark takes a DataFrame, such as spark.read.parquet(...), not {df!r:.100}")
     if df.isStreaming:
         raise ConfigurationError(
             "from_spark takes batch DataFrames; a streaming one (spark.readStream) is not supported yet"

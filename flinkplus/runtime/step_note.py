@@ -34,7 +34,7 @@ Numbers: TypeAlias = "list[int] | memoryview[int]"
 
 
 def no_note() -> Numbers:
-    """What to write into where nobody reads it."""
+    """What to write into where no other process reads it."""
     return [0] * FIELDS
 
 
@@ -73,7 +73,7 @@ class StepNote:
         self.numbers[TEXT_BYTES] = len(encoded)
 
     def close(self) -> None:
-        """Write no more. What is noted stays: whoever ends in the middle of a step has last words."""
+        """Write no more. What is noted stays: a process that ends in the middle of a step has last words."""
         if self in _current:
             _current.remove(self)
         if self._handles_signals:

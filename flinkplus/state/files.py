@@ -13,13 +13,14 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from pyarrow import fs
 
+from flinkplus.errors import without_secrets
 from flinkplus.state.removal import remove_file
 
 COPY_CHUNK_BYTES = 1 << 20
@@ -203,9 +204,15 @@ class ArrowDirectory:
 
     def put(self, local: Path, name: str) -> None:
         self._make_parent(name)
-        with self._fs.open_output_stream(self._path(name)) as target:
-            for chunk in file_chunks(local):
-                target.write(chunk)
+        target = self._fs.open_output_stream(self._path(name))
+        try:
+            with target:
+                for chunk in file_chunks(local):
+                    target.write(chunk)
+        except BaseException:  # Arrow cannot give a write up: what was written is there, under this name
+            with suppress(OSError):
+                self.delete(name)
+            raise
 
     def _make_parent(self, name: str) -> None:
         parent = PurePosixPath(self._path(name)).parent.as_posix()
@@ -254,11 +261,15 @@ def absolute(location: str) -> str:
 def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
     """What a local path or a URI (``file:``, ``s3:``, ``gs:``, ``hdfs:``) means: a file system, and the path in it.
 
-    Raises ``OSError`` or ``ValueError`` (pyarrow's ``ArrowInvalid``) for a URI that names no file system.
+    Raises ``OSError`` or ``ValueError`` for a URI that names no file system; they show no secret of it.
     """
     if not is_uri(location):
         return fs.LocalFileSystem(), location
-    filesystem, path = fs.FileSystem.from_uri(_with_single_uploads(location))
+    try:
+        filesystem, path = fs.FileSystem.from_uri(_with_single_uploads(location))
+    except (OSError, ValueError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(without_secrets(str(error))) from None  # the original's text would be part of a traceback
     return filesystem, path
 
 

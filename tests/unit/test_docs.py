@@ -60,6 +60,14 @@ def test_decisions_have_numbers_of_their_own() -> None:
     assert len(numbers) == len(set(numbers))
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=str)
+def test_no_program_has_spark_try_failed_tasks_more_often(page: Path) -> None:
+    """Slots do not need that, and the user's own failing queries would be tried as often."""
+    programs = re.findall(r"^```.*?^```", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = [line for text in programs for line in text.splitlines() if re.search(r"local\[[^\]]*,|maxFailures", line)]
+    assert found == []
+
+
 def test_dead_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A `b`, c\n")
     page = tmp_path / "page.md"

@@ -64,6 +64,15 @@ def test_the_types_are_those_of_the_options() -> None:
     assert text.count('\n    """') == len(OPTIONS) + 2, "each option has a line that says what it is"
 
 
+# --- a wrong value
+
+
+@pytest.mark.parametrize("given", ["books/", None, [1, 2]])
+def test_what_is_no_dataframe_is_named(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"from_spark takes a DataFrame, such as .*, not "):
+        environment().from_spark(given)
+
+
 # --- a misspelt name
 
 

@@ -511,7 +511,9 @@ def test_a_subtask_that_does_not_repeat_what_was_done_is_a_rollback(promoted: bo
         history.recover(effects)
         generation = 2
     error = SubtaskFailed(C2 if not promoted else C1, Generation(generation), "whim", "the error", False)
-    (fallback,) = history.at(200, error)
+    *counted, fallback = history.at(200, error)
+    expected = [FailureTakenOn(Generation(2), False, f"{C1}: whim", "the error")] if promoted else []
+    assert counted == expected, "in the middle of a recovery it is a part of that"
     assert fallback == FallBack("exception", (error.subtask,), f"{error.subtask}: whim", "the error")
     assert history.machine.heads == {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flinkplus.cli import main, session, wordcount
+from flinkplus.cli import java_messages, main, session, wordcount
 from flinkplus.errors import ConfigurationError, InputError, JobFailed
 from tests.typed import Command, typed_here
 
@@ -127,7 +128,7 @@ class Builder:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __getattr__(self, _name: str) -> Any:
-        return lambda *_: self
+        return lambda *_, **__: self
 
     def getOrCreate(self) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as PySpark does
@@ -141,8 +142,43 @@ class Builder:
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(session, "check_java", lambda: 17)
+    monkeypatch.setattr(session, "_start_java", lambda _: None)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def test_of_what_java_writes_one_line_is_held_back() -> None:
+    written = b"WARNING: Using incubator modules: jdk.incubator.vector\nWARNING: all else\n\n\xff and no end of line"
+    relay = subprocess.run(
+        [sys.executable, "-I", "-S", java_messages.__file__], input=written, capture_output=True, timeout=60, check=True
+    )
+    assert relay.stderr == b"WARNING: all else\n\n\xff and no end of line"
+    assert relay.stdout == b""
+
+
+def test_what_java_writes_comes_at_once_and_after_the_command_has_ended(tmp_path: Path) -> None:
+    program = """
+import subprocess, sys
+from flinkplus.cli import session
+def launch(conf, popen):
+    subprocess.Popen(["sh", "-c", "echo first >&2; read go < $0; echo last >&2", sys.argv[1]], **popen)
+session.launch_gateway = launch
+session.SparkContext._ensure_initialized = lambda gateway: None
+session._start_java({})
+"""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    command = subprocess.Popen([sys.executable, "-c", program, go], stderr=subprocess.PIPE, text=True)
+    assert command.stderr is not None
+    try:
+        assert command.stderr.readline() == "first\n"
+        command.wait(60)
+        go.write_text("go\n")
+        assert command.stderr.read() == "last\n"
+    finally:
+        command.kill()
+        command.wait()
+        command.stderr.close()
 
 
 def test_a_start_that_is_interrupted_leaves_no_process(here: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -162,6 +163,25 @@ def test_after_the_end_of_the_executor_nothing_is_started(
     story = Story(tmp_path / "story", killed, ended)
     with pytest.raises(CoordinatorLost, match="executor is gone"):
         keep_slot(0, config_of(job), story)
+    assert story.tries == [0]
+
+
+def test_after_the_end_of_the_driver_nothing_is_started_and_the_task_does_not_fail(job: Path, tmp_path: Path) -> None:
+    """A failed task would leave a trace in the log of the driver's Java process, which ends as well."""
+    driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    created_s = psutil.Process(driver.pid).create_time()
+
+    def killed_after_the_driver(start: Start) -> None:
+        os.kill(driver.pid, signal.SIGKILL)
+        while psutil.Process(driver.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.001)
+        killed(start)
+
+    story = Story(tmp_path / "story", killed_after_the_driver, ended)
+    try:
+        keep_slot(0, replace(config_of(job), driver=(driver.pid, created_s)), story)
+    finally:
+        driver.communicate()
     assert story.tries == [0]
 
 

@@ -50,7 +50,7 @@ from pathlib import Path
 from flinkplus.runtime.pulse import Pulse
 from flinkplus.runtime.step_note import StepNote, disown
 note, pulse = StepNote(Path(sys.argv[2])), Pulse()
-pulse.open(sys.argv[1], b"secret of the job", "1-name", 2.0, note)
+pulse.open(sys.argv[1], b"secret of the job", "1-name", 2.0, note, sys.argv[3] == "hide")
 note.row("Row(i=7)")
 note.numbers[:7].cast("B")  # a view, as operators hold one
 for at, number in enumerate((4, 2, 1, 0, 17, 100, 10)):
@@ -109,6 +109,22 @@ def test_between_two_steps_and_outside_of_operators_there_is_nothing_to_say() ->
     assert pulse_process.last_words(note_of(3, 1), b"") != b""
 
 
+def test_with_tls_a_row_is_known_by_its_digest_alone() -> None:
+    """Datagrams are not encrypted."""
+    one, again, other = (
+        pulse_process.last_words(note_of(3, 1, row), b"", b"key") for row in (b"Row(i=7)", b"Row(i=7)", b"Row(i=8)")
+    )
+    assert one == again != other
+    assert b"Row" not in one and b"not shown" in one
+    assert b"not shown" not in pulse_process.last_words(note_of(3, 1), b"", b"key"), "no row is known"
+
+
+def test_a_process_that_hides_rows_sends_none(pulses: tuple[Pulses, Inbox[Any]], tmp_path: Path) -> None:
+    ended(pulses[0], tmp_path, signal.SIGKILL, "hide")
+    words = pulses[1].get(timeout=PATIENCE_S)
+    assert isinstance(words, LastWords) and words.text.startswith("not shown") and "Row" not in words.text
+
+
 def test_last_words_fit_into_a_datagram() -> None:
     words = pulse_process.last_words(note_of(3, 1, "\N{SNOWMAN}".encode() * 100), b"Fatal Python error: Aborted\n...")
     assert len(words) <= pulse_process.MAX_WORDS_BYTES and b"Aborted" in words
@@ -145,7 +161,7 @@ class Reported:
         numbers[OPERATOR] = 1 + self.graph.vertices[self.vertex].nodes[0]
         numbers[EDGE], numbers[PRODUCER], numbers[SEQ], numbers[FIRST_ROW], numbers[ROWS] = 1, 1, 17, 40, 5
         for field, value in changes.items():
-            numbers[{"seq": SEQ, "operator": OPERATOR}[field]] = value
+            numbers[{"seq": SEQ, "operator": OPERATOR, "edge": EDGE}[field]] = value
         return LastWords(name, tuple(numbers), "", "")
 
 
@@ -156,8 +172,16 @@ def test_the_second_end_at_the_same_message_ends_the_job_with_all_that_is_known(
     job.reports.take(job.words("2-b"))
     (told,) = job.heard
     assert isinstance(told, events.InputEndsProcesses) and isinstance(told.error, ProcessCrashed)
-    assert told.error.message == "0:1->2#17" and told.error.subtask.endswith("[2]")
+    assert told.error.message == "message 0:1->2#17" and told.error.subtask.endswith("[2]")
     assert told.error.operator in told.reason
+
+
+def test_of_a_source_the_rows_are_named_as_in_the_log() -> None:
+    job = Reported()
+    for name in ("1-a", "2-b"):
+        job.reports.take(job.words(name, edge=0))
+    (told,) = job.heard
+    assert told.error.message == "rows 40 to 44"
 
 
 def test_processes_that_are_ended_from_here_blame_no_input() -> None:

@@ -312,3 +312,7 @@ def test_the_reason_of_a_failed_job_is_one_line() -> None:
     )
     assert failure_reason(RuntimeError(JAVA)).startswith("org.apache.spark.SparkException: Job aborted due to stage")
     assert failure_reason(RuntimeError()) == "RuntimeError"
+    cancelled = (
+        "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 1 cancelled as part of cancellation of all jobs"
+    )
+    assert "Ctrl-C in a PySpark session" in failure_reason(RuntimeError(cancelled))

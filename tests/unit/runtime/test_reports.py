@@ -169,8 +169,9 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
     error: type[HistoryMismatch], conflicts: int
 ) -> None:
     job = Reported()
-    told, *_ = job.report(1, control.SubtaskFailure(1, "count[1]", error.__name__, "message 3", time_s=1.0))
-    assert isinstance(told, core.FailoverStarted) and type(told.error) is error
+    told = job.report(1, control.SubtaskFailure(1, "count[1]", error.__name__, "message 3", time_s=1.0))
+    assert [type(event) for event in told] == [core.FailoverStarted, core.LocalFailoverRefused], "counted, then refused"
+    assert all(type(event.error) is error for event in told if isinstance(event, core.FailoverStarted))
     assert job.failovers.counts["fallbacks"] == 1
     assert job.figures.totals()["message_ids"]["conflicts"] == conflicts
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyarrow import fs
 
+import flinkplus.state.files
 from flinkplus.state.files import ArrowDirectory, Files, LocalDirectory, open_directory
 
 
@@ -40,6 +43,24 @@ def test_put_and_fetch_copy_whole_files(files: Files, tmp_path: Path) -> None:
     files.fetch("state/x", tmp_path / "to")
     assert (tmp_path / "to").read_bytes() == content
     assert files.size("state/x") == len(content)
+
+
+def test_what_cannot_be_read_is_not_put(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        files.put(tmp_path, "state/x")  # a folder
+    assert files.names("") == []
+
+
+def test_what_cannot_be_read_to_its_end_is_not_put(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def breaks(path: Path) -> Iterator[bytes]:
+        yield b"the first chunk"
+        raise OSError(errno.EIO, "the disk is bad")
+
+    monkeypatch.setattr(flinkplus.state.files, "file_chunks", breaks)
+    files = ArrowDirectory(fs.LocalFileSystem(), str(tmp_path / "root"))
+    with pytest.raises(OSError, match="the disk is bad"):
+        files.put(tmp_path / "from", "state/x")
+    assert files.names("") == []
 
 
 def test_names_are_relative_recursive_and_sorted(files: Files) -> None:

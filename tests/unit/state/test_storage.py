@@ -125,7 +125,9 @@ def test_uri_that_names_nothing(uri: str) -> None:
         CheckpointStorage(uri)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format": 99, "job": {}}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b'{"format": 1, "job": {}}', b'{"format": 99, "job": {}}', b"\xff"]
+)
 def test_damaged_job_file(root: Path, storage: CheckpointStorage, content: bytes) -> None:
     (root / "JOB.json").write_bytes(content)
     with pytest.raises(CheckpointDirectoryError, match=r"JOB\.json"):
