@@ -356,10 +356,14 @@ def test_the_spill_volume_is_full(spark: SparkSession, tmp_path: Path, volume: V
         victim.job.checkpoint_now()  # lets the logs be trimmed: the job goes on by itself, up to the same point
         victim.wait(lambda: read_rows(victim) > rows, "room by a checkpoint")
         victim.wait(lambda: is_full(victim), "full volumes")
-        victim.pass_time(0.5)
+
+        def nothing_is_read() -> bool:
+            before = read_rows(victim)
+            victim.pass_time(1.0)
+            return read_rows(victim) == before
+
+        victim.wait(nothing_is_read, "sources that stand still")
         rows = read_rows(victim)
-        victim.pass_time(0.5)
-        assert read_rows(victim) == rows
         volume.free()
         victim.wait(lambda: read_rows(victim) > rows + 1_000 and not victim.metrics["blocked"], "more rows")
         victim.kill_slot(1)
