@@ -922,7 +922,7 @@ def back_edges_stay_in_memory(original: Any) -> Any:
     return lift_limits
 
 
-@mutation(RecordingAlignment, "_give_up_round")
+@mutation(RecordingAlignment, "_give_up_round", scenario="48")
 def given_up_rounds_are_waited_for(original: Any) -> Any:
     """A checkpoint that is given up while its barrier goes round holds up those behind it."""
     return lambda self, checkpoint: []
