@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.protocol.barriers import BarrierMachine
+from flinkplus.protocol.barriers import NO_CHECKPOINT, BarrierMachine
 from flinkplus.protocol.effects import (
     BarrierEffect,
     BlockChannel,
@@ -47,11 +47,12 @@ class BarrierAlignment(BarrierMachine):
         self,
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
+        version: CheckpointId = NO_CHECKPOINT,
         max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
         blocking: bool = True,
     ) -> None:
-        super().__init__(subtask, inputs, max_asynchronous, aborted)
+        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
         self._awaited = inputs
         self._blocking = blocking
         self._aligning: CheckpointId | None = None

@@ -8,7 +8,7 @@ when the state is copied, when the barrier goes on, which messages belong to the
 | aligned | ``alignment`` | is taken off all inputs | nothing | an input, from its barrier to the copy |
 | synchronous | ``alignment`` | is taken off all inputs | nothing | and then all, to the end of the checkpoint |
 | at least once | ``alignment`` | is taken off all inputs | nothing | nothing |
-| loops | ``cyclic`` | is taken off all but the back edges | of back edges, up to it | as aligned, but no back edge |
+| loops | ``cyclic`` | is taken off all but the back edges | of back edges, up to it | as aligned; early back edges |
 | unaligned | ``unaligned`` | comes in on the first input | of all inputs, up to it | nothing |
 
 In all of them the barrier goes to every output right behind the copy. Only ``cyclic`` takes loops, and it takes nothing
@@ -16,7 +16,7 @@ else. *Synchronous*, the stop-the-world snapshot that the paper compares with, h
 begins no step behind its copy (``stands_still``, in ``snapshots``). *At least once* is ``alignment`` that does not
 block: what comes behind a barrier meanwhile is in the copy, and comes again after a restore. *Unaligned* is *aligned*
 until a checkpoint may overtake, which is an order, and where more waits than a snapshot may hold. What ``cyclic`` and
-``unaligned`` share is in ``recording``.
+``unaligned`` share is in ``recording``. A back edge is *early* when its barrier comes before the copy.
 
 Departures of all of them from the papers, and why:
 
@@ -57,6 +57,8 @@ from flinkplus.protocol.events import (
 )
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId, invariant
 
+NO_CHECKPOINT = CheckpointId(0)
+"""The version of those that begin at the start."""
 MAX_REMEMBERED_ABORTS = 64
 """Aborted checkpoints none of whose barriers was seen. Beyond this the oldest is taken as seen, with all before it."""
 
@@ -64,6 +66,7 @@ MAX_REMEMBERED_ABORTS = 64
 class BarrierMachine(ABC):
     """The machine of one subtask; a source has no ``inputs``.
 
+    ``version``: the checkpoint that it begins from (0: the start); barriers up to it mean nothing.
     ``max_asynchronous``: snapshots in their asynchronous part beyond which a checkpoint is declined (and its barrier
     still forwarded). ``aborted``: what a snapshot noted of another machine (``aborted``), whose steps this one repeats.
     """
@@ -72,6 +75,7 @@ class BarrierMachine(ABC):
         self,
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
+        version: CheckpointId = NO_CHECKPOINT,
         max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
@@ -80,7 +84,7 @@ class BarrierMachine(ABC):
         self._subtask = subtask
         self._inputs = inputs
         self._max_asynchronous = max_asynchronous
-        self._newest_seen = CheckpointId(0)
+        self._newest_seen = version
         self._aborted_unseen: list[CheckpointId] = sorted(aborted)
         self._asynchronous: dict[CheckpointId, bool] = {}  # -> aborted since
 

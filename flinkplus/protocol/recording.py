@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from flinkplus.protocol.alignment import BarrierAlignment
+from flinkplus.protocol.barriers import NO_CHECKPOINT
 from flinkplus.protocol.effects import BarrierEffect, DeclineCheckpoint, PersistSnapshot
 from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
 
@@ -30,10 +31,11 @@ class RecordingAlignment(BarrierAlignment):
         self,
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
+        version: CheckpointId = NO_CHECKPOINT,
         max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
-        super().__init__(subtask, inputs, max_asynchronous, aborted)
+        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
         self._rounds: dict[CheckpointId, list[ChannelId]] = {}  # ascending; inputs on which its barrier is awaited
 
     @property

@@ -158,15 +158,15 @@ class SubtaskSteps(SubtaskLoop):
         aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
         cycles = self._incarnation.cycles
         back = tuple(channel for channel in channels if channel.edge in cycles.back_edges)
-        machine = BarrierAlignment(self.id, channels, aborted=aborted, blocking=self._guarantee.aligns)
+        version = self._incarnation.checkpoint
+        machine = BarrierAlignment(self.id, channels, version, aborted=aborted, blocking=self._guarantee.aligns)
         if back:
             invariant(self._guarantee.aligns, "a loop needs alignment", subtask=self.id)
-            machine = CyclicAlignment(self.id, channels, back, aborted=aborted)
+            machine = CyclicAlignment(self.id, channels, back, version, aborted=aborted)
         elif self._incarnation.unaligned:
             invariant(self._guarantee.repeats and not cycles, "this job cannot take unaligned ones", subtask=self.id)
-            version = self._incarnation.checkpoint
             machine = self._unaligned = UnalignedBarriers(self.id, channels, version, aborted=aborted)
-        self._handle_barriers(machine, self._incarnation.checkpoint, saved)
+        self._handle_barriers(machine, version, saved)
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
         self._begin_loop(back, channels, ended, saved)

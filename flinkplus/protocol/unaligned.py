@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flinkplus.protocol.barriers import NO_CHECKPOINT
 from flinkplus.protocol.effects import (
     BarrierEffect,
     CloseRecord,
@@ -70,7 +71,7 @@ from flinkplus.protocol.recording import RecordingAlignment
 
 
 class UnalignedBarriers(RecordingAlignment):
-    """The machine of one subtask. ``version``: the checkpoint that it begins from; barriers up to it mean nothing.
+    """The machine of one subtask.
 
     ``due``: the checkpoint that is to be begun before any other step (``BarrierOvertook``), if there is one.
     """
@@ -79,12 +80,11 @@ class UnalignedBarriers(RecordingAlignment):
         self,
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
-        version: CheckpointId,
+        version: CheckpointId = NO_CHECKPOINT,
         max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
-        super().__init__(subtask, inputs, max_asynchronous, aborted)
-        self._newest_seen = version
+        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
         self._ordered: list[CheckpointId] = []  # ascending; those that may overtake, and are not begun
         self._sighted: dict[CheckpointId, list[ChannelId]] = {}  # of checkpoints that are not begun
         self.due: CheckpointId | None = None

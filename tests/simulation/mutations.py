@@ -22,6 +22,7 @@ from chain_backup.transfers import Partial
 from dedup.filter import MessageFilter
 from flinkplus.protocol import effects
 from flinkplus.protocol.alignment import BarrierAlignment
+from flinkplus.protocol.barriers import BarrierMachine
 from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
 from flinkplus.protocol.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.commits import CommitQueue
@@ -148,6 +149,18 @@ def one_barrier_is_enough(original: Any) -> Any:
         return [effects.BlockChannel(channel), *self._begin_snapshot(checkpoint)]
 
     return block
+
+
+@mutation(CyclicAlignment, "_on_barrier", scenario="47")
+def early_barriers_of_back_edges_are_missed(original: Any) -> Any:
+    """A barrier on a back edge that comes before the copy is waited for behind it (a fault that the product had)."""
+
+    def on_barrier(self: Any, channel: Any, checkpoint: Any) -> Any:
+        if channel in self._back:
+            return self._came(channel, checkpoint)
+        return original(self, channel, checkpoint)
+
+    return on_barrier
 
 
 @mutation(SubtaskSnapshots, "_cursors_behind_barrier")
@@ -805,7 +818,7 @@ def what_was_in_flight_is_lost(original: Any) -> Any:
     return add
 
 
-@mutation(CyclicAlignment, "_on_barrier")
+@mutation(CyclicAlignment, "_on_barrier", scenario="47")
 def one_barrier_round_is_enough(original: Any) -> Any:
     """A snapshot is persisted when the barrier has come round on the first of its back edges."""
 
@@ -923,7 +936,7 @@ def back_edges_stay_in_memory(original: Any) -> Any:
     return lift_limits
 
 
-@mutation(RecordingAlignment, "_give_up_round")
+@mutation(RecordingAlignment, "_give_up_round", scenario="48")
 def given_up_rounds_are_waited_for(original: Any) -> Any:
     """A checkpoint that is given up while its barrier goes round holds up those behind it."""
     return lambda self, checkpoint: []
@@ -1164,10 +1177,10 @@ def more_is_overtaken_than_a_snapshot_may_hold(original: Any) -> Any:
     return property(lambda self: ENDLESS)
 
 
-@mutation(UnalignedBarriers, "__init__")
+@mutation(BarrierMachine, "__init__")
 def barriers_of_the_version_count(original: Any) -> Any:
     """A barrier that was in flight at a version is one like any other when its turn comes."""
-    return lambda self, subtask, inputs, version, *rest, **more: original(self, subtask, inputs, 0, *rest, **more)
+    return lambda self, subtask, inputs, version=0, *rest, **more: original(self, subtask, inputs, 0, *rest, **more)
 
 
 # --- within a slot

@@ -114,7 +114,7 @@ class Stream:
         if how != "right":
             world.note("a frame from slot %s to slot %s is %s", sender, receiver.index, how)
         if how == "torn":
-            message = message._replace(records=message.records[: rng.randrange(len(message.records))])
+            message = message._replace(records=torn(message.records, rng.randrange(len(message.records))))
         elif how == "altered":
             message = message._replace(records=flipped(message.records, rng.randrange(len(message.records) * 8)))
         elif how == "late":
@@ -153,6 +153,13 @@ class FramedStream(Stream):
         self._pieces_lost_from = [1 << 60, 1 << 60]
 
     def _pass(self, at_ms: int, receiver: SimSlot, sender: int, message: Message, way: int, number: int) -> None:
+        late_ms = at_ms - self._last_ms[way]
+        if late_ms > 0:  # it waits before it is queued, and comes behind what is sent meanwhile
+            self.owner.world.at(self.owner.world.now_ms + late_ms, self._enqueue, receiver, sender, message, way)
+        else:
+            self._enqueue(receiver, sender, message, way)
+
+    def _enqueue(self, receiver: SimSlot, sender: int, message: Message, way: int) -> None:
         queue, world = self._queues[way], self.owner.world
         if not queue:
             world.at(world.now_ms, self._write, receiver, sender, way)
@@ -195,6 +202,12 @@ class FramedStream(Stream):
                 self._queues[way].clear()
                 sent = self._pieces[way]
                 self._pieces_lost_from[way] = self.owner.world.rng_frames.randint(max(0, sent - 4), sent)
+
+
+def torn(payload: bytes, size: int) -> bytes:
+    """The first ``size`` bytes of the payload of a message between standbys, and one at least: the wire format has no
+    such message without a payload."""
+    return payload[: max(1, size)]
 
 
 def packed(message: Message) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.cyclic import CyclicAlignment
 from flinkplus.protocol.effects import (
     AcknowledgeCheckpoint,
@@ -60,11 +63,56 @@ def test_the_snapshot_is_persisted_when_the_barrier_has_come_round_on_every_back
     assert one.waiting_for == ()
 
 
-def test_a_back_edge_is_never_blocked() -> None:
+def test_a_back_edge_does_not_wait_for_its_own_barrier() -> None:
     one = machine()
-    assert feed(one, BarrierArrived(BACK, ONE)) == []
-    assert feed(one, BarrierArrived(A, ONE)) == [BlockChannel(A)]
-    assert feed(one, BarrierArrived(BACK, ONE)) == []
+    feed(one, BarrierArrived(A, ONE), BarrierArrived(B, ONE))
+    assert feed(one, BarrierArrived(BACK, ONE)) == [CloseLog(ONE, BACK)]
+    assert one.blocked == ()
+
+
+@pytest.mark.parametrize("first", [(BACK, A), (A, BACK)])
+def test_an_early_barrier_on_a_back_edge_blocks_it_until_the_copy(first: tuple[ChannelId, ChannelId]) -> None:
+    """Another head was aligned first: what it sends behind its barrier must not be in the copy."""
+    one = machine()
+    assert feed(one, *(BarrierArrived(channel, ONE) for channel in first)) == [
+        BlockChannel(channel) for channel in first
+    ]
+    assert set(one.blocked) == {A, BACK}
+    assert feed(one, BarrierArrived(B, ONE)) == [
+        BlockChannel(B),
+        TakeSnapshot(ONE),
+        LogChannel(ONE, OTHER_BACK),
+        ForwardBarrier(ONE),
+        UnblockChannel(A),
+        UnblockChannel(B),
+        UnblockChannel(BACK),
+    ]
+    assert feed(one, BarrierArrived(OTHER_BACK, ONE)) == [CloseLog(ONE, OTHER_BACK), PersistSnapshot(ONE)]
+
+
+def test_with_all_barriers_of_back_edges_early_the_copy_is_the_snapshot() -> None:
+    one = machine()
+    feed(one, BarrierArrived(BACK, ONE), BarrierArrived(OTHER_BACK, ONE), BarrierArrived(A, ONE))
+    effects = feed(one, BarrierArrived(B, ONE))
+    assert PersistSnapshot(ONE) in effects
+    assert effects[-2:] == [UnblockChannel(BACK), UnblockChannel(OTHER_BACK)]
+
+
+@pytest.mark.parametrize("event", [CheckpointAborted(ONE), BarrierArrived(A, TWO)])
+def test_an_early_barrier_of_a_checkpoint_that_does_not_begin_blocks_no_longer(event: BarrierEvent) -> None:
+    one = machine()
+    feed(one, BarrierArrived(BACK, ONE))
+    assert UnblockChannel(BACK) in feed(one, event)
+    assert BACK not in one.blocked
+    assert feed(one, BarrierArrived(OTHER_BACK, ONE)) == []
+
+
+def test_an_early_barrier_stays_blocked_through_a_checkpoint_before_its_own() -> None:
+    one = machine()
+    feed(one, BarrierArrived(A, ONE), BarrierArrived(BACK, TWO))
+    feed(one, BarrierArrived(B, ONE))
+    assert one.blocked == (BACK,)
+    assert UnblockChannel(BACK) in feed(one, BarrierArrived(A, TWO), BarrierArrived(B, TWO))
 
 
 def test_checkpoints_overlap_and_each_has_its_own_logs() -> None:
@@ -134,3 +182,29 @@ def test_without_back_edges_it_is_algorithm_1() -> None:
         UnblockChannel(B),
         PersistSnapshot(ONE),
     ]
+
+
+def test_a_barrier_of_the_version_ends_the_log_that_was_put_back_and_blocks_nothing() -> None:
+    """What was in flight on a back edge is in front of it after a restore; the barrier is its last message."""
+    one = CyclicAlignment(SubtaskId("head", 0), (A, B, BACK, OTHER_BACK), (BACK, OTHER_BACK), TWO)
+    assert feed(one, BarrierArrived(BACK, ONE), BarrierArrived(BACK, TWO), BarrierArrived(OTHER_BACK, TWO)) == []
+    assert one.blocked == ()
+
+
+def test_a_second_barrier_on_a_back_edge_that_one_blocks_is_refused() -> None:
+    one = machine()
+    feed(one, BarrierArrived(BACK, ONE))
+    with pytest.raises(PeerProtocolError, match=r"barrier 2 on .*, which checkpoint 1 blocks"):
+        feed(one, BarrierArrived(BACK, TWO))
+    assert one.blocked == (BACK,)
+
+
+def test_a_newer_barrier_that_came_early_declines_the_checkpoint_that_is_begun_before_it() -> None:
+    """The older barrier will not come on that back edge any more."""
+    one = machine()
+    feed(one, BarrierArrived(A, ONE), BarrierArrived(BACK, TWO))
+    effects = feed(one, BarrierArrived(B, ONE))
+    assert [effect.checkpoint for effect in effects if isinstance(effect, DeclineCheckpoint)] == [ONE]
+    assert effects[-3:] == [CloseLog(ONE, BACK), CloseLog(ONE, OTHER_BACK), PersistSnapshot(ONE)]
+    assert feed(one, SnapshotPersisted(ONE, "handle")) == [DiscardSnapshot(ONE)]
+    assert one.blocked == (BACK,)
