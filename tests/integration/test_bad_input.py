@@ -433,19 +433,22 @@ def test_a_damaged_plan(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_state_damaged_while_the_job_runs(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
     env = StreamEnvironment(
         spark,
         parallelism=2,
         recovery="rollback",
         checkpoint_interval=0.15,
         checkpoint_dir=str(tmp_path / "checkpoints"),
+        work_dir=str(tmp_path / "work"),
     )
     words = env.read_text(str(corpus), repeat=2, name="lines").tokenize(name="tokenize").throttle(60_000)
     words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
     with env.execute("wordcount") as job:
         wait_for_checkpoint(job, 3)
-        for path in (tmp_path / "checkpoints" / "state").rglob("*.sst"):
-            path.unlink()
+        copies = (tmp_path / "work").rglob("files/*.sst")  # a slot's next process would take what is on its host
+        for path in [*(tmp_path / "checkpoints" / "state").rglob("*.sst"), *copies]:
+            path.unlink(missing_ok=True)
         job.kill("count:1")
         job.await_finish(60)
         recoveries = job.recoveries()
