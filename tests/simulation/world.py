@@ -62,8 +62,8 @@ HEARTBEAT_TIMEOUT_S = 1.0
 LATE_MS = 12
 SWEEP_EVERY = 2
 MAX_ENDED_BY_INPUT = 4
-"""Processes that an input may end, for each driver: two at the same place, one where messages are cut in another way,
-and one whose last words are still on their way."""
+"""Processes that an input may end in one subtask, for each driver: two at the same place, one where messages are cut in
+another way, and one whose last words are still on their way. A row may come to several subtasks at once."""
 SPARES_TIMEOUT_S = 0.5
 ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about")
 """Reasons with which a job may fail, and is resumed then: the storage refused for too long, or hung with a manifest."""
@@ -150,6 +150,7 @@ class World:
         self._over: set[int] = set()  # spare slots that Spark does not run any more; never iterated
         self.crowded = self.outages = 0
         self.deadly: RecordId | None = None
+        self._ended_in: Counter[SubtaskId] = Counter()
         self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
         self.checks = Checks(self)
         self.durable = Durable()
@@ -410,8 +411,9 @@ class World:
         """``process`` is about to end at a row of ``message``. Its last words reach the driver a little later."""
         self.counts["ended_by_input"] += 1
         drivers = 1 + self.counts["driver_crashes"]
-        if self.counts["ended_by_input"] > MAX_ENDED_BY_INPUT * drivers:
-            raise Violation("progress", f"{self.deadly} has ended {self.counts['ended_by_input']} processes")
+        self._ended_in[subtask] += 1
+        if self._ended_in[subtask] > MAX_ENDED_BY_INPUT * drivers:
+            raise Violation("progress", f"{self.deadly} has ended {self._ended_in[subtask]} processes in {subtask}")
         numbers = [0] * FIELDS
         vertex = [vertex.name for vertex in self.graph.vertices].index(subtask.vertex)
         numbers[SUBTASK], numbers[OPERATOR] = 1 + vertex * self.parameters.parallelism + subtask.index, 1 + vertex
