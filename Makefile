@@ -31,7 +31,7 @@ test: setup ## Format, lint, types, import rule and all tests: what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations=15
 
 check: test ## The same as test
 

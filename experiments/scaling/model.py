@@ -92,7 +92,7 @@ class Simulation:
         self._free_cores = setting.cores or setting.parallelism
         self._checkpoint = CheckpointId(0)
         self._missing: set[SubtaskId] = set()
-        self._final = False
+        self._final = self._is_due = False
         self.checkpoints = 0
         self._stages = self._make_subtasks()
 
@@ -149,7 +149,7 @@ class Simulation:
             return
         assert self._setting.interval_s is not None
         if self._missing:
-            self._at(self._now_s + NETWORK_LATENCY_S, self._trigger_due)
+            self._is_due = True
             return
         self._trigger()
         self._at(self._now_s + self._setting.interval_s, self._trigger_due)
@@ -163,8 +163,7 @@ class Simulation:
         if self._final:
             return
         if self._missing:
-            self._at(self._now_s + NETWORK_LATENCY_S, self._end)
-            return
+            return  # ``_acknowledge`` comes back to it
         self._trigger()
         self._final = True
 
@@ -177,8 +176,14 @@ class Simulation:
 
     def _acknowledge(self, name: SubtaskId) -> None:
         self._missing.discard(name)
-        if not self._missing:
-            self.checkpoints += 1
+        if self._missing:
+            return
+        self.checkpoints += 1
+        if self._exhausted:
+            self._end()
+        elif self._is_due:
+            self._is_due = False
+            self._trigger_due()
 
     def _obey(self, subtask: _Subtask, event: events.BarrierEvent) -> float:
         """What the machine orders; returns what that costs the subtask at once."""
@@ -311,8 +316,7 @@ class Simulation:
         arrives_s = sent_s + (NETWORK_LATENCY_S if remote else 0.0)
         subtask.room[target] -= 1
         subtask.downstream[target].inputs[subtask.index].append(_Message(arrives_s, rows, remote, checkpoint))
-        if remote:
-            self._at(arrives_s, partial(self._wake, target))
+        self._at(arrives_s, partial(self._wake, target))
 
     def _consumed(self, subtask: _Subtask, producer: int) -> None:
         """Credit goes back every half window."""

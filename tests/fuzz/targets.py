@@ -49,7 +49,7 @@ from flinkplus.runtime.pulse_process import datagram
 from flinkplus.runtime.tcp import Connection
 from flinkplus.runtime.wire import Kind, Message
 from flinkplus.state.backend import parse_files
-from flinkplus.state.storage import MANIFEST_MAGIC, CheckpointStorage, manifest_files, sealed
+from flinkplus.state.storage import JOB_FORMAT, MANIFEST_MAGIC, CheckpointStorage, manifest_files, sealed
 from tests.fuzz.mutate import mutated, mutated_document
 from upstream_cache import CorruptSegment
 from upstream_cache.segments import Segment
@@ -477,7 +477,7 @@ def targets() -> list[Target]:
         ),
         Target(
             "job",
-            (json.dumps({"format": 1, "job": {"name": "x", "fingerprint": "y"}}).encode(),),
+            (json.dumps({"format": JOB_FORMAT, "job": {"name": "x", "fingerprint": "y"}}).encode(),),
             folder.decode_job,
             (CheckpointDirectoryError,),
             mutated_document,

@@ -131,7 +131,12 @@ def test_a_slot_that_comes_back_keeps_the_files_that_are_right(spark: SparkSessi
         victim.wait(lambda: victim.strong and victim.protocol.all_have(newest), "copies of the newest version again")
         after = copies()
         assert {path.name for path in after} <= {path.name for path in before}, "no checkpoint has come between"
-        victim.wait(lambda: sum(figures.copied_by(1)[-1].values()) == sum(after.values()), "a report of the copies")
+
+        def all_are_reported() -> bool:
+            reports = figures.copied_by(1)
+            return bool(reports) and sum(reports[-1].values()) == sum(after.values())
+
+        victim.wait(all_are_reported, "a report of the copies")
         kept = sum(after.values()) - before[largest]
         assert figures.copied_by(1)[-1] == {"received": before[largest], "from_storage": 0, "kept": kept} and kept > 0
         victim.kill_slot(0)
