@@ -80,8 +80,10 @@ def test_only_upstreams_go_back_with_what_fails(spark: SparkSession, tmp_path: P
         spark, tmp_path, recovery="partial", word=source_fails, between=between, trace_output=str(trace)
     ) as victim:
         victim.wait_for_failovers(1)
+        victim.wait(lambda: all(r["caught_up_ms"] is not None for r in victim.job.recoveries()), "new output")
         may_raise.touch()
         victim.wait_for_failovers(2)
+        victim.wait(lambda: all(r["caught_up_ms"] is not None for r in victim.job.recoveries()), "new output")
         victim.wait_for_checkpoints(1)
         first, second = victim.job.recoveries()
         assert first["restarted"] == first["subtasks"] == [f"numbers[{2_500 % 3}]"]
@@ -90,6 +92,7 @@ def test_only_upstreams_go_back_with_what_fails(spark: SparkSession, tmp_path: P
         assert incarnations(trace) == {name: [1] for name in PLACES}, "what is downstream has never been touched"
         victim.job.kill("count:1")
         victim.wait_for_failovers(3)
+        victim.wait(lambda: all(r["caught_up_ms"] is not None for r in victim.job.recoveries()), "new output")
         victim.wait_for_strength()
         victim.finish()
     assert_partial(victim, 3)
