@@ -96,7 +96,7 @@ class GrowingBloom:
 @dataclass(slots=True)
 class _Run:
     """A channel's messages of one epoch. ``end``: behind the highest number. ``chunk``: the number of the chunk that is
-    in memory (``_NONE``: there is none); ``present``: a bit for each of its numbers; ``stored``: the chunks in the
+    in memory (``_NONE``: no such number); ``present``: a bit for each of its numbers; ``stored``: the chunks in the
     store."""
 
     epoch: int

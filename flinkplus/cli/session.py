@@ -118,7 +118,7 @@ def open_session(master: str, settings: Mapping[str, str] | None = None) -> Spar
 
 
 def _start_java(conf: Mapping[str, str]) -> None:
-    """Start Spark's Java process if there is none, with its stderr passed on by ``java_messages``."""
+    """Start Spark's Java process, unless one runs, with its stderr passed on by ``java_messages``."""
     if SparkContext._gateway is not None:
         return
     text = pkgutil.get_data(__package__ or "", "java_messages.py")

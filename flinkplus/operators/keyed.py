@@ -355,7 +355,7 @@ class _NumberSumInstance(_SumInstance):
         return with_running(batch, descriptor.keys, key, descriptor.output, pa.array(running, mask=nulls))
 
     def _first_values(self, key: KeyCodes, values: pa.Array) -> npt.NDArray[np.int64]:
-        """The first row with a value of each key, the number of rows where there is none; 0 where no row is null."""
+        """The first row with a value of each key, the number of rows for a key without one; 0 where no row is null."""
         if not values.null_count:
             return np.zeros(len(key.encoded), np.int64)
         rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))[::-1]

@@ -24,7 +24,7 @@ from flinkplus.runtime.faults import CURSOR, DIGESTS, FILTER, SUPPRESSION
 
 
 class UncheckedCursor(InputCursor):
-    """Knows fenced generations, and nothing of numbers: whatever arrives may be taken. Its own numbers go on as if
+    """Knows fenced generations, and nothing of numbers: any message that arrives is accepted. Its own numbers continue as if
     duplicates that were taken had not come, so that credit and snapshots still name messages of the channel."""
 
     __slots__ = ("_counts",)

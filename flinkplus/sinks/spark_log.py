@@ -87,7 +87,7 @@ class SparkFileLog:
     def __init__(self, files: OutputFiles) -> None:
         self._files = files
         self.latest = first_batch() - 1
-        """The last batch; the last empty compaction when there is none."""
+        """The last batch; or the last empty compaction."""
         self._content: bytes | None = None  # of the last batch; None: not read yet
 
     def load(self) -> None:

@@ -1,6 +1,6 @@
 """What a user submits to Spark: a word count, one of whose slots is killed. Run by ``test_installed.py``.
 
-What it has found is in ``told.json`` in the working directory.
+What it has found is in ``found.json`` in the working directory.
 """
 
 import json
@@ -47,7 +47,7 @@ def shadowed(spark):
 
 def main():
     spark = SparkSession.builder.getOrCreate()
-    told = {"shadowed": shadowed(spark), "words": WORDS}
+    found = {"shadowed": shadowed(spark), "words": WORDS}
     with draw(spark).execute("words") as job:
         while job.metrics()["checkpoints_completed"] < 1:
             time.sleep(0.01)
@@ -59,14 +59,14 @@ def main():
         job.drain()
         job.await_finish(120)
     rows = job.collected("out").to_pylist()
-    told["killed"] = sum(before[slot] != after[slot] for slot in before)
-    told["recoveries"] = job.recoveries()
-    told["driver"] = places().split(",")
-    told["slots"] = sorted({place for row in rows for place in row["place"].split(",")})
-    told["counts"] = {}
+    found["killed"] = sum(before[slot] != after[slot] for slot in before)
+    found["recoveries"] = job.recoveries()
+    found["driver"] = places().split(",")
+    found["slots"] = sorted({place for row in rows for place in row["place"].split(",")})
+    found["counts"] = {}
     for row in rows:
-        told["counts"].setdefault(row["word"], []).append(row["n"])
-    Path("told.json").write_text(json.dumps(told))
+        found["counts"].setdefault(row["word"], []).append(row["n"])
+    Path("found.json").write_text(json.dumps(found))
 
 
 main()

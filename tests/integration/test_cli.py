@@ -336,7 +336,7 @@ def supervisor_loop() -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_supervisor_restarts_a_driver_that_is_killed(corpus: Path, tmp_path: Path) -> None:
-    """By the shell loop of docs/operations.md: killed with a checkpoint, it goes on; finished, the loop ends."""
+    """By the shell loop of docs/operations.md: killed after a checkpoint, it resumes; finished, the loop ends."""
     out, checkpoints = tmp_path / "out", tmp_path / "ckpt"
     command = [sys.executable, "-m", "flinkplus", "wordcount", str(corpus), "--output", str(out), "--rate", "20000"]
     command += ["--checkpoint-interval", "0.2", "--checkpoint-dir", str(checkpoints), "--resume", "auto"]

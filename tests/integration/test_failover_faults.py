@@ -17,6 +17,7 @@ from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 
 from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
+from dedup.filter import MessageFilter
 from flinkplus.api.stream import Stream
 from flinkplus.errors import JobFailed, UserFunctionError
 from flinkplus.runtime import registry
@@ -400,6 +401,34 @@ def test_a_corrupt_spill_segment(spark: SparkSession, tmp_path: Path) -> None:
         victim.wait(lambda: any("numbers[0]" in r["subtasks"] for r in victim.job.recoveries()), "a failed producer")
         victim.finish()
     assert_local(victim, victim.metrics["failovers"])
+
+
+# --- the filter of message IDs
+
+
+def test_a_filter_that_is_wrong_once(spark: SparkSession, tmp_path: Path) -> None:
+    """It takes a message for known that the cursor expects: the job rolls back, counts that, and stays exact."""
+    wrong = tmp_path / "wrong"
+
+    def mislead(slot: Slot) -> None:
+        add, calls = MessageFilter.add, 0
+
+        def misled(self: MessageFilter, epoch: int, channel: Any, seq: int, digest: int) -> int | None:
+            nonlocal calls
+            calls += 1
+            if slot.index == 1 and calls > 100 and not wrong.exists():
+                wrong.touch()
+                add(self, epoch, channel, seq, digest)
+            return add(self, epoch, channel, seq, digest)
+
+        MessageFilter.add = misled  # type: ignore[method-assign]
+
+    with Victim(spark, tmp_path, prepare=mislead) as victim:
+        victim.wait(lambda: any(r["mode"] == "rollback" for r in victim.job.recoveries()), "the rollback")
+        victim.wait_for_strength()
+        metrics = victim.finish()
+    assert metrics["message_ids"]["conflicts"] == 1
+    assert_rolled_back(victim, "known to the filter, and the cursor of the channel expects it")
 
 
 # --- the standby path

@@ -123,11 +123,11 @@ def test_a_program_with_a_kill_by_spark_submit(installed: Installed, tmp_path: P
     submit = DEPENDENCIES / "pyspark/bin/spark-submit"
     options = ("--master", "local[4]", "--conf", "spark.ui.enabled=false")
     installed.run(working, submit, *options, program / "program.py")
-    told: dict[str, Any] = json.loads((working / "told.json").read_text())
-    assert f"{working / 'dedup.py'} hides the package 'dedup' of FlinkPlus" in told["shadowed"]
-    assert told["driver"] == [str(installed.site)] and told["slots"] == [str(installed.site)]
-    assert told["recoveries"] and told["killed"] == 1
-    counts = Counter({word: len(ns) for word, ns in told["counts"].items()})
-    assert len(counts) == told["words"]
-    for word, ns in told["counts"].items():
+    found: dict[str, Any] = json.loads((working / "found.json").read_text())
+    assert f"{working / 'dedup.py'} hides the package 'dedup' of FlinkPlus" in found["shadowed"]
+    assert found["driver"] == [str(installed.site)] and found["slots"] == [str(installed.site)]
+    assert found["recoveries"] and found["killed"] == 1
+    counts = Counter({word: len(ns) for word, ns in found["counts"].items()})
+    assert len(counts) == found["words"]
+    for word, ns in found["counts"].items():
         assert sorted(ns) == list(range(1, counts[word] + 1)), word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.integration.conftest import wait_until
 
 pytestmark = pytest.mark.integration
 LIMIT_S = 60.0
+PRICED = "kind decimal(3, 1), price decimal(12, 2)"
 
 
 @pytest.mark.parametrize(
@@ -59,14 +61,19 @@ def halving(rows: Stream) -> tuple[Stream, Stream]:
 
 
 def test_a_job_without_end_is_resumed_and_drained(spark: SparkSession, tmp_path: Path) -> None:
-    """What is in the loop when it is cancelled goes on from its last checkpoint; the end of the input ends the loop."""
-    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    """Rows in the loop, and sums of decimals by decimals, resume from the last checkpoint; the end of the input ends the
+    loop.
+    """
+    out, sums, checkpoints = tmp_path / "out", tmp_path / "sums", tmp_path / "checkpoints"
 
     def draw() -> StreamEnvironment:
         options: dict[str, Any] = {"parallelism": 2, "checkpoint_interval": 0.15, "replicas": 1}
         env = StreamEnvironment(spark, checkpoint_dir=checkpoints, **options)
         rows = env.generate(lambda i: (i, i + 1, 0), schema="i long, n long, laps long", rate=400.0, name="numbers")
-        rows.iterate(halving, name="loop").to_parquet(out)
+        done = rows.iterate(halving, name="loop")
+        done.to_parquet(out, name="done")
+        priced = done.map(lambda row: (Decimal(row.i % 4) / 2, Decimal(row.i) / 4), schema=PRICED)
+        priced.key_by("kind").sum("price").to_parquet(sums, name="sums")
         return env
 
     with draw().execute("halving") as job:
@@ -81,3 +88,9 @@ def test_a_job_without_end_is_resumed_and_drained(spark: SparkSession, tmp_path:
     rows = {i: laps for i, laps in zip(table["i"].to_pylist(), table["laps"].to_pylist(), strict=True)}
     assert len(rows) == table.num_rows == read > 0
     assert all(laps == (i + 1).bit_length() for i, laps in rows.items())
+    running = pq.read_table(sums).to_pylist()
+    assert len(running) == read
+    for kind in {row["kind"] for row in running}:
+        mine = [row for row in running if row["kind"] == kind]
+        prices = sum(Decimal(i) / 4 for i in rows if Decimal(i % 4) / 2 == kind)
+        assert max(row["sum"] for row in mine) == prices == sum(row["price"] for row in mine)

@@ -1,7 +1,12 @@
-"""Every deliberate fault, each within the whole budget of seeds or by its scenario: ``make mutation-check``."""
+"""Every deliberate fault, each within the whole budget of seeds or by its scenario: ``make mutation-check``.
+
+The faults are tried in as many processes as there are processors, each in a fresh one.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 
 from tests.simulation.mutations import BUDGET, MUTATIONS, mutated
@@ -12,22 +17,28 @@ from tests.simulation.scenarios import all_scenarios, play, read
 def main() -> int:
     """0 when each of them is found out."""
     missed = []
-    for name, fault in MUTATIONS.items():
-        if fault.scenario:
-            why = found_by_scenario(name)
-            print(f"{name}: scenario {fault.scenario}: {why[:100] or 'MISSED'}", flush=True)
-            missed += [] if why else [name]
-            continue
-        with mutated(name):
-            summary = run_many(range(BUDGET))
-        if summary.failures:
-            failure = summary.failures[0]
-            print(f"{name}: seed {failure.parameters.seed}: {failure.kind}", flush=True)
-        else:
-            missed.append(name)
-            print(f"{name}: MISSED in {BUDGET} seeds", flush=True)
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+        for name, found, how in pool.imap(check, MUTATIONS, chunksize=1):
+            print(f"{name}: {how}", flush=True)
+            missed += [] if found else [name]
     print(f"{len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} deliberate faults are found out")
+    if missed:
+        print(f"MISSED: {', '.join(missed)}")
     return 1 if missed else 0
+
+
+def check(name: str) -> tuple[str, bool, str]:
+    """The fault, whether it is found, and by what."""
+    scenario = MUTATIONS[name].scenario
+    if scenario:
+        why = found_by_scenario(name)
+        return name, bool(why), f"scenario {scenario}: {why[:100] or 'MISSED'}"
+    with mutated(name):
+        summary = run_many(range(BUDGET))
+    if not summary.failures:
+        return name, False, f"MISSED in {BUDGET} seeds"
+    failure = summary.failures[0]
+    return name, True, f"seed {failure.parameters.seed}: {failure.kind}"
 
 
 def found_by_scenario(name: str) -> str:
