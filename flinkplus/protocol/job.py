@@ -351,7 +351,7 @@ class JobProtocol:
             return []
         match event:
             case FailoverStarted(kind, generation, under_way, reason, error):
-                if self._budget.is_counted(now_ms, generation, under_way or bool(self._slots.missing)):
+                if self._budget.is_counted(now_ms, generation, under_way, bool(self._slots.missing)):
                     return []
                 enough = self._budget.spend(now_ms, kind, self._newest_used)
                 return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)

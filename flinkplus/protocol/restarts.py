@@ -5,8 +5,9 @@ hold:
 
 - What failed was running already when that recovery began: its generation is no newer than the newest one then. What a
   recovery has started itself, and fails again, is a failure of its own.
-- The recovery is not over, or its *moment* is not. It is over when all subtasks run again and no slot is missing. Its
-  moment ends ``same_moment_ms`` after the time for which a rollback would have waited before it starts anything.
+- The recovery is not over, or its *moment* is not. It is over when all subtasks run again and no slot is missing; a
+  slot that stays away is waited for as long as a rollback waits (``restart_slot_timeout_ms``). Its moment ends
+  ``same_moment_ms`` after the time for which a rollback would have waited before it starts anything.
 
 So an outage that makes many subtasks throw costs a job that recovers beside the stream no more than one that rolls
 back: a rollback halts all subtasks at the first exception, and does not see the others. A local failover that ends in a
@@ -36,6 +37,7 @@ class _Recovery:
     """One that was counted. ``newest``: the newest generation when it began; ``moment_until_ms``: see above, ``None``
     while the job rolls back."""
 
+    began_ms: int
     kind: FailureKind
     newest: Generation
     moment_until_ms: int | None
@@ -56,17 +58,20 @@ class RestartBudget:
         self._in_a_row = 0
         self._last: _Recovery | None = None
 
-    def is_counted(self, now_ms: int, generation: Generation, under_way: bool) -> bool:
-        """Whether a failure of what runs in ``generation`` is part of the last recovery that was counted.
-        ``under_way``: that one is not over."""
+    def is_counted(self, now_ms: int, generation: Generation, under_way: bool, slot_missing: bool) -> bool:
+        """Whether a failure in ``generation`` is part of the last recovery that was counted. ``under_way``: subtasks of
+        that recovery do not run yet; ``slot_missing``: a slot has not come back."""
         last = self._last
-        return last is not None and generation <= last.newest and (under_way or last.has_moment(now_ms))
+        if last is None or generation > last.newest:
+            return False
+        is_waited_for = slot_missing and now_ms - last.began_ms < self._config.restart_slot_timeout_ms
+        return under_way or is_waited_for or last.has_moment(now_ms)
 
     def spend(self, now_ms: int, kind: FailureKind, newest: Generation) -> str | None:
-        """Count a recovery that begins now; says why there may be no further one, or None. ``newest``: the newest
-        generation of what runs."""
+        """Count a recovery that begins now. Returns why no further one is allowed, or None. ``newest``: the newest
+        generation that runs."""
         why_not = self._spend(now_ms, kind)
-        self._last = _Recovery(kind, newest, now_ms + self.delay_ms() + self._config.same_moment_ms)
+        self._last = _Recovery(now_ms, kind, newest, now_ms + self.delay_ms() + self._config.same_moment_ms)
         return why_not
 
     def _spend(self, now_ms: int, kind: FailureKind) -> str | None:

@@ -123,7 +123,7 @@ def no_input_is_to_blame(original: Any) -> Any:
 @mutation(RestartBudget, "is_counted", scenario="67")
 def every_exception_is_a_recovery(original: Any) -> Any:
     """Subtasks that throw in one instant cost a restart each (a fault that the product had)."""
-    return lambda self, now_ms, generation, under_way: False
+    return lambda self, now_ms, generation, under_way, slot_missing: False
 
 
 # --- alignment and snapshots

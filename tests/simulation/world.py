@@ -151,6 +151,7 @@ class World:
         self.crowded = self.outages = 0
         self.deadly: RecordId | None = None
         self._ended_in: Counter[SubtaskId] = Counter()
+        self._resumes = 0
         self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
         self.checks = Checks(self)
         self.durable = Durable()
@@ -284,6 +285,7 @@ class World:
 
     def _resume(self, why: str) -> None:
         """Nothing of this run is left but what its storage worker may still do, and the job is resumed."""
+        self._resumes += 1
         self.moves.clear()
         self.checks.plans({})
         self.coordinator = None
@@ -410,7 +412,7 @@ class World:
     def ended_by_input(self, process: SimSlot, subtask: SubtaskId, message: Message) -> None:
         """``process`` is about to end at a row of ``message``. Its last words reach the driver a little later."""
         self.counts["ended_by_input"] += 1
-        drivers = 1 + self.counts["driver_crashes"]
+        drivers = 1 + self._resumes
         self._ended_in[subtask] += 1
         if self._ended_in[subtask] > MAX_ENDED_BY_INPUT * drivers:
             raise Violation("progress", f"{self.deadly} has ended {self._ended_in[subtask]} processes in {subtask}")

@@ -748,9 +748,16 @@ def test_a_recovery_is_not_over_while_a_slot_is_missing() -> None:
     """A job that rolls back waits for the slot, and no subtask could have thrown meanwhile."""
     history = running(max_restarts=0)
     assert history.at(100, TOLD_SLOT, LEFT, GenerationsUsed(G2)) == []
-    assert history.at(60_000, threw(G1)) == []
-    assert history.at(60_010, SlotRegistered(1, 2)) == []
-    assert history.at(60_020, threw(G1)) == [*INTERRUPTED, StopSlots()]
+    assert history.at(4_000, threw(G1)) == []
+    assert history.at(4_010, SlotRegistered(1, 2)) == []
+    assert history.at(4_020, threw(G1)) == [*INTERRUPTED, StopSlots()]
+
+
+def test_a_slot_that_stays_away_is_waited_for_as_long_as_by_a_rollback() -> None:
+    history = running(max_restarts=0, restart_slot_timeout_ms=2_000)
+    assert history.at(100, TOLD_SLOT, LEFT, GenerationsUsed(G2)) == []
+    assert history.at(2_099, threw(G1)) == []
+    assert history.at(2_100, threw(G1)) == [*INTERRUPTED, StopSlots()]
 
 
 def test_the_moment_is_longer_by_the_delay_that_a_rollback_would_have() -> None:
