@@ -29,7 +29,7 @@ demo: setup ## One slot of a WordCount killed, once with standbys, once with rol
 test: setup ## Format, lint, types, import rule and all tests: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	@$(JAVA) set -x; $(BIN)/python -m tests.java_classes & $(BIN)/mypy && wait $$!
 	$(BIN)/lint-imports --no-logo
 	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations=15
 

@@ -19,9 +19,12 @@ import hypothesis
 import psutil
 import pytest
 
+from tests import java_classes
+
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_DAEMON_JAVA_OPTS"] = java_classes.options()
 
 # Each test process has temporary files of its own: tests that look for all jobs on this machine see no others.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # ``tmp_path`` stays where pytest has it

@@ -124,7 +124,7 @@ def user_error(operator: str, subtask: str, row: object, cause: BaseException | 
 
 
 def _users_line(error: BaseException) -> list[traceback.FrameSummary]:
-    """The last line of the user's own code on the way to ``error``, or of a library's if their code is not on the way."""
+    """The last line of the user's own code in the traceback of ``error``, or else of a library's."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
     own = [frame for frame in theirs if not frame.filename.startswith(LIBRARIES)]

@@ -40,7 +40,7 @@ def instant(moment: datetime.datetime) -> datetime.datetime:
     try:
         return moment.astimezone(UTC)
     except (OverflowError, ValueError) as error:
-        raise OverflowError(f"{moment} of local time is outside the years that UTC can represent ({error}); give it a zone") from error
+        raise OverflowError(f"{moment} in local time has no equivalent in UTC ({error}); give it a zone") from error
 
 
 def shown(array: pa.Array) -> list[Any]:

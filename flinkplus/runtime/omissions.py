@@ -24,8 +24,8 @@ from flinkplus.runtime.faults import CURSOR, DIGESTS, FILTER, SUPPRESSION
 
 
 class UncheckedCursor(InputCursor):
-    """Knows fenced generations, and nothing of numbers: any message that arrives is accepted. Its own numbers continue as if
-    duplicates that were taken had not come, so that credit and snapshots still name messages of the channel."""
+    """Checks generations but not sequence numbers: it accepts any message. Accepted duplicates do not advance its own
+    numbers, so that credit and snapshots still name messages of the channel."""
 
     __slots__ = ("_counts",)
 

@@ -263,7 +263,7 @@ class Presence:
                 assert_never(event)
 
     def kill(self, subtask: SubtaskId) -> bool:
-        """Fault injection: SIGKILL the process that hosts ``subtask``; ``False`` when no process hosts it at the moment."""
+        """Fault injection: SIGKILL the process that hosts ``subtask``; ``False`` when no process hosts it."""
         slot = self._deployment.assignment.get(subtask)
         return slot is not None and self.kill_slot(slot)
 

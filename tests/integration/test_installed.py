@@ -48,7 +48,9 @@ class Installed:
 
     def run(self, directory: Path, *command: object) -> subprocess.CompletedProcess[str]:
         """Run a command of the environment in ``directory``; fails with its output when it fails."""
-        kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME") if name in os.environ}
+        kept = {
+            name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "SPARK_SUBMIT_OPTS") if name in os.environ
+        }
         variables = {
             **kept,
             "PATH": f"{self.environment / 'bin'}:{kept['PATH']}",

@@ -61,9 +61,7 @@ def halving(rows: Stream) -> tuple[Stream, Stream]:
 
 
 def test_a_job_without_end_is_resumed_and_drained(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows in the loop, and sums of decimals by decimals, resume from the last checkpoint; the end of the input ends the
-    loop.
-    """
+    """Rows in the loop and sums of decimals resume from the last checkpoint; the end of the input ends the loop."""
     out, sums, checkpoints = tmp_path / "out", tmp_path / "sums", tmp_path / "checkpoints"
 
     def draw() -> StreamEnvironment:

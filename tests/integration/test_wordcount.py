@@ -16,24 +16,6 @@ from tests.integration.conftest import assert_exact, expected_counts, wait_for_c
 pytestmark = pytest.mark.integration
 
 
-def test_the_example_of_the_readme(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
-    env = StreamEnvironment(spark, parallelism=4, checkpoint_interval=0.5)
-    counts = (
-        env.from_spark(spark.read.text(str(corpus)), name="lines")
-        .flat_map(lambda row: row.value.lower().split(), schema="word string", name="tokenize")
-        .key_by("word")
-        .count(name="count")
-    )
-    counts.to_parquet(str(tmp_path / "counts"))
-    job = env.execute("wordcount")
-    job.await_finish(60)
-    assert job.state == "finished"
-    assert_exact(tmp_path / "counts", expected_counts(corpus))
-    frame = spark.read.parquet(str(tmp_path / "counts"))
-    assert [(f.name, f.dataType.simpleString()) for f in frame.schema] == [("word", "string"), ("count", "bigint")]
-    assert frame.count() == sum(expected_counts(corpus).values())
-
-
 def test_columnar_operators_and_repeat(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
     env = StreamEnvironment(spark, parallelism=3, checkpoint_interval=0.2)
     words = env.read_text(str(corpus), repeat=5).tokenize("value")
@@ -127,7 +109,7 @@ def test_a_reader_sees_whole_checkpoints_only(spark: SparkSession, corpus: Path,
     sizes: list[int] = []
     with env.execute("read meanwhile") as job:
         wait_for_checkpoint(job)
-        while len(set(sizes)) < 4:
+        while len(set(sizes)) < 3:
             sizes.append(visible_rows())
             assert not job.done, "the job ended early"
         job.drain()

@@ -26,8 +26,8 @@ from tests.simulation.scenarios import all_scenarios, play, read
 from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 500
-LOOPED = 120
+SEEDS = 300
+LOOPED = 60
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -138,19 +138,19 @@ def test_without_the_cursor_gaps_are_taken_and_without_digests_other_messages() 
 DIGESTS = """
 from tests.simulation.parameters import draw
 from tests.simulation.runs import digest
-print(*(digest(draw(seed)) for seed in range(40)))
+print(*(digest(draw(seed)) for seed in range(20)))
 """
 
 
 def test_a_seed_gives_the_same_trace_under_any_hash_seed() -> None:
     outputs = []
-    for hash_seed in ("0", "1", "4711"):
+    for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", DIGESTS]
         done = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True)
         outputs.append(done.stdout.split())
-    assert outputs[0] == outputs[1] == outputs[2]
-    assert len(set(outputs[0])) == 40
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0])) == 20
 
 
 def test_a_seed_gives_the_same_trace_again() -> None:

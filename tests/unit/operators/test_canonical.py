@@ -20,7 +20,7 @@ def payload(*columns: pa.Array) -> bytes:
     return bytes(encode_records(batch))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_equal_columns_have_equal_bytes_and_others_have_not(data: st.DataObject) -> None:
     dtype = data.draw(dtypes(), label="type")
@@ -39,7 +39,7 @@ def test_equal_columns_have_equal_bytes_and_others_have_not(data: st.DataObject)
     assert (payload(different) == bytes_of_one) == (text(different) == text(one))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_within_a_slot_a_batch_is_what_others_read_off_the_wire(data: st.DataObject) -> None:
     rows = data.draw(st.integers(0, 20), label="rows")
@@ -80,7 +80,7 @@ def dictionary(draw: st.DrawFn, values: list[str | None], texts: list[str]) -> p
     return pa.DictionaryArray.from_arrays(indices, pa.array(["x", *entries]).slice(1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), codes)
 @pytest.mark.parametrize("factor", [1, 1 + MAX_DECODED_BYTES // 2])
 def test_in_a_small_batch_a_dictionary_does_not_show(factor: int, data: st.DataObject, codes: list[int | None]) -> None:

@@ -47,13 +47,12 @@ def read(spark: SparkSession, out: Path) -> list[str]:
     return sorted(f"{row['word']}\t{row['count']}" for row in spark.read.parquet(str(out)).collect())
 
 
-@pytest.mark.parametrize("name", ["out", "a b%é#+"])
-def test_every_commit_is_seen_whole(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    out = tmp_path / name
+def test_every_commit_is_seen_whole(spark: SparkSession, tmp_path: Path) -> None:
+    out = tmp_path / "a b%é#+"
     job = parquet_job(out)
     for checkpoint in range(1, 28):
         job.checkpoint(checkpoint)
-        if checkpoint in (1, 9, 10, 11, 20, 27):
+        if checkpoint in (1, 10, 27):
             assert read(spark, out) == expected_lines(*range(1, checkpoint + 1))
     assert [(f.name, f.dataType.simpleString()) for f in spark.read.parquet(str(out)).schema] == [
         ("word", "string"),
@@ -88,7 +87,7 @@ def test_compactions_that_list_everything_are_read(
     assert read(spark, tmp_path) == expected_lines(*range(1, 17))
 
 
-@pytest.mark.parametrize("interval", [3, 7, 100])
+@pytest.mark.parametrize("interval", [3, 100])
 def test_a_reader_with_another_compaction_interval_sees_the_same(
     spark: SparkSession, tmp_path: Path, interval: int
 ) -> None:
@@ -117,7 +116,7 @@ def test_a_reader_beside_the_commits_sees_whole_checkpoints(spark: SparkSession,
     committing = threading.Thread(target=commit_until_done)
     committing.start()
     try:
-        seen = [read(spark, tmp_path) for _ in range(6)]
+        seen = [read(spark, tmp_path) for _ in range(4)]
     finally:
         done.set()
         committing.join()
