@@ -69,7 +69,7 @@ def test_a_job_without_end_is_resumed_and_drained(spark: SparkSession, tmp_path:
         env = StreamEnvironment(spark, checkpoint_dir=checkpoints, **options)
         rows = env.generate(lambda i: (i, i + 1, 0), schema="i long, n long, laps long", rate=400.0, name="numbers")
         done = rows.iterate(halving, name="loop")
-        done.to_parquet(out, name="done")
+        done.to_parquet(out, name="rows")
         priced = done.map(lambda row: (Decimal(row.i % 4) / 2, Decimal(row.i) / 4), schema=PRICED)
         priced.key_by("kind").sum("price").to_parquet(sums, name="sums")
         return env
