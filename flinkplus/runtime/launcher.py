@@ -179,6 +179,7 @@ class SlotJobs:
         self._on_gone = on_gone
         self._lock = threading.Lock()
         self._jobs: dict[int, _SlotJob] = {}
+        self._ending: list[_SlotJob] = []
         self._closed = False
         self._room = room_of(self._context.master or "", int(self._context.getConf().get("spark.task.cpus", "1") or 1))
 
@@ -202,12 +203,20 @@ class SlotJobs:
         """Let ``slot`` end by itself for so long, then cancel its Spark job; then call ``then``."""
         with self._lock:
             job = self._jobs.pop(slot, None)
+            if job is not None:
+                self._ending.append(job)
         if job is None:
             then()
         else:
             job.stopping.set()
             ending = (job, graceful_s, then)
-            threading.Thread(target=_end, args=ending, name=f"flinkplus-end-{slot}", daemon=True).start()
+            threading.Thread(target=self._end, args=ending, name=f"flinkplus-end-{slot}", daemon=True).start()
+
+    def _end(self, job: _SlotJob, graceful_s: float, then: Callable[[], None]) -> None:
+        _stop([job], graceful_s)
+        with self._lock:
+            self._ending.remove(job)
+        then()
 
     def stop(self, graceful_s: float) -> None:
         """Let all slots end by themselves for ``graceful_s`` seconds, then cancel their jobs; returns when that is
@@ -215,7 +224,7 @@ class SlotJobs:
         """
         with self._lock:
             self._closed = True
-            jobs = list(self._jobs.values())
+            jobs = [*self._jobs.values(), *self._ending]
         _stop(jobs, graceful_s)
         self._launch.forget()
 
@@ -298,11 +307,6 @@ class _SlotJob(threading.Thread):
     def cancel(self) -> None:
         """End the Spark job now."""
         self._context.cancelJobGroup(self._group)
-
-
-def _end(job: _SlotJob, graceful_s: float, then: Callable[[], None]) -> None:
-    _stop([job], graceful_s)
-    then()
 
 
 def _stop(jobs: Sequence[_SlotJob], graceful_s: float) -> None:
