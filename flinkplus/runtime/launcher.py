@@ -38,7 +38,7 @@ RESUBMIT_PAUSE_S = 0.2
 """Before a failed job is submitted again; twice as long after each further failure."""
 LONGEST_PAUSE_S = 60.0
 LONG_LIFE_S = 10.0
-"""A job that has run for so long does not count as one more failure in a row."""
+"""A job that has run for at least this time begins a new row of failures."""
 STOP_TIMEOUT_S = 15.0
 POOL = "spark.scheduler.pool"
 SPECULATION_FROM = "spark.speculation.task.duration.threshold"
@@ -254,7 +254,7 @@ class _SlotJob(threading.Thread):
         """In the thread: from the first submission to the end."""
         try:
             config, plan = self._launch.prepare(self.stopping)
-        except Exception as error:  # whatever it is, there is nothing to start slots with
+        except Exception as error:  # of any kind: without a configuration no slot can start
             if not self.stopping.is_set():
                 self._on_gone(self._why_gone() or f"{type(error).__name__}: {error}")
             return
