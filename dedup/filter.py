@@ -142,7 +142,7 @@ class MessageFilter:
 
     ``store``: for digests that are not in memory.
     ``number``: different for each filter of a store.
-    ``error_rate``: of the Bloom filters, at most, above 0 and below 1; else ``ValueError``.
+    ``error_rate``: maximum for the Bloom filters, above 0 and below 1; otherwise ``ValueError``.
 
     All methods raise ``dedup.store.DedupStoreError`` when the store fails.
     """

@@ -316,7 +316,7 @@ def options_from(conf: Mapping[str, str], overrides: Mapping[str, Any]) -> Optio
 
 
 def _suggestion(given: str, known: Iterable[str]) -> str:
-    """What the user may have meant by a name that is not known; else where the names are."""
+    """What the user may have meant by a name that is not known; otherwise a pointer to docs/options.md."""
     return did_you_mean(given, known, "; docs/options.md lists all options", CLOSE_OPTIONS)
 
 

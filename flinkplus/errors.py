@@ -82,11 +82,8 @@ class UserFunctionError(FlinkPlusError):
 
     def __init__(self, operator: str, subtask: str, row: str, cause: str, told: str | None = None) -> None:
         super().__init__(operator, subtask, row, cause, told)
-        self.operator = operator
-        self.subtask = subtask
-        self.row = row
-        self.cause = cause
-        self.told = told
+        self.told: str | None
+        self.operator, self.subtask, self.row, self.cause, self.told = self.args  # which show no secret
 
     def __str__(self) -> str:
         if self.told is not None:
@@ -103,17 +100,13 @@ class ProcessCrashed(FlinkPlusError):
 
     def __init__(self, operator: str, subtask: str, message: str, row: str, cause: str) -> None:
         super().__init__(operator, subtask, message, row, cause)
-        self.operator = operator
-        self.subtask = subtask
-        self.message = message
-        self.row = row
-        self.cause = cause
+        self.operator, self.subtask, self.message, self.row, self.cause = self.args  # which show no secret
 
     def __str__(self) -> str:
         cause = self.cause or "no signal of its own, as when the process runs out of memory, exits or is killed"
         return (
             f"operator {self.operator!r}, subtask {self.subtask}: the same input ended the process twice ({cause}); "
-            f"{self.message}; input row: {self.row or 'not known'}. Mend the function, or filter such rows out"
+            f"{self.message}; input row: {self.row or 'not known'}. Fix the function, or filter such rows out"
         )
 
 
@@ -131,7 +124,7 @@ class NondeterministicOperator(HistoryMismatch):
 
 
 class SubtaskNotRunning(FlinkPlusError):
-    """A subtask that something was to be done to did not run in time."""
+    """A subtask did not run within the timeout of a request that needs it running."""
 
 
 class MessageIdConflict(HistoryMismatch):

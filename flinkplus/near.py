@@ -9,7 +9,7 @@ CLOSENESS = 0.6
 
 
 def did_you_mean(text: str, known: Iterable[str], otherwise: str = "", closeness: float = CLOSENESS) -> str:
-    """``'; did you mean 'count'?'`` for a near match of ``text`` among ``known``, else ``otherwise``.
+    """``'; did you mean 'count'?'`` for a near match of ``text`` among ``known``; ``otherwise`` without one.
 
     ``closeness``: how alike the two must be; 1 is equal.
     """

@@ -5,7 +5,7 @@
 #   scripts/lock.sh --upgrade  take the newest versions; `--upgrade-package NAME` takes those of one package
 #   scripts/lock.sh --check    change nothing; fail when the lock does not fit pyproject.toml, or contradicts itself
 #
-# Needs uv: .venv/bin has it after `make setup`, else `pip install uv`. Asks the package registry.
+# Needs uv: .venv/bin has it after `make setup`; otherwise use `pip install uv`. Needs access to the package registry.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

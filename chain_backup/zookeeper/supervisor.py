@@ -3,9 +3,9 @@ its port.
 
 Sessions outlive that, and clients come back by themselves: a server that starts gives every session its time anew.
 
-A server hangs when two questions in a row have not been answered within ``HANG_S`` together. On a busy machine an
-answer may be slow, so this patience doubles each time that it has run out, up to a limit, and is what it was only after
-a long time without: however slow the machine is, the server is not replaced time and again.
+A server hangs when two requests in a row have not been answered within ``HANG_S`` together. On a busy machine an
+answer may be slow, so this timeout doubles each time that it has expired, up to a limit. It is reset only after a long
+time without a hang: a slow machine does not have its server replaced again and again.
 
 Rules: a server that ran for a while is started again at once, and whoever needs it waits. One that ends soon after its
 start, or cannot be started, is started after a pause, which doubles up to a limit; for that long nobody is to wait

@@ -10,15 +10,16 @@ import functools
 import inspect
 import linecache
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.errors import ConfigurationError, InputError, without_secrets
 
-PACKAGE = str(Path(__file__).resolve().parents[1])
+PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 LONGEST_LINE = 200
 C = TypeVar("C", bound=type)
 
@@ -28,8 +29,12 @@ log = logging.getLogger("flinkplus.api")
 def names_callers_line(cls: C) -> C:
     """A class decorator: what its public methods raise about the drawing names the line that called them."""
     for name, method in list(vars(cls).items()):
-        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+        if name.startswith("_") and name != "__init__":
+            continue
+        if inspect.isfunction(method):
             setattr(cls, name, _naming(method))
+        elif isinstance(method, (staticmethod, classmethod)):
+            setattr(cls, name, type(method)(_naming(method.__func__)))
     return cls
 
 
@@ -43,7 +48,7 @@ def _naming(method: Callable[..., Any]) -> Callable[..., Any]:
             if len(error.args) != 1 or _is_ours(caller):
                 raise
             log.debug("where that comes from", exc_info=True)
-            error.args = (f"{error.args[0]} ({_line_of(caller)})",)
+            error.args = (without_secrets(f"{error.args[0]} ({_line_of(caller)})"),)
             raise error.with_traceback(None) from error.__cause__
 
     return call

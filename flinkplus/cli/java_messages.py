@@ -1,8 +1,8 @@
-"""A small process that passes on what Spark's Java process writes to stderr, all but one line that tells nothing.
+"""A small process that passes on what Spark's Java process writes to stderr, except for one line of no use.
 
-Spark asks Java for a module that is still incubating, and Java says so in each start. No option of Java or Spark
-prevents that. A process of its own passes lines on also after the command has ended, or was killed, for as long as
-anything holds the pipe. It is run by its text (``python -c``), so it imports the standard library only.
+Spark asks Java for a module that is still incubating, and Java prints a warning of that at each start. No option of
+Java or Spark prevents that. A process of its own passes lines on also after the command has ended, or was killed, for
+as long as anything holds the pipe. It is run by its text (``python -c``), so it imports the standard library only.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def relay() -> None:
 
 
 def write(data: bytes) -> None:
-    """To stderr; a terminal that was closed takes nothing any more."""
+    """Write to stderr; where the terminal was closed, the data is dropped."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(STDERR, data) :]

@@ -1,6 +1,7 @@
 """Decimals as whole numbers: what is summed, compared and hashed is the *unscaled* value, which is exact.
 
-A decimal of scale 2 that is 12.30 has the unscaled value 1230. Arrow keeps it in 16 bytes.
+A decimal of scale 2 that is 12.30 has the unscaled value 1230. Arrow keeps it in 16 bytes; a
+``decimal32`` or ``decimal64`` is widened to that, and narrowed again for the result.
 
 Rules, which are Spark SQL's:
 
@@ -78,7 +79,9 @@ def from_unscaled(values: Sequence[Any] | np.ndarray, dtype: pa.DataType, null: 
     else:
         data = pa.py_buffer(b"".join(int(number).to_bytes(WIDTH, "little", signed=True) for number in numbers))
     validity = None if null is None or not null.any() else pa.array(~null).buffers()[1]
-    return pa.Array.from_buffers(dtype, len(numbers), [validity, data])
+    wide = pa.decimal128(dtype.precision, dtype.scale)
+    decimals = pa.Array.from_buffers(wide, len(numbers), [validity, data])
+    return decimals if dtype == wide else decimals.cast(dtype)
 
 
 def ordered_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:

@@ -89,7 +89,7 @@ class TimeMetrics:
             self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times_ms.min()))
 
     def without_time(self, rows: int) -> None:
-        """So many rows had no time."""
+        """Count ``rows`` whose time is null."""
         self._metrics[WITHOUT_TIME] += rows
 
 

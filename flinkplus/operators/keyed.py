@@ -346,7 +346,7 @@ class _NumberSumInstance(_SumInstance):
         numbers = values.fill_null(0).to_numpy(zero_copy_only=False)
         running, totals = self._running_sums(key.codes, numbers, bases)
         first = self._first_values(key, values)
-        without = self._without_sum(key, (bases == 0) & (first > 0))
+        without = self._without_sum(key, (bases == 0) & (first > key.first_rows()))
         nulls = without[key.codes] & (np.arange(len(numbers)) < first[key.codes])
         self._state.scatter(idx, totals)
         if self._zeros is not None:
@@ -355,9 +355,9 @@ class _NumberSumInstance(_SumInstance):
         return with_running(batch, descriptor.keys, key, descriptor.output, pa.array(running, mask=nulls))
 
     def _first_values(self, key: KeyCodes, values: pa.Array) -> npt.NDArray[np.int64]:
-        """The first row with a value of each key, the number of rows for a key without one; 0 where no row is null."""
+        """The first row with a value of each key, the number of rows for a key without one."""
         if not values.null_count:
-            return np.zeros(len(key.encoded), np.int64)
+            return key.first_rows()
         rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))[::-1]
         first = np.full(len(key.encoded), len(values), np.int64)
         first[key.codes[rows]] = rows

@@ -107,7 +107,7 @@ class _ReduceInstance(OperatorInstance):
         key = encode_keys(batch, self._keys).made_distinct()
         keys = key.keys
         so_far: list[Any] = self._state.get_many(keys)
-        rows = rows_of(batch, self._ctx.input_schema)
+        rows = rows_of(batch, self._ctx)
         results: list[tuple[Any, ...]] = []
         try:
             for row, code in zip(self._ctx.noted(rows), key.codes.tolist(), strict=True):
@@ -309,7 +309,7 @@ class _ProcessInstance(OperatorInstance):
             return
         fn, context, collector = self._fn, self._context, self._collector
         key = encode_keys(batch, self._keys).made_distinct()
-        rows = rows_of(batch, self._ctx.input_schema)
+        rows = rows_of(batch, self._ctx)
         positions = [self._ctx.input_schema.get_field_index(column) for column in self._keys]
         context.batch = key
         for row, code in zip(self._ctx.noted(rows), key.codes.tolist(), strict=True):

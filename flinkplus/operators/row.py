@@ -31,8 +31,9 @@ import pyarrow as pa
 
 from flinkplus.errors import UserFunctionError
 from flinkplus.near import did_you_mean
+from flinkplus.operators.base import OperatorContext
 from flinkplus.operators.columns import plain
-from flinkplus.operators.values import member_of, pairs_of, shown, taker
+from flinkplus.operators.values import check_members, is_list, member_of, pairs_of, shown, taker
 
 MAX_REPR_CHARACTERS = 1000
 PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
@@ -97,12 +98,42 @@ def make_row(kind: type[Row], values: Iterable[Any]) -> Row:
     return tuple.__new__(kind, values)
 
 
-def rows_of(batch: pa.RecordBatch, schema: pa.Schema) -> list[Row]:
-    """The rows of a batch, its columns decoded to the plain types of ``schema``."""
-    kind = row_type(tuple(schema.names))
+def rows_of(batch: pa.RecordBatch, ctx: OperatorContext) -> list[Row]:
+    """The rows of a batch, its columns decoded to the plain types of the operator's input.
+
+    Raises ``UserFunctionError`` for a value that Python cannot show, such as a time after the year 9999.
+    """
+    kind = row_type(tuple(ctx.input_schema.names))
     new = tuple.__new__
-    columns = [shown(column) for column in plain(batch, schema).columns]
+    batch = plain(batch, ctx.input_schema)
+    try:
+        columns = [shown(column) for column in batch.columns]
+    except (OverflowError, ValueError) as error:
+        raise _not_shown(batch, ctx) or error from error
     return [new(kind, values) for values in zip(*columns, strict=True)]
+
+
+def _not_shown(batch: pa.RecordBatch, ctx: OperatorContext) -> UserFunctionError | None:
+    """The error for the first value of a batch that Python cannot show."""
+    for row in range(batch.num_rows):
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            try:
+                shown(column.slice(row, 1))
+            except (OverflowError, ValueError) as error:
+                text = Verbatim(
+                    ", ".join(f"{name}={_as_arrow_has_it(batch[name], row)}" for name in batch.schema.names)
+                )
+                cause = (
+                    f"column {field.name!r} of type {field.type} holds a value that Python cannot show ({error}); "
+                    "keep such rows out, or cast the column to a number or text"
+                )
+                return user_error(ctx.operator, ctx.subtask, text, cause)
+    return None
+
+
+def _as_arrow_has_it(column: pa.Array, row: int) -> str:
+    text: str = column.slice(row, 1).to_string(skip_new_lines=True)
+    return text[1:-1].strip()
 
 
 def short_repr(value: object) -> str:
@@ -131,6 +162,15 @@ def _users_line(error: BaseException) -> list[traceback.FrameSummary]:
     return (own or theirs or list(frames))[-1:]
 
 
+class Verbatim(str):
+    """Text that stands for itself in an error."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class RowConverter:
     """Makes record batches of ``schema`` from what a user's function returned."""
 
@@ -141,6 +181,7 @@ class RowConverter:
         self._names = tuple(schema.names)
         self._checks = [_type_check(field.type) for field in schema]
         self._takers = [taker(field.type) for field in schema]
+        self._null_checks = [_forbids_null_inside(field.type) for field in schema]
 
     def values(self, result: Any) -> tuple[Any, ...]:
         """One returned row as a tuple in the schema's order. Raises ``TypeError`` when it cannot be one."""
@@ -198,6 +239,8 @@ class RowConverter:
         array = pa.array(values if take is None else [take(value) for value in values], type=field.type)
         if array.null_count and not field.nullable:
             raise TypeError("null in a column declared NOT NULL")
+        if self._null_checks[position]:
+            check_nulls_inside(field.name, array)
         return array
 
 
@@ -213,13 +256,21 @@ def _type_check(dtype: pa.DataType) -> Callable[[Sequence[Any]], None]:
             if kind is not _NONE and (not issubclass(kind, allowed) or issubclass(kind, forbidden)):
                 raise TypeError(f"{kind.__name__} is not {dtype}")
 
-    if pa.types.is_list(dtype):
+    if is_list(dtype):
         return _all_of(check, [(_type_check(dtype.value_type), _elements)])
     if pa.types.is_map(dtype):
         return _all_of(check, [(_type_check(dtype.key_type), _keys), (_type_check(dtype.item_type), _items)])
     if pa.types.is_struct(dtype):
         parts = [(at, field.name, _type_check(field.type)) for at, field in enumerate(dtype)]
-        return _all_of(check, [(inner, partial(_members, name, at)) for at, name, inner in parts])
+        names = [name for _, name, _ in parts]
+
+        def check_structs(values: Sequence[Any]) -> None:
+            check(values)
+            for value in values:
+                if value is not None:
+                    check_members(value, names)
+
+        return _all_of(check_structs, [(inner, partial(_members, name, at)) for at, name, inner in parts])
     return check
 
 
@@ -236,6 +287,31 @@ def _all_of(check: Check, inner: Sequence[tuple[Check, Callable[[Sequence[Any]],
             check_part(part(some))
 
     return check_all
+
+
+def _forbids_null_inside(dtype: pa.DataType) -> bool:
+    """Whether a field within a type is declared NOT NULL. (Arrow itself sees to the keys of maps.)"""
+    parts = [dtype.item_field] if pa.types.is_map(dtype) else [dtype.field(i) for i in range(dtype.num_fields)]
+    return any(not part.nullable or _forbids_null_inside(part.type) for part in parts)
+
+
+def check_nulls_inside(column: str, array: pa.Array) -> None:
+    """Raises ``TypeError`` for a null in a field, within the column's values, that is declared NOT NULL."""
+    if not _forbids_null_inside(array.type):
+        return
+    some, dtype = array.drop_null(), array.type
+    if pa.types.is_struct(dtype):
+        parts = [(field, values) for field, values in zip(dtype, some.flatten(), strict=True)]
+    elif pa.types.is_map(dtype):
+        offsets = some.offsets
+        parts = [(dtype.item_field, some.items.slice(offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py()))]
+    else:
+        parts = [(dtype.value_field, some.flatten())]
+    for field, values in parts:
+        name = f"{column}.{field.name}"
+        if values.null_count and not field.nullable:
+            raise TypeError(f"null in the field {name!r}, which is declared NOT NULL")
+        check_nulls_inside(name, values)
 
 
 def _elements(values: Sequence[Any]) -> list[Any]:
@@ -273,7 +349,7 @@ def _python_types(dtype: pa.DataType) -> tuple[tuple[type, ...], tuple[type, ...
         return (datetime.datetime, np.datetime64), ()
     if pa.types.is_decimal(dtype):
         return (decimal.Decimal, int), (bool,)
-    if pa.types.is_list(dtype):
+    if is_list(dtype):
         return (list, tuple, np.ndarray), ()
     if pa.types.is_map(dtype):
         return (Mapping, list, tuple), ()

@@ -22,7 +22,14 @@ from typing_extensions import override
 
 from flinkplus.operators.base import Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.columns import cut, plain
-from flinkplus.operators.row import USER_EXCEPTIONS, Row, RowConverter, rows_of, user_error
+from flinkplus.operators.row import (
+    USER_EXCEPTIONS,
+    Row,
+    RowConverter,
+    Verbatim,
+    rows_of,
+    user_error,
+)
 from flinkplus.operators.schema import parse_schema
 from flinkplus.operators.values import check_zones
 
@@ -55,7 +62,7 @@ class _MapInstance(OperatorInstance):
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        rows = rows_of(batch, self._ctx.input_schema)
+        rows = rows_of(batch, self._ctx)
         if rows:
             results = call_for_each(self._fn, rows, self._ctx)
             yield from cut(self._converter.batch(results, rows.__getitem__))
@@ -95,7 +102,7 @@ class _FilterInstance(OperatorInstance):
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        rows = rows_of(batch, self._ctx.input_schema)
+        rows = rows_of(batch, self._ctx)
         keep = call_for_each(lambda row: bool(self._fn(row)), rows, self._ctx)
         if all(keep):
             return cut(batch)
@@ -128,7 +135,7 @@ class _FlatMapInstance(OperatorInstance):
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         fn, collector = self._fn, self._collector
-        for row in self._ctx.noted(rows_of(batch, self._ctx.input_schema)):
+        for row in self._ctx.noted(rows_of(batch, self._ctx)):
             try:
                 result = fn(row)
             except USER_EXCEPTIONS as error:
@@ -210,7 +217,7 @@ class _MapBatchesInstance(OperatorInstance):
             return
         shown = plain(batch, self._ctx.input_schema)
         if self._ctx.note_row is not None:
-            self._ctx.note_row(_Verbatim(_shown(shown)))
+            self._ctx.note_row(Verbatim(_shown(shown)))
         results = self._results(shown)
         while True:
             try:
@@ -222,7 +229,7 @@ class _MapBatchesInstance(OperatorInstance):
                 fitted = plain(selected, self._schema)
                 fitted.validate()
             except USER_EXCEPTIONS as error:
-                raise user_error(self._ctx.operator, self._ctx.subtask, _Verbatim(_shown(shown)), error) from error
+                raise user_error(self._ctx.operator, self._ctx.subtask, Verbatim(_shown(shown)), error) from error
             yield from cut(fitted)
 
     def _results(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -238,12 +245,3 @@ class _MapBatchesInstance(OperatorInstance):
 
 def _shown(batch: pa.RecordBatch) -> str:
     return f"a batch of {batch.num_rows} rows that begins with {batch.slice(0, 1).to_pylist()[0]!r}"
-
-
-class _Verbatim(str):
-    """Text that stands for itself in an error."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)

@@ -9,13 +9,15 @@ Rules:
   ``fold`` says which one is meant. The local time zone is that of the process: set the same one on all hosts.
 - A timestamp_ntz has no zone: it is shown without one, and of a ``datetime`` that has a zone the zone is left out.
 - A map is shown as a dict; a dict or a list of pairs is taken. A struct is shown as a dict; a dict, or a tuple with all
-  fields in order, is taken.
+  fields in order, is taken. A name that the struct lacks is an error; a missing name is null, as in rows.
+- Within the key of a map, what is shown can be hashed: a struct is PySpark's ``Row``, as in PySpark, and a list is a
+  tuple.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,8 @@ def instant(moment: datetime.datetime) -> datetime.datetime:
     """``moment`` with a zone: without one it is local time. Raises ``OverflowError`` where UTC has no such year."""
     if moment.tzinfo is not None:
         return moment
+    if hasattr(moment, "to_pydatetime"):  # a timestamp of pandas, whose ``astimezone`` needs a zone
+        moment = moment.to_pydatetime(warn=False)
     try:
         return moment.astimezone(UTC)
     except (OverflowError, ValueError) as error:
@@ -55,9 +59,25 @@ def _shower(dtype: pa.DataType) -> Convert | None:
     if pa.types.is_timestamp(dtype):
         return None if dtype.tz is None else local_time
     if pa.types.is_map(dtype):
-        key, item = _or_same(_shower(dtype.key_type)), _or_same(_shower(dtype.item_type))
+        key, item = _or_same(_key_shower(dtype.key_type)), _or_same(_shower(dtype.item_type))
         return lambda pairs: {key(k): item(v) for k, v in pairs}
     return _inner(dtype, _shower, lambda value, name, _: value[name])
+
+
+def _key_shower(dtype: pa.DataType) -> Convert | None:
+    """As ``_shower``, for what stands in the key of a map: what it makes can be hashed."""
+    if is_list(dtype):
+        element = _or_same(_key_shower(dtype.value_type))
+        return lambda values: tuple(map(element, values))
+    if pa.types.is_map(dtype):
+        key, item = _or_same(_key_shower(dtype.key_type)), _or_same(_key_shower(dtype.item_type))
+        return lambda pairs: tuple((key(k), item(v)) for k, v in pairs)
+    if pa.types.is_struct(dtype):
+        from pyspark.sql.types import Row  # slow to import, and such keys are rare
+
+        fields = {field.name: _or_same(_key_shower(field.type)) for field in dtype}
+        return lambda value: Row(**{name: show(value[name]) for name, show in fields.items()})
+    return _shower(dtype)
 
 
 def taker(dtype: pa.DataType) -> Convert | None:
@@ -74,7 +94,7 @@ def _inner(
     dtype: pa.DataType, of: Callable[[pa.DataType], Convert | None], member: Callable[[Any, str, int], Any]
 ) -> Convert | None:
     """The conversion of lists and structs, if anything in them is to be converted."""
-    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
+    if is_list(dtype):
         element = of(dtype.value_type)
         return (
             None if element is None else lambda values: None if values is None else list(map(_or_none(element), values))
@@ -90,6 +110,12 @@ def _inner(
     return None
 
 
+def is_list(dtype: pa.DataType) -> bool:
+    """Whether a type is one of Arrow's lists, of any size of offsets."""
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_kind(dtype) for is_kind in kinds)
+
+
 def _or_same(convert: Convert | None) -> Convert:
     return (lambda value: value) if convert is None else _or_none(convert)
 
@@ -99,6 +125,8 @@ def _or_none(convert: Convert) -> Convert:
 
 
 def _with_zone(moment: Any) -> Any:
+    if moment != moment:  # pandas' NaT, which is a datetime
+        return None
     if isinstance(moment, np.datetime64):
         moment = moment.astype("datetime64[us]").item()
     return instant(moment) if isinstance(moment, datetime.datetime) else moment
@@ -113,15 +141,27 @@ def check_zones(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> None:
     round: which time is meant cannot be known.
     """
     for field in schema:
-        given = batch.schema.field(field.name).type
-        if pa.types.is_timestamp(given) and pa.types.is_timestamp(field.type) and bool(given.tz) != bool(field.type.tz):
-            raise TypeError(
-                f"column {field.name!r} is {given}, but the schema says {field.type}: give it a zone with "
-                "pyarrow.compute.assume_timezone, or declare it timestamp_ntz"
-                if field.type.tz
-                else f"column {field.name!r} is {given}, but the schema says {field.type}: take its zone away with "
-                "pyarrow.compute.local_timestamp, or declare it timestamp"
-            )
+        _check_zone(field.name, batch.schema.field(field.name).type, field.type)
+
+
+def _check_zone(column: str, given: pa.DataType, declared: pa.DataType) -> None:
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(declared) and bool(given.tz) != bool(declared.tz):
+        raise TypeError(
+            f"column {column!r} is {given}, but the schema says {declared}: give it a zone with "
+            "pyarrow.compute.assume_timezone, or declare it timestamp_ntz"
+            if declared.tz
+            else f"column {column!r} is {given}, but the schema says {declared}: take its zone away with "
+            "pyarrow.compute.local_timestamp, or declare it timestamp"
+        )
+    if is_list(given) and is_list(declared):
+        _check_zone(f"{column}.element", given.value_type, declared.value_type)
+    elif pa.types.is_map(given) and pa.types.is_map(declared):
+        _check_zone(f"{column}.key", given.key_type, declared.key_type)
+        _check_zone(f"{column}.value", given.item_type, declared.item_type)
+    elif pa.types.is_struct(given) and pa.types.is_struct(declared):
+        for field in declared:
+            if given.get_field_index(field.name) >= 0:
+                _check_zone(f"{column}.{field.name}", given.field(field.name).type, field.type)
 
 
 def pairs_of(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -130,9 +170,17 @@ def pairs_of(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def member_of(value: Any, name: str, at: int) -> Any:
-    """A field of what was given for a struct. Raises ``TypeError`` for a tuple that is too short."""
+    """A field of what was given for a struct; ``check_members`` has passed it."""
+    return value.get(name) if isinstance(value, Mapping) else value[at]
+
+
+def check_members(value: Any, names: Sequence[str]) -> None:
+    """Raises ``TypeError`` where what was given for a struct with the fields ``names`` would lose something: a dict
+    with another name, or a tuple of another length.
+    """
     if isinstance(value, Mapping):
-        return value.get(name)
-    if at >= len(value):
-        raise TypeError(f"{len(value)} values for a struct that has a field {name!r} at position {at}")
-    return value[at]
+        unknown = [name for name in value if name not in names]
+        if unknown:
+            raise TypeError(f"the fields {unknown} are not in the struct, which has {list(names)}")
+    elif len(value) != len(names):
+        raise TypeError(f"{len(value)} values for a struct with the fields {list(names)}")

@@ -48,7 +48,7 @@ class CheckpointConfig:
     commit_retry_ms: int = 200
     """From a failed commit to its next attempt."""
     storage_timeout_ms: int = 120_000
-    """For one manifest to be answered; otherwise it is given up for good. A commit that takes longer is reported."""
+    """Timeout for storing one manifest; after it the manifest is abandoned. A commit that takes longer is reported."""
     sweep_every: int = 8
     """Complete checkpoints from one removal of unused state files to the next."""
     final_attempts: int = 10

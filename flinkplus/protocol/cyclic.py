@@ -3,8 +3,8 @@
 After algorithm 2 of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015). It is
 algorithm 1 (``alignment``) on the inputs that are no back edges, and more for those that are:
 
-- *block input*: a barrier on a regular input blocks it. A back edge is not awaited, else a barrier that waits for the
-  loop would wait for itself;
+- *block input*: a barrier on a regular input blocks it. A back edge is not awaited; otherwise a barrier
+  that waits for the loop would wait for itself;
 - *early barrier on a back edge*: another subtask of the head was aligned first, and its barrier has come round before
   the state is copied here. Nothing is in flight on this back edge then, and nothing of it is logged. What follows the
   barrier must not be in the copy: the back edge is blocked until then. The copy waits for no back edge, so it ends;

@@ -1,8 +1,8 @@
 """Slots that the driver reaches and that do not reach each other: which of them to give up.
 
-A slot says of which peers nothing comes back, though something was sent, and which ones refuse its connections or keep
-sending frames that cannot be read (``PeersSilent``); a little later, when the others have had the time to say the same,
-the machine judges by a look at all slots (``SlotsSeen``).
+A slot reports the peers that do not answer, and those that refuse its connections or send unreadable frames
+(``PeersSilent``). A little later, when the other slots have had time to report, the machine decides by the state of all
+slots (``SlotsSeen``).
 
 Rules:
 

@@ -14,8 +14,8 @@ What a driver adds: the work itself (``_push`` and its like), state, and the way
 while ``runnable``; everything is a call, since a list of effects for each message would cost more than the message.
 
 Rules: one thread. An exception anywhere in a step is the subtask's failure. Nothing of an older generation of a
-producer, no duplicate and no message behind a gap reaches the work (``admission``). Which algorithm of checkpointing is
-at work is the barrier machine's affair, and ``snapshots`` obeys it.
+producer, no duplicate and no message behind a gap reaches the work (``admission``). The barrier machine decides which
+checkpoint algorithm is used; ``snapshots`` carries out its effects.
 """
 
 from __future__ import annotations

@@ -373,7 +373,7 @@ class Failovers:
             case effects.FailoverDone():
                 last, self._under_way = self._under_way, None
                 if last is not None:
-                    log.info("what was failing over is at work", extra=about(phase="done"))
+                    log.info("failover finished: all subtasks are running", extra=about(phase="done"))
                 if last is not None and last.phase == "replay":
                     self.counts["handovers" if last.kind == HANDOVER else "failovers"] += 1
                 elif last is not None:

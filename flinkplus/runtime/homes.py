@@ -3,8 +3,8 @@
 Each slot is a Spark job of its own, which Spark would start on any executor with room. So the slots could all come
 together on one executor, also after some restarts, and one failure would take them all. Each slot therefore has a home
 among the executors that are there when the slots start: one host after the other in turn, and the executors of a host
-in turn. Spark starts a slot at its home while that has room; else, after ``spark.locality.wait``, on its host; else,
-after the same time, anywhere.
+in turn. Spark starts a slot at its home if that has room. After ``spark.locality.wait`` it takes any executor of the
+same host, and after the same time again any executor.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = logging.getLogger("flinkplus.launcher")
 
 
 def homes_of(context: SparkContext, stopping: threading.Event) -> list[Home]:
-    """The executors, in the order in which slots get them, once Spark itself would start tasks: when there are enough,
-    or it waits no longer. None in a local master, and where Spark does not say.
+    """The executors, in the order in which slots get them. Waits until Spark itself would start tasks: it has enough
+    executors, or its time limit is over. Empty for a local master, and where Spark does not list its executors.
     """
     if local_master(context.master) is not None:
         return []
@@ -85,7 +85,7 @@ def at_home(context: SparkContext, slot: int, home: Home | None) -> RDD[int]:
 
 
 def _preferring(context: SparkContext, slot: int, home: Home) -> RDD[int]:
-    """What ``parallelize`` makes, with a preferred place, which PySpark cannot say itself."""
+    """What ``parallelize`` makes, with a preferred place, for which PySpark has no parameter."""
     assert context._jsc is not None and context._jvm is not None
     jvm = context._jvm
     to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq

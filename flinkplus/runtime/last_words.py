@@ -1,6 +1,6 @@
 """Last words of slots. An input that has ended two processes at the same place ends the job; the error names it.
 
-Rules: the coordinator's thread alone. What a process says that FlinkPlus has ended itself does not count.
+Rules: only the coordinator's thread calls this. Last words of a process that FlinkPlus itself has ended are ignored.
 """
 
 from __future__ import annotations

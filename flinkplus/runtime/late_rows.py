@@ -46,7 +46,7 @@ class LateRowWarnings:
         if marks is None:
             return (
                 f"operator {name!r} has dropped {rows} that came too late, up to {late_ms:,} ms before the watermark; "
-                "raise the delay of with_watermark by as much, or have the rows come in order "
+                "raise the delay of with_watermark by at least that, or provide the rows in order "
                 "(docs/event-time.md, Late rows)"
             )
         return (

@@ -38,7 +38,7 @@ RESUBMIT_PAUSE_S = 0.2
 """Before a failed job is submitted again; twice as long after each further failure."""
 LONGEST_PAUSE_S = 60.0
 LONG_LIFE_S = 10.0
-"""A job that has run for so long does not count as one more failure in a row."""
+"""A job that has run for at least this time begins a new row of failures."""
 STOP_TIMEOUT_S = 15.0
 POOL = "spark.scheduler.pool"
 SPECULATION_FROM = "spark.speculation.task.duration.threshold"
@@ -179,6 +179,7 @@ class SlotJobs:
         self._on_gone = on_gone
         self._lock = threading.Lock()
         self._jobs: dict[int, _SlotJob] = {}
+        self._ending: list[_SlotJob] = []
         self._closed = False
         self._room = room_of(self._context.master or "", int(self._context.getConf().get("spark.task.cpus", "1") or 1))
 
@@ -202,12 +203,20 @@ class SlotJobs:
         """Let ``slot`` end by itself for so long, then cancel its Spark job; then call ``then``."""
         with self._lock:
             job = self._jobs.pop(slot, None)
+            if job is not None:
+                self._ending.append(job)
         if job is None:
             then()
         else:
             job.stopping.set()
             ending = (job, graceful_s, then)
-            threading.Thread(target=_end, args=ending, name=f"flinkplus-end-{slot}", daemon=True).start()
+            threading.Thread(target=self._end, args=ending, name=f"flinkplus-end-{slot}", daemon=True).start()
+
+    def _end(self, job: _SlotJob, graceful_s: float, then: Callable[[], None]) -> None:
+        _stop([job], graceful_s)
+        with self._lock:
+            self._ending.remove(job)
+        then()
 
     def stop(self, graceful_s: float) -> None:
         """Let all slots end by themselves for ``graceful_s`` seconds, then cancel their jobs; returns when that is
@@ -215,7 +224,7 @@ class SlotJobs:
         """
         with self._lock:
             self._closed = True
-            jobs = list(self._jobs.values())
+            jobs = [*self._jobs.values(), *self._ending]
         _stop(jobs, graceful_s)
         self._launch.forget()
 
@@ -245,7 +254,7 @@ class _SlotJob(threading.Thread):
         """In the thread: from the first submission to the end."""
         try:
             config, plan = self._launch.prepare(self.stopping)
-        except Exception as error:  # whatever it is, there is nothing to start slots with
+        except Exception as error:  # of any kind: without a configuration no slot can start
             if not self.stopping.is_set():
                 self._on_gone(self._why_gone() or f"{type(error).__name__}: {error}")
             return
@@ -298,11 +307,6 @@ class _SlotJob(threading.Thread):
     def cancel(self) -> None:
         """End the Spark job now."""
         self._context.cancelJobGroup(self._group)
-
-
-def _end(job: _SlotJob, graceful_s: float, then: Callable[[], None]) -> None:
-    _stop([job], graceful_s)
-    then()
 
 
 def _stop(jobs: Sequence[_SlotJob], graceful_s: float) -> None:

@@ -32,6 +32,7 @@ _SIMPLE: dict[type[types.DataType], pa.DataType] = {
     types.TimestampNTZType: pa.timestamp("us"),
     types.DayTimeIntervalType: pa.duration("us"),
 }
+BINARY_COLLATION = "UTF8_BINARY"
 _INSTEAD = {
     "variant": "cast it to a string (to_json) or to the type that it holds",
     "void": "cast it to a type, such as string",
@@ -56,6 +57,12 @@ def arrow_schema(schema: types.StructType) -> pa.Schema:
 
 
 def _arrow_type(dtype: types.DataType, column: str) -> pa.DataType:
+    collation = getattr(dtype, "collation", None) or BINARY_COLLATION
+    if collation != BINARY_COLLATION:
+        raise ConfigurationError(
+            f"from_spark: column {column!r} has the collation {collation}, but FlinkPlus compares text byte by byte; "
+            f"collate it as {BINARY_COLLATION}, and use lower(...) or the like where other texts are equal"
+        )
     if isinstance(dtype, types.DecimalType):
         return pa.decimal128(dtype.precision, dtype.scale)
     if isinstance(dtype, types.UserDefinedType):

@@ -5,7 +5,8 @@ of the system. When the process has ended, the process that sends its pulses (``
 sends it to the driver as the slot's *last words*. The Python library ``faulthandler`` adds the signal that a process
 died of by itself.
 
-Rules: the slot's loop thread alone writes. The note names an operator only while that is working.
+Rules: the slot's loop thread alone writes. The signal that a child process of the slot dies of is not noted.
+The note names an operator only while that is working.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +63,8 @@ class StepNote:
         with self.path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE_BYTES)
         self.numbers: memoryview[int] = memoryview(self._map)[: NUMBERS.size].cast("Q")
-        self._handles_signals = not faulthandler.is_enabled()
-        if self._handles_signals:
+        self.handles_signals = not faulthandler.is_enabled()
+        if self.handles_signals:
             faulthandler.enable(self._signal_file, all_threads=False)
         _current.append(self)
 
@@ -76,7 +78,7 @@ class StepNote:
         """Write no more. What is noted stays: a process that ends in the middle of a step has last words."""
         if self in _current:
             _current.remove(self)
-        if self._handles_signals:
+        if self.handles_signals:
             faulthandler.disable()
         self._signal_file.close()
         self.numbers.release()
@@ -90,6 +92,15 @@ def disown() -> None:
     """This process is about to end on purpose: no input is to blame for that."""
     for note in _current:
         note.numbers[SUBTASK] = 0
+
+
+def _leave_to_the_parent() -> None:
+    """In a child that user code has forked: the file for signals is the slot's."""
+    if any(note.handles_signals for note in _current):
+        faulthandler.disable()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def parse(name: str, said: bytes) -> LastWords:

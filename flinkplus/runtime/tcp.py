@@ -61,8 +61,8 @@ def parse_address(address: str) -> tuple[str, int]:
 class Connection:
     """One connection. ``frame`` is called with each frame that has come in, ``broken`` once, with a reason.
 
-    ``limit``: the longest frame that is taken, in bytes. ``joined``: messages that wait go together in one frame; else
-    each message is a frame. ``frame`` may raise ``Broken``.
+    ``limit``: the longest frame that is taken, in bytes. ``joined``: waiting messages are sent together in one frame;
+    otherwise each message is a frame. ``frame`` may raise ``Broken``.
     """
 
     def __init__(

@@ -192,7 +192,8 @@ class FileCommitter(SinkCommitter):
         return name
 
     def discard(self) -> None:
-        # One by one, each after a look at who runs the job: what is listed here is not of a run that begins meanwhile.
+        # One by one, each after a check that this driver still runs the job: files of a run that begins in the
+        # meantime are not in this listing.
         for entry in self._files.entries(self._staging):
             self._files.delete(_join(self._staging, entry.name))
         if not self._files.entries(self._staging):

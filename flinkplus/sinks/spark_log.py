@@ -11,15 +11,21 @@ The format is that of Spark's ``CompactibleFileStreamLog`` and ``FileStreamSinkL
 - All files = those of the last compaction, and of the batches after it. These batches have no gaps.
 - Readers take the distance of the two newest compactions for the interval. Only without any do they assume a default.
 
-A compaction is as long as the output has files. So ``create`` makes two empty ones, ``COMPACT_INTERVAL`` batches apart,
-and batches begin behind the second one: the next compaction is due that many batches later. ``append`` adds to the
-newest batch, which is replaced whole, and begins another one when it has ``BATCH_BYTES``. The cost of a commit is
-therefore independent of the age of the log. (Where a rename does not replace, on HDFS, each commit is a batch.)
+A compaction is as long as the output has files. So ``create`` makes two empty ones, an interval apart, and batches
+begin behind the second one: the next compaction is due that many batches later. The interval depends on the file
+system:
+
+- Where a rename replaces, ``append`` adds to the newest batch, which is replaced whole, and begins another one when it
+  has ``BATCH_BYTES``. ``COMPACT_INTERVAL`` such batches hold 32 GiB. Up to the compaction that follows them the cost
+  of a commit is independent of the age of the log; the driver warns when a tenth of the interval is left.
+- Elsewhere, on HDFS, each commit is a batch, and readers open each batch behind the last compaction. So a compaction
+  comes every ``COMMITS_INTERVAL`` commits, and such a commit costs as much as the output has files, as in Spark.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,9 +37,17 @@ from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
 LOG_DIRECTORY = "_spark_metadata"
 COMPACT_INTERVAL = 500_000
 """Batches. A reader holds in memory one number for each batch from the first compaction to the last batch."""
+COMMITS_INTERVAL = 1_000
+"""Batches, where each of them is one commit."""
+LARGE_COMPACTION_BYTES = 256 * 1024 * 1024
+"""From this size on a compaction is announced by a warning."""
+WARN_AT = 0.1
+"""The part of an interval that is left then."""
 EMPTY_COMPACTIONS = 2
 BATCH_BYTES = 64 * 1024
 """A batch takes no more commits once it would be larger. One commit may be: it is never split."""
+
+log = logging.getLogger("flinkplus.sinks")
 
 _VERSION = "v1"
 _COMPACT_SUFFIX = ".compact"
@@ -62,23 +76,28 @@ def logged(files: OutputFiles, entry: FileEntry) -> LoggedFile:
     return LoggedFile(files.uri(entry.name), entry.size, False, entry.modified_ms, 1, _BLOCK_SIZE, "add")
 
 
-def is_compaction(batch: int) -> bool:
-    return (batch + 1) % COMPACT_INTERVAL == 0
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which numbers the batches of a log have: a compaction every ``interval`` batches."""
 
+    interval: int
 
-def empty_compactions() -> list[int]:
-    """The batches that a new log begins with."""
-    return [number * COMPACT_INTERVAL - 1 for number in range(1, EMPTY_COMPACTIONS + 1)]
+    def is_compaction(self, batch: int) -> bool:
+        return (batch + 1) % self.interval == 0
 
+    @property
+    def empty_compactions(self) -> list[int]:
+        """The batches that a new log begins with."""
+        return [number * self.interval - 1 for number in range(1, EMPTY_COMPACTIONS + 1)]
 
-def first_batch() -> int:
-    """The first batch that lists something."""
-    return EMPTY_COMPACTIONS * COMPACT_INTERVAL
+    @property
+    def first_batch(self) -> int:
+        """The first batch that lists something."""
+        return EMPTY_COMPACTIONS * self.interval
 
-
-def batch_file(batch: int) -> str:
-    """The name of a batch's file, below the output directory."""
-    return f"{LOG_DIRECTORY}/{batch}{_COMPACT_SUFFIX if is_compaction(batch) else ''}"
+    def file(self, batch: int) -> str:
+        """The name of a batch's file, below the output directory."""
+        return f"{LOG_DIRECTORY}/{batch}{_COMPACT_SUFFIX if self.is_compaction(batch) else ''}"
 
 
 class SparkFileLog:
@@ -86,32 +105,48 @@ class SparkFileLog:
 
     def __init__(self, files: OutputFiles) -> None:
         self._files = files
-        self.latest = first_batch() - 1
+        self.layout = self._new_layout()
+        self.latest = self.layout.first_batch - 1
         """The last batch; or the last empty compaction."""
         self._content: bytes | None = None  # of the last batch; None: not read yet
+        self._has_warned = False
+
+    def _new_layout(self) -> Layout:
+        return Layout(COMPACT_INTERVAL if self._files.move_replaces else COMMITS_INTERVAL)
 
     def load(self) -> None:
         """Find the last batch; remove what a crashed writer left. Raises ``OutputDirectoryError``."""
-        self.latest, self._content = first_batch() - 1, None
-        for entry in self._files.entries(LOG_DIRECTORY):
+        entries = self._files.entries(LOG_DIRECTORY)
+        layout = self.layout = self._layout_of(entries)
+        self.latest, self._content = layout.first_batch - 1, None
+        for entry in entries:
             if entry.name.endswith(TEMPORARY_SUFFIX):
                 self._files.delete(f"{LOG_DIRECTORY}/{entry.name}")
             number = _batch_number(entry)
-            if number is not None and number < first_batch() and number not in empty_compactions():
+            if number is not None and number < layout.first_batch and number not in layout.empty_compactions:
                 raise self._unreadable(f"{LOG_DIRECTORY}/{entry.name}", "an older version of FlinkPlus wrote it")
             self.latest = max(self.latest, -1 if number is None else number)
+
+    def _layout_of(self, entries: Iterable[FileEntry]) -> Layout:
+        """The layout that the log was made with: another version may have had another interval. Any log begins with its
+        empty compactions; those of the larger interval are also compactions of the smaller one.
+        """
+        names = {entry.name for entry in entries}
+        known = map(Layout, sorted((COMPACT_INTERVAL, COMMITS_INTERVAL)))
+        made = [layout for layout in known if all(f"{b}{_COMPACT_SUFFIX}" in names for b in layout.empty_compactions)]
+        return made[0] if made else self._new_layout()
 
     def create(self) -> None:
         """Make the empty log, so that readers which come before the first batch already go by it. May be repeated."""
         self._files.make_dir(LOG_DIRECTORY)
         existing = {f"{LOG_DIRECTORY}/{entry.name}" for entry in self._files.entries(LOG_DIRECTORY)}
-        for name in map(batch_file, empty_compactions()):
+        for name in map(self.layout.file, self.layout.empty_compactions):
             if name not in existing:
                 self._files.write(name, _VERSION.encode())
 
     def is_empty(self) -> bool:
         """Whether no batch exists."""
-        expected = {batch_file(batch) for batch in empty_compactions()}
+        expected = {self.layout.file(batch) for batch in self.layout.empty_compactions}
         return all(
             f"{LOG_DIRECTORY}/{entry.name}" in expected or entry.name.endswith(TEMPORARY_SUFFIX)
             for entry in self._files.entries(LOG_DIRECTORY)
@@ -123,46 +158,72 @@ class SparkFileLog:
         batch, content = self.latest, self._last_content()
         if content is None or len(content) + len(added) > BATCH_BYTES or not self._files.move_replaces:
             batch += 1
-            content = _encoded(self.all_files() if is_compaction(batch) else ())
+            content = _encoded(self.all_files() if self.layout.is_compaction(batch) else ())
         content += added
-        self._files.write(batch_file(batch), content)
-        self.latest, self._content = batch, None if is_compaction(batch) else content
+        self._files.write(self.layout.file(batch), content)
+        self.latest, self._content = batch, None if self.layout.is_compaction(batch) else content
+        self._warn_of_a_large_compaction(len(content))
 
     def all_files(self) -> Iterator[LoggedFile]:
         """All visible files, batch by batch."""
-        for batch in range((self.latest + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1, self.latest + 1):
+        for batch in range(self._last_compaction(), self.latest + 1):
             yield from self._read(batch)
+
+    def _last_compaction(self) -> int:
+        return (self.latest + 1) // self.layout.interval * self.layout.interval - 1
+
+    def _warn_of_a_large_compaction(self, batch_bytes: int) -> None:
+        """Log once, when the next compaction is near, if it will be large. ``batch_bytes``: of the last batch."""
+        compaction, interval = self._last_compaction(), self.layout.interval
+        left = compaction + interval - self.latest
+        if self._has_warned or left > WARN_AT * interval or self.layout.is_compaction(self.latest):
+            return
+        self._has_warned = True
+        info = self._files.info(self.layout.file(compaction))
+        each = BATCH_BYTES if self._files.move_replaces else batch_bytes
+        expected = (0 if info is None else info.size) + (interval - left) * each
+        if expected >= LARGE_COMPACTION_BYTES:
+            log.warning(
+                "%s: the list of committed files is rewritten whole %d batches from now, in one commit of about %d "
+                "MiB, which the driver holds in memory; stop the job and start it with another output directory "
+                "before that",
+                self._files.location,
+                left,
+                expected >> 20,
+            )
 
     def last_batch(self) -> list[LoggedFile]:
         """What the file of the last batch lists."""
-        return self._read(self.latest) if self.latest >= first_batch() else []
+        return self._read(self.latest) if self.latest >= self.layout.first_batch else []
 
     def retain(self, keep: Callable[[LoggedFile], bool]) -> None:
         """Make invisible what ``keep`` refuses, which are the files of the newest batches.
 
         Goes back batch by batch, down to one of which something is kept, or to a compaction, which lists everything
-        before it. After each step the log is whole, so this can be repeated after a crash.
+        before it. (Where a rename does not replace, the compaction goes, and the batches before it count again.) After
+        each step the log is whole, so this can be repeated after a crash.
         """
-        while self.latest >= first_batch():
+        while self.latest >= self.layout.first_batch:
             entries = self._read(self.latest)
             kept = [entry for entry in entries if keep(entry)]
             if len(kept) == len(entries):
                 return
             self._content = None
-            if kept or is_compaction(self.latest):
-                self._files.write(batch_file(self.latest), _encoded(kept))
+            is_compaction = self.layout.is_compaction(self.latest)
+            if self._files.move_replaces if is_compaction else kept:
+                self._files.write(self.layout.file(self.latest), _encoded(kept))
                 return
-            self._files.delete(batch_file(self.latest))
+            self._files.delete(self.layout.file(self.latest))
             self.latest -= 1
 
     def _last_content(self) -> bytes | None:
         """The file of the last batch; None when nothing is added to that: it is a compaction."""
-        if self._content is None and not is_compaction(self.latest):
+        if self._content is None and not self.layout.is_compaction(self.latest):
             self._content = _encoded(self._read(self.latest))
         return self._content
 
     def _read(self, batch: int) -> list[LoggedFile]:
-        name = batch_file(batch)
+        name = self.layout.file(batch)
         try:
             version, *lines = self._files.read(name).decode().split("\n")
             entries = [LoggedFile(**_known(json.loads(line))) for line in lines if line]

@@ -8,6 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+INT32_BITS = 32
+
+
+# Values are taken apart with binaries for texts, and numbers for times: Python's own types have no year 10000.
+
 
 def invalid_rows(array: pa.Array) -> npt.NDArray[np.bool_] | None:
     """Which rows of a column hold text that is not UTF-8; ``None`` when none does. Looks into lists, structs and
@@ -67,9 +72,11 @@ def _as_bytes(array: pa.Array) -> pa.Array:
 
 
 def _bytes_type(dtype: pa.DataType) -> pa.DataType:
-    """``dtype`` with binaries for its texts."""
+    """``dtype`` with binaries for its texts, and integers for its dates and times."""
     if _is_text(dtype):
         return pa.large_binary() if pa.types.is_large_string(dtype) else pa.binary()
+    if pa.types.is_temporal(dtype) and not pa.types.is_interval(dtype):
+        return pa.int32() if dtype.bit_width == INT32_BITS else pa.int64()
     if pa.types.is_list(dtype):
         return pa.list_(_bytes_field(dtype.value_field))
     if pa.types.is_large_list(dtype):

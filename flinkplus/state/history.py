@@ -1,10 +1,11 @@
 """Which stored checkpoints count, and which stored files no checkpoint can name any more. Pure: no I/O.
 
-A write may hang beyond every time-out and happen long after the driver gave it up, also after that driver's end. So a
-manifest is not believed because it is there. Each is written in an *epoch*, a number that only rises: every run of the
-job begins one, and every *cut* ends one. A cut says: of the manifests of earlier epochs, those up to this checkpoint
-count. It is stored before anything is removed that a later one might need. So a late manifest is void, whenever it
-appears: before the output is discarded or after, before a resume, during it, or beside the checkpoints of the next run.
+A write may hang beyond every timeout and complete long after the driver abandoned it, also after that driver's end. So
+the existence of a manifest alone does not make it valid. Each is written in an *epoch*, a number that only rises: every
+run of the job begins one, and every *cut* ends one. A cut says: of the manifests of earlier epochs, those up to this
+checkpoint count. It is stored before anything is removed that a later one might need. So a late manifest is void,
+whenever it appears: before the output is discarded or after, before a resume, during it, or beside the checkpoints of
+the next run.
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ from pyarrow import fs
 from flinkplus.errors import (
     CheckpointDirectoryError,
     FlinkPlusError,
+    ProcessCrashed,
     ShadowedPackage,
     StateError,
+    UserFunctionError,
     described,
     without_secrets,
 )
@@ -52,6 +54,14 @@ def test_secrets_in_uris_are_not_shown(text: str, shown: str) -> None:
 )
 def test_other_texts_are_shown_as_they_are(text: str) -> None:
     assert without_secrets(text) == text
+
+
+@pytest.mark.parametrize("kind", [UserFunctionError, ProcessCrashed])
+def test_errors_of_functions_show_no_secret(kind: type[FlinkPlusError]) -> None:
+    texts = [f"{name} s3://AKIA:hidden@bucket" for name in "abcde"]
+    error = pickle.loads(pickle.dumps(kind(*texts)))
+    assert "hidden" not in f"{error} {error!r} {vars(error)}" and "s3://***@bucket" in str(error)
+    assert type(error) is kind
 
 
 def test_named_arguments_of_errors_are_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from flinkplus import StreamEnvironment
+from flinkplus.api.callers import PACKAGE, names_callers_line
 from flinkplus.api.stream import Stream
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.operators.row import make_row, row_type, user_error
@@ -52,6 +54,37 @@ def test_the_environments_own_errors_name_the_line_too() -> None:
     numbers(env, "numbers")
     with pytest.raises(ConfigurationError, match=rf"no sink.*\({__file__}:\d+: env.execute"):
         env.execute("no sink")
+
+
+def test_the_users_line_shows_no_secret() -> None:
+    stream = numbers(environment(), "numbers")
+    with pytest.raises(ConfigurationError) as caught:
+        stream.key_by("s3://AKIA:hidden@bucket").count()
+    assert "hidden" not in str(caught.value) and f"{__file__}:" in str(caught.value)
+
+
+def test_static_and_class_methods_name_the_users_line() -> None:
+    @names_callers_line
+    class Drawn:
+        @staticmethod
+        def static() -> None:
+            raise InputError("nothing here")
+
+        @classmethod
+        def of_class(cls) -> None:
+            raise InputError(f"nothing in {cls.__name__}")
+
+    for method, text in ((Drawn.static, "nothing here"), (Drawn.of_class, "nothing in Drawn")):
+        with pytest.raises(InputError, match=rf"{text} \({__file__}:\d+: method\(\)\)"):
+            method()
+
+
+def test_a_module_beside_the_package_is_the_users() -> None:
+    stream = numbers(environment(), "numbers")
+    file = f"{PACKAGE.removesuffix(os.sep)}_jobs/wordcount.py"
+    count = eval(compile("lambda stream: stream.key_by('kk').count()", file, "eval"))
+    with pytest.raises(ConfigurationError, match=rf"\({file}:1"):
+        count(stream)
 
 
 def test_what_is_decorated_looks_as_before() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 from unittest import mock
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import UserFunctionError
 from flinkplus.operators import decimals, keyed
-from flinkplus.operators.aggregates import Aggregate
+from flinkplus.operators.aggregates import Aggregate, Groups
 from flinkplus.operators.base import END_OF_TIME_MS, Operator
 from flinkplus.operators.columns import plain
 from flinkplus.operators.keyed import Count, Sum
@@ -175,3 +176,22 @@ def test_items_of_a_ranking_may_be_decimals() -> None:
         (1, Decimal("1.5"), 3),
         (2, Decimal("2"), 2),
     ]
+
+
+@pytest.mark.skipif(not hasattr(pa, "decimal64"), reason="this version of pyarrow has no short decimals")
+@pytest.mark.parametrize("short", ["decimal32(7, 2)", "decimal64(12, 2)"])
+@pytest.mark.parametrize("kind", ["min", "max", "sum", "mean"])
+def test_short_decimals_come_to_what_long_ones_do(short: str, kind: str) -> None:
+    dtype = eval(f"pa.{short}")
+    values = [Decimal("1.10"), Decimal("2.20"), None, Decimal("-3.30")]
+    results = []
+    for given_as in (dtype, pa.decimal128(dtype.precision, dtype.scale)):
+        schema = pa.schema([("d", given_as)])
+        batch = pa.record_batch([pa.array(values, given_as)], schema=schema)
+        aggregate = Aggregate("out", kind, "d")
+        partials = aggregate.first(batch, Groups.of(np.array([0, 1, 2, 3])), aggregate.partial_types(schema))
+        result = aggregate.result(partials, aggregate.result_type(schema))
+        result.validate(full=True)
+        assert result.type == aggregate.result_type(schema)
+        results.append(result.to_pylist())
+    assert results[0] == results[1]

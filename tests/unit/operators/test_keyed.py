@@ -174,3 +174,16 @@ def test_descriptors() -> None:
     assert count.output_schema(WORDS) == pa.schema([("word", pa.string()), ("count", pa.int64())])
     with pytest.raises(InvariantViolation, match="without keyed state"):
         create(count, WORDS)
+
+
+@pytest.mark.parametrize(("nulls", "noted"), [([-1], 1), ([0], 1), ([], 0), ([0, 5, -1], 3)])
+def test_only_the_keys_that_a_null_comes_to_first_are_looked_up_among_the_zeros(nulls: list[int], noted: int) -> None:
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
+    values: list[int | None] = [1] * 1500
+    for row in nulls:
+        values[row] = None
+    batch = pa.record_batch([pa.array([f"k{i}" for i in range(len(values))]), pa.array(values)], schema=schema)
+    state = FakeState()
+    rows = run(Sum("sum", ("k",), "n"), [batch], schema, state)
+    assert [row["sum"] for row in rows] == values
+    assert {name: len(numbers.rows) for name, numbers in state.numbers.items()} == {"sum": 1500, "sum#zero": noted}

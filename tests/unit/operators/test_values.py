@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import TimestampNTZType, TimestampType
+from pyspark.sql.types import Row, TimestampNTZType, TimestampType
 
 from flinkplus.errors import UserFunctionError
 from flinkplus.operators.keyed_rows import _milliseconds
 from flinkplus.operators.row import RowConverter
-from flinkplus.operators.rows import MapBatches
-from flinkplus.operators.values import shown, taker
+from flinkplus.operators.rows import Map, MapBatches
+from flinkplus.operators.values import check_zones, shown, taker
 from tests.unit.operators.operator_fakes import run
 
 UTC = dt.timezone.utc
@@ -119,7 +122,7 @@ def test_years_at_the_ends_of_time_pass(zone: str) -> None:
     ("dtype", "value", "message"),
     [
         (pa.struct([("n", pa.int64())]), {"n": 1.5}, "float is not int64"),
-        (pa.struct([("n", pa.int64())]), (), "field 'n' at position 0"),
+        (pa.struct([("n", pa.int64())]), (), "0 values for a struct with the fields"),
         (pa.map_(pa.string(), pa.int64()), {"a": "b"}, "str is not int64"),
         (pa.map_(pa.string(), pa.int64()), {1: 1}, "int is not string"),
         (pa.map_(pa.string(), pa.int64()), 5, "int is not map"),
@@ -140,3 +143,129 @@ def test_batches_say_which_time_they_mean(declared: str, given: pa.DataType, mes
     operator = MapBatches("batches", lambda batch: batch, declared)
     with pytest.raises(UserFunctionError, match=f"column 't'.*{message}"):
         run(operator, [batch], batch.schema)
+
+
+STRUCT = pa.struct([("a", pa.int32())])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "key"),
+    [
+        (pa.map_(STRUCT, pa.int32()), [({"a": 1}, 2)], Row(a=1)),
+        (pa.map_(pa.list_(pa.int32()), pa.int32()), [([1, 2], 2)], (1, 2)),
+        (
+            pa.map_(pa.struct([("in", pa.list_(STRUCT)), ("at", INSTANT)]), pa.int32()),
+            [({"in": [{"a": 1}, None], "at": EPOCH}, 2)],
+            Row(**{"in": (Row(a=1), None), "at": EPOCH}),
+        ),
+        (pa.map_(pa.map_(pa.string(), STRUCT), pa.int32()), [([("x", {"a": 1})], 2)], (("x", Row(a=1)),)),
+    ],
+)
+def test_a_maps_key_that_is_a_struct_or_a_list_can_be_looked_up(dtype: pa.DataType, value: Any, key: Any) -> None:
+    array = pa.array([value, None], dtype)
+    seen, nothing = shown(array)
+    assert seen[key] == 2 and nothing is None
+    assert converted(dtype, seen).equals(array[:1])
+
+
+class PandasTimestamp(dt.datetime):
+    """What a ``pandas.Timestamp`` without a zone refuses, and how it becomes a plain datetime."""
+
+    def astimezone(self, tz: dt.tzinfo | None = None) -> Any:
+        raise TypeError("Cannot convert tz-naive Timestamp, use tz_localize to localize")
+
+    def to_pydatetime(self, warn: bool = True) -> dt.datetime:
+        assert not warn
+        return dt.datetime(self.year, self.month, self.day, self.hour)
+
+
+class NotATime(dt.datetime):
+    """As pandas' ``NaT``: a datetime that is not equal to itself."""
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+
+def test_timestamps_of_pandas_mean_what_datetimes_mean(zone: str) -> None:
+    assert converted(INSTANT, PandasTimestamp(2024, 3, 10, 12)).equals(converted(INSTANT, MOMENTS[2]))
+    assert converted(INSTANT, NotATime(2024, 3, 10)).to_pylist() == [None]
+
+
+NOT_NULL = pa.struct([pa.field("a", pa.int32(), nullable=False), ("b", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "field"),
+    [
+        (NOT_NULL, {"a": None}, "x.a"),
+        (NOT_NULL, {}, "x.a"),
+        (pa.list_(NOT_NULL), [None, (None, "b")], "x.item.a"),
+        (pa.list_(pa.field("element", pa.int32(), nullable=False)), [1, None], "x.element"),
+        (pa.map_(pa.string(), pa.field("value", pa.int32(), nullable=False)), {"k": None}, "x.value"),
+        (pa.map_(pa.string(), NOT_NULL), {"k": {"b": "b"}}, "x.value.a"),
+        (pa.struct([("in", NOT_NULL)]), ({"b": "b"},), "x.in.a"),
+    ],
+)
+def test_a_null_in_a_field_that_is_not_null_is_said(dtype: pa.DataType, value: Any, field: str) -> None:
+    with pytest.raises(UserFunctionError, match=f"column 'x'.*null in the field '{field}', which is declared NOT NULL"):
+        converted(dtype, value)
+    assert converted(dtype, None).null_count == 1, "nothing is within a null"
+
+
+WITH_TIME = pa.struct([("a", pa.int32()), ("at", INSTANT)])
+
+
+@pytest.mark.parametrize("dtype", [WITH_TIME, pa.struct([("a", pa.int32()), ("at", pa.string())])])
+def test_a_struct_loses_nothing_silently(dtype: pa.DataType) -> None:
+    at = EPOCH if dtype is WITH_TIME else "then"
+    assert converted(dtype, {"a": 1}).to_pylist() == [{"a": 1, "at": None}]
+    for value, message in (
+        ({"A": 1, "at": at}, r"fields \['A'\] are not in the struct, which has \['a', 'at'\]"),
+        ((1, at, 3), r"3 values for a struct with the fields \['a', 'at'\]"),
+        ((1,), r"1 values for a struct with the fields \['a', 'at'\]"),
+    ):
+        with pytest.raises(UserFunctionError, match=message):
+            converted(dtype, value)
+
+
+@pytest.mark.parametrize(
+    ("nest", "name"),
+    [
+        (lambda at: pa.struct([("at", at)]), "t.at"),
+        (lambda at: pa.list_(pa.struct([("at", at)])), "t.element.at"),
+        (lambda at: pa.map_(pa.string(), at), "t.value"),
+    ],
+)
+def test_batches_say_which_time_they_mean_within_structs(nest: Any, name: str) -> None:
+    given = pa.schema([("t", nest(PLAIN))]).empty_table()
+    with pytest.raises(TypeError, match=f"column '{name}' is .*assume_timezone"):
+        check_zones(given, pa.schema([("t", nest(INSTANT))]))
+    check_zones(given, given.schema)
+
+
+@pytest.mark.parametrize("dtype", [INSTANT, pa.list_(PLAIN), pa.map_(pa.string(), pa.date32())])
+def test_a_time_that_python_cannot_show_names_its_row_and_column(dtype: pa.DataType) -> None:
+    raw = {INSTANT: 253402300800000000, pa.list_(PLAIN): [253402300800000000]}.get(dtype, {"k": 2932897})
+    value = list(raw.items()) if isinstance(raw, dict) else raw
+    batch = pa.record_batch({"n": [1, 2], "t": pa.array([None, value], dtype)})
+    operator = Map("map", lambda row: row.n, "n long")
+    with pytest.raises(UserFunctionError, match=r"column 't' of type .*cannot show.*; input row: n=2, t=.*10000-01-01"):
+        run(operator, [batch], batch.schema)
+
+
+def test_the_start_of_a_day_as_the_documentation_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "event-time.md").read_text()
+    (example,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "start_of_day" in code)
+    found: dict[str, Any] = {}
+    exec(textwrap.dedent(example), found)
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")  # whose clock went from 2 to 3 on that day
+        time.tzset()
+        (seen,) = shown(pa.array([dt.datetime(2024, 3, 31, 12, tzinfo=UTC)], INSTANT))
+        by_pyspark = TimestampType().toInternal(dt.datetime(2024, 3, 31))
+        start = converted(INSTANT, found["start_of_day"](seen))
+        with_zone = converted(INSTANT, seen.replace(hour=0))
+    time.tzset()
+    assert start.view(pa.int64()).to_pylist() == [by_pyspark]
+    assert start.to_pylist() == [dt.datetime(2024, 3, 30, 23, tzinfo=UTC)]
+    assert with_zone.to_pylist() == [dt.datetime(2024, 3, 30, 22, tzinfo=UTC)], "the page warns of this"

@@ -32,6 +32,7 @@ from flinkplus.runtime.step_note import (
     PRODUCER,
     ROWS,
     SEQ,
+    SIGNAL_FILE,
     SUBTASK,
     TEXT_AT,
     TEXT_BYTES,
@@ -206,3 +207,24 @@ def test_words_that_name_nothing_of_the_job_have_no_effect() -> None:
     for name in ("1-a", "2-b"):
         job.reports.take(job.words(name, operator=1_000))
     assert job.heard == []
+
+
+FORKS = """
+import os, signal, sys
+from pathlib import Path
+from flinkplus.runtime.step_note import StepNote
+note = StepNote(Path(sys.argv[1]))
+child = os.fork()
+if not child:
+    os.kill(os.getpid(), signal.SIGSEGV)
+assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
+print(note.signal_path.read_bytes().decode(), flush=True)
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_what_a_forked_child_dies_of_is_not_the_slots(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    process = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    assert process.stdout == "\n" and process.returncode == -signal.SIGSEGV
+    assert (tmp_path / SIGNAL_FILE).read_bytes().startswith(b"Fatal Python error: Segmentation fault")

@@ -195,6 +195,14 @@ def test_each_slot_can_be_ended_alone(world: World) -> None:
     assert again.is_set()
 
 
+def test_the_end_waits_for_a_slot_that_is_just_being_ended(world: World) -> None:
+    world.start(0, 3)
+    ended = threading.Event()
+    world.jobs.end(3, PATIENCE_S, ended.set)
+    world.jobs.stop(0.0)
+    assert world.spark.running == [] and ended.wait(PATIENCE_S)
+
+
 def test_after_the_end_nothing_is_started(world: World) -> None:
     world.start(0)
     world.jobs.stop(0.0)

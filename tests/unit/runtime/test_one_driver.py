@@ -16,7 +16,7 @@ from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.claim import LOCK_FILE, Claim
 from flinkplus.runtime.commits import Commits
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.spark_log import LOG_DIRECTORY, LoggedFile, SparkFileLog, first_batch
+from flinkplus.sinks.spark_log import COMPACT_INTERVAL, LOG_DIRECTORY, Layout, LoggedFile, SparkFileLog
 from flinkplus.state.storage import CheckpointStorage
 
 JOB = {"name": "job", "fingerprint": "f"}
@@ -136,7 +136,7 @@ def test_a_list_of_committed_files_that_was_being_written_does_not_appear(tmp_pa
     assert [file.name for file in log.all_files()] == ["new"]
     if looks_first:
         batches = [path.name for path in (tmp_path / LOG_DIRECTORY).iterdir() if path.suffix != ".compact"]
-        assert batches == [str(first_batch())]
+        assert batches == [str(Layout(COMPACT_INTERVAL).first_batch)]
 
 
 def test_nothing_of_the_output_is_removed_without_looking(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def batches(out: Path) -> list[list[str]]:
 
 
 def first_batch(out: Path) -> Path:
-    return out / "_spark_metadata" / str(spark_log.first_batch())
+    return out / "_spark_metadata" / str(spark_log.Layout(spark_log.COMPACT_INTERVAL).first_batch)
 
 
 # --- who may use a directory ------------------------------------------------------------------------------------------
@@ -334,7 +335,10 @@ def test_a_damaged_list_of_files_is_said(tmp_path: Path, content: str) -> None:
     job = text_job(tmp_path)
     job.checkpoint(1)
     first_batch(tmp_path).write_text(content)
-    with pytest.raises(OutputDirectoryError, match=f"_spark_metadata/{spark_log.first_batch()} cannot be read"):
+    with pytest.raises(
+        OutputDirectoryError,
+        match=f"_spark_metadata/{spark_log.Layout(spark_log.COMPACT_INTERVAL).first_batch} cannot be read",
+    ):
         text_job(tmp_path, resume=True).committer.prepare(resume=True)
 
 
@@ -360,11 +364,24 @@ def test_falling_back_over_several_batches(tmp_path: Path, monkeypatch: pytest.M
         assert visible_lines(tmp_path) == expected_lines(1, 2, 3, *range(36, checkpoint + 1))
 
 
+class HdfsLikeFiles(OutputFiles):
+    """Where a rename fails if its target exists."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.move_replaces = False
+
+    def move(self, source: str, target: str) -> None:
+        if self.info(target) is not None:
+            raise FileExistsError(target)
+        super().move(source, target)
+
+
 def test_compactions_that_list_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log reaches them after so many batches; here, where a rename does not replace, after seven commits."""
-    monkeypatch.setattr(spark_log, "COMPACT_INTERVAL", 7)
+    monkeypatch.setattr(spark_log, "COMMITS_INTERVAL", 7)
+    monkeypatch.setattr(text, "OutputFiles", HdfsLikeFiles)
     job = text_job(tmp_path)
-    job.committer._files.move_replaces = False  # type: ignore[attr-defined]
     for checkpoint in range(1, 24):
         job.checkpoint(checkpoint)
         assert visible_lines(tmp_path) == expected_lines(*range(1, checkpoint + 1))
@@ -424,6 +441,53 @@ def test_a_commit_costs_the_same_at_any_age_of_the_job(tmp_path: Path, monkeypat
     assert max(transferred for _, transferred in costs) <= 2 * spark_log.BATCH_BYTES
     assert sum(transferred for _, transferred in old) <= 1.1 * sum(transferred for _, transferred in young)
     assert len(visible_files(tmp_path / "out")) == 2000
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_compaction_reads_one_interval_and_the_commits_between_cost_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, replaces: bool
+) -> None:
+    interval, reads = 20, Counter[int]()
+
+    class Files(CountingFiles):
+        def __init__(self, location: str) -> None:
+            super().__init__(location)
+            self.move_replaces = replaces
+
+        def read(self, name: str) -> bytes:
+            reads[checkpoint] += name.startswith("_spark_metadata")
+            return super().read(name)
+
+    monkeypatch.setattr(text, "OutputFiles", Files)
+    monkeypatch.setattr(spark_log, "COMPACT_INTERVAL" if replaces else "COMMITS_INTERVAL", interval)
+    monkeypatch.setattr(spark_log, "BATCH_BYTES", 1_200)
+    monkeypatch.setattr(spark_log, "LARGE_COMPACTION_BYTES", 20_000)
+    checkpoint = 0
+    job = text_job(tmp_path / "out")
+    for checkpoint in range(1, 131):
+        job.checkpoint(checkpoint)
+    compactions = [
+        int(path.name.removesuffix(".compact")) for path in (tmp_path / "out").glob("_spark_metadata/*.compact")
+    ]
+    full = sorted(number for number in compactions if number >= 2 * interval)
+    assert full and full == list(range(3 * interval - 1, full[-1] + 1, interval)), "one is reached"
+    expensive = {number: count for number, count in reads.items() if count > 1}
+    assert set(expensive.values()) == {interval} and len(expensive) == len(full)
+    assert visible_lines(tmp_path / "out") == expected_lines(*range(1, 131))
+    warnings = [record.getMessage() for record in caplog.records if "rewritten whole" in record.getMessage()]
+    assert len(warnings) == (1 if replaces else 0), "a large one is announced, and once"
+
+
+def test_a_log_goes_on_with_the_interval_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text_job(tmp_path).checkpoint(1)
+    monkeypatch.setattr(text, "OutputFiles", HdfsLikeFiles)  # as if an older version had made it on HDFS
+    job = text_job(tmp_path, resume=True)
+    job.committer.prepare(resume=True)
+    job.deploy()
+    job.checkpoint(2)
+    first = spark_log.Layout(spark_log.COMPACT_INTERVAL).first_batch
+    assert {str(first), str(first + 1)} <= names(tmp_path / "_spark_metadata")
+    assert visible_lines(tmp_path) == expected_lines(1, 2)
 
 
 def test_finish_without_rows_leaves_an_empty_file_with_the_schema(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.sources.parquet import StagedParquet
+from flinkplus.sources.utf8 import invalid_rows, repaired
 from tests.unit.sources.source_checks import check_replay, drain, opened, read_all
 
 SCHEMA = pa.schema([("n", pa.int64()), ("word", pa.string())])
@@ -124,6 +125,19 @@ def test_text_that_is_not_utf8_within_structs_and_maps(tmp_path: Path) -> None:
         {"s": {"t": None, "n": 3}, "m": []},
     ]
     assert reader.metrics == {"rows": 3, "invalid_lines": 1}
+
+
+@pytest.mark.parametrize(
+    "dtype", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.duration("us"), pa.date32(), pa.time64("us")]
+)
+def test_times_beside_text_that_is_not_utf8_stay_as_they_are(dtype: pa.DataType) -> None:
+    far = 2932897 if dtype == pa.date32() else 253402300800000000  # the year 10000
+    times = pa.array([far, None, 1], dtype)
+    structs = pa.StructArray.from_arrays([text_of([b"\xff", b"ok", None], pa.string()), times], names=["t", "at"])
+    bad = invalid_rows(structs)
+    assert bad is not None and bad.tolist() == [True, False, False]
+    whole = repaired(structs)
+    assert whole.field("t").to_pylist() == ["\ufffd", "ok", None] and whole.field("at").equals(times)
 
 
 def test_columns_come_as_the_schema_says(tmp_path: Path) -> None:
