@@ -460,7 +460,7 @@ class JobProtocol:
 
     @property
     def _drain_timed_out(self) -> str:
-        return f"what was being written did not end within {self._config.drain_timeout_ms} ms"
+        return f"what was being written did not end within {self._config.drain_timeout_ms} ms; resume the job"
 
     # ------------------------------------------------------------------------------------------------- the end
 

@@ -578,7 +578,7 @@ def test_a_rollback_waits_for_what_is_being_written_so_long_and_no_longer() -> N
     assert history.machine.next_deadline_ms() == 20_030
     assert history.time(20_029) == []
     assert history.time(20_030) == [StopSlots()], "it waits no second time"
-    why = "output not committed: what was being written did not end within 20000 ms"
+    why = "output not committed: what was being written did not end within 20000 ms; resume the job"
     assert history.at(20_040, SlotStopped(0), SlotStopped(1)) == [JobEnded(JobState.FAILED, None, why, "commit")]
 
 
@@ -598,7 +598,7 @@ def test_an_end_behind_a_rollback_waits_as_long_as_that_would_have() -> None:
     history.at(30, failed(G1))
     assert history.at(15_000, CancelRequested(), SlotStopped(0), SlotStopped(1)) == [StopSlots()]
     assert history.time(20_029) == []
-    why = "cancelled; output not committed: what was being written did not end within 20000 ms"
+    why = "cancelled; output not committed: what was being written did not end within 20000 ms; resume the job"
     assert history.time(20_030) == [JobEnded(JobState.CANCELLED, None, why, "commit")]
 
 
