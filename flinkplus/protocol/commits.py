@@ -6,8 +6,9 @@ Rules and invariants:
 - At most one commit is in flight. A failed one is tried again after a pause; a commit is idempotent, so the answer of
   an earlier attempt is as good as that of the latest.
 - After ``commit_attempts`` failures the queue is abandoned: nothing behind it may become visible before it.
-- A commit that is only slow holds back what is visible, and nothing else: it is reported, again and again
-  (``CommitDelayed``), and never given up.
+- A commit that is slow is reported, again and again (``CommitDelayed``), and is not given up while the job runs. It
+  holds back more than what is visible. Manifests are written by the same worker. So until it has ended no checkpoint
+  becomes complete, logs are not trimmed, and a rollback waits; ``JobProtocol`` limits how long that waits.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class CheckpointConfig:
     commit_retry_ms: int = 200
     """From a failed commit to its next attempt."""
     storage_timeout_ms: int = 120_000
-    """Timeout for storing one manifest; after it the manifest is abandoned. A commit that takes longer is reported."""
+    """Timeout for storing one manifest; after it the manifest is abandoned. A commit that takes longer is reported, and
+    does not end a job that runs."""
     sweep_every: int = 8
     """Complete checkpoints from one removal of unused state files to the next."""
     final_attempts: int = 10
@@ -92,7 +93,8 @@ class RecoveryConfig:
     backoff_max_ms: int = 30_000
     """The delay doubles up to this."""
     drain_timeout_ms: int = 300_000
-    """At the end of the job, for manifests and commits in flight to end; and for output to be retracted."""
+    """In a rollback, or at the end of the job, for manifests and commits in flight to end; and for output to be
+    retracted."""
     stop_timeout_ms: int = 10_000
     """For slots to stop at the end."""
 

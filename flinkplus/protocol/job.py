@@ -11,6 +11,7 @@ it cannot go on, or when the final commit is done)::
     DEPLOYING    -- subtask failed, slot lost, corrupt checkpoint, deploy timeout ----> INTERRUPTED
     RUNNING      -- subtask failed, slot lost, no last checkpoint --------------------> INTERRUPTED
     INTERRUPTED  -- drained, retracted, backoff over, all slots registered -----------> DEPLOYING
+    INTERRUPTED  -- not drained, not retracted, or slots missing, in time ------------> STOPPING
     STOPPING     -- slots stopped and drained, or their deadlines --> FINISHED | FAILED | CANCELLED
 
 Rules:
@@ -18,7 +19,8 @@ Rules:
 - A deployment has a generation of its own. From the moment of an interruption the generation is dead: nothing that is
   said about it, or about an older one, has an effect.
 - A job goes back to its newest complete checkpoint, and not before it is known which that is: manifests and commits in
-  flight are drained first. When that checkpoint is corrupt it goes back to the one before (None: the very start), and
+  flight are drained first. When they do not end in time, the job fails. Its staged output stays, and a resume
+  completes it. When that checkpoint is corrupt it goes back to the one before (None: the very start), and
   the output committed since is retracted first.
 - Several slots lost at once are one failure; slots lost while the job waits for slots cost nothing but time.
 - A slot whose processes fail to start, one after the other, ends a job that has not begun, since waiting does not help.
@@ -32,8 +34,8 @@ Rules:
 - The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
 
 Invariants: ``Deploy`` only when all slots are registered, nothing is in flight and the backoff is over; generations
-rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except for that of a rollback
-for a slow commit, which ``CheckpointCoordinator`` reports; ``JobEnded`` comes exactly once.
+rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except for a commit while the
+job runs, which ``CheckpointCoordinator`` reports; ``JobEnded`` comes exactly once.
 """
 
 from __future__ import annotations
@@ -172,7 +174,7 @@ class JobProtocol:
         self._drained = True
         self._slots_until_ms: int | None = started_ms + config.slot_timeout_ms
         self._draining = False
-        self._drain_until_ms: int | None = None  # at the end of the job
+        self._drain_until_ms: int | None = None
         self._backoff_until_ms: int | None = None
         self._deploy_until_ms: int | None = None
         self._stop_until_ms: int | None = None
@@ -202,7 +204,7 @@ class JobProtocol:
         """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
         if self._state in WAITING:
             retract_until_ms = None if self._retraction is None else self._retraction.until_ms
-            return earliest_ms(self._slots_until_ms, self._backoff_until_ms, retract_until_ms)
+            return earliest_ms(self._slots_until_ms, self._backoff_until_ms, self._drain_until_ms, retract_until_ms)
         if self._state is JobState.DEPLOYING:
             return self._deploy_until_ms
         if self._state is JobState.STOPPING:
@@ -375,7 +377,7 @@ class JobProtocol:
         self._recovery += 1
         self._failure = failure
         self._budget.rolls_back()
-        effects = [*self._phase("detect"), HaltSubtasks(self._generation), *self._drain()]
+        effects = [*self._phase("detect"), HaltSubtasks(self._generation), *self._drain(now_ms)]
         if self._drained:
             effects += self._phase("fence")
         self._state = JobState.INTERRUPTED
@@ -413,11 +415,12 @@ class JobProtocol:
     def _end_draining(self) -> None:
         self._drained, self._draining, self._drain_until_ms = True, False, None
 
-    def _drain(self) -> list[JobEffect]:
+    def _drain(self, now_ms: int) -> list[JobEffect]:
         """See to it that nothing of the old generation becomes complete or visible later on."""
         if self._drained or self._draining:
             return []
         self._draining = True
+        self._drain_until_ms = now_ms + self._config.drain_timeout_ms
         return [InterruptCheckpoints(), DrainCommits()]
 
     def _on_drained(self) -> list[JobEffect]:
@@ -444,11 +447,20 @@ class JobProtocol:
         effects: list[JobEffect] = []
         if self._state is not JobState.STOPPING:
             effects = self._stop(now_ms, JobEnded(JobState.FAILED, None, f"output not committed: {reason}", "commit"))
-        elif self._outcome.state is JobState.CANCELLED:
-            why = f"{self._outcome.reason}; output not committed: {reason}"
-            self._outcome = JobEnded(JobState.CANCELLED, None, why, "commit")
+        else:
+            self._note_uncommitted(reason)
         self._end_draining()
         return effects
+
+    def _note_uncommitted(self, reason: str) -> None:
+        """A job that was cancelled says that its output is not complete."""
+        if self._outcome.state is JobState.CANCELLED:
+            why = f"{self._outcome.reason}; output not committed: {reason}"
+            self._outcome = JobEnded(JobState.CANCELLED, None, why, "commit")
+
+    @property
+    def _drain_timed_out(self) -> str:
+        return f"what was being written did not end within {self._config.drain_timeout_ms} ms; resume the job"
 
     # ------------------------------------------------------------------------------------------------- the end
 
@@ -457,11 +469,10 @@ class JobProtocol:
             if outcome.state is JobState.FINISHED:
                 self._outcome = outcome
             return []
-        effects = self._drain()
+        effects = self._drain(now_ms)
         self._outcome = outcome
         self._state = JobState.STOPPING
         self._stop_until_ms = now_ms + self._config.stop_timeout_ms
-        self._drain_until_ms = now_ms + self._config.drain_timeout_ms if self._draining else None
         return [*effects, StopSlots()] if self._slots.held else effects
 
     def _advance_stopping(self, now_ms: int) -> list[JobEffect]:
@@ -469,6 +480,7 @@ class JobProtocol:
             self._stop_until_ms = None
         if self._drain_until_ms is not None and now_ms >= self._drain_until_ms:
             self._drain_until_ms = None
+            self._note_uncommitted(self._drain_timed_out)
         if self._stop_until_ms is not None or self._drain_until_ms is not None:
             return []
         self._state = self._outcome.state
@@ -538,6 +550,8 @@ class JobProtocol:
             if failure is None:
                 return JobEnded(JobState.FAILED, None, why, "slots")
             return JobEnded(JobState.FAILED, failure.error, f"{why}; {failure.reason}", "slots")
+        if self._drain_until_ms is not None and now_ms >= self._drain_until_ms:
+            return JobEnded(JobState.FAILED, None, f"output not committed: {self._drain_timed_out}", "commit")
         retract_until_ms = None if self._retraction is None else self._retraction.until_ms
         if retract_until_ms is not None and now_ms >= retract_until_ms:
             why = f"output was not retracted within {self._config.drain_timeout_ms} ms"

@@ -101,7 +101,8 @@ class CheckpointDriver:
                 machines.step_job(events.FinalAbandoned(generation, reason))
             case effects.CommitDelayed(checkpoint, waited_ms):
                 log.warning(
-                    "the commit of checkpoint %d has taken %d s so far; its output is visible when it is done",
+                    "the commit of checkpoint %d has taken %d s so far: until it ends no other checkpoint "
+                    "becomes complete, and logs are not trimmed",
                     checkpoint,
                     waited_ms // 1000,
                 )

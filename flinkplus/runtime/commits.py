@@ -13,17 +13,20 @@ Manifests may be large: those before the newest whose output is committed are on
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flinkplus.errors import CorruptCheckpoint, JobRunsElsewhere, OutputDirectoryError
+from flinkplus.errors import CorruptCheckpoint, FlinkPlusError, JobRunsElsewhere, OutputDirectoryError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
 from flinkplus.state.storage import CheckpointStorage
 
 MANIFEST_FORMAT = 1
+
+log = logging.getLogger("flinkplus")
 
 
 class Commits:
@@ -203,7 +206,10 @@ class Commits:
         elif self.all_committed or not resumable:
             self.discard()
         if resumable:
-            self._storage.sweep_all()
+            try:
+                self._storage.sweep_all()
+            except (OSError, FlinkPlusError) as error:  # the output is complete: this takes nothing from it
+                log.warning("unused state files stay until the job is resumed: %s", error)
 
     def finish(self) -> None:
         """The job finished: leave only committed output."""

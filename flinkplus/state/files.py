@@ -4,6 +4,7 @@ Rules:
 - names are relative, with ``/`` between parts; a name is written whole or not at all as far as the file system
   allows it (local: temporary file, fsync, rename; object stores: a write is visible when it is closed);
 - a missing file is ``FileNotFoundError``, any other failure an ``OSError``: callers say what it means;
+- a listing is whole, or an ``OSError``: callers remove what it does not name. Only a missing folder lists as empty;
 - no state is kept here, so any thread may call anything.
 """
 
@@ -27,6 +28,8 @@ COPY_CHUNK_BYTES = 1 << 20
 SYNC_BYTES = 4 << 20
 TEMPORARY_SUFFIX = ".tmp"
 SINGLE_UPLOADS = "allow_delayed_open"
+LOST_AND_FOUND = "lost+found"
+"""The file system's own folder at the top of a volume: only root may list it, and nothing of a job is in it."""
 
 
 class Files(Protocol):
@@ -102,6 +105,12 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def _raise_unless_missing(error: OSError) -> None:
+    """For ``os.walk``, which otherwise leaves out what it cannot list."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 class LocalDirectory:
     """A directory on a local (or mounted) disk."""
 
@@ -162,7 +171,10 @@ class LocalDirectory:
 
     def names(self, folder: str) -> list[str]:
         top = self._path(folder)
-        found = (Path(base, file) for base, _, files in os.walk(top) for file in files)
+        found: list[Path] = []
+        for base, folders, files in os.walk(top, onerror=_raise_unless_missing):
+            folders[:] = [name for name in folders if name != LOST_AND_FOUND]
+            found += (Path(base, file) for file in files)
         return sorted(path.relative_to(self._root).as_posix() for path in found)
 
     def delete(self, name: str) -> None:
@@ -236,9 +248,17 @@ class ArrowDirectory:
                 yield bytes(chunk)
 
     def names(self, folder: str) -> list[str]:
-        selector = fs.FileSelector(self._path(folder), allow_not_found=True, recursive=True)
+        path = self._path(folder)
+        # With allow_not_found, Arrow's HDFS takes whatever it fails to list for missing, also below this folder.
+        selector = fs.FileSelector(path, allow_not_found=False, recursive=True)
+        try:
+            found = self._fs.get_file_info(selector)
+        except FileNotFoundError:
+            if self._fs.get_file_info(path).type != fs.FileType.NotFound:
+                raise
+            return []
         skip = len(self._root) + 1 if self._root else 0
-        return sorted(info.path[skip:] for info in self._fs.get_file_info(selector) if info.type == fs.FileType.File)
+        return sorted(info.path[skip:] for info in found if info.type == fs.FileType.File)
 
     def delete(self, name: str) -> None:
         if self._fs.get_file_info(self._path(name)).type == fs.FileType.File:

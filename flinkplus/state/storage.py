@@ -11,7 +11,9 @@ Layout::
 
 Rules:
 - a checkpoint exists when its manifest does, and no cut voids that; the manifest is written after every file it names;
-- what no manifest names is garbage, as soon as no snapshot still under way can name it (``sweep``);
+- what no manifest names is garbage, as soon as no snapshot still under way can name it (``sweep``). Nothing is garbage
+  while a manifest cannot be read (``CorruptCheckpoint``), or one that this run wrote or read is not listed
+  (``StateError``): then nothing is removed;
 - a manifest that is short, altered or of another format is ``CorruptCheckpoint``, never half-believed;
 - a driver takes the directory over with ``begin_run``; of one that had it before, wherever it stood still and whenever
   it goes on, no manifest appears any more, and it finds out with ``check_run`` before it does anything else. On object
@@ -30,6 +32,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -98,7 +101,7 @@ class CheckpointStorage:
                 f"checkpoint directory {self.uri!r} cannot be opened: {error}; give a local path or a URI such as s3://bucket/path"
             ) from error
         self._lock = threading.Lock()
-        self._named: dict[int, frozenset[str]] = {}
+        self._named: dict[int, frozenset[str]] = {}  # of the checkpoints that this run knows to exist
         self._run: bytes | None = None
         self._number = 0  # of the run
         self._epoch = 0
@@ -243,6 +246,8 @@ class CheckpointStorage:
         except OSError as error:
             raise StateError(f"the end of an epoch cannot be stored in {self.uri!r}: {error}") from error
         self._epoch, self._cuts = epoch, cuts
+        with self._lock:
+            self._named = {number: names for number, names in self._named.items() if number <= through}
         for older in self._cut_blobs():
             if older != name:
                 self.drop_blob(older)
@@ -331,6 +336,8 @@ class CheckpointStorage:
             raise CorruptCheckpoint(f"manifest {where} has format {manifest.get('format')!r}, not {MANIFEST_FORMAT}")
         if manifest.get("checkpoint", checkpoint) != checkpoint:
             raise CorruptCheckpoint(f"manifest {where} says it is of checkpoint {manifest.get('checkpoint')}")
+        with suppress(CorruptState), self._lock:
+            self._named[checkpoint] = frozenset(file.name for file in manifest_files(manifest))
         return manifest
 
     def checkpoints(self) -> list[int]:
@@ -389,12 +396,15 @@ class CheckpointStorage:
         The checkpoint must be older than the newest complete one: a running snapshot builds only on what that one
         names.
         """
-        mine = self._names_of(checkpoint)
-        for name in self._manifests(lambda number, _: number == checkpoint).values():
-            self._files.delete(name)
+        try:
+            mine = self._names_of(checkpoint)
+        except (CorruptCheckpoint, CorruptState):
+            mine = frozenset()  # ``sweep`` finds them
         with self._lock:
             self._named.pop(checkpoint, None)
-        alone = sorted(mine.difference(*(self._names_of(other) for other in self.checkpoints())))
+        for name in self._manifests(lambda number, _: number == checkpoint).values():
+            self._files.delete(name)
+        alone = sorted(mine - self._all_named()) if mine else []
         for name in alone:
             self._files.delete(f"state/{name}")
         return alone
@@ -410,8 +420,6 @@ class CheckpointStorage:
         for number, name in self._manifests(lambda _number, _epoch: True, void=True).items():
             log.info("manifest %s of checkpoint %d is void and is removed", name, number)
             self._files.delete(name)
-            with self._lock:
-                self._named.pop(number, None)
 
     def sweep(self, complete: int, triggered: int) -> list[str]:
         """Remove state files that no checkpoint can name any more, and void manifests that appeared late.
@@ -422,21 +430,30 @@ class CheckpointStorage:
         self._remove_void()
         stored = {name: checkpoint for name, (_, checkpoint) in self._state_files().items()}
         unused = self._unused.find(stored, self._all_named(), complete, triggered)[:MOST_REMOVED]
-        for name in unused:
-            self.check_run()
-            self._files.delete(f"state/{name}")
+        self._remove_unused(unused)
         return unused
 
     def sweep_all(self) -> list[str]:
         """Remove every state file that no manifest names: no subtask is left that could build upon it."""
         unused = self.unnamed()
-        for name in unused:
-            self.check_run()  # what was listed before is not of a run that begins now
-            self._files.delete(f"state/{name}")
+        self._remove_unused(unused)
         return unused
 
+    def _remove_unused(self, unused: list[str]) -> None:
+        """Remove what was listed, and no manifest named, before this call.
+
+        One look at the run is enough, however long the removal takes. A run that begins after it has written none of
+        these files, and never names one: its manifests name files of the checkpoint it restores, which were named
+        when this was listed, and its own, whose names have generations of its own. What the run before may still
+        store late was cut before the listing.
+        """
+        if unused:
+            self.check_run()
+        for name in unused:
+            self._files.delete(f"state/{name}")
+
     def unnamed(self) -> list[str]:
-        """The state files that no manifest names."""
+        """The state files that no manifest names. Raises as ``_all_named`` does."""
         stored, named = self._state_files(), self._all_named()
         return [name for name in stored if name not in named]
 
@@ -447,7 +464,18 @@ class CheckpointStorage:
         return {name: (int(match["generation"]), int(match["checkpoint"])) for name, match in matches if match}
 
     def _all_named(self) -> frozenset[str]:
-        return frozenset().union(*(self._names_of(checkpoint) for checkpoint in self.checkpoints()))
+        """What the manifests name. When that is not known, raises ``CorruptCheckpoint``, ``CorruptState`` or
+        ``StateError``, so that nothing is removed."""
+        with self._lock:
+            known = set(self._named)
+        listed = self.checkpoints()
+        missing = sorted(known.difference(listed))
+        if missing:
+            raise StateError(
+                f"the listing of {self.uri!r} lacks the manifest of checkpoint {missing[0]}, which is there: "
+                "no state file is removed; look after the file system"
+            )
+        return frozenset().union(*(self._names_of(checkpoint) for checkpoint in listed))
 
     def collect_garbage(self, keep_generation_from: int, complete: int = 0, live: Iterable[str] = ()) -> list[str]:
         """Remove state files that no manifest names, ``MOST_REMOVED`` at most; returns their names.
@@ -466,13 +494,7 @@ class CheckpointStorage:
             known = self._named.get(checkpoint)
         if known is not None:
             return known
-        try:
-            names = frozenset(file.name for file in manifest_files(self.read_manifest(checkpoint)))
-        except CorruptCheckpoint:
-            return frozenset()
-        with self._lock:
-            self._named[checkpoint] = names
-        return names
+        return frozenset(file.name for file in manifest_files(self.read_manifest(checkpoint)))
 
 
 def _differences(there: Any, here: Any) -> str:

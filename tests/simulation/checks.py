@@ -168,6 +168,10 @@ class Checks:
         if now_ms - since_ms > NOT_UNDERSTOOD_MS and self._are_both_in_the_job((receiver, process)):
             self._wrong("progress", f"{process} sends {receiver} what cannot be read, time and again, and is kept")
 
+    def unbounded(self, who: str, what: str, waited_ms: int) -> None:
+        """Something waited for longer than its limit."""
+        self._wrong("progress", f"{who} waited {waited_ms} ms for {what}")
+
     def unexplained(self, deadline: str, what: str) -> None:
         """``deadline`` fires, and no fault made what was waited for late."""
         self._wrong("progress", f"no injected fault explains that the deadline of a {deadline} fires: {what}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from flinkplus.protocol.effects import JobState
 from tests.simulation.parameters import SILENCES
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ DIED = "died"
 LOST = (DIED, "cut_control", "expire", *HUNG)
 DISKS = ("disk_full", "disk_fails", "no_upload", "reads_wrong", "frames_wrong")
 STREAMS = ("cut", "slow", "break_at_join", "duplicate", "refuse", "garble", *SILENCES)
-STORAGE = ("no_manifest", "no_commit", "no_upload", "hang_storage")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "registry": ("zookeeper_away", "zookeeper_unsure"),
     "fence": HUNG,
@@ -32,11 +32,14 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "deployment": HUNG,
     "slots": LOST,
     "stop": HUNG,
-    "retraction": STORAGE,
-    "checkpoint": (*LOST, *DISKS, *STREAMS, *STORAGE, "throw", "outage", "zookeeper_away", "zookeeper_unsure"),
-    "manifest": STORAGE,
-    "commit": STORAGE,
+    "drain": ("hang_storage",),
+    "retraction": ("hang_storage",),
+    "checkpoint": (*LOST, *DISKS, *STREAMS, "throw", "outage", "zookeeper_away", "zookeeper_unsure"),
+    "turn": ("hang_storage",),
+    "manifest": ("hang_storage",),
+    "commit": ("hang_storage",),
     "heartbeat": HUNG,
+    "reach": (*SILENCES, "refuse", "garble", "cut", *HUNG),
 }
 """For each deadline the kinds of faults that can make it fire."""
 LINGERS_MS = 1_000
@@ -65,8 +68,11 @@ class Deadlines:
         evict = coordinator._presence.evict
 
         def evicted(member: Any, reason: str) -> None:
+            patience_ms = round(coordinator.options.heartbeat_timeout * 1000)
             if reason.startswith("no heartbeat"):
-                self._fired("heartbeat", round(coordinator.options.heartbeat_timeout * 1000), reason)
+                self._fired("heartbeat", patience_ms, reason)
+            elif reason.endswith("is given up"):  # ``GiveSlotUp``, after a look at who reaches whom
+                self._fired("reach", patience_ms, reason)
             evict(member, reason)
 
         coordinator._presence.evict = evicted  # type: ignore[method-assign]
@@ -104,12 +110,18 @@ class Deadlines:
     def _watch_job(self, machine: Any) -> None:
         machine = getattr(machine, "_machine", machine)  # a recorded one
         check, deploying, stopping = machine._check_waits, machine._advance_deploying, machine._advance_stopping
+        drain, end_draining = machine._drain, machine._end_draining
         config = machine._config
+        drains_since_ms = 0
+        reported_ms: int | None = None  # the deadline of a drain
 
         def checked(now_ms: int) -> Any:
+            nonlocal reported_ms
+            draining_until_ms = machine._drain_until_ms
             ended = check(now_ms)
             if ended is not None:
-                name = "slots" if ended.kind == "slots" else "retraction"
+                name = "slots" if ended.failure == "slots" else "retraction" if draining_until_ms is None else "drain"
+                reported_ms = draining_until_ms if name == "drain" else reported_ms
                 waited_ms = config.restart_slot_timeout_ms if name == "slots" else config.drain_timeout_ms
                 self._fired(name, waited_ms, ended.reason)
             return ended
@@ -123,9 +135,24 @@ class Deadlines:
         def stopped(now_ms: int) -> Any:
             if machine._stop_until_ms is not None and machine._slots.held and now_ms >= machine._stop_until_ms:
                 self._fired("stop", config.stop_timeout_ms, "slots that were to stop")
+            until_ms = machine._drain_until_ms
+            if until_ms is not None and until_ms != reported_ms and now_ms >= until_ms:
+                self._fired("drain", config.drain_timeout_ms, "the end of what is being written")
             return stopping(now_ms)
 
+        def begins_to_drain(now_ms: int) -> Any:
+            nonlocal drains_since_ms
+            drains_since_ms = now_ms if not machine._draining else drains_since_ms
+            return drain(now_ms)
+
+        def drained() -> None:
+            waited_ms = self._world.now_ms - drains_since_ms
+            if machine._draining and machine._state is JobState.INTERRUPTED and waited_ms > config.drain_timeout_ms:
+                self._world.checks.unbounded("a rollback", "what was being written", waited_ms)
+            end_draining()
+
         machine._check_waits, machine._advance_deploying, machine._advance_stopping = checked, deployed, stopped
+        machine._drain, machine._end_draining = begins_to_drain, drained
 
     def _watch_checkpoints(self, machine: Any) -> None:
         machine = getattr(machine, "_machine", machine)  # a recorded one
@@ -138,7 +165,9 @@ class Deadlines:
             if found and storing is not None and machine._storing is None:
                 self._fired("manifest", config.storage_timeout_ms, f"the manifest of {storing}")
             elif found:
-                self._fired("checkpoint", config.timeout_ms, f"{found[0]}")
+                late = f"{found[0]}"  # not acknowledged, or its manifest has not had its turn
+                name = "turn" if "an older manifest was still being stored" in late else "checkpoint"
+                self._fired(name, config.timeout_ms, late)
             return found
 
         def advanced(now_ms: int) -> Any:

@@ -32,7 +32,7 @@ from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
 from flinkplus.protocol.ids import ChannelId
 from flinkplus.protocol.in_flight import InFlightBudget, SnapshotLogs
 from flinkplus.protocol.inputs import InputGate
-from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.job import LIVE, JobProtocol
 from flinkplus.protocol.lineage import Lineage
 from flinkplus.protocol.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.reachability import Reachability
@@ -1342,12 +1342,25 @@ def slow_commits_end_the_job(original: Any) -> Any:
 # --- rollback
 
 
+@mutation(JobProtocol, "_drain", scenario="97")
+def rollbacks_wait_for_ever(original: Any) -> Any:
+    """A rollback has no deadline for a commit that hangs."""
+
+    def drain(self: Any, now_ms: int) -> Any:
+        found = original(self, now_ms)
+        if self._state in LIVE:
+            self._drain_until_ms = None
+        return found
+
+    return drain
+
+
 @mutation(JobProtocol, "_drain")
 def rollback_before_all_is_drained(original: Any) -> Any:
     """A rollback does not wait for manifests that are being stored."""
 
-    def drain(self: Any) -> Any:
-        found = original(self)
+    def drain(self: Any, now_ms: int) -> Any:
+        found = original(self, now_ms)
         self._drained = True
         return found
 

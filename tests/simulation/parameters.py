@@ -45,8 +45,9 @@ REFUSALS = ("refuse", "refuse", "cut")
 """A slot refuses connections of all others, or of one."""
 HANGS = 0.04
 """Share of the jobs in which the driver's storage hangs, in the midst of a write or between two."""
-HANGS_MS = (700, 20_000, 130_000, 250_000)
-"""The last two: the job ends meanwhile, if it waits for a manifest."""
+HANGS_MS = (700, 20_000, 130_000, 350_000)
+"""The last two: the job ends meanwhile, if it waits for a manifest; with the last one, also if a rollback waits for a
+commit."""
 OUTAGES = ("outage", "throw_together")
 """A service that all subtasks call is away for a while; or each subtask throws once, all in one instant."""
 DEADLY = 0.03

@@ -358,20 +358,12 @@ def test_slots_that_do_not_deploy_in_time_are_evicted() -> None:
     assert without_phases(history.at(2_500, SlotRegistered(1, 2))) == [Deploy(G2, None, ASSIGNMENT)]
 
 
-def test_a_rollback_waits_for_a_commit_that_is_slow() -> None:
-    history = running()
-    history.at(40, failed(G1))
-    assert history.machine.next_deadline_ms() is None
-    assert history.time(1_000_000) == []
-    assert without_phases(history.at(1_000_010, OutputDrained())) == [Deploy(G2, None, ASSIGNMENT)]
-
-
 def test_commits_that_never_end_do_not_hold_up_the_end_of_the_job() -> None:
     history = running()
     history.at(40, failed(G1))
-    assert history.at(30_000, CancelRequested()) == [StopSlots()]
-    history.at(30_010, SlotStopped(0), SlotStopped(1))
-    assert history.machine.next_deadline_ms() == 50_000
+    assert history.at(10_000, CancelRequested()) == [StopSlots()]
+    history.at(10_010, SlotStopped(0), SlotStopped(1))
+    assert history.machine.next_deadline_ms() == 20_040
     (ended,) = history.time(50_000)
     assert isinstance(ended, JobEnded)
     assert ended.state is JobState.CANCELLED
@@ -578,6 +570,44 @@ def test_a_commit_abandoned_while_draining_ends_the_job() -> None:
     history = running()
     history.at(30, failed(G1))
     assert history.at(40, CommitAbandoned("403"), OutputDrained()) == [StopSlots()]
+
+
+def test_a_rollback_waits_for_what_is_being_written_so_long_and_no_longer() -> None:
+    history = running()
+    history.at(30, failed(G1))
+    assert history.machine.next_deadline_ms() == 20_030
+    assert history.time(20_029) == []
+    assert history.time(20_030) == [StopSlots()], "it waits no second time"
+    why = "output not committed: what was being written did not end within 20000 ms; resume the job"
+    assert history.at(20_040, SlotStopped(0), SlotStopped(1)) == [JobEnded(JobState.FAILED, None, why, "commit")]
+
+
+def test_a_job_that_runs_waits_for_a_commit_without_end() -> None:
+    history = running()
+    assert history.machine.next_deadline_ms() is None
+    assert history.time(10**9) == []
+    history.at(10**9 + 1, failed(G1))
+    assert without_phases(history.at(10**9 + 19_000, OutputDrained())) == [Deploy(G2, None, ASSIGNMENT)]
+    history.at(10**9 + 19_001, *deployed(G2))
+    assert history.time(2 * 10**9) == []
+    assert history.state is JobState.RUNNING
+
+
+def test_an_end_behind_a_rollback_waits_as_long_as_that_would_have() -> None:
+    history = running()
+    history.at(30, failed(G1))
+    assert history.at(15_000, CancelRequested(), SlotStopped(0), SlotStopped(1)) == [StopSlots()]
+    assert history.time(20_029) == []
+    why = "cancelled; output not committed: what was being written did not end within 20000 ms; resume the job"
+    assert history.time(20_030) == [JobEnded(JobState.CANCELLED, None, why, "commit")]
+
+
+def test_a_last_commit_that_ends_after_its_deadline_finishes_the_job() -> None:
+    history = running()
+    history.at(30, failed(G1))
+    history.time(20_030)
+    history.at(20_040, FinalCommitted(), SlotStopped(0))
+    assert history.at(20_050, SlotStopped(1)) == [JobEnded(JobState.FINISHED, None, "", "")]
 
 
 def test_cancel_before_any_slot_is_there() -> None:

@@ -294,3 +294,22 @@ def test_the_storage_worker_has_ended_when_it_has_done_all_that_it_was_given() -
     assert dispatch.storage_ended.wait(60)
     assert done == ["a manifest"]
     closing.join()
+
+
+def test_a_job_that_has_finished_stays_finished_when_nothing_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver.started(tmp_path, complete=2)
+    driver.snapshot()  # its state file is named by no manifest
+    (unused,) = driver.storage.unnamed()
+
+    def refused(name: str) -> None:
+        raise OSError("please reduce your request rate")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.storage._files, "delete", refused)
+        driver.commits.end(finished=True, resumable=True)
+    assert "unused state files stay until the job is resumed: please reduce" in caplog.text
+    assert driver.storage.unnamed() == [unused]
+    Driver.resumed(tmp_path)
+    assert CheckpointStorage(str(tmp_path / "checkpoints"), fs.LocalFileSystem()).unnamed() == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import fs
@@ -121,3 +123,56 @@ def test_a_uri_or_a_path_names_the_same_directory(tmp_path: Path) -> None:
     assert isinstance(open_directory("mock:///a"), ArrowDirectory)
     with pytest.raises(ValueError, match="nosuch"):
         open_directory("nosuch://a/b")
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "checkpoints/of/a/subtask"])
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(
+    folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = LocalDirectory(tmp_path)
+    files.write("checkpoints/1", b"one")
+    files.write("checkpoints/of/a/subtask/2", b"two")
+    scandir = os.scandir
+
+    def fails(path: str) -> object:
+        if Path(path) == tmp_path / folder:
+            raise OSError(errno.EIO, "the disk is bad", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(OSError, match="the disk is bad"):
+        files.names("checkpoints")
+    assert files.names("state") == []
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "checkpoints/of/a/subtask"])
+def test_what_hdfs_does_not_answer_is_no_empty_folder(folder: str) -> None:
+    """Arrow's HDFS answers that a path is not there when it cannot be asked for."""
+
+    class AwayHdfs:
+        type_name = "hdfs"
+
+        def get_file_info(self, asked: str | fs.FileSelector) -> object:
+            if isinstance(asked, str):
+                return fs.FileInfo(asked, fs.FileType.NotFound)
+            if not asked.allow_not_found:
+                raise OSError(errno.EIO, "the name node does not answer")
+            found = [] if folder == asked.base_dir else [fs.FileInfo(f"{asked.base_dir}/1", fs.FileType.File)]
+            return found
+
+    filesystem: Any = AwayHdfs()
+    with pytest.raises(OSError, match="does not answer"):
+        ArrowDirectory(filesystem, "").names("checkpoints")
+
+
+def test_a_folder_that_is_not_there_is_empty(files: Files) -> None:
+    files.write("a/b", b"one")
+    assert files.names("nowhere") == []
+    assert files.names("a/nowhere") == []
+
+
+def test_the_file_systems_own_folder_is_nobodys(tmp_path: Path) -> None:
+    files = LocalDirectory(tmp_path)
+    files.write("lost+found/#1234", b"of no job")
+    files.write("a", b"one")
+    assert files.names("") == ["a"]

@@ -172,3 +172,18 @@ def test_a_sweep_removes_so_many_files_at_most(tmp_path: Path, monkeypatch: pyte
     assert storage.sweep(1, 1) == []
     assert len(storage.sweep(2, 2)) == 3
     assert len(storage.sweep(3, 3)) == 2
+
+
+def test_a_sweep_looks_once_whether_another_driver_has_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = CheckpointStorage(tmp_path / "checkpoints")
+    storage.begin_run(1)
+    (tmp_path / "file").write_bytes(b"state")
+    for number in range(1, 6):
+        storage.upload(tmp_path / "file", f"a/1-1-{number}.sst")
+    looked: list[int] = []
+    monkeypatch.setattr(storage, "check_run", lambda: looked.append(1))
+    storage.sweep(1, 1)
+    assert len(storage.sweep(2, 2)) == 5
+    assert len(looked) == 1

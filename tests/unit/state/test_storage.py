@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +273,83 @@ def test_garbage_collection_without_checkpoints_keeps_the_running_generation(
     for name in ("a/1-1-1.sst", "a/2-1-1.sst"):
         put_state(storage, tmp_path, name)
     assert storage.collect_garbage(2) == ["a/1-1-1.sst"]
+
+
+REMOVERS: dict[str, Callable[[CheckpointStorage], object]] = {
+    "sweep": lambda storage: storage.sweep(9, 9),
+    "sweep_all": lambda storage: storage.sweep_all(),
+    "collect_garbage": lambda storage: storage.collect_garbage(9, 9),
+    "drop": lambda storage: storage.drop(1),
+}
+
+
+@pytest.fixture(params=list(REMOVERS))
+def remove(request: pytest.FixtureRequest) -> Callable[[CheckpointStorage], object]:
+    return REMOVERS[request.param]
+
+
+def two_checkpoints(storage: CheckpointStorage, folder: Path) -> list[str]:
+    """Their state files: one of each, one of both, and one that no manifest names."""
+    put_state(storage, folder, "a/1-1-9.sst")
+    first, both, second = (put_state(storage, folder, f"a/1-{n}-1.sst") for n in range(1, 4))
+    storage.write_manifest(1, manifest(1, first, both))
+    storage.write_manifest(2, manifest(2, both, second))
+    assert storage.sweep(1, 1) == [], "the file that no manifest names was seen for the first time"
+    return storage._files.names("state")
+
+
+def test_nothing_is_removed_when_the_checkpoints_cannot_be_listed(
+    storage: CheckpointStorage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    remove: Callable[[CheckpointStorage], object],
+) -> None:
+    before = two_checkpoints(storage, tmp_path)
+    names = storage._files.names
+
+    def fails(folder: str) -> list[str]:
+        if folder == "checkpoints":
+            raise OSError("stale file handle")
+        return names(folder)
+
+    monkeypatch.setattr(storage._files, "names", fails)
+    with pytest.raises(OSError, match="stale"):
+        remove(storage)
+    assert names("state") == before
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_nothing_is_removed_when_a_known_checkpoint_is_not_listed(
+    storage: CheckpointStorage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    remove: Callable[[CheckpointStorage], object],
+    resumed: bool,
+) -> None:
+    before = two_checkpoints(storage, tmp_path)
+    if resumed:
+        storage._named.clear()
+        assert storage.latest_valid() is not None
+    names = storage._files.names
+    monkeypatch.setattr(storage._files, "names", lambda folder: [] if folder == "checkpoints" else names(folder))
+    with pytest.raises((StateError, CorruptCheckpoint)):
+        remove(storage)
+    assert names("state") == before
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_nothing_is_removed_when_a_manifest_cannot_be_read(
+    storage: CheckpointStorage, tmp_path: Path, remove: Callable[[CheckpointStorage], object], damaged: int
+) -> None:
+    before = two_checkpoints(storage, tmp_path)
+    storage._named.clear()  # as in a run that continues
+    storage._files.write(f"checkpoints/{damaged:08d}.json", b"flinkplus-manifest 1")
+    with suppress(CorruptCheckpoint):
+        remove(storage)
+    assert storage._files.names("state") == before
+
+
+def test_a_checkpoint_that_is_void_is_not_missed(storage: CheckpointStorage, tmp_path: Path) -> None:
+    two_checkpoints(storage, tmp_path)
+    storage.withdraw_after(1)
+    assert storage.sweep_all() == ["a/1-1-9.sst", "a/1-3-1.sst"]
