@@ -339,10 +339,11 @@ class Replica:
         wanted = () if self.latest is None else self.latest.named
         self.disk.give_own({base_name(file.name): file in wanted and self.holds(file) for file in files}, generation)
 
-    def close(self) -> None:
-        """Stop and remove everything."""
+    def close(self, keeps: bool = False) -> None:
+        """Stop and remove everything. ``keeps``: the files stay, for the slot's next process."""
         self.drop_stores()
-        self.disk.close()
+        if not keeps:
+            self.disk.close()
 
 
 def encode_handle(handle: dict[str, Any]) -> bytes:

@@ -148,12 +148,12 @@ class ReplicationAgent:
             member = self._members[subtask] = Member(subtask, Replica(self._open_disk(subtask), self.figures))
         return member
 
-    def _drop(self, member: Member) -> None:
+    def _drop(self, member: Member, keeps: bool = False) -> None:
         del self._members[member.subtask]
         for hop in self._hops.values():
             hop.end(member.subtask)
         self._discard_partial(member)
-        member.replica.close()
+        member.replica.close(keeps)
 
     def _hop(self, peer: int) -> Hop:
         hop = self._hops.get(peer)
@@ -637,10 +637,12 @@ class ReplicationAgent:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Give everything back; what was handed out by ``prepare`` stays with its owner."""
+    def close(self, keeps: bool = False) -> None:
+        """Give everything back; what was handed out by ``prepare`` stays with its owner. ``keeps``: the files of the
+        copies stay, for the slot's next process.
+        """
         for hop in self._hops.values():
             hop.clear()
         for member in list(self._members.values()):
-            self._drop(member)
+            self._drop(member, keeps)
         self._due.clear()
