@@ -177,7 +177,7 @@ def test_a_slot_that_fails_while_the_job_runs_leaves_its_files_to_the_next_proce
     taken: list[set[str]] = []
     for number, (welcomed, error, fields, last, stays) in enumerate(lives, start=1):
 
-        def run(slot: slot_module.Slot, number=number, welcomed=welcomed, error=error) -> None:  # type: ignore[no-untyped-def]
+        def run(slot: slot_module.Slot, number=number, welcomed=welcomed, error=error) -> None:
             slot.welcomed = welcomed
             taken.append({path.name for path in slot._scratch.glob("count/left/*.sst")})
             assert slot._failover is not None
