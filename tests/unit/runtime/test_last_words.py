@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ from flinkplus.runtime.step_note import (
     StepNote,
     disown,
 )
-from tests.unit.runtime.slots_in_process import graph_of
+from tests.unit.runtime.slots_in_process import Cluster, graph_of
 
 SECRET = b"secret of the job"
 PATIENCE_S = 60.0
@@ -206,3 +207,31 @@ def test_words_that_name_nothing_of_the_job_have_no_effect() -> None:
     for name in ("1-a", "2-b"):
         job.reports.take(job.words(name, operator=1_000))
     assert job.heard == []
+
+
+def test_a_step_that_failed_is_noted_no_more(tmp_path: Path) -> None:
+    """The process may be idle then, and be ended by something else."""
+
+    def fail(_: Any) -> Any:
+        noted.append(tuple(slot._note.numbers[:EDGE]))
+        raise ValueError("this row")
+
+    def guard(*work: Any) -> None:
+        guarded(*work)
+        noted.append(tuple(slot._note.numbers[:EDGE]))
+
+    noted: list[tuple[int, ...]] = []
+    cluster = Cluster(tmp_path, graph_of(100, 1), 2, seed=1)
+    cluster.deploy()
+    slot = cluster.slots[0]
+    guarded, slot.guard = slot.guard, guard  # type: ignore[method-assign]
+    (count,) = [subtask for subtask in slot.active if subtask.inputs.channels]
+    assert count.operators is not None
+    for member in count.operators.members.values():
+        member.instance = SimpleNamespace(process=fail)  # type: ignore[assignment]
+    with pytest.raises(AssertionError, match="this row"):
+        cluster.until(lambda: False)
+    at = next(at for at, note in enumerate(noted) if note[OPERATOR])
+    assert noted[at][SUBTASK] and noted[at + 1] == (0, 0)
+    for each in cluster.slots.values():
+        each.close()
