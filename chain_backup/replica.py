@@ -205,7 +205,8 @@ class Replica:
             self.disk.check_left(file, swift=True)
             self.adopt_left(file)
         except (CorruptState, OSError) as error:
-            self.refuse_left(file, error)
+            with contextlib.suppress(OSError):  # storage has it, whatever the disk says
+                self.refuse_left(file, error)
         return self.holds(file)
 
     def adopt_downloaded(self, file: StateFile) -> None:

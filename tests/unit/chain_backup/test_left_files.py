@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from chain_backup import frames
+from chain_backup.disk import SlotDisk
 from chain_backup.frames import Kind, decode
 from chain_backup.replica import Replica
 from flinkplus.errors import StateError
 from flinkplus.state.backend import folder_name
+from flinkplus.state.delta import StateFile
 from flinkplus.state.left import paced
 from tests.unit.chain_backup.replica_cluster import SUBTASK, Cluster
 
@@ -205,6 +208,24 @@ def test_files_that_are_removed_while_they_are_checked_are_fetched(slow: Cluster
     slow.network.settle()
     assert slow.version in slow.staged(1)
     slow.promote(1, slow.version)
+
+
+def test_a_promotion_while_what_was_left_is_removed(slow: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the check of a file, and before it is held: storage has it."""
+    versions(slow, 3)
+    left = slow.crash(1)
+    slow.restart(1, left)
+    slow.form(0, 1)
+    check = SlotDisk.check_left
+
+    def check_and_remove(disk: SlotDisk, file: StateFile, swift: bool) -> None:
+        check(disk, file, swift)
+        shutil.rmtree(disk._left)
+
+    monkeypatch.setattr(SlotDisk, "check_left", check_and_remove)
+    slow.promote(1, slow.version)
+    found = slow.network.agents[1].figures
+    assert (found.files_from_storage, found.bytes_kept) == (len(slow.handles[slow.version]["files"]), 0)
 
 
 def test_what_is_left_goes_with_the_copy(cluster: Cluster) -> None:
