@@ -137,6 +137,14 @@ class FileSource:
         self._file.close()
 
 
+def _names_in(folder: Path) -> list[str] | None:
+    """``None``: the folder is not there, or cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return None
+
+
 class SlotDisk:
     """The folder of ``subtask`` in a slot's work directory."""
 
@@ -146,8 +154,9 @@ class SlotDisk:
         self._storage = storage
         self._files = self._folder / REPLICA_FOLDER
         self._left = self._folder / LEFT_FOLDER
-        self._is_left = self._left.is_dir()
-        self._newest_left = newest_checkpoint(os.listdir(self._left)) if self._is_left else 0
+        left = _names_in(self._left)
+        self._is_left = left is not None
+        self._newest_left = newest_checkpoint(left or ())
         self._opened = 0
         remove_folder(self._files)  # of a copy that was given up: nothing says what was checked
         self._files.mkdir(parents=True)
@@ -199,7 +208,7 @@ class SlotDisk:
             return False
         try:
             return (self._left / base_name(file.name)).stat().st_size == file.bytes
-        except FileNotFoundError:
+        except OSError:  # removed meanwhile, or the disk fails: its content is fetched
             return False
 
     def check_left(self, file: StateFile, swift: bool) -> None:

@@ -5,15 +5,15 @@ Rules:
   too: each side removes its own names and never the other's;
 - only what was written here by the active state, or was checked whole when it arrived, is *held*; held files are
   trusted from then on, so that a promotion reads none. What a dead process of this slot has *left* is held after its
-  checksum was found to be right. The rest goes when a version is held whole that is as new as the newest file left:
-  a predecessor that is behind offers an older version first;
+  checksum was found to be right. The rest goes when a version is held whole, with its base, that is as new as the
+  newest file left: a predecessor that is behind offers an older version first;
 - a version is its list of files. The RocksDB holds a list of files too, and further ones are ingested on top only when
   its list begins the version's list. Otherwise (the version stands on a new base: that has no tombstones for what the
   old files hold) a new RocksDB is made of the version's files, from links, without reading them;
 - such a new RocksDB is made as soon as the version is held, beside the old one, which stays until the version is
   trimmed to: a promotion finds either;
 - a base says what it replaces. Who holds that *makes do* with it: a version on such a base is taken at once, and the
-  base fetched beside it, for the versions after it;
+  base fetched beside it, for the versions after it. What a dead process has left serves as well, once it was checked;
 - a version number alone is not believed: a failover may have given it to another content.
 
 One thread. Files, RocksDB and durable storage are behind ``Disk``.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class StagedVersion:
     def instead_of(self, base: StateFile) -> tuple[StateFile, ...]:
         """The files here that hold what ``base`` does; none when that is not known."""
         replaced = len(base.replaces)
-        if replaced and tuple(file.name for file in self.named[:replaced]) == base.replaces:
+        if replaced and self.named[:replaced] == base.replaces:
             return self.files[: len(self.files) - len(self.named) + replaced]
         if self.named and self.named[0] == base:
             return self.files[: len(self.files) - len(self.named) + 1]
@@ -87,6 +87,7 @@ class Replica:
         self._copies: list[_Copy] = []  # at most two: of what was trimmed to, and one ahead of it
         self._left: list[SubtaskStore] = []  # to be removed when there is time
         self._untidy: tuple[int, tuple[StateFile, ...]] | None = None
+        self._kept: set[str] = set()  # names of files that were left and are held, until the rest of them goes
 
     # -- files ----------------------------------------------------------------------------------------------------
 
@@ -114,7 +115,28 @@ class Replica:
             for version in self.staged.values():
                 if older := version.instead_of(files[0]):
                     return (*older, *files[1:])
+            if all(map(self.holds, files[0].replaces)):
+                return (*files[0].replaces, *files[1:])
         return tuple(files)
+
+    def serving(self, files: Sequence[StateFile], lacks: Collection[str] | None) -> tuple[StateFile, ...]:
+        """What the base of ``files`` replaces, if that is to be made do with: the base is not here, nor anything held
+        that serves for it, but what it replaces was left, or most of it.
+
+        ``lacks``: names of files that cannot be asked for (``None``: none can). What must be asked for is smaller than
+        the base.
+        """
+        if not files or not files[0].replaces or self._is_here(files[0]) or self.make_do(files) != tuple(files):
+            return ()
+        base = files[0]
+        away = [file for file in base.replaces if not self._is_here(file)]
+        if away and (lacks is None or any(base_name(file.name) in lacks for file in away)):
+            return ()
+        here = len(away) < len(base.replaces) and sum(file.bytes for file in away) < base.bytes
+        return base.replaces if here else ()
+
+    def _is_here(self, file: StateFile) -> bool:
+        return self.holds(file) or self.disk.has_left(file)
 
     def lacks(self, files: Sequence[StateFile]) -> list[str]:
         """Names (without folder) of those that are not held, whether they are needed or not."""
@@ -170,17 +192,22 @@ class Replica:
 
         Raises ``CorruptState`` or ``StateError`` when storage does not have it.
         """
-        if self.disk.has_left(file):
-            try:
-                self.disk.check_left(file, swift=True)
-            except (CorruptState, OSError) as error:
+        if not self._keep(file):
+            self.disk.download(file)
+            self.adopt_downloaded(file)
+            self._figures.files_from_storage += 1
+
+    def _keep(self, file: StateFile) -> bool:
+        """Whether a file that a dead process has left was right, and is held now."""
+        if not self.disk.has_left(file):
+            return False
+        try:
+            self.disk.check_left(file, swift=True)
+            self.adopt_left(file)
+        except (CorruptState, OSError) as error:
+            with contextlib.suppress(OSError):  # storage has it, whatever the disk says
                 self.refuse_left(file, error)
-            else:
-                self.adopt_left(file)
-                return
-        self.disk.download(file)
-        self.adopt_downloaded(file)
-        self._figures.files_from_storage += 1
+        return self.holds(file)
 
     def adopt_downloaded(self, file: StateFile) -> None:
         """``disk.download`` of it has ended: it is held from now on."""
@@ -192,6 +219,7 @@ class Replica:
         """``disk.check_left`` of it has ended well: it is held from now on."""
         self.disk.adopt_left(base_name(file.name))
         self._held[base_name(file.name)] = file
+        self._kept.add(base_name(file.name))
         self._figures.bytes_kept += file.bytes
 
     def refuse_left(self, file: StateFile, error: Exception) -> None:
@@ -201,7 +229,9 @@ class Replica:
         self.disk.discard_left(base_name(file.name))
 
     def _prune(self, arriving: Sequence[StateFile]) -> None:
-        """Remove files that no staged version names, nor the one that is arriving."""
+        """Remove files that no staged version names, nor the one that is arriving. A version to come may yet be made
+        of those that a dead process has left.
+        """
         self._stands_for = {
             base: older
             for base, older in self._stands_for.items()
@@ -209,7 +239,7 @@ class Replica:
         }
         needed = {base_name(file.name) for version in self.staged.values() for file in (*version.files, *version.named)}
         needed.update(base_name(file.name) for file in arriving)
-        for name in sorted(self._held.keys() - needed):
+        for name in sorted(self._held.keys() - needed - self._kept):
             self.disk.remove(name)
             del self._held[name]
 
@@ -314,6 +344,9 @@ class Replica:
 
     def promote(self, files: tuple[StateFile, ...], generation: int) -> Prepared:
         """A RocksDB, brought to ``files`` and given away. Files that are not held come from storage first."""
+        for file in self.serving(files, None):
+            if not (self.holds(file) or self._keep(file)):
+                break  # the base, then
         for file in self.missing(files):
             self.fetch(file)
         copy = self._bring(self.make_do(files), swift=True) if files else None
@@ -330,8 +363,10 @@ class Replica:
         It would find them by itself, at a price in its restore.
         """
         self.clear_away()
-        if self.latest is not None and self.latest.number >= self.disk.newest_left:
+        latest = self.latest
+        if latest is not None and latest.number >= self.disk.newest_left and self.wanted_base is None:
             self.disk.discard_all_left()  # versions to come are made of this one, and of new files
+            self._kept.clear()
         if self._untidy is None:
             return
         generation, files = self._untidy
@@ -339,10 +374,11 @@ class Replica:
         wanted = () if self.latest is None else self.latest.named
         self.disk.give_own({base_name(file.name): file in wanted and self.holds(file) for file in files}, generation)
 
-    def close(self) -> None:
-        """Stop and remove everything."""
+    def close(self, keeps: bool = False) -> None:
+        """Stop and remove everything. ``keeps``: the files stay, for the slot's next process."""
         self.drop_stores()
-        self.disk.close()
+        if not keeps:
+            self.disk.close()
 
 
 def encode_handle(handle: dict[str, Any]) -> bytes:

@@ -19,7 +19,7 @@ Rules:
 - a standby's RocksDB gets a version when it is trimmed to, see ``replica``. Between versions nothing runs here;
 - a version whose checkpoint is given up is kept only while it is the newest: handles may be large;
 - a file that a dead process of this slot has left here is checked ``beside`` everything else, and then held; when it is
-  torn or altered, the predecessor is asked for it;
+  torn or altered, the predecessor is asked for it. The same holds for what a base replaces, when the base is not here;
 - a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
   what the predecessor does not have either, is fetched from durable storage ``beside`` everything else.
 
@@ -148,12 +148,12 @@ class ReplicationAgent:
             member = self._members[subtask] = Member(subtask, Replica(self._open_disk(subtask), self.figures))
         return member
 
-    def _drop(self, member: Member) -> None:
+    def _drop(self, member: Member, keeps: bool = False) -> None:
         del self._members[member.subtask]
         for hop in self._hops.values():
             hop.end(member.subtask)
         self._discard_partial(member)
-        member.replica.close()
+        member.replica.close(keeps)
 
     def _hop(self, peer: int) -> Hop:
         hop = self._hops.get(peer)
@@ -245,7 +245,7 @@ class ReplicationAgent:
         newest = max(member.replica.staged, default=0)
         aborted = [number for number in member.replica.staged if number in self._aborted and number < newest]
         if aborted:
-            member.replica.forget(aborted, () if member.inbound is None else member.inbound.files)
+            member.replica.forget(aborted, () if member.inbound is None else member.inbound.needed)
 
     # -- the copies -----------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class ReplicationAgent:
         replica = member.replica
         trimmed = replica.newest(self._trimmed)
         if trimmed is not None:
-            replica.forget_before(trimmed.number, () if member.inbound is None else member.inbound.files)
+            replica.forget_before(trimmed.number, () if member.inbound is None else member.inbound.needed)
         if member.active is None:
             try:
                 if trimmed is not None:
@@ -298,9 +298,11 @@ class ReplicationAgent:
         self._transfers += 1
         topic = Topic(member.subtask, version.generation, version.number, self._transfers)
         replica = member.replica
-        names = frozenset(base_name(file.name) for file in version.named if replica.holds(file))
+        replaced = version.named[0].replaces if version.named else ()
+        offered = (*version.named, *replaced)
+        names = frozenset(base_name(file.name) for file in offered if replica.holds(file))
         transfer = Outbound(topic, names, replica.disk.open)
-        lacks = replica.lacks(version.named)
+        lacks = replica.lacks(offered)
         self._hop(successor).begin(transfer, member.successor_staged, lacks, version.handle)
 
     def _new_version(self, member: Member) -> None:
@@ -450,7 +452,8 @@ class ReplicationAgent:
     def _get(self, member: Member, inbound: Inbound, again: bool = False) -> None:
         """Have everything that a version still needs."""
         replica = member.replica
-        for file in replica.missing(inbound.files):
+        inbound.serving = replica.serving(inbound.files, inbound.lacks)
+        for file in replica.missing(inbound.needed):
             elsewhere = base_name(file.name) in inbound.lacks or replica.disk.has_left(file)
             (inbound.stored if elsewhere else inbound.missing).append(file)
         if inbound.missing:
@@ -459,6 +462,12 @@ class ReplicationAgent:
             self._fetch_next(member)
         elif not inbound.missing:
             self._finish(member, inbound, again)
+
+    def _get_otherwise(self, member: Member, inbound: Inbound) -> None:
+        """A file cannot be had from where it was to come from."""
+        inbound.stored.clear()
+        inbound.missing.clear()
+        self._get(member, inbound)
 
     def _go_on(self, member: Member, inbound: Inbound) -> None:
         """A file is held. Was it the last? What was to serve for a base may be gone: then there is more to get."""
@@ -531,6 +540,10 @@ class ReplicationAgent:
         self.figures.files_refused += 1
         self._discard_partial(member)
         tries = inbound.tries[file.name] = inbound.tries.get(file.name, 0) + 1
+        if tries >= MAX_TRIES and file in inbound.serving:  # durable storage need not have it any more
+            inbound.lacks |= {base_name(file.name)}
+            self._get_otherwise(member, inbound)
+            return
         if tries >= MAX_TRIES:
             inbound.stored.append(inbound.missing.popleft())
         if inbound.missing:
@@ -576,10 +589,8 @@ class ReplicationAgent:
         if member.replica.holds(file):
             inbound.stored.remove(file)
             self._go_on(member, inbound)
-        elif base_name(file.name) not in inbound.lacks:
-            inbound.stored.remove(file)
-            inbound.missing.append(file)
-            self._ask(member, inbound)
+        else:
+            self._get_otherwise(member, inbound)
 
     def _fetched(self, member: Member, file: StateFile, error: Exception | None) -> None:
         member.fetching = None
@@ -637,10 +648,12 @@ class ReplicationAgent:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Give everything back; what was handed out by ``prepare`` stays with its owner."""
+    def close(self, keeps: bool = False) -> None:
+        """Give everything back; what was handed out by ``prepare`` stays with its owner. ``keeps``: the files of the
+        copies stay, for the slot's next process.
+        """
         for hop in self._hops.values():
             hop.clear()
         for member in list(self._members.values()):
-            self._drop(member)
+            self._drop(member, keeps)
         self._due.clear()

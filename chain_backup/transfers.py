@@ -65,7 +65,8 @@ class Partial:
 class Inbound:
     """A version that is arriving from ``peer``. ``missing``: files that it is to send, the first one next; ``stored``:
     files that come from elsewhere: left here by a dead process of this slot, or, when the peer does not have them
-    either, from durable storage. ``lacks``: names of what the peer does not have."""
+    either, from durable storage. ``lacks``: names of what the peer does not have. ``serving``: what is made do with
+    for the base."""
 
     peer: int
     topic: Topic
@@ -74,14 +75,20 @@ class Inbound:
     lacks: frozenset[str]
     missing: deque[StateFile]
     stored: deque[StateFile]
+    serving: tuple[StateFile, ...] = ()
     round: int = 0
     tries: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> tuple[StateFile, ...]:
+        """What the version is to be made of."""
+        return (*self.serving, *self.files[1:]) if self.serving else self.files
 
 
 @dataclass(slots=True)
 class Outbound:
-    """A version that is offered to a peer. ``names``: of its files, which ``open`` opens. ``wanted``: what is to be
-    sent of which file, the first one next."""
+    """A version that is offered to a peer. ``names``: of files that it may ask for, which ``open`` opens.
+    ``wanted``: what is to be sent of which file, the first one next."""
 
     topic: Topic
     names: frozenset[str]

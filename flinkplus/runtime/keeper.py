@@ -71,7 +71,7 @@ def keep_slot(index: int, config: SlotConfig, run: RunSlot = run_slot) -> None:
     try:
         while not is_over(config.directory):
             tries = retries * STARTS + failed
-            end = _run_process(partial(_run, run, index, config, attempt, tries))
+            end = _run_process(partial(_run, run, index, config, attempt, tries, failed + 1 >= STARTS))
             if end.code == ENDED:
                 return
             if _is_driver_dead(config):
@@ -100,8 +100,8 @@ def _report(index: int, config: SlotConfig, tries: int, error: Exception) -> Non
     report_failed_start(index, config, tries, error)
 
 
-def _run(run: RunSlot, index: int, config: SlotConfig, attempt: int, tries: int, to_keeper: int) -> None:
-    run(index, config, Start(attempt, tries, lambda: os.write(to_keeper, b".")))
+def _run(run: RunSlot, index: int, config: SlotConfig, attempt: int, tries: int, last: bool, to_keeper: int) -> None:
+    run(index, config, Start(attempt, tries, lambda: os.write(to_keeper, b"."), last))
 
 
 def _run_process(work: Callable[[int], None]) -> _End:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 
-from flinkplus.state.left import LEFT_FOLDER, take_over
+from flinkplus.state.left import LEFT_FOLDER, has_state, take_over
 from flinkplus.state.removal import remove_folder
 
 RUNNING, OVER = "RUNNING", "OVER"
@@ -99,6 +99,13 @@ def remove_scratch(scratch: Scratch) -> None:
     shutil.rmtree(scratch.path, ignore_errors=True)
     scratch.close()
     sweep(scratch.job_id, scratch.path.parent)
+
+
+def leave_scratch(scratch: Scratch) -> None:
+    """Leave a slot's directory to the slot's next process, which takes the state files over; without any it goes."""
+    if not has_state(scratch.path):
+        shutil.rmtree(scratch.path, ignore_errors=True)
+    scratch.close()
 
 
 def sweep(job_id: str, base: Path) -> None:

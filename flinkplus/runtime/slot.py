@@ -8,7 +8,8 @@ inbox and sockets when nothing can run.
 
 Rules: a slot obeys its coordinator and nobody else; when the control stream breaks, it closes everything and ends
 with an error, so that its keeper starts a new process if the job still lives. A subtask's failure is reported and the
-subtask stops; the slot lives on. Its scratch directory goes with it.
+subtask stops; the slot lives on. Its scratch directory is removed at its end, unless its next process has a use for the
+state files.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ from flinkplus.runtime.planes import (
 )
 from flinkplus.runtime.priority import Preference
 from flinkplus.runtime.pulse import Pulse
-from flinkplus.runtime.scratch import TIDY_S, is_alive, is_over, is_removed, make_scratch, remove_scratch
+from flinkplus.runtime.scratch import TIDY_S, is_alive, is_over, is_removed, leave_scratch, make_scratch, remove_scratch
 from flinkplus.runtime.slot_config import SlotConfig, slot_host
 from flinkplus.runtime.slot_failover import SlotFailover
 from flinkplus.runtime.slot_orders import SlotOrders
@@ -145,12 +146,13 @@ SlotEvent = (
 class Start:
     """One start of a slot's process. ``attempt``: the ID of the attempt of the Spark task, larger than those of all
     earlier ones; ``tries``: how many processes in a row have not started before it. ``welcomed`` is called when the
-    driver has let the process in.
+    driver has let the process in. ``last``: if this process does not start either, the task fails.
     """
 
     attempt: int = 0
     tries: int = 0
     welcomed: Callable[[], object] = lambda: None
+    last: bool = False
 
 
 def run_slot(index: int, config: SlotConfig, start: Start = Start()) -> None:
@@ -203,10 +205,12 @@ def _run_slot(index: int, config: SlotConfig, start: Start, made: list[Slot]) ->
         if not (isinstance(error, CoordinatorLost) and is_over(config.directory)):
             raise
     finally:
+        welcomed = any(slot.welcomed for slot in made)
+        keeps = failure is not None and _has_successor(config, failure, welcomed, start.last)
         for slot in made:
-            slot.close()
-        if failure is not None and any(slot.welcomed for slot in made) and _has_successor(config, failure):
-            scratch.close()
+            slot.close(keeps)
+        if keeps:
+            leave_scratch(scratch)
         else:
             remove_scratch(scratch)
         removal.hurry()
@@ -215,13 +219,17 @@ def _run_slot(index: int, config: SlotConfig, start: Start, made: list[Slot]) ->
         signal.signal(signal.SIGHUP, hang_up)
 
 
-def _has_successor(config: SlotConfig, failure: Exception) -> bool:
+def _has_successor(config: SlotConfig, failure: Exception, welcomed: bool, last: bool) -> bool:
     """Whether the job runs on after ``failure`` of this process, as far as is known here: then its keeper starts the
     next one, which has a use for the state files of this one.
+
+    Away from the driver's host the driver may be dead, and then nothing but the slot's processes removes the files.
     """
     if config.directory is not None:
         return is_alive(*config.driver) and not is_over(config.directory)
-    return not isinstance(failure, CoordinatorLost)  # the driver may be dead, and then nothing would remove the files
+    if welcomed:
+        return not isinstance(failure, CoordinatorLost)
+    return not last
 
 
 def _remove_job(config: SlotConfig, orphaned: bool) -> None:
@@ -608,13 +616,13 @@ class Slot(SlotOrders):
     def _in_turn(self, call: Callable[[], None]) -> None:
         self._inbox.call_later(self._turn_s, call)
 
-    def close(self) -> None:
-        """Give everything back, bounded."""
+    def close(self, keeps: bool = False) -> None:
+        """Give everything back, bounded. ``keeps``: the state files stay, for the slot's next process."""
         self._retire_all()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._tending.shutdown(wait=True, cancel_futures=True)
         if self._failover is not None:
-            self._failover.close()
+            self._failover.close(keeps)
         if self._session is not None:
             self._session.close()
         if self._retention is not None:

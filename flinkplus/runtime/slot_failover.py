@@ -300,10 +300,10 @@ class SlotFailover:
             self._host.guard(subtask, subtask.trim, version)
         self.standbys.trim(version)
 
-    def close(self) -> None:
-        """Close the standbys."""
+    def close(self, keeps: bool = False) -> None:
+        """Close the standbys. ``keeps``: their files stay, for the slot's next process."""
         self.reset()
-        self.standbys.close()
+        self.standbys.close(keeps)
 
 
 def in_parts(

@@ -185,9 +185,9 @@ class Standbys:
             "kept": figures.bytes_kept,
         }
 
-    def close(self) -> None:
-        """Close every copy; waits for what is under way."""
+    def close(self, keeps: bool = False) -> None:
+        """Close every copy; waits for what is under way. ``keeps``: the files stay, for the slot's next process."""
         self._closed = True
         self._fetching.shutdown(wait=False, cancel_futures=True)  # what is on its way may take long, and has no effect
-        self._pool.submit(self._agent.close)
+        self._pool.submit(self._agent.close, keeps)
         self._pool.shutdown(wait=True)

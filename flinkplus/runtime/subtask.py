@@ -244,9 +244,13 @@ class Subtask(SubtaskSteps):
         note = self._note
         note[OPERATOR] = 0
         note[SUBTASK] = self._number
-        super().run()
-        while self.repeats_on and time.perf_counter() - begun < REPLAY_SLICE_S:
+        try:
             super().run()
+            while self.repeats_on and time.perf_counter() - begun < REPLAY_SLICE_S:
+                super().run()
+        except Exception:  # which is reported; one that ends the process, such as ``SystemExit``, leaves its note
+            note[OPERATOR] = note[SUBTASK] = 0
+            raise
         note[SUBTASK] = 0
         self.busy_s += time.perf_counter() - begun
 

@@ -16,7 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,22 +38,29 @@ Chunk = tuple[list[bytes], list[bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """Name, size and checksum of one immutable state file. ``entries`` counts tombstones, not the format entry.
+    """Name, size and checksum of one immutable state file, which say which one it is: two are equal when these are.
 
-    ``replaces``: of a base, the names of the files, in their order, that hold the same content together.
+    ``entries`` counts tombstones, not the format entry. ``replaces``: of a base, the files, in their order, that hold
+    the same content together; in one that was read from JSON they have no kind and no entries.
     """
 
     name: str
-    kind: Kind
-    entries: int
+    kind: Kind = field(compare=False)
+    entries: int = field(compare=False)
     bytes: int
     checksum: str
-    replaces: tuple[str, ...] = ()
+    replaces: tuple[StateFile, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        document = asdict(self)
-        if not self.replaces:
-            del document["replaces"]
+        document: dict[str, Any] = {
+            "name": self.name,
+            "kind": self.kind,
+            "entries": self.entries,
+            "bytes": self.bytes,
+            "checksum": self.checksum,
+        }
+        if self.replaces:
+            document["replaces"] = [[file.name, file.bytes, file.checksum] for file in self.replaces]
         return document
 
     @classmethod
@@ -66,12 +73,14 @@ class StateFile:
                 document["entries"],
                 document["bytes"],
                 document["checksum"],
-                tuple(document.get("replaces", ())),
+                tuple(cls(name, "delta", 0, size, checksum) for name, size, checksum in document.get("replaces", ())),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise CorruptState(f"a state file is described by {document!r:.200}, which describes none") from error
-        texts = (file.name, file.checksum, *file.replaces)
-        if not all(type(text) is str for text in texts) or type(file.bytes) is not int or type(file.entries) is not int:
+        known = (file, *file.replaces)
+        texts = [text for each in known for text in (each.name, each.checksum)]
+        numbers = [file.entries, *(each.bytes for each in known)]
+        if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
             raise CorruptState(f"a state file is described by {document!r:.200}, which describes none")
         if file.kind not in ("base", "delta"):
             raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r}")
@@ -141,7 +150,7 @@ def _write_chunk(writer: SstFileWriter, keys: list[bytes], values: list[bytes | 
             writer[key] = value
 
 
-def describe(path: Path, name: str, kind: Kind, entries: int, replaces: tuple[str, ...] = ()) -> StateFile:
+def describe(path: Path, name: str, kind: Kind, entries: int, replaces: tuple[StateFile, ...] = ()) -> StateFile:
     """The identity card of the file at ``path``."""
     size, checksum = digest_of(file_chunks(path))
     return StateFile(name, kind, entries, size, checksum, replaces)

@@ -23,6 +23,7 @@ from pathlib import Path
 FILES_FOLDER = "files"
 REPLICA_FOLDER = "replica"
 LEFT_FOLDER = "left"
+FOLDERS = (FILES_FOLDER, REPLICA_FOLDER, LEFT_FOLDER)
 FILE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst$")
 SHARE = 0.5
 
@@ -34,7 +35,7 @@ def take_over(dead: Path, work_dir: Path) -> int:
     """
     taken = 0
     for subtask in _folders(dead):
-        for folder in (FILES_FOLDER, REPLICA_FOLDER, LEFT_FOLDER):
+        for folder in FOLDERS:
             target = work_dir / subtask.name / LEFT_FOLDER
             for file in _state_files(subtask / folder):
                 with contextlib.suppress(OSError):
@@ -43,6 +44,12 @@ def take_over(dead: Path, work_dir: Path) -> int:
                         file.rename(target / file.name)
                         taken += 1
     return taken
+
+
+def has_state(work_dir: Path) -> bool:
+    """Whether the next process of a slot could take state files over from ``work_dir``."""
+    folders = (subtask / folder for subtask in _folders(work_dir) for folder in FOLDERS)
+    return any(_state_files(folder) for folder in folders)
 
 
 def newest_checkpoint(names: Iterable[str]) -> int:

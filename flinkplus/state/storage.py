@@ -50,8 +50,9 @@ from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
 from flinkplus.state.files import open_directory
 from flinkplus.state.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
 
-JOB_FORMAT = 2
-"""2: a running sum that is 0 is noted beside the number; manifests have epochs."""
+JOB_FORMAT = 3
+"""2: a running sum that is 0 is noted beside the number; manifests have epochs. 3: of the files that a base replaces
+their sizes and checksums are known."""
 MANIFEST_FORMAT = 1
 MANIFEST_MAGIC = b"flinkplus-manifest"
 JOB_FILE = "JOB.json"

@@ -243,7 +243,7 @@ class StateVersions:
     def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind) -> StateFile:
         return self._describe(*self._write_file(chunks, checkpoint), kind)
 
-    def _describe(self, name: str, entries: int, kind: Kind, replaces: tuple[str, ...] = ()) -> StateFile:
+    def _describe(self, name: str, entries: int, kind: Kind, replaces: tuple[StateFile, ...] = ()) -> StateFile:
         path = self.local(name)
         try:
             return describe(path, name, kind, entries, replaces)
@@ -310,8 +310,7 @@ class StateVersions:
             finally:
                 del entries
         try:  # from here on, whoever closes need not wait
-            names = tuple(file.name for file in replaced)
-            file = self._describe(name, written, "base", names)
+            file = self._describe(name, written, "base", replaced)
             self._check_open()
             self._storage.upload(self.local(file.name), file.name)
         except BaseException:

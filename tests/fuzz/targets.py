@@ -331,7 +331,8 @@ def _reseal_frame(rng: random.Random, data: bytes) -> bytes:
 # --- files and ZooKeeper
 
 _FILE = {
-    "name": "count-1/1-2-3.sst", "kind": "base", "entries": 3, "bytes": 400, "checksum": "ab" * 20, "replaces": ["x"],
+    "name": "count-1/1-2-3.sst", "kind": "base", "entries": 3, "bytes": 400, "checksum": "ab" * 20,
+    "replaces": [["x", 9, "cd"]],
 }  # fmt: skip
 _HANDLE = {"format": 1, "checkpoint": 3, "files": [_FILE, {**_FILE, "kind": "delta"}], "operator_state": {}}
 

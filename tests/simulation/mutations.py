@@ -746,6 +746,12 @@ def files_of_a_dead_process_discarded_with_any_version(original: Any) -> Any:
     return tidy
 
 
+@mutation(Replica, "serving", scenario="94")
+def what_a_base_replaces_is_discarded(original: Any) -> Any:
+    """A base is received although a dead process has left all that it replaces (a fault that the product had)."""
+    return lambda self, files, lacks: ()
+
+
 @mutation(StagedVersion, "instead_of")
 def any_version_makes_do_for_a_base(original: Any) -> Any:
     """Whatever version is held serves for a base that is not."""

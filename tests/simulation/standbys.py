@@ -23,6 +23,7 @@ from flinkplus.runtime.names import parse_subtask
 from flinkplus.runtime.standbys import StandbyReady
 from flinkplus.state.backend import Prepared
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
+from flinkplus.state.delta import Kind as FileKind
 from flinkplus.state.left import newest_checkpoint
 from tests.simulation.disk import flipped
 from tests.simulation.subtask import HANDLE_FORMAT, Count
@@ -70,14 +71,19 @@ class StateFiles:
     def _card(self, name: str) -> dict[str, Any]:
         card = self._cards.get(name)
         if card is None:
-            data = self.data(name)
-            checksum = hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).hexdigest()
-            replaces = self._replaced.get(name, ())
-            file = StateFile(
-                name, "base" if replaces else "delta", len(self._counts[name]), len(data), checksum, replaces
-            )
-            card = self._cards[name] = file.to_json()
+            replaces = tuple(self._file(replaced) for replaced in self.replaced_by(name))
+            card = self._cards[name] = self._file(name, replaces).to_json()
         return card
+
+    def _file(self, name: str, replaces: tuple[StateFile, ...] = ()) -> StateFile:
+        data = self.data(name)
+        checksum = hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).hexdigest()
+        kind: FileKind = "base" if replaces else "delta"
+        return StateFile(name, kind, len(self._counts[name]), len(data), checksum, replaces)
+
+    def replaced_by(self, name: str) -> tuple[str, ...]:
+        """What a file replaces: of a base, the files that hold the same content together."""
+        return self._replaced.get(name, ())
 
 
 class SimStore:
@@ -128,9 +134,17 @@ class SimSink:
 
 
 class SimDisk:
-    """Stands for ``chain_backup.disk.SlotDisk``. ``left``: what a dead process of the slot had here."""
+    """Stands for ``chain_backup.disk.SlotDisk``. ``left``: what a dead process of the slot had here. ``discarded``: of
+    that, what was removed though it was right, by this object or one before it.
+    """
 
-    def __init__(self, slot: SimSlot, subtask: str, left: dict[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        slot: SimSlot,
+        subtask: str,
+        left: dict[str, bytes] | None = None,
+        discarded: dict[str, bytes] | None = None,
+    ) -> None:
         self.folder = subtask
         self._slot = slot
         self._held: dict[str, bytes] = {}
@@ -138,7 +152,8 @@ class SimDisk:
         self._downloaded: dict[str, bytes] = {}
         self._left = left or {}
         self._newest_left = newest_checkpoint(self._left)
-        self._discarded: dict[str, bytes] = {}
+        self._discarded = {} if discarded is None else discarded
+        self._kept: set[str] = set()
 
     @property
     def remains(self) -> dict[str, bytes]:
@@ -159,9 +174,16 @@ class SimDisk:
         self._parts.pop(name, None)
 
     def adopt(self, name: str) -> None:
-        data = self._held[name] = bytes(self._parts.pop(name))
-        if self._discarded.get(name) == data:
-            self._slot.world.checks.received_again(self._slot, f"{self.folder}/{name}")
+        self._held[name] = bytes(self._parts.pop(name))
+        world = self._slot.world
+        replaced = world.state_files.replaced_by(f"{self.folder}/{name}")
+        if self._was_right(name) or (replaced and all(self._was_right(base_name(other)) for other in replaced)):
+            world.checks.received_again(self._slot, f"{self.folder}/{name}")
+
+    def _was_right(self, name: str) -> bool:
+        """Whether a dead process has left this file undamaged, and nothing went wrong in reading it."""
+        left = self._left.get(name) or self._discarded.get(name)
+        return name in self._kept or left == self._slot.world.state_files.data(f"{self.folder}/{name}")
 
     def _data(self, name: str) -> bytes:
         if name not in self._held:
@@ -173,6 +195,7 @@ class SimDisk:
 
     def remove(self, name: str) -> None:
         self._held.pop(name, None)
+        self._kept.discard(name)
 
     def take_own(self, name: str) -> None:
         self.check()
@@ -206,6 +229,7 @@ class SimDisk:
 
     def adopt_left(self, name: str) -> None:
         self._held[name] = self._left.pop(name)
+        self._kept.add(name)
         self._slot.world.note("%s keeps %s/%s", self._slot, self.folder, name)
         self._slot.world.counts["kept_files"] += 1
 
@@ -236,7 +260,7 @@ class SimDisk:
 
     def close(self) -> None:
         self._held.clear()
-        self._left.clear()
+        self.discard_all_left()
 
 
 class SimStandbys:
@@ -247,13 +271,15 @@ class SimStandbys:
         self._world = slot.world
         self.refuse_next = False
         self._left = self._world.take_left(slot)
+        self._discarded: dict[str, dict[str, bytes]] = {}
         self._disks: dict[str, SimDisk] = {}
         self.agent = ReplicationAgent(
             slot.index, self._open_disk, self._send, self._staged, self._later, self._besides, self._clock_ns
         )
 
     def _open_disk(self, subtask: str) -> SimDisk:
-        disk = self._disks[subtask] = SimDisk(self._slot, subtask, self._left.pop(subtask, None))
+        discarded = self._discarded.setdefault(subtask, {})
+        disk = self._disks[subtask] = SimDisk(self._slot, subtask, self._left.pop(subtask, None), discarded)
         return disk
 
     def remains(self) -> dict[str, dict[str, bytes]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +151,25 @@ def test_a_file_of_another_size_is_another_file(tmp_path: Path, make: Callable[.
     assert not disk.has_left(FILE)
     disk.discard_all_left()
     disk.discard_all_left()
+
+
+def test_what_was_left_may_be_removed_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the thread that tidies the slot's directory."""
+    disk, folder = real(tmp_path, CONTENT), tmp_path / "work" / SUBTASK / "left"
+    shutil.rmtree(folder)
+    folder.write_bytes(b"no folder: the system says something else than that there is no such file")
+    assert not disk.has_left(FILE)
+    folder.unlink()
+    folder.mkdir()
+    listdir = os.listdir
+
+    def names(path: Path) -> list[str]:
+        folder.rmdir()
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", names)
+    again = SlotDisk(tmp_path / "work", SUBTASK, CheckpointStorage(tmp_path / "checkpoints"))
+    assert (again.newest_left, again.has_left(FILE)) == (0, False)
 
 
 @MAKERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from chain_backup import frames
+from chain_backup.disk import SlotDisk
 from chain_backup.frames import Kind, decode
+from chain_backup.replica import Replica
 from flinkplus.errors import StateError
 from flinkplus.state.backend import folder_name
+from flinkplus.state.delta import StateFile
 from flinkplus.state.left import paced
 from tests.unit.chain_backup.replica_cluster import SUBTASK, Cluster
 
@@ -206,6 +210,24 @@ def test_files_that_are_removed_while_they_are_checked_are_fetched(slow: Cluster
     slow.promote(1, slow.version)
 
 
+def test_a_promotion_while_what_was_left_is_removed(slow: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the check of a file, and before it is held: storage has it."""
+    versions(slow, 3)
+    left = slow.crash(1)
+    slow.restart(1, left)
+    slow.form(0, 1)
+    check = SlotDisk.check_left
+
+    def check_and_remove(disk: SlotDisk, file: StateFile, swift: bool) -> None:
+        check(disk, file, swift)
+        shutil.rmtree(disk._left)
+
+    monkeypatch.setattr(SlotDisk, "check_left", check_and_remove)
+    slow.promote(1, slow.version)
+    found = slow.network.agents[1].figures
+    assert (found.files_from_storage, found.bytes_kept) == (len(slow.handles[slow.version]["files"]), 0)
+
+
 def test_what_is_left_goes_with_the_copy(cluster: Cluster) -> None:
     left = cluster.crash(1)
     cluster.restart(1, left)
@@ -249,3 +271,123 @@ def test_a_checksum_that_nothing_waits_for_takes_half_a_processor(monkeypatch: p
     for chunk in paced([b"1", b"3", b"2"]):
         now_s[0] += float(chunk)
     assert pauses == [1.0, 3.0, 2.0]
+
+
+def new_base_while_away(
+    cluster: Cluster, changes: int = 0, trimmed: bool = True, spoil: Callable[[Path], None] = lambda _: None
+) -> set[str]:
+    """Slot 1 dies with many versions. So many more changes are made, and a base of everything; its next process begins.
+
+    The head has no older version then; ``trimmed``: nor the files of older ones. Returns the names of the files that
+    the base replaces.
+    """
+    while cluster.version < 12:
+        versions(cluster, 1)
+    left = cluster.crash(1)
+    spoil(left / FOLDER / "replica")
+    for _ in range(changes):
+        cluster.change()
+        cluster.snapshot(rebase=False)
+    assert cluster.state is not None and cluster.state.rebase()
+    cluster.change()
+    cluster.snapshot(rebase=False)
+    replica(cluster, 0).staged = {cluster.version: replica(cluster, 0).staged[cluster.version]}
+    if trimmed:
+        cluster.trim()
+        cluster.network.settle()
+    cluster.network.sent.clear()
+    base = cluster.handles[cluster.version]["files"][0]
+    assert base["kind"] == "base"
+    cluster.restart(1, left)
+    cluster.form(0, 1)
+    return {name.rpartition("/")[2] for name, _, _ in base["replaces"]}
+
+
+def replica(cluster: Cluster, slot: int = 1) -> Replica:
+    return cluster.network.agents[slot]._members[SUBTASK].replica
+
+
+def test_what_a_base_replaces_is_made_do_with(slow: Cluster) -> None:
+    replaced = new_base_while_away(slow)
+    base, delta = slow.handles[slow.version]["files"]
+    slow.network.settle()
+    found = slow.network.agents[1].figures
+    assert wanted(slow, 1) == {delta["name"].rpartition("/")[2]} and found.bytes_received == delta["bytes"]
+    assert found.bytes_kept == sum(size for _, size, _ in base["replaces"])
+    assert (found.bases_fetched, found.left_refused) == (1, 0)
+    assert slow.version in slow.staged(1)
+    versions(slow, 2)
+    slow.network.settle()
+    assert not left_files(slow, 1) and not replaced & {path.name for path in (slow.work(1) / FOLDER).rglob("*.sst")}
+    slow.promote(1, slow.version)
+
+
+def test_what_was_left_stays_until_the_base_has_come(slow: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: object) -> None:
+        raise StateError("storage is away")
+
+    replaced = new_base_while_away(slow)
+    with monkeypatch.context() as patch:
+        patch.setattr(slow.storage, "download", download)
+        slow.network.settle()
+        slow.trim()
+        slow.network.settle()
+        assert slow.version in slow.staged(1) and replica(slow)._kept >= replaced
+        left = slow.crash(1)  # once more
+    slow.restart(1, left)
+    slow.form(0, 1)
+    slow.network.settle()
+    assert slow.version in slow.staged(1)
+    assert slow.network.agents[1].figures.bytes_received == 0
+    slow.promote(1, slow.version)
+
+
+@pytest.mark.parametrize("head_has_it", [True, False])
+def test_a_file_that_the_base_replaces_and_that_is_new_is_asked_for(slow: Cluster, head_has_it: bool) -> None:
+    """Where the predecessor has it; the whole base otherwise."""
+    replaced = new_base_while_away(slow, changes=1, trimmed=not head_has_it)
+    new = replaced - left_files(slow, 1)
+    base, delta = sizes(slow, slow.version)
+    slow.network.settle()
+    assert new and wanted(slow, 1) == ({*new, delta} if head_has_it else {base, delta})
+    assert slow.version in slow.staged(1)
+    slow.promote(1, slow.version)
+
+
+@pytest.mark.parametrize("damage", [altered, torn])
+@pytest.mark.parametrize("head_has_it", [True, False])
+def test_a_damaged_file_that_the_base_replaces(
+    slow: Cluster, head_has_it: bool, damage: Callable[[Path], None]
+) -> None:
+    victims: list[str] = []
+
+    def spoil(folder: Path) -> None:
+        path = min(folder.glob("*.sst"), key=lambda path: path.stat().st_size)
+        victims.append(path.name)
+        damage(path)
+
+    replaced = new_base_while_away(slow, trimmed=not head_has_it, spoil=spoil)
+    base, delta = sizes(slow, slow.version)
+    assert set(victims) < replaced
+    slow.network.settle()
+    assert wanted(slow, 1) == ({*victims, delta} if head_has_it else {base, delta})
+    assert slow.version in slow.staged(1)
+    slow.promote(1, slow.version)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_promotion_makes_do_with_what_the_base_replaces(
+    slow: Cluster, damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_base_while_away(slow, spoil=lambda folder: altered(min(folder.glob("*.sst"))) if damaged else None)
+    downloaded: list[str] = []
+    download = slow.storage.download
+
+    def note(name: str, local: Path) -> None:
+        downloaded.append(name)
+        download(name, local)
+
+    monkeypatch.setattr(slow.storage, "download", note)
+    files = [file["name"] for file in slow.handles[slow.version]["files"]]
+    slow.promote(1, slow.version)  # with nothing delivered
+    assert downloaded == (files if damaged else files[1:])

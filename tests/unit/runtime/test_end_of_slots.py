@@ -26,7 +26,7 @@ from flinkplus.runtime.credentials import Credentials
 from flinkplus.runtime.inbox import Inbox
 from flinkplus.runtime.planes import ControlArrived, rendezvous
 from flinkplus.runtime.scratch import Scratch, make_scratch, mark_over, mark_running, remove_scratch, wait_for_slots
-from flinkplus.runtime.slot import CoordinatorLost, run_slot
+from flinkplus.runtime.slot import CoordinatorLost, Start, run_slot
 from flinkplus.runtime.slot_config import SlotConfig
 from flinkplus.runtime.start_failure import REPORT_TIMEOUT_S
 from tests.unit.runtime.slots_in_process import graph_of
@@ -157,23 +157,45 @@ def test_a_slot_that_made_the_removed_directory_again_removes_it(job: Path, monk
 def test_a_slot_that_fails_while_the_job_runs_leaves_its_files_to_the_next_process(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures: list[tuple[bool, Exception]] = [
-        (True, slot_module.SessionGone("expired")),
-        (True, CoordinatorLost("the driver has closed the stream")),
-        (False, CoordinatorLost("it did not even begin: there may be no next one")),
-        (True, CoordinatorLost("the driver is dead")),
+    lost, expired = CoordinatorLost("the driver has closed the stream"), slot_module.SessionGone("expired")
+    dead = {"driver": (os.getpid(), 0.0)}
+    elsewhere = {"directory": None}
+    lives: list[tuple[bool, Exception, dict[str, Any], bool, bool]] = [
+        # welcomed, failure, of the configuration, the last start, whether its files stay
+        (True, expired, {}, False, True),
+        (True, lost, {}, False, True),
+        (False, lost, {}, True, True),
+        (True, lost, dead, False, False),
+        (True, expired, elsewhere, False, True),
+        (False, lost, elsewhere, False, True),
+        (False, lost, elsewhere, True, False),
+        (True, lost, elsewhere, False, False),
     ]
+    options = options_from({}, {"parallelism": 2, "recovery": "standby"})
+    base = replace(config_of(job), slots=2, options=options, plan=pickle.dumps(graph_of(1, 1)))
+    names: set[str] = set()
+    taken: list[set[str]] = []
+    for number, (welcomed, error, fields, last, stays) in enumerate(lives, start=1):
 
-    def run(slot: slot_module.Slot) -> None:
-        slot.welcomed, error = failures.pop(0)
-        raise error
+        def run(slot: slot_module.Slot, number=number, welcomed=welcomed, error=error) -> None:
+            slot.welcomed = welcomed
+            taken.append({path.name for path in slot._scratch.glob("count/left/*.sst")})
+            assert slot._failover is not None
+            slot._failover.standbys.form({"count": (1, (1, 0))})
+            slot._failover.standbys._pool.submit(lambda: None).result()
+            (slot._scratch / f"count/replica/1-{number}-1.sst").write_bytes(b"state")
+            raise error
 
-    monkeypatch.setattr(slot_module.Slot, "run", run)
-    alive = replace(config_of(job), driver=(os.getpid(), psutil.Process().create_time()))
-    for config, left in ((alive, 1), (alive, 1), (alive, 0), (replace(alive, driver=(os.getpid(), 0.0)), 0)):
+        monkeypatch.setattr(slot_module.Slot, "run", run)
+        other = make_scratch("id", 1, str(job))  # of a dead process, whose successor starts at this moment
+        other.close()
         with pytest.raises(FlinkPlusError):
-            run_slot(0, config)
-        assert len(list(job.glob("*slot-0-*"))) == left, "each removes what the one before it left"
+            run_slot(0, replace(base, **fields), Start(last=last))
+        assert taken[-1] == names, "each takes over what the one before it left"
+        names = {*names, f"1-{number}-1.sst"} if stays else set()
+        assert {path.name for path in job.glob("*slot-0-*/count/*/*.sst")} == names
+        assert len(list(job.glob("*slot-0-*"))) == stays
+        assert other.path.exists() == stays
 
 
 def test_the_driver_waits_for_slots_that_live(job: Path) -> None:

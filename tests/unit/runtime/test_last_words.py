@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ from flinkplus.runtime.step_note import (
     StepNote,
     disown,
 )
-from tests.unit.runtime.slots_in_process import graph_of
+from tests.unit.runtime.slots_in_process import Cluster, graph_of
 
 SECRET = b"secret of the job"
 PATIENCE_S = 60.0
@@ -228,3 +229,31 @@ def test_what_a_forked_child_dies_of_is_not_the_slots(tmp_path: Path) -> None:
     process = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     assert process.stdout == "\n" and process.returncode == -signal.SIGSEGV
     assert (tmp_path / SIGNAL_FILE).read_bytes().startswith(b"Fatal Python error: Segmentation fault")
+
+
+def test_a_step_that_failed_is_noted_no_more(tmp_path: Path) -> None:
+    """The process may be idle then, and be ended by something else."""
+
+    def fail(_: Any) -> Any:
+        noted.append(tuple(slot._note.numbers[:EDGE]))
+        raise ValueError("this row")
+
+    def guard(*work: Any) -> None:
+        guarded(*work)
+        noted.append(tuple(slot._note.numbers[:EDGE]))
+
+    noted: list[tuple[int, ...]] = []
+    cluster = Cluster(tmp_path, graph_of(100, 1), 2, seed=1)
+    cluster.deploy()
+    slot = cluster.slots[0]
+    guarded, slot.guard = slot.guard, guard  # type: ignore[method-assign]
+    (count,) = [subtask for subtask in slot.active if subtask.inputs.channels]
+    assert count.operators is not None
+    for member in count.operators.members.values():
+        member.instance = SimpleNamespace(process=fail)  # type: ignore[assignment]
+    with pytest.raises(AssertionError, match="this row"):
+        cluster.until(lambda: False)
+    at = next(at for at, note in enumerate(noted) if note[OPERATOR])
+    assert noted[at][SUBTASK] and noted[at + 1] == (0, 0)
+    for each in cluster.slots.values():
+        each.close()

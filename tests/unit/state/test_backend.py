@@ -215,7 +215,8 @@ def test_a_base_says_what_it_replaces_and_no_version_waits_for_it(open_state) ->
     assert len(before["files"]) == 3
     add(state, b"x")
     base, *deltas = snapshot(state, 4)["files"]
-    assert base["replaces"] == [file["name"] for file in before["files"]]
+    assert base["replaces"] == [[file["name"], file["bytes"], file["checksum"]] for file in before["files"]]
+    assert StateFile.from_json(base).replaces == tuple(StateFile.from_json(file) for file in before["files"])
     assert len(deltas) == 1
     assert "replaces" not in deltas[0]
 

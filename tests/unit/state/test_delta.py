@@ -34,7 +34,18 @@ def test_damage_is_seen(tmp_path: Path, damage: str) -> None:
         file.check(file_chunks(path), "n")
 
 
-@pytest.mark.parametrize("change", [{"kind": "other"}, {"name": None}, {"checksum": None}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "other"},
+        {"name": None},
+        {"checksum": None},
+        {"replaces": ["1-1-1.sst"]},  # an older version
+        {"replaces": [["1-1-1.sst", "9", "c"]]},
+        {"replaces": [["1-1-1.sst", 9]]},
+        {"replaces": [9]},
+    ],
+)
 def test_bad_description_is_refused(change: dict) -> None:
     document = dataclasses.asdict(StateFile("n", "base", 1, 2, "c")) | change
     document = {key: value for key, value in document.items() if value is not None}
