@@ -163,7 +163,7 @@ class Simulation:
         if self._final:
             return
         if self._missing:
-            return  # ``_acknowledge`` comes back to it
+            return  # ``_persisted`` comes back to it
         self._trigger()
         self._final = True
 
@@ -174,8 +174,10 @@ class Simulation:
             source.triggers.append(self._checkpoint)
             self._at(self._now_s + NETWORK_LATENCY_S, partial(self._wake, source.index))
 
-    def _acknowledge(self, name: SubtaskId) -> None:
-        self._missing.discard(name)
+    def _persisted(self, subtask: _Subtask, checkpoint: CheckpointId) -> None:
+        """The snapshot is stored: the subtask acknowledges it, and may have one more under way."""
+        self._obey(subtask, events.SnapshotPersisted(checkpoint, {}))
+        self._missing.discard(SubtaskId(subtask.costs.name, subtask.index))
         if self._missing:
             return
         self.checkpoints += 1
@@ -202,10 +204,9 @@ class Simulation:
                     seconds += subtask.costs.message_s * len(subtask.downstream)
                 case effects.PersistSnapshot(checkpoint):
                     subtask.owed_s += subtask.costs.async_s
-                    name = SubtaskId(subtask.costs.name, subtask.index)
                     turn_s = self._setting.spread_s * subtask.index / self._setting.parallelism
                     stored_s = self._now_s + seconds + turn_s + subtask.costs.async_s + NETWORK_LATENCY_S
-                    self._at(stored_s, partial(self._acknowledge, name))
+                    self._at(stored_s, partial(self._persisted, subtask, checkpoint))
         return seconds
 
     # ---------------------------------------------------------------------------------------------- slots

@@ -80,6 +80,13 @@ def test_checkpoints_come_when_they_are_due_and_cost_what_they_cost() -> None:
     assert found == pytest.approx(without + 4 * 0.11, rel=0.03), "what a slot does for a snapshot delays its work"
 
 
+def test_there_may_be_any_number_of_checkpoints() -> None:
+    costs = replace(FREE, vertices=[vertex("lines", 1e-6), vertex("count", 2e-6, sync_s=0.01, async_s=0.01)])
+    simulation = Simulation(costs, Setting(2, 1_000_000, 0.05, 16))
+    simulation.run()
+    assert simulation.checkpoints > 20
+
+
 def test_a_back_pressured_source_waits_for_room() -> None:
     """The channel's window is all that a slow consumer leaves its producer."""
     costs = replace(FREE, vertices=[vertex("lines", 0.0), vertex("count", 1e-4)])
