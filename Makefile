@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check fuzz demo diagrams bench format clean
+.PHONY: help long-check setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check fuzz demo diagrams bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -26,14 +26,18 @@ versions-check: ## Set-up and a WordCount with a kill on each supported Python, 
 demo: setup ## One slot of a WordCount killed, once with standbys, once with rollback; results compared with Spark SQL
 	@$(JAVA) $(BIN)/flinkplus demo
 
-test: setup ## Format, lint, types, import rule and all tests: what CI runs
+test: setup ## Format, lint, types, import rule and tests (all but `make long-check`): what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@$(JAVA) set -x; $(BIN)/python -m tests.java_classes & $(BIN)/mypy && wait $$!
 	$(BIN)/lint-imports --no-logo
-	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations=15
+	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not long" --durations=15
 
 check: test ## The same as test
+
+long-check: setup ## The tests that `make test` leaves out: variants of what it shows, and cuts of longer checks (some 5 minutes)
+	@$(JAVA) $(BIN)/python -m tests.java_classes
+	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m long
 
 soak: setup ## 100,000 simulated histories of the protocol (about 20 minutes of one core); see docs/simulation.md
 	$(BIN)/python -m tests.simulation --seeds 100000 --shrink

@@ -35,7 +35,8 @@ def write() -> None:
 
     from flinkplus import StreamEnvironment
 
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR").getOrCreate()
     with tempfile.TemporaryDirectory() as directory:
         env = StreamEnvironment(spark, parallelism=2, checkpoint_dir=f"{directory}/checkpoints")
         rows = env.from_spark(spark.range(100).selectExpr("id", "cast(id as string) word"))

@@ -220,6 +220,7 @@ def _next_cluster_removes(compose: Path, directory: Path) -> bool:
     return not list(directory.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_one_host_of_a_spark_cluster_is_killed_and_one_hangs(corpus: Path, temporary: Path) -> None:

@@ -50,7 +50,7 @@ def failure_of(env: StreamEnvironment, name: str) -> tuple[ProcessCrashed, dict[
         metrics = job.metrics()
     cause = caught.value.__cause__
     assert isinstance(cause, ProcessCrashed), cause
-    assert "Mend the function" in str(caught.value)
+    assert "Fix the function" in str(caught.value)
     return cause, metrics
 
 
@@ -58,8 +58,8 @@ def failure_of(env: StreamEnvironment, name: str) -> tuple[ProcessCrashed, dict[
     ("recovery", "ends"),
     [
         ("standby", lambda: os.kill(os.getpid(), signal.SIGSEGV)),
-        ("partial", os.abort),
-        ("rollback", lambda: ctypes.string_at(0)),
+        pytest.param("partial", os.abort, marks=pytest.mark.long),
+        pytest.param("rollback", lambda: ctypes.string_at(0), marks=pytest.mark.long),
     ],
 )
 def test_a_row_that_crashes_a_library_ends_the_job_after_the_second_process(
@@ -76,7 +76,7 @@ def test_a_row_that_crashes_a_library_ends_the_job_after_the_second_process(
     assert metrics["slot_restarts"] <= 2
 
 
-@pytest.mark.parametrize("recovery", ["standby", "rollback"])
+@pytest.mark.parametrize("recovery", ["standby", pytest.param("rollback", marks=pytest.mark.long)])
 def test_a_row_that_ends_the_process_without_a_signal_ends_the_job_too(
     spark: SparkSession, tmp_path: Path, recovery: str
 ) -> None:

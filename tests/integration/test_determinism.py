@@ -70,8 +70,10 @@ def test_the_clock_and_the_random_numbers_of_a_step_fail_over(spark: SparkSessio
 
 @pytest.mark.parametrize(
     ("now", "chance"),
-    [(of_the_step, lambda ctx: random.random()), (lambda ctx: time.time(), drawn)],
-    ids=["random", "clock"],
+    [
+        pytest.param(of_the_step, lambda ctx: random.random(), id="random", marks=pytest.mark.long),
+        pytest.param(lambda ctx: time.time(), drawn, id="clock"),
+    ],
 )
 def test_others_are_found_out_and_rolled_back(spark: SparkSession, tmp_path: Path, now: Any, chance: Any) -> None:
     with Victim(spark, tmp_path, between=between(told(now, chance))) as victim:

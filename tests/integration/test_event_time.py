@@ -122,6 +122,7 @@ def live_through_a_kill(job: Victim, slot: int) -> None:
     assert_local(job, 1)
 
 
+@pytest.mark.long
 def test_a_join_of_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
     live_through_a_kill(HurtJoin(spark, tmp_path, before=marks, between=joined), 0)
 

@@ -61,7 +61,13 @@ def test_a_job_that_lacks_all_parts_against_one_kind_of_damage_is_damaged(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("parts", ["determinants", "suppression,filter", "suppression,cursor"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "suppression,cursor",
+        *(pytest.param(parts, marks=pytest.mark.long) for parts in ("determinants", "suppression,filter")),
+    ],
+)
 def test_a_job_that_lacks_fewer_parts_is_exact(spark: SparkSession, zookeeper: str, tmp_path: Path, parts: str) -> None:
     """What is left protects it: digests take a job without determinants back; the filter or the cursor alone drops what
     is sent again."""

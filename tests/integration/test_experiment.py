@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failure", ["exception", "sigkill"])
+@pytest.mark.parametrize("failure", [pytest.param("exception", marks=pytest.mark.long), "sigkill"])
 def test_a_rollback_is_measured(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
@@ -69,6 +69,7 @@ def test_throughput_with_and_without_checkpoints(spark: SparkSession, monkeypatc
     assert all(run["checkpoints"] >= overhead.LEAST_CHECKPOINTS and run["duration_ms"] > 0 for run in others)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_running_time_measured_and_simulated(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "COSTS_AT", (1, 2))
@@ -91,6 +92,7 @@ def test_running_time_measured_and_simulated(spark: SparkSession, monkeypatch: p
     assert len(found) == settings.steps
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:

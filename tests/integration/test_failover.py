@@ -34,7 +34,7 @@ def assert_rolled_back(victim: Victim, reason: str) -> None:
     assert len(rollbacks) == 1 and reason in rollbacks[0]["fallback"]
 
 
-@pytest.mark.parametrize(("transport", "kills"), [("tcp", 3), ("grpc", 2)])
+@pytest.mark.parametrize(("transport", "kills"), [("tcp", 3), pytest.param("grpc", 3, marks=pytest.mark.long)])
 def test_heads_are_killed_again_and_again(spark: SparkSession, tmp_path: Path, transport: str, kills: int) -> None:
     """Redundancy comes back each time, and so does the work: the next kill is like the first."""
     chance = random.Random(1)
@@ -58,7 +58,7 @@ def test_heads_are_killed_again_and_again(spark: SparkSession, tmp_path: Path, t
             assert recovery[phase] is not None and 0 <= recovery[phase] < 60_000
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_kills_at_random_times(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """Whatever state the last kill has left the job in. Too many at once may need a rollback; it is exact as well."""
     chance = random.Random(seed)
@@ -185,6 +185,7 @@ def test_a_slot_is_killed_whenever_it_comes_back(spark: SparkSession, tmp_path: 
     assert victim.metrics["handovers"] == 2
 
 
+@pytest.mark.long
 def test_two_heads_of_one_chain_at_once(spark: SparkSession, tmp_path: Path) -> None:
     """The third member of each chain takes over, and has all the work."""
     with Victim(spark, tmp_path) as victim:

@@ -145,6 +145,7 @@ def test_an_outage_that_every_subtask_meets_at_once_is_one_recovery(spark: Spark
     assert {recovery["failure"] for recovery in victim.job.recoveries()} == {"exception"}
 
 
+@pytest.mark.long
 def test_three_stages(spark: SparkSession, tmp_path: Path) -> None:
     """A failed subtask in the middle moves alone; a lost slot takes a producer and its consumer; both are local."""
     flag = tmp_path / "raised"
@@ -373,6 +374,7 @@ def test_the_spill_volume_is_full(spark: SparkSession, tmp_path: Path, volume: V
     assert_local(victim, 1)
 
 
+@pytest.mark.long
 def test_a_full_spill_volume_and_a_kill(spark: SparkSession, tmp_path: Path, volume: Volume) -> None:
     settings: dict[str, Any] = {"cache_memory_mb": 1, "checkpoint_interval": NO_CHECKPOINTS}
     with Victim(spark, tmp_path, word=long_word, prepare=volume.prepare, **settings) as victim:

@@ -63,6 +63,7 @@ def assert_exact(victim: Victim, stages: int) -> None:
             assert group == place % GROUPS
 
 
+@pytest.mark.long
 def test_a_lost_slot_never_costs_a_rollback(spark: SparkSession, tmp_path: Path) -> None:
     chance = random.Random(3)
     kills = 3

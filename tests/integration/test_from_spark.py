@@ -104,7 +104,7 @@ def session_zone(spark: SparkSession, zone: str) -> Iterator[None]:
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
-@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
+@pytest.mark.parametrize("zone", ["America/New_York", pytest.param("Asia/Kolkata", marks=pytest.mark.long)])
 def test_all_types_go_through_as_spark_shows_them(spark: SparkSession, tmp_path: Path, zone: str) -> None:
     with session_zone(spark, zone):
         df = spark.sql(f"select {TYPES} from range(0, 8, 1, 3)")

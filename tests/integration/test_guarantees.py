@@ -79,6 +79,7 @@ def test_at_most_once_repeats_nothing(spark: SparkSession, tmp_path: Path) -> No
     assert victim.metrics["message_ids"]["asked"] == 0
 
 
+@pytest.mark.long
 def test_by_rollback_as_well(spark: SparkSession, tmp_path: Path) -> None:
     guarantees = ("at-least-once", "at-most-once")
     variants = [{"guarantee": guarantee, "recovery": "rollback", "between": two_stages} for guarantee in guarantees]

@@ -72,9 +72,7 @@ class Installed:
         return done
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    directory = tmp_path_factory.mktemp("installed")
+def install(directory: Path) -> Installed:
     source, wheels, environment = directory / "source", directory / "wheels", directory / "environment"
     source.mkdir()
     for name in PACKAGES:
@@ -94,7 +92,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return made
 
 
-def test_the_wheel_has_every_file_of_the_packages(installed: Installed) -> None:
+def check_that_the_wheel_has_every_file_of_the_packages(installed: Installed) -> None:
     there = {
         str(path.relative_to(ROOT))
         for name in PACKAGES
@@ -107,7 +105,7 @@ def test_the_wheel_has_every_file_of_the_packages(installed: Installed) -> None:
     assert "flinkplus/cli/log4j2.properties" in packed
 
 
-def test_the_command_prints_no_stray_line(installed: Installed, corpus: Path, tmp_path: Path) -> None:
+def check_that_the_command_prints_no_stray_line(installed: Installed, corpus: Path, tmp_path: Path) -> None:
     assert installed.run(tmp_path, "flinkplus", "--version").stdout == f"flinkplus {flinkplus.__version__}\n"
     done = installed.run(tmp_path, "flinkplus", "wordcount", corpus, "--output", "out")
     assert own_errors(done.stderr) == []
@@ -115,7 +113,7 @@ def test_the_command_prints_no_stray_line(installed: Installed, corpus: Path, tm
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
-def test_a_program_with_a_kill_by_spark_submit(installed: Installed, tmp_path: Path) -> None:
+def check_a_program_with_a_kill_by_spark_submit(installed: Installed, tmp_path: Path) -> None:
     """Beside the kill: a module in the workers' directory that hides a package is named by the slots."""
     program, working = tmp_path / "program", tmp_path / "working"
     program.mkdir()
@@ -133,3 +131,13 @@ def test_a_program_with_a_kill_by_spark_submit(installed: Installed, tmp_path: P
     assert len(counts) == found["words"]
     for word, ns in found["counts"].items():
         assert sorted(ns) == list(range(1, counts[word] + 1)), word
+
+
+def test_a_wheel_in_an_empty_environment(corpus: Path, tmp_path: Path) -> None:
+    """One test, since setting the environment up takes longer than most of it."""
+    for name in ("installed", "command", "program"):
+        (tmp_path / name).mkdir()
+    installed = install(tmp_path / "installed")
+    check_that_the_wheel_has_every_file_of_the_packages(installed)
+    check_that_the_command_prints_no_stray_line(installed, corpus, tmp_path / "command")
+    check_a_program_with_a_kill_by_spark_submit(installed, tmp_path / "program")

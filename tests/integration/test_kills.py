@@ -1,4 +1,4 @@
-"""Slots that are killed in the phases of every kind of checkpoint: a sample of ``make kill-check``."""
+"""Slots that are killed in the phases of every kind of checkpoint: samples of ``make kill-check``."""
 
 from __future__ import annotations
 
@@ -39,8 +39,14 @@ SAMPLES = {
 }
 
 
+QUICK = ("aligned",)
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("plans", SAMPLES.values(), ids=SAMPLES)
+@pytest.mark.parametrize(
+    "plans",
+    [pytest.param(plans, id=name, marks=[] if name in QUICK else pytest.mark.long) for name, plans in SAMPLES.items()],
+)
 def test_a_kill_in_each_phase_of_a_checkpoint(spark: SparkSession, tmp_path: Path, plans: tuple[Plan, ...]) -> None:
     cells = run_beside(spark, tmp_path, plans)
     assert [(cell.point, cell.subtask, cell.result) for cell in cells if not cell.good] == []

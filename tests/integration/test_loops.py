@@ -25,9 +25,9 @@ PRICED = "kind decimal(3, 1), price decimal(12, 2)"
     ("name", "faults"),
     [
         ("components", ("logging:spread[1]#2", "manifest:spread[0]#2")),
-        ("components", ("returned:spread[0]#7", "upload:lowest[1]#2")),
+        pytest.param("components", ("returned:spread[0]#7", "upload:lowest[1]#2"), marks=pytest.mark.long),
         ("pagerank", ("round:rank[2]#1",)),
-        ("pagerank", ("returned:pushing[2]#2", "commit:pushing[0]#2")),
+        pytest.param("pagerank", ("returned:pushing[2]#2", "commit:pushing[0]#2"), marks=pytest.mark.long),
     ],
 )
 def test_slots_are_killed_in_mid_loop(spark: SparkSession, tmp_path: Path, name: str, faults: tuple[str, ...]) -> None:

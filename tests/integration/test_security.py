@@ -105,7 +105,12 @@ def start(spark: SparkSession, corpus: Path, out: Path, **options: Any) -> JobHa
 
 
 @pytest.mark.parametrize(
-    ("transport", "tls"), [("tcp", False), ("tcp", True), ("grpc", True)], ids=["secret", "tls", "grpc-tls"]
+    ("transport", "tls"),
+    [
+        pytest.param("tcp", False, id="secret"),
+        pytest.param("tcp", True, id="tls", marks=pytest.mark.long),
+        pytest.param("grpc", True, id="grpc-tls"),
+    ],
 )
 def test_strangers_on_every_port_of_a_job(
     spark: SparkSession, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, tls: bool

@@ -60,7 +60,7 @@ def survivals(recovery: str, seeds: range) -> dict[str, int]:
     return survived
 
 
-@pytest.mark.parametrize("recovery", ["standby", "partial"])
+@pytest.mark.parametrize("recovery", ["standby", pytest.param("partial", marks=pytest.mark.long)])
 def test_what_a_job_survives_that_rolls_back_one_survives_that_does_not(recovery: str) -> None:
     survived = survivals(recovery, range(SEEDS))
     assert 0 < survived["rollback"] < SEEDS, "the faults are strong enough to end some jobs, and not all"

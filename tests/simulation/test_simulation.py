@@ -167,7 +167,9 @@ def test_there_are_scenarios() -> None:
     assert len(all_scenarios()) >= 20
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if at % 3 == 0 else pytest.mark.long) for at, name in enumerate(QUICK)]
+)
 def test_a_deliberate_fault_is_found_out(name: str) -> None:
     with mutated(name):
         assert run_many(range(SMALL_BUDGET)).failures

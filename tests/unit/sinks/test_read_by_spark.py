@@ -102,6 +102,7 @@ def test_a_reader_with_another_compaction_interval_sees_the_same(
         spark.conf.unset(key)
 
 
+@pytest.mark.long
 def test_a_reader_beside_the_commits_sees_whole_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
     job = parquet_job(tmp_path)
     job.checkpoint(1)
