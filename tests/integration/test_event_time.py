@@ -169,6 +169,7 @@ class HurtSessions(HurtWindows):
         assert expected.total() > 100
 
 
+@pytest.mark.long
 def test_sessions_by_timers_in_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
     live_through_a_kill(HurtSessions(spark, tmp_path, before=marks, between=sessions), 2)
 

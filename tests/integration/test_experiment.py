@@ -57,6 +57,7 @@ def test_a_rollback_is_measured(
     assert [path.name for path in tmp_path.iterdir()] == [f"zipf-{settings.words(0)}.txt"], "what a run made is gone"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_throughput_with_and_without_checkpoints(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "SETTLE_S", 0.5)

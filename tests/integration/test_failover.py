@@ -229,6 +229,7 @@ def test_all_members_of_a_chain_at_once(spark: SparkSession, tmp_path: Path) -> 
     assert_rolled_back(victim, "no standby of")
 
 
+@pytest.mark.long
 def test_all_slots_at_once(spark: SparkSession, tmp_path: Path) -> None:
     with Victim(spark, tmp_path) as victim:
         victim.wait_for_strength()
@@ -240,6 +241,7 @@ def test_all_slots_at_once(spark: SparkSession, tmp_path: Path) -> None:
     assert_rolled_back(victim, "no standby of")
 
 
+@pytest.mark.long
 def test_few_slots_and_few_replicas(spark: SparkSession, tmp_path: Path) -> None:
     few = [(1, 3), (2, 1), (2, 3)]
     variants = [{"parallelism": parallelism, "replicas": replicas} for parallelism, replicas in few]

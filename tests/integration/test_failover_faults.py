@@ -348,6 +348,7 @@ def is_full(victim: Victim) -> bool:
     return len(blocked) == 3 and all(reason.startswith("spill volume full: ") for reason in blocked.values())
 
 
+@pytest.mark.long
 def test_the_spill_volume_is_full(spark: SparkSession, tmp_path: Path, volume: Volume) -> None:
     """Sources stop, nothing is lost; when there is room again the job goes on, and a kill is like any other."""
     settings: dict[str, Any] = {"cache_memory_mb": 1, "checkpoint_interval": NO_CHECKPOINTS}

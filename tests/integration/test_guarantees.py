@@ -70,6 +70,7 @@ def test_at_least_once_loses_nothing(spark: SparkSession, tmp_path: Path) -> Non
     assert victim.metrics["determinant_bytes"] == victim.metrics["message_ids"]["asked"] == 0
 
 
+@pytest.mark.long
 def test_at_most_once_repeats_nothing(spark: SparkSession, tmp_path: Path) -> None:
     victim = killed(spark, tmp_path, "at-most-once", (1, 0), failback="never")  # nothing is lost for a handover
     assert_local(victim, 2)

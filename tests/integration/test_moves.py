@@ -21,6 +21,7 @@ from tests.typed import Command
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 def test_subtasks_are_moved_back_and_forth(spark: SparkSession, tmp_path: Path, command: Command) -> None:
     with Victim(spark, tmp_path, replicas=2) as victim:
         job = victim.job

@@ -107,6 +107,7 @@ def test_only_upstreams_go_back_with_what_fails(spark: SparkSession, tmp_path: P
     assert len(incarnations(trace)[PLACES[1]]) == 3 and victim.metrics["handovers"] == 1
 
 
+@pytest.mark.long
 def test_two_slots_are_lost_at_once(spark: SparkSession, tmp_path: Path) -> None:
     """The second while the first is being recovered from, or before, or after."""
     with Victim(spark, tmp_path, recovery="partial", between=two, parallelism=4, rate=2_000.0) as victim:

@@ -167,6 +167,7 @@ def test_an_environment_draws_one_job(spark: SparkSession) -> None:
         env.execute("twice")
 
 
+@pytest.mark.long
 def test_determinants_are_at_most_two_percent_of_the_payload(spark: SparkSession, corpus: Path) -> None:
     """At the default flush interval, where messages are small."""
     env = StreamEnvironment(spark, parallelism=4)

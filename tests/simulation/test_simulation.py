@@ -142,6 +142,7 @@ print(*(digest(draw(seed)) for seed in range(20)))
 """
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_trace_under_any_hash_seed() -> None:
     outputs = []
     for hash_seed in ("0", "4711"):
