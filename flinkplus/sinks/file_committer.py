@@ -49,6 +49,7 @@ class FileCommitter(SinkCommitter):
     def prepare(self, resume: bool) -> None:
         try:
             self._prepare_resumed() if resume else self._prepare_new()
+            self._abort_uploads()
             self._files.make_dir(self._staging)
         except OSError as error:
             raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
@@ -116,6 +117,8 @@ class FileCommitter(SinkCommitter):
                 self._committed_through = max(file["checkpoint"] for file in new)
             if self._is_new_generation(new):
                 self._sweep(checkpoint, {file["name"] for file in files})
+            if self._files.uploads is not None:
+                self._files.uploads.abort_old(self._staging)
 
     def retract_after(self, checkpoint: int | None) -> None:
         def is_later(part: PartName | None) -> bool:
@@ -191,7 +194,14 @@ class FileCommitter(SinkCommitter):
         self._log.append([logged(self._files, entry)])
         return name
 
+    def _abort_uploads(self) -> None:
+        """No process of this job writes: what has begun, and is in no listing, is never completed."""
+        if self._files.uploads is not None:
+            self._files.check()
+            self._files.uploads.abort(self._staging)
+
     def discard(self) -> None:
+        self._abort_uploads()
         # One by one, each after a check that this driver still runs the job: files of a run that begins in the
         # meantime are not in this listing.
         for entry in self._files.entries(self._staging):

@@ -22,6 +22,7 @@ from urllib.parse import quote
 from pyarrow import fs
 
 from flinkplus.state.files import filesystem_of
+from flinkplus.state.uploads import uploads_of
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -47,6 +48,8 @@ class OutputFiles:
         self.check: Callable[[], None] = lambda: None
         self._mark = secrets.token_hex(4)  # in names of temporary files: those of others are not taken for our own
         self._fs, self._base = filesystem_of(location)
+        self.uploads = uploads_of(location)
+        """Multipart uploads into the directory; ``None`` where it is not on S3."""
         if isinstance(self._fs, fs.LocalFileSystem):
             self._base = os.path.abspath(self._base)
             self._uri_prefix = "file://"

@@ -49,6 +49,7 @@ from flinkplus.errors import (
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
 from flinkplus.state.files import open_directory
 from flinkplus.state.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
+from flinkplus.state.uploads import uploads_of
 
 JOB_FORMAT = 3
 """2: a running sum that is 0 is noted beside the number; manifests have epochs. 3: of the files that a base replaces
@@ -101,6 +102,7 @@ class CheckpointStorage:
             raise CheckpointDirectoryError(
                 f"checkpoint directory {self.uri!r} cannot be opened: {error}; give a local path or a URI such as s3://bucket/path"
             ) from error
+        self._uploads = uploads_of(self.uri) if filesystem is None else None
         self._lock = threading.Lock()
         self._named: dict[int, frozenset[str]] = {}  # of the checkpoints that this run knows to exist
         self._run: bytes | None = None
@@ -225,6 +227,8 @@ class CheckpointStorage:
         self.put_blob(RUNS_BLOB, run)
         for folder in ("blobs", "checkpoints"):
             self._files.delete_unfinished(folder)
+        if self._uploads is not None:
+            self._uploads.abort()
         self._run, self._number, self._epoch = run, number, number * EPOCHS_PER_RUN
         self._cuts = self._stored_cuts()
 
@@ -432,10 +436,15 @@ class CheckpointStorage:
         stored = {name: checkpoint for name, (_, checkpoint) in self._state_files().items()}
         unused = self._unused.find(stored, self._all_named(), complete, triggered)[:MOST_REMOVED]
         self._remove_unused(unused)
+        if self._uploads is not None:
+            self._uploads.abort_old()
         return unused
 
     def sweep_all(self) -> list[str]:
         """Remove every state file that no manifest names: no subtask is left that could build upon it."""
+        if self._uploads is not None:
+            self.check_run()
+            self._uploads.abort()
         unused = self.unnamed()
         self._remove_unused(unused)
         return unused

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
 from flinkplus.sinks.files import OutputFiles
+from flinkplus.state import uploads
 from flinkplus.state.storage import CheckpointStorage
 
 MULTIPART = (
     b'<?xml version="1.0"?><InitiateMultipartUploadResult><Bucket>b</Bucket><Key>k</Key><UploadId>u</UploadId>'
     b"</InitiateMultipartUploadResult>"
 )
+EMPTY = b'<?xml version="1.0"?><ListBucketResult><Name>bucket</Name><KeyCount>0</KeyCount></ListBucketResult>'
+LISTED = """<?xml version="1.0"?><ListMultipartUploadsResult><Bucket>bucket</Bucket><IsTruncated>false</IsTruncated>
+{uploads}</ListMultipartUploadsResult>"""
+UPLOAD = "<Upload><Key>{key}</Key><UploadId>{number}</UploadId><Initiated>{began}</Initiated></Upload>"
 COMPLETED = (
     b'<?xml version="1.0"?><CompleteMultipartUploadResult><Bucket>b</Bucket><Key>k</Key><ETag>e</ETag>'
     b"</CompleteMultipartUploadResult>"
@@ -24,10 +33,14 @@ COMPLETED = (
 
 
 class S3(BaseHTTPRequestHandler):
-    """Takes every object, has none, and notes what it was asked."""
+    """Takes every object, has none, and notes what it was asked.
+
+    ``unfinished``: multipart uploads, key -> when it began (seconds since 1970).
+    """
 
     protocol_version = "HTTP/1.1"
     asked: list[str]
+    unfinished: dict[str, float]
 
     def _take_body(self) -> None:
         """All of it: what is left unread is taken for the next request, and the client tries again."""
@@ -55,6 +68,24 @@ class S3(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         self._answer(200)
 
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        if "uploads" not in query:
+            return self._answer(200, EMPTY) if "list-type" in query else self._answer(404)
+        (prefix,) = query["prefix"]
+        found = [
+            UPLOAD.format(key=key, number=number, began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began_s)))
+            for number, (key, began_s) in enumerate(self.unfinished.items())
+            if key.startswith(prefix)
+        ]
+        return self._answer(200, LISTED.format(uploads="".join(found)).encode())
+
+    def do_DELETE(self) -> None:
+        parts = urlsplit(self.path)
+        if "uploadId" in parts.query:
+            del self.unfinished[unquote(parts.path).removeprefix("/bucket/")]
+        self._answer(204)
+
     def do_POST(self) -> None:
         self._answer(200, COMPLETED if "uploadId" in self.path else MULTIPART)
 
@@ -63,16 +94,20 @@ class S3(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, list[str]]]:
+def handler() -> type[S3]:
+    return type("Handler", (S3,), {"asked": [], "unfinished": {}})
+
+
+@pytest.fixture
+def server(handler: type[S3]) -> Iterator[tuple[str, list[str]]]:
     """The URI of a folder on it, and what it was asked."""
-    handler = type("Handler", (S3,), {"asked": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         http.daemon_threads = True
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
         options = f"region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{http.server_address[1]}"
         try:
-            yield f"s3://key:secret@bucket/folder?{options}", handler.asked  # type: ignore[attr-defined]
+            yield f"s3://key:secret@bucket/folder?{options}", handler.asked
         finally:
             http.shutdown()
             thread.join()
@@ -105,3 +140,52 @@ def test_an_option_that_the_user_gives_stays(server: tuple[str, list[str]]) -> N
     uri, asked = server
     OutputFiles(f"{uri}&allow_delayed_open=false").open_output("file").close()
     assert [request.partition("?")[0] for request in asked if "uploads" in request] == ["POST /bucket/folder/file"]
+
+
+NOW, OLD = 0.0, 2 * uploads.LONGEST_UPLOAD_S
+
+
+def begun(handler: type[S3], **ages_s: float) -> None:
+    for key, age_s in ages_s.items():
+        handler.unfinished[key.replace("__", "/")] = time.time() - age_s - 1
+
+
+def test_a_new_run_aborts_what_an_earlier_one_has_left(server: tuple[str, list[str]], handler: type[S3]) -> None:
+    begun(handler, folder__state__count__1=NOW, folder__blobs__plan=OLD, folder2__state__x=OLD, other=OLD)
+    CheckpointStorage(server[0]).begin_run(1)
+    assert list(handler.unfinished) == ["folder2/state/x", "other"], "what is not below the directory stays"
+
+
+def test_while_a_job_runs_only_old_uploads_are_aborted(
+    server: tuple[str, list[str]], handler: type[S3], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = CheckpointStorage(server[0])
+    monkeypatch.setattr(storage, "_state_files", dict)
+    monkeypatch.setattr(storage, "checkpoints", list)
+    monkeypatch.setattr(storage, "_remove_void", lambda: None)
+    begun(handler, folder__state__a=NOW, folder__state__b=OLD)
+    storage.sweep(1, 1)
+    assert len(handler.unfinished) == 2, "it looks now and then, not each time"
+    monkeypatch.setattr(uploads, "LOOK_EVERY_S", 0.0)
+    storage.sweep(2, 2)
+    assert list(handler.unfinished) == ["folder/state/a"]
+    storage.sweep_all()
+    assert not handler.unfinished
+
+
+def test_without_botocore_or_permission_there_is_one_warning(
+    server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(uploads, "_warned", set())
+    found = uploads.uploads_of(server[0])
+    assert found is not None
+    with caplog.at_level(logging.WARNING, "flinkplus"):
+        monkeypatch.setattr(S3, "do_GET", lambda self: self._answer(403))
+        assert [found.abort(), found.abort()] == [0, 0]
+        monkeypatch.setitem(sys.modules, "botocore.session", None)
+        fresh = uploads.uploads_of(server[0])
+        assert fresh is not None and [fresh.abort(), fresh.abort()] == [0, 0]
+    denied, absent = (record.getMessage() for record in caplog.records)
+    assert denied.startswith("multipart uploads below s3://bucket/folder cannot be aborted: ") and "403" in denied
+    assert "pip install 'flinkplus[s3]'" in absent and "secret" not in denied
+    assert uploads.uploads_of("/tmp/x") is None and uploads.uploads_of("gs://b/x") is None

@@ -1,0 +1,106 @@
+"""Multipart uploads to S3 that no process will complete.
+
+A file of more than 10 MB goes to S3 in parts. When its process is killed, the parts stay in the bucket: they are in no
+listing of files, and are paid for. ``pyarrow.fs`` has no call that finds or aborts them; botocore has.
+
+Rules: only uploads below the given folder are aborted. botocore is optional (``flinkplus[s3]``): without it nothing is
+aborted, and a warning says so once. What S3 refuses, such as a user without the permission
+``s3:ListBucketMultipartUploads``, is a warning, too: nothing of the job depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from flinkplus.errors import without_secrets
+
+LONGEST_UPLOAD_S = 3600.0
+"""While a job runs, an upload that began longer ago belongs to a process that was killed."""
+TIMEOUT_S = 10.0
+ATTEMPTS = 2
+LOOK_EVERY_S = 1800.0
+DEFAULT_REGION = "us-east-1"
+
+log = logging.getLogger("flinkplus")
+_warned: set[str] = set()
+
+
+class Uploads:
+    """The multipart uploads below a folder; ``location``: its ``s3://`` URI, as for ``pyarrow.fs``."""
+
+    def __init__(self, location: str) -> None:
+        parts = urlsplit(location)
+        self._options = dict(parse_qsl(parts.query))
+        self._key = unquote(parts.username or "")
+        self._secret = unquote(parts.password or "")
+        self._bucket = parts.hostname or ""
+        self._folder = unquote(parts.path).strip("/")
+        self._where = f"s3://{self._bucket}/{self._folder}"
+        self._client: Any = None
+        self._looked_s = time.monotonic()
+
+    def abort_old(self, folder: str = "") -> None:
+        """Abort what began longer ago than any upload takes; looks every ``LOOK_EVERY_S`` seconds, however often it is
+        called.
+        """
+        if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = time.monotonic()
+            self.abort(folder, LONGEST_UPLOAD_S)
+
+    def abort(self, folder: str = "", older_than_s: float = 0.0) -> int:
+        """Abort the uploads below ``folder`` that began more than ``older_than_s`` ago. Returns how many."""
+        try:
+            client = self._client = self._client or self._connect()
+        except ImportError:
+            _warn_once("multipart uploads of killed processes stay on S3; pip install 'flinkplus[s3]' has them aborted")
+            return 0
+        before_s, aborted = time.time() - older_than_s, 0
+        prefix = "/".join(part for part in (self._folder, folder.strip("/")) if part)
+        try:
+            pages = client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=f"{prefix}/" if prefix else ""):
+                for upload in page.get("Uploads", ()):
+                    if upload["Initiated"].timestamp() <= before_s:
+                        client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                        )
+                        aborted += 1
+        except Exception as error:  # botocore has many kinds, and none of them concerns the job
+            _warn_once(f"multipart uploads below {self._where} cannot be aborted: {without_secrets(str(error))}")
+        if aborted:
+            log.info("aborted %d multipart uploads below %s that no process completes", aborted, self._where)
+        return aborted
+
+    def _connect(self) -> Any:
+        from botocore.config import Config
+        from botocore.session import get_session
+
+        endpoint = self._options.get("endpoint_override")
+        session = get_session()
+        return session.create_client(
+            "s3",
+            region_name=self._options.get("region") or session.get_config_variable("region") or DEFAULT_REGION,
+            endpoint_url=f"{self._options.get('scheme', 'https')}://{endpoint}" if endpoint else None,
+            aws_access_key_id=self._key or None,
+            aws_secret_access_key=self._secret or None,
+            config=Config(
+                connect_timeout=TIMEOUT_S,
+                read_timeout=TIMEOUT_S,
+                retries={"max_attempts": ATTEMPTS},
+                s3={"addressing_style": "path"} if endpoint else None,
+            ),
+        )
+
+
+def uploads_of(location: str) -> Uploads | None:
+    """The uploads below ``location``; ``None`` where it is not on S3."""
+    return Uploads(location) if location.startswith("s3://") else None
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        log.warning(message)
