@@ -105,17 +105,22 @@ def test_a_slot_that_refuses_connections_is_given_up_and_no_subtask_of_the_other
 
 
 def test_an_input_that_fails_each_successor_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"  # the number of the row, once the job runs
+
     def picky(row: Any) -> Any:
-        if row["i"] == 3_000:
+        if bad.exists() and row["i"] == int(bad.read_text()):
             raise ValueError("cannot digest this")
         return row
 
     between = lambda stream: stream.map(picky, schema=COUNTED, name="picky")  # noqa: E731
     with pytest.raises(JobFailed) as caught, Victim(spark, tmp_path, between=between, max_restarts=2) as victim:
+        number = 3 * max(victim.job.rows_out("numbers").values()) + 3_000  # not read yet
+        (tmp_path / "written").write_text(str(number))
+        (tmp_path / "written").rename(bad)
         victim.job.await_finish(60)
     cause = caught.value.__cause__
     assert isinstance(cause, UserFunctionError) and cause.operator == "picky"
-    assert "cannot digest this" in str(caught.value) and "3000" in str(caught.value)
+    assert "cannot digest this" in str(caught.value) and str(number) in str(caught.value)
     metrics = victim.metrics
     assert metrics["state"] == "failed"
     assert metrics["failovers"] >= 1 and metrics["fallbacks"] >= 1

@@ -40,8 +40,13 @@ class Causes:
 
     def began(self, subtask: SimSubtask) -> None:
         seen = self.seen[subtask.id] = dict(subtask.depends)
-        if subtask._replay and subtask._steps is not None:
+        if subtask._steps is not None:
             end = subtask._steps.next_step + len(subtask._replay)
+            # What another generation did behind that did not happen: a barrier that overtakes is a step as well, and
+            # would not take the place of a step there.
+            for step in [step for name, step in self._of_steps if name == subtask.id and step > end]:
+                del self._of_steps[subtask.id, step]
+        if subtask._replay and subtask._steps is not None:
             for behind in range(MOST_OF_A_STEP):
                 if (subtask.id, end - behind) in self._of_steps:
                     add(seen, self._of_steps[subtask.id, end - behind])
