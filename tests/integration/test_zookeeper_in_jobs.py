@@ -84,7 +84,7 @@ def test_without_zookeeper_the_job_rolls_back_and_says_why(
         job.await_finish(90)
     assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
     metrics = job.metrics()
-    assert (metrics["failovers"], metrics["fallbacks"]) == (0, 1)
+    assert (metrics["failovers"], metrics["fallbacks"]) == (0, 1), metrics["fallback_reasons"]
     assert "ZooKeeper" in metrics["fallback_reasons"][0]
     (recovery,) = job.recoveries()
     assert (recovery["mode"], recovery["fallback"]) == ("rollback", metrics["fallback_reasons"][0])
