@@ -239,6 +239,7 @@ def test_a_job_that_fails(tmp_path: Path) -> None:
     with program(cli("wordcount", tmp_path / "bad.txt", *arguments), tmp_path) as run:
         assert run.wait() == 1
         run.assert_nothing_left()
+    assert len(own_errors(run.err)) == 2, run.err
     rollback, line = own_errors(run.err)
     assert rollback.startswith("the whole job rolls back: ") and "(again, without a complete checkpoint" in rollback
     assert line.startswith("flinkplus: ") and "bad.txt' is not UTF-8 at byte 9 (0xff)" in line
