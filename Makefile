@@ -35,7 +35,7 @@ test: setup ## Format, lint, types, import rule and tests (all but `make long-ch
 
 check: test ## The same as test
 
-long-check: setup ## The tests that `make test` leaves out: variants of what it shows, and cuts of longer checks (some 5 minutes)
+long-check: setup ## The tests that `make test` leaves out: variants of what it shows, and cuts of longer checks
 	@$(JAVA) $(BIN)/python -m tests.java_classes
 	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m long
 
