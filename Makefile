@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help long-check setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check fuzz demo diagrams bench format clean
+.PHONY: help long-check setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check security-check fuzz demo diagrams bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -35,9 +35,9 @@ test: setup ## Format, lint, types, import rule and tests (all but `make long-ch
 
 check: test ## The same as test
 
-long-check: setup ## The tests that `make test` leaves out: variants of what it shows, and cuts of longer checks
+long-check: setup ## The tests that `make test` leaves out: variants of what it shows, cuts of longer checks, more examples of properties
 	@$(JAVA) $(BIN)/python -m tests.java_classes
-	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m long
+	@$(JAVA) set -x; TEST_EXAMPLES=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "long or hypothesis"
 
 soak: setup ## 100,000 simulated histories of the protocol (about 20 minutes of one core); see docs/simulation.md
 	$(BIN)/python -m tests.simulation --seeds 100000 --shrink
@@ -54,6 +54,9 @@ kill-check: setup ## SIGKILL at every point of every kind of checkpoint, with ev
 
 cluster-check: setup ## Drills on a cluster in namespaces: hosts, networks and drivers that fail in every way (root; about 20 minutes)
 	@$(JAVA) set -x; $(BIN)/python -m pytest -q -s tests/cluster/check_*.py
+
+security-check: setup ## Attacks on a job, each of which must fail; a part of them is in `make test`
+	@$(JAVA) set -x; $(BIN)/python -m pytest -q tests/security $(addprefix tests/integration/test_,signatures.py open_ports.py security.py)
 
 fuzz: setup ## Ten minutes of mutated input for every decoder; see docs/security.md
 	$(BIN)/python -m tests.fuzz --seconds 600

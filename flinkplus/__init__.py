@@ -31,6 +31,7 @@ from flinkplus.errors import (
     SlotStartError,
     StateError,
     SubtaskNotRunning,
+    UntrustedCheckpoint,
     UserFunctionError,
 )
 
@@ -73,6 +74,7 @@ __all__ = [
     "Stream",
     "StreamEnvironment",
     "SubtaskNotRunning",
+    "UntrustedCheckpoint",
     "UserFunctionError",
     "WindowedStream",
     "__version__",

@@ -1,9 +1,9 @@
 """Options of a streaming job: one frozen dataclass, safe defaults, three ways to set them.
 
-Rules: keyword arguments of ``StreamEnvironment`` win over ``spark.flinkplus.*`` of the session's configuration,
-which win
-over the defaults. The configuration key of ``checkpoint_interval`` is ``spark.flinkplus.checkpointInterval``. Times are
-seconds here (what users type) and milliseconds in the protocol. Every value is checked once, in ``Options.checked``.
+Rules: keyword arguments of ``StreamEnvironment`` win over ``spark.flinkplus.*`` of the session's configuration, which
+wins over the defaults. The configuration key of ``checkpoint_interval`` is ``spark.flinkplus.checkpointInterval``.
+Times are seconds here (what users type) and milliseconds in the protocol. Every value is checked once, in
+``Options.checked``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.near import did_you_mean
-from flinkplus.protocol.guarantee import Guarantee
+from flinkplus.protocol.vocabulary.guarantee import Guarantee
 
 CONF_PREFIX = "spark.flinkplus."
 GUARANTEES = tuple(guarantee.value for guarantee in Guarantee)
@@ -34,7 +34,7 @@ MOST_SPARES = 100
 """Spare slots that a job may have."""
 MAX_FLUSH_S = 0.1
 MAX_IN_FLIGHT_MB = 128
-"""Half of what a message between driver and slot may have (``flinkplus.runtime.control.MAX_BYTES``)."""
+"""Half of what a message between driver and slot may have (``flinkplus.runtime.control.messages.MAX_BYTES``)."""
 SPREAD, MAX_SPREAD_S = 0.2, 0.2
 CLOSE_OPTIONS = 0.75
 """There are many options: how alike a misspelt name must be to the one that an error suggests."""
@@ -42,87 +42,120 @@ CLOSE_OPTIONS = 0.75
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of one job.
-
-    ``parallelism``: subtasks of each operator, and slots. ``checkpoint_interval``: seconds between checkpoints,
-    ``None`` for only the one that ends a bounded job. ``checkpoint_dir``: path or ``pyarrow.fs`` URI that every slot
-    and the driver can reach; ``None`` keeps checkpoints in a directory that goes away with the job.
-    ``checkpoint_mode``: ``aligned`` (asynchronous barrier snapshots), ``unaligned``: barriers overtake what waits in
-    channels, and that belongs to the checkpoint, or ``synchronous``: the whole job stands still for each, as a baseline
-    to compare with. ``aligned_timeout``: seconds for which barriers of an unaligned checkpoint do not overtake, so that
-    it is an aligned one if these are enough; ``None`` is 0. ``in_flight_mb``: MiB of messages that were in flight that
-    the snapshots of a slot may hold, one snapshot half of it, a checkpoint four times as much
-    (``flinkplus.protocol.in_flight``); else it is given up. ``window``: messages in flight per channel. ``transport``:
-    of messages between slots, ``tcp`` or ``grpc``. ``batch_rows``: rows per message aimed at. ``flush_interval``:
-    seconds between two reads of a paced source. ``max_restarts``: recoveries after exceptions before the job fails;
-    each counts for ``restart_window`` seconds (``None``: for good), and until a checkpoint is complete after it.
-    ``max_slot_losses``: slots lost in a row, without a checkpoint between, before it fails. ``memtable_entries``: keys
-    of each keyed state held in memory. ``guarantee``: how often the effect of an input row is in the committed output:
-    ``exactly-once``, ``at-least-once`` or ``at-most-once`` (see ``flinkplus.protocol.guarantee``). ``recovery``:
-    ``standby`` moves only what failed, to a standby; ``partial`` has no standbys, and takes what failed and its
-    upstreams back to the last checkpoint; ``rollback`` takes the whole job back. ``replicas``: copies of each subtask's
-    state, the working one included, at most one per slot. ``sharing_depth``: how many channels downstream messages tell
-    how a subtask's steps began, ``None`` ("full"): all the way. ``placement``: where the copies are, ``spread`` over
-    hosts, ``near``, or ``module:function`` (see ``chain_backup.placement``). ``failback``: whether work goes back to a
-    slot that has come back. ``zookeeper``: hosts of an ensemble, ``None`` starts a server for the job.
-    ``zookeeper_acl``: who may see and change the job's nodes there: ``open``, everybody; ``job``, only this job
-    (credentials are made for it); else a file on the driver's host with ``user:password``; ``None``: ``open`` in an
-    ensemble, ``job`` else. ``session_timeout``: seconds without contact after which ZooKeeper takes a slot for dead.
-    ``cache_memory_mb``: MiB of output log that a slot keeps in memory before it uses the disk. ``dedup_error_rate``:
-    share of new messages, at most, about which the Bloom filter of message IDs may be wrong, so that RocksDB must be
-    asked; above 0 and below 1.
-    ``hang_timeout``: seconds without a sign of life after which a slot's host hangs or is cut off (``None``: only
-    ``heartbeat_timeout`` counts). ``encoding_errors``: what to do with text that is not UTF-8. ``tls``: mutual TLS
-    between slots and driver: True (certificates are made for the job), or a directory that every host has them in
-    (``flinkplus.runtime.tls``). ``trace_output``: a directory that slots and driver share, where time and rows of every
-    output are noted (``flinkplus.runtime.output_trace``). ``record_machines``: a file for a record of what the
-    coordinator's machines do (``flinkplus.runtime.recorder``). ``allow_inject``: whether the job takes ``flinkplus
-    inject``, from who has its key for commands (``flinkplus.runtime.access``). ``log``: how driver and slots write
-    their logs (``flinkplus.runtime.logs``). ``faults``: see ``flinkplus.runtime.faults``.
-    """
+    """Settings of one job. Times are in seconds; ``checked`` raises ``ConfigurationError`` for one that cannot work."""
 
     parallelism: int = 2
+    """Subtasks of each operator, and slots."""
     checkpoint_interval: float | None = 1.0
+    """Seconds between checkpoints; ``None``: only the checkpoint that ends a bounded job."""
     checkpoint_timeout: float = 60.0
+    """Seconds after which a checkpoint is aborted; the stream keeps running."""
     checkpoint_min_pause: float = 0.0
+    """Minimum seconds between the end of one checkpoint and the start of the next."""
     max_concurrent_checkpoints: int = 1
+    """Maximum number of checkpoints in progress at the same time."""
     retained_checkpoints: int = 3
+    """Number of complete checkpoints to keep."""
     checkpoint_dir: str | None = None
+    """Path or ``pyarrow.fs`` URI that every slot and the driver can reach; ``None``: deleted with the job."""
     checkpoint_mode: str = "aligned"
+    """``aligned``: asynchronous barrier snapshots. ``unaligned``: barriers overtake messages that wait in channels, and
+    these messages belong to the checkpoint. ``synchronous``: the whole job pauses for each checkpoint (a baseline)."""
     aligned_timeout: float | None = None
+    """Seconds for which barriers of an unaligned checkpoint do not overtake; ``None``: 0."""
     in_flight_mb: int = 64
+    """Maximum MiB of in-flight messages in the snapshots of one slot; beyond it the checkpoint is aborted.
+
+    The maximum is half of it for one snapshot and four times it for a checkpoint (see
+    ``flinkplus.protocol.vocabulary.in_flight``).
+    """
     guarantee: str = "exactly-once"
+    """How often the effect of an input row is in the committed output: ``exactly-once``, ``at-least-once`` or
+    ``at-most-once`` (see ``flinkplus.protocol.vocabulary.guarantee``)."""
     recovery: str = "standby"
+    """``standby``: only the failed subtasks move, to standbys. ``partial``: no standbys; the failed subtasks and their
+    upstreams return to the last checkpoint. ``rollback``: the whole job returns to it."""
     replicas: int = 3
+    """Copies of each subtask's state, the active one included; at most one per slot."""
     sharing_depth: int | None = None
+    """Number of channels downstream that determinants travel; ``None`` ("full"): all the way."""
     placement: str = "spread"
+    """Where the copies are: ``spread`` over hosts, ``near``, or ``module:function`` (see
+    ``chain_backup.failover.placement``)."""
     failback: str = "auto"
+    """Whether subtasks return to a slot that has restarted: ``auto`` or ``never``."""
     zookeeper: str | None = None
+    """``HOST:PORT,...`` of a ZooKeeper ensemble; ``None``: the job starts its own server."""
     zookeeper_acl: str | None = None
+    """Who may read and change the job's nodes in ZooKeeper.
+
+    ``open``: every client. ``job``: only this job, with credentials made for it. Otherwise a file on the driver's host
+    with ``user:password``. ``None``: ``open`` in an ensemble, ``job`` with the job's own server.
+    """
     session_timeout: float = 4.0
+    """Seconds without contact after which ZooKeeper expires the session of a slot."""
     cache_memory_mb: int = 64
+    """MiB of output log that a slot keeps in memory; the rest is on disk."""
     dedup_error_rate: float = 0.01
+    """Maximum share of new messages that the Bloom filter of message IDs takes for known.
+
+    Above 0 and below 1. For each of them RocksDB must be read.
+    """
     max_restarts: int = 3
+    """Maximum number of recoveries after exceptions; the next exception fails the job.
+
+    Each counts for ``restart_window`` seconds, and until a checkpoint completes after it.
+    """
     restart_window: float | None = 600.0
+    """Seconds for which a recovery counts against ``max_restarts``; ``None``: for the life of the job."""
     max_slot_losses: int = 20
+    """Maximum number of slots lost in a row without a complete checkpoint; the next loss fails the job."""
     slot_timeout: float = 60.0
+    """Seconds to wait for all slots at the start."""
     deploy_timeout: float = 60.0
+    """Seconds that slots may take to restore their subtasks."""
     heartbeat_interval: float = 0.1
+    """Seconds between two heartbeats of a slot."""
     heartbeat_timeout: float = 10.0
+    """Seconds without a heartbeat after which a slot is replaced; at least three times ``heartbeat_interval``."""
     hang_timeout: float | None = 0.4
+    """Seconds without a pulse after which a slot's host counts as hung or cut off; ``None``: only ``heartbeat_timeout``
+    counts."""
     batch_rows: int = 32_768
+    """Target number of rows per message."""
     flush_interval: float = 0.02
+    """Seconds between two reads of a paced source."""
     window: int = 16
+    """Maximum number of in-flight messages per channel."""
     transport: str = "tcp"
+    """Transport of messages between slots, and between slots and driver: ``tcp`` or ``grpc``."""
     tls: bool | str = False
+    """Mutual TLS between slots and driver: ``True`` (certificates are made for the job), or a directory of certificates
+    on every host (see ``flinkplus.runtime.transport.auth.tls``)."""
     memtable_entries: int = 2_000_000
+    """Maximum number of keys of each keyed state in memory; the rest is in RocksDB."""
     encoding_errors: str = "replace"
+    """Text that is not UTF-8: ``replace`` (and count) or ``strict`` (fail)."""
     work_dir: str | None = None
+    """Where the job's temporary directory is made; ``None``: the system's directory for temporary files."""
     trace_output: str | None = None
+    """Directory shared by slots and driver, for the time and rows of every output (see
+    ``flinkplus.runtime.slot.subtasks.output_trace``)."""
     record_machines: str | None = None
+    """File for a record of what the coordinator's state machines do (see
+    ``flinkplus.runtime.coordinator.record.recorder``)."""
     allow_inject: bool = True
+    """Whether the job accepts ``flinkplus inject`` from a holder of its command key (see
+    ``flinkplus.runtime.operations.access_file``)."""
     log: str | None = None
+    """How driver and slots log: ``json``, ``text``, ``json:debug``, ... (``flinkplus.runtime.base.logs``)."""
     faults: tuple[str, ...] = ()
+    """Fault injection at named points (see ``flinkplus.runtime.faults.points``)."""
+    signing_key: str | None = None
+    """File on the driver's host with the key that signs the plan and the manifests (``flinkplus.runtime.job.signing``).
+
+    ``None``: the file that ``FLINKPLUS_KEY_FILE`` names, or the user's own key.
+    """
 
     def checked(self) -> Options:
         """Return self; raise ``ConfigurationError`` naming the first setting that cannot work."""
@@ -184,6 +217,7 @@ class Options:
             ("log", "'json', 'text', 'json:debug', ..."),
             ("zookeeper", "HOST:PORT,..."),
             ("zookeeper_acl", "'job', 'open', a path of a file with USER:PASSWORD"),
+            ("signing_key", "a path of a file with a key"),
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
@@ -227,7 +261,8 @@ class Options:
         """Seconds between two reads of one subtask of a paced source.
 
         The subtasks take turns, and each read becomes a message for every consumer. So the interval grows with the
-        parallelism, up to ``MAX_FLUSH_S``: a consumer hears from one of them twice in ``flush_interval`` all the same.
+        parallelism, up to ``MAX_FLUSH_S``: a consumer still receives two messages per
+        ``flush_interval``.
         """
         longer = self.flush_interval * self.parallelism / 2
         return max(self.flush_interval, min(longer, MAX_FLUSH_S))
@@ -244,7 +279,7 @@ class Options:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Of messages that were in flight, in the snapshots of a slot."""
+        """Maximum bytes of in-flight messages in the snapshots of one slot."""
         return self.in_flight_mb << 20
 
     @property
@@ -254,22 +289,22 @@ class Options:
 
     @property
     def depth(self) -> int | None:
-        """How far downstream it is told how steps began: ``sharing_depth``, where steps are repeated."""
+        """How far downstream determinants travel: ``sharing_depth`` if steps are repeated, otherwise ``None``."""
         return self.sharing_depth if self.promises.repeats else None
 
     @property
     def standbys(self) -> bool:
-        """Whether there are standbys, and local failover: not with one copy only, nor without checkpoints."""
+        """Whether the job has standbys; ``False`` with a single copy, or without checkpoints."""
         return self.recovery == "standby" and self.members > 1 and self.checkpoint_interval is not None
 
     @property
     def partial(self) -> bool:
-        """Whether what failed goes back together with its upstreams, and nobody else: not without checkpoints."""
+        """Whether only failed subtasks and their upstreams return to a checkpoint; ``False`` without checkpoints."""
         return self.recovery == "partial" and self.checkpoint_interval is not None
 
     @property
     def local(self) -> bool:
-        """Whether a failure is recovered from beside the stream, by standbys or a part of the graph."""
+        """Whether recovery is local: by standbys, or by a part of the graph."""
         return self.standbys or self.partial
 
     @property

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 _parse = json.JSONDecoder(parse_constant=_refuse).decode
@@ -28,6 +29,13 @@ def whole(value: object) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r:.100} is no whole number")
     return value
+
+
+def check_fields(found: object, hints: Mapping[str, Any]) -> None:
+    """Raises ``TypeError`` for an attribute of ``found`` that does not fit the type of this name in ``hints``."""
+    for name, hint in hints.items():
+        if not fits(getattr(found, name), hint):
+            raise TypeError(f"{name} of {type(found).__name__} is something else")
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -10,9 +10,12 @@ import re
 import traceback
 from typing import Any
 
+from flinkplus.printable import escaped, printable
+
 _USER_INFO = re.compile(r"(?<=://)[^\s'\"/@:]+:(?!\d+(?:[/\s]|$))[^\s'\"@]*@")
 _PARAMETER = re.compile(r"(?i)([?&][^=&\s'\"]*(?:key|secret|token|password|signature)[^=&\s'\"]*=)[^&\s'\"]+")
 HIDDEN = "***"
+LONGEST_DESCRIPTION = 4_000
 
 
 def without_secrets(text: str) -> str:
@@ -23,19 +26,33 @@ def without_secrets(text: str) -> str:
 
 
 class FlinkPlusError(Exception):
-    """Base of every error that FlinkPlus raises on purpose. Its text shows no secret of a URI."""
+    """Base of every error that FlinkPlus raises on purpose. Its text shows no secret of a URI, and has no control
+    character other than line breaks and tabs.
+    """
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args), **named)
+        super().__init__(*(_shown(arg) if isinstance(arg, str) else arg for arg in args), **named)
+
+
+def _shown(text: str) -> str:
+    return escaped(without_secrets(text), keep="\n\t")
 
 
 def described(error: BaseException) -> str:
-    """An error in one line, without secrets: its kind and text; where it was raised if it has no text."""
-    kind, text = type(error).__name__, without_secrets(str(error))
+    """An error in one printable line of limited length, without secrets: its kind and text; where it was raised if it
+    has no text."""
+    kind, text = type(error).__name__, printable(without_secrets(str(error)), LONGEST_DESCRIPTION)
     if text:
         return f"{kind}: {text}"
     where = traceback.extract_tb(error.__traceback__)[-1:]
     return kind + "".join(f" at {frame.filename}:{frame.lineno} in {frame.name}" for frame in where)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, printable, of limited length and without secrets; its kind if it has no
+    text."""
+    lines = without_secrets(str(error)).splitlines() or [type(error).__name__]
+    return printable(lines[0], LONGEST_DESCRIPTION)
 
 
 class ConfigurationError(FlinkPlusError):
@@ -69,8 +86,27 @@ class CorruptCheckpoint(FlinkPlusError):
     """A manifest that is truncated, altered, or of an unknown format."""
 
 
+class UntrustedCheckpoint(FlinkPlusError):
+    """A plan or a manifest that was not signed with the key here: to resume from it would run the code of its author.
+    The message says which key is missing, and how to resume all the same.
+    """
+
+    ADVICE = (
+        "to resume runs the code that is in it. If you know who wrote it, give the key that it was signed with "
+        "(signing_key=FILE, --signing-key FILE, FLINKPLUS_KEY_FILE), or resume once with trust=True (--trust), which "
+        "signs it with the key here (docs/security.md)"
+    )
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; {self.ADVICE}"
+
+
 class CorruptState(FlinkPlusError):
     """A state file that does not match its recorded checksum, size or format."""
+
+
+class UnsafeName(FlinkPlusError, ValueError):
+    """A name in a file or a message that must not become a part of a path. Decoders raise their own error from it."""
 
 
 class UserFunctionError(FlinkPlusError):
@@ -111,13 +147,14 @@ class ProcessCrashed(FlinkPlusError):
 
 
 class HistoryMismatch(FlinkPlusError):
-    """What a subtask does, or receives, contradicts what happened before a failure: local failover cannot be exact, and
-    the job rolls back.
+    """A subtask does or receives something that contradicts its history before a failure.
+
+    Local failover cannot be exact then, so the job rolls back.
     """
 
 
 class NondeterministicOperator(HistoryMismatch):
-    """A subtask that repeats steps of the one before it does not do what that one did: local failover cannot be exact.
+    """A replayed step differs from the original one, so that local failover cannot be exact.
 
     A user's function reads something that is not logged: a clock, a random number, a set's order, another service.
     """
@@ -146,13 +183,14 @@ class InsufficientSlots(FlinkPlusError):
 
 
 class SlotStartError(FlinkPlusError):
-    """A slot's process cannot begin its work, as when what the job's functions need is not there; it is the cause of
-    the ``JobFailed`` that this ends in.
+    """A slot's process cannot start, for example because a module that the job's functions import is missing.
+
+    It is the cause of the ``JobFailed`` that follows.
     """
 
 
 class MoveRefused(FlinkPlusError):
-    """Work cannot be moved as asked; nothing was changed."""
+    """A move was refused; nothing was changed."""
 
 
 class RedundancyAtRisk(MoveRefused):
@@ -160,7 +198,7 @@ class RedundancyAtRisk(MoveRefused):
 
 
 class MoveCancelled(FlinkPlusError):
-    """Work that was to be moved stays, or went elsewhere: something failed on the way, or another request came."""
+    """A move was not completed: something failed during it, or another request replaced it."""
 
 
 class JavaError(FlinkPlusError):
@@ -168,19 +206,23 @@ class JavaError(FlinkPlusError):
 
 
 class CommandRefused(FlinkPlusError):
-    """A running job does not do what it was told from outside; the message says why."""
+    """A running job refused a command; the message says why."""
 
 
 class InjectedFailure(FlinkPlusError):
-    """Raised in a subtask on order, by ``flinkplus inject exception``."""
+    """Raised in a subtask by ``flinkplus inject exception``."""
 
 
 class NoRunningJob(FlinkPlusError):
-    """There is no running job to be told anything: none was found, it is over, or it does not answer."""
+    """A command found no running job: it does not exist, has ended, or does not answer."""
 
 
 class PeerProtocolError(FlinkPlusError):
     """A peer sent what the protocol does not allow; nothing was changed by it."""
+
+
+class ForeignMessage(PeerProtocolError):
+    """A slot sent a message or credit on a channel whose end, in the generation that it names, is on another slot."""
 
 
 class ControlMessageTooLarge(FlinkPlusError):
@@ -188,7 +230,7 @@ class ControlMessageTooLarge(FlinkPlusError):
 
 
 class PeerRefused(FlinkPlusError):
-    """Who is at the other end of a connection could not prove to be of this job; ``reason`` is one word for it."""
+    """The peer of a connection could not prove that it belongs to this job; ``reason`` is one word for the cause."""
 
     def __init__(self, reason: str, told: str) -> None:
         super().__init__(f"{told} ({reason})")

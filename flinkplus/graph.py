@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from flinkplus.errors import ConfigurationError
+from flinkplus.errors import ConfigurationError, UnsafeName
 from flinkplus.near import did_you_mean
-from flinkplus.operators.base import Operator
-from flinkplus.operators.loop import LoopHead
-from flinkplus.operators.routes import Route
-from flinkplus.operators.schema import united
-from flinkplus.protocol.cycles import Cycles
-from flinkplus.protocol.ids import ChannelId, SubtaskId
+from flinkplus.operators.base.operator import Operator
+from flinkplus.operators.base.routes import Route
+from flinkplus.operators.base.schema import united
+from flinkplus.operators.rows.loop import LoopHead
+from flinkplus.path_names import MAX_CHARACTERS, checked_name
+from flinkplus.protocol.loops.cycles import Cycles
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
 
@@ -79,9 +80,15 @@ class JobGraph:
 
         ``parent`` is ``None`` for a source, and for a node that ``link`` gives its inputs.
         """
-        bad = set(node.name) - NAME_CHARACTERS
-        if not node.name or bad:
-            raise ConfigurationError(f"operator name {node.name!r} must be letters, digits, space, '_', '-' or '.'")
+        try:
+            fine = NAME_CHARACTERS.issuperset(checked_name(node.name))
+        except UnsafeName:
+            fine = False
+        if not fine:
+            raise ConfigurationError(
+                f"operator name {node.name!r:.300} must be letters, digits, space, '_', '-' or '.', not begin with "
+                f"'.', and have {MAX_CHARACTERS} characters at most"
+            )
         if any(other.name == node.name for other in self.nodes):
             raise ConfigurationError(f"two operators are called {node.name!r}; give one another name=...")
         index = len(self.nodes)

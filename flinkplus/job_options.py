@@ -98,7 +98,9 @@ class RunOptions(TypedDict, total=False):
     log: str | None
     """How driver and slots log: ``json``, ``text``, ``json:debug``, ..."""
     faults: tuple[str, ...]
-    """Fault injection at named points: see ``flinkplus/runtime/faults.py``."""
+    """Fault injection at named points: see ``flinkplus/runtime/faults/points.py``."""
+    signing_key: Location | None
+    """The key that checkpoints are signed with, a file on the driver's host; ``None``: the user's own."""
 
 
 class JobOptions(RunOptions, total=False):

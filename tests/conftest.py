@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -19,17 +20,26 @@ import hypothesis
 import psutil
 import pytest
 
+from chain_backup.zookeeper import embedded
 from tests import java_classes
+from tests.examples import examples
 
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_DAEMON_JAVA_OPTS"] = java_classes.options()
+embedded.JVM_OPTIONS += java_classes.options_of_zookeeper()
 
 # Each test process has temporary files of its own: tests that look for all jobs on this machine see no others.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # ``tmp_path`` stays where pytest has it
 TEMPORARY = tempfile.mkdtemp(prefix="tests-of-flinkplus-")
 os.environ["TMPDIR"] = tempfile.tempdir = TEMPORARY
+
+# Checkpoints of tests are signed with a key of the tests, and not with that of whoever runs them.
+KEY_FILE = os.path.join(TEMPORARY, "key")
+with open(KEY_FILE, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as key_file:
+    key_file.write(secrets.token_hex(32))
+os.environ["FLINKPLUS_KEY_FILE"] = KEY_FILE
 
 
 def pytest_unconfigure() -> None:
@@ -37,7 +47,7 @@ def pytest_unconfigure() -> None:
 
 
 # Machines of very different speed run these tests: a slow example is not a wrong one.
-hypothesis.settings.register_profile("flinkplus", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("flinkplus", deadline=None, print_blob=True, max_examples=examples(100))
 hypothesis.settings.load_profile("flinkplus")
 
 

@@ -34,6 +34,7 @@ from flinkplus.errors import ConfigurationError
 SESSION_TIMEOUT_S = 4.0  # what an ensemble with ZooKeeper's own tick time grants at least
 MIN_SESSION_TIMEOUT_S = 1.0  # kazoo's pings come up to 0.4 s late: below this a healthy session could be lost
 CONNECT_TIMEOUT_S = 2.0
+FIRST_ANSWER_SHARE = 0.25  # of the session timeout: for the answer to the first try to connect
 CLOSE_TIMEOUT_S = 1.5
 SEVER_TIMEOUT_S = 3.0
 RECONNECT_DELAY_S = 0.05
@@ -75,7 +76,7 @@ class Client:
             )
         self.closing = threading.Event()
         self._on_state = on_state
-        self._handler = _Handler(tls)
+        self._handler = _Handler(tls, session_timeout_s)
         try:
             self.kazoo = KazooClient(
                 hosts,
@@ -120,6 +121,11 @@ class Client:
             self._hopeless = reason
             self._connected.notify_all()
 
+    def move_to(self, hosts: str) -> None:
+        """Connect to ``hosts`` from now on; the session is kept. Ends a try to connect to the old address."""
+        self.kazoo.set_hosts(hosts)
+        self._handler.cut()
+
     def await_connected(self, deadline: float, what: str, patient: bool = False) -> None:
         """Wait for a connection; ``patient``: even for one that is not to be expected.
 
@@ -159,7 +165,7 @@ class Client:
             self._handler.sever()
             closer.join(SEVER_TIMEOUT_S)
             if closer.is_alive():
-                _log.warning("the connection to ZooKeeper ends later: it waits for the name service")
+                _log.warning("the ZooKeeper connection is still closing: it waits for a name lookup")
 
     def close_soon(self) -> None:
         """``close`` from one of the client's own threads: begins it, does not wait."""
@@ -198,11 +204,19 @@ def commit(transaction: TransactionRequest, deadline: float) -> tuple[Sequence[A
 
 
 class _Handler(SequentialThreadingHandler):
-    """kazoo's threads and sockets, within our reach: threads have names and are joined, the socket can be cut."""
+    """kazoo's threads and sockets, within our reach: threads have names and are joined, the socket can be cut.
 
-    def __init__(self, tls: ssl.SSLContext | None) -> None:
+    kazoo gives a new connection the whole session timeout to be answered. But a server that is just starting may take
+    a connection and never answer it, and then the session would end meanwhile. So the first try to connect has a part
+    of that time; each further try has twice as much, for a server that is slow.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None, session_timeout_s: float = SESSION_TIMEOUT_S) -> None:
         super().__init__()
         self._tls = tls
+        self._session_timeout_s = session_timeout_s
+        self._first_answer_s = self._answer_s = session_timeout_s * FIRST_ANSWER_SHARE
+        self._answer_deadline_s: float | None = None  # monotonic; None: the connection stands
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._severed = False
@@ -218,21 +232,46 @@ class _Handler(SequentialThreadingHandler):
         kwargs["timeout"] = min(CONNECT_TIMEOUT_S, kwargs.get("timeout") or CONNECT_TIMEOUT_S)
         made: socket.socket = super().create_connection(*args, **kwargs)
         if self._tls is not None:
-            made = self._tls.wrap_socket(made)
+            made = self._tls.wrap_socket(made, do_handshake_on_connect=False)
         with self._lock:
             self._socket = made
             if self._severed:
                 made.close()
                 raise OSError("the client is closed")
+        if isinstance(made, ssl.SSLSocket):
+            try:
+                made.do_handshake()  # ``cut`` ends it
+            except BaseException:
+                made.close()
+                raise
+        self._answer_deadline_s = time.monotonic() + self._answer_s
+        self._answer_s = min(self._session_timeout_s, 2 * self._answer_s)
         return made
+
+    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
+        """What came in one piece with an answer that was read is in TLS's buffer; the system knows nothing of it."""
+        ready = [sock for sock in rlist if isinstance(sock, ssl.SSLSocket) and sock.pending()]
+        if ready:
+            return ready, [], []
+        if len(rlist) > 1:  # kazoo waits for its caller's requests as well: it is connected
+            self._answer_deadline_s, self._answer_s = None, self._first_answer_s
+        elif self._answer_deadline_s is not None:
+            left_s = max(0.0, self._answer_deadline_s - time.monotonic())
+            timeout = left_s if timeout is None else min(timeout, left_s)
+        return super().select(rlist, wlist, xlist, timeout)
 
     def sever(self) -> None:
         """Cut the connection, now and for good: whoever waits for the server learns that it is gone."""
         with self._lock:
             self._severed = True
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut the present connection, also one whose TLS handshake is not done."""
+        with self._lock:
             if self._socket is not None:
                 with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def join(self) -> None:
         """Wait for all threads to end."""

@@ -7,11 +7,13 @@ so nothing is forced to disk. A stop is a kill: what was committed is in the fil
 
 The port: ZooKeeper takes ``clientPort=0`` for "not set", but a ``server.N`` line may ask for client port 0, and with
 one server in it and ``standaloneEnabled`` that is all the line does. Which port it became is read from the process.
-With TLS there is no such way: a port that the system has chosen is kept for the server until it binds it.
+With TLS there is no such way: a port that the system has chosen is kept for the server until it binds it. So is the
+port of the last start at a restart. If another process has taken that one, the server gets another port.
 """
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import shutil
@@ -22,7 +24,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,23 +33,25 @@ from types import TracebackType
 import psutil
 
 from chain_backup.zookeeper.errors import ZooKeeperStartError
+from chain_backup.zookeeper.jars import JARS, JARS_OF_TLS, class_path, find_jars, find_java, native_tls
 from flinkplus.errors import ConfigurationError
+from flinkplus.printable import printable
 
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-JARS = ("zookeeper", "slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl", "metrics-core", "snappy-java")
-JARS_OF_TLS = ("netty-buffer", "netty-codec", "netty-common", "netty-handler", "netty-resolver", "netty-transport")
 HEAP_MB = 64
 HEAP_MB_FOR_CONNECTION = 1.5  # a request may announce a megabyte, and memory is taken before it comes
-CONNECTIONS_OF_STRANGERS = 128
+CONNECTIONS_BESIDE = 16  # of the supervisor's questions, and for connections that are gone and not known to be
 MAX_SESSION_TIMEOUT_MS = 60_000
 NICENESS = -10  # if we may: every failover waits for its answer, which is little work but many switches of threads
 START_TIMEOUT_S = 30.0
 POLL_S = 0.01
-RESTART_TRIES = 4  # its port may be taken for a moment, by an outgoing connection that the system gave that number
+RESTART_TRIES = 4  # another process may take the port between our bind and the server's
 LOG_LINES = 15
+LOG_LINE_CHARACTERS = 500
+LOG_BYTES = 65_536  # of its end: a log may have become long
 LOG_FOLLOWS = "; its log ends with:"
 
-JVM_OPTIONS = (
+JVM_OPTIONS: tuple[str, ...] = (
     f"-Xms{HEAP_MB}m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -60,6 +64,16 @@ JVM_OPTIONS = (
     "-Dzookeeper.nio.numSelectorThreads=1",
     "-Dzookeeper.nio.numWorkerThreads=0",
 )
+JVM_OPTIONS_OF_TLS = (  # without these, Netty looks for a network card and a pool at its start
+    "-Dio.netty.machineId=02:00:00:00:00:00",
+    "-Dio.netty.processId=1",
+    "-Dio.netty.leakDetection.level=disabled",
+    "-Dio.netty.allocator.type=unpooled",
+    "-Dio.netty.eventLoopThreads=1",
+)
+
+WITHOUT_NATIVE_TLS = ("-Dio.netty.handler.ssl.noOpenSsl=true",)
+NO_CHANNEL = "Failed to initialize a channel"  # Netty, when its native library cannot be used
 
 CONFIGURATION = """\
 tickTime={tick_ms}
@@ -87,7 +101,9 @@ ssl.enabledProtocols=TLSv1.3
 ssl.clientAuth=need
 ssl.hostnameVerification=false
 ssl.clientHostnameVerification=false
-"""
+ssl.authProvider=x509
+"""  # the last line: else every connection has the server read key and certificates again
+BY_NATIVE_TLS = "ssl.sslProvider=OPENSSL\n"
 
 LOGGING = """\
 status = off
@@ -98,6 +114,8 @@ appender.log.layout.type = PatternLayout
 appender.log.layout.pattern = %d %-5p %c{1}: %m%n%throwable{4}
 logger.config.name = org.apache.zookeeper.server.quorum.QuorumPeerConfig
 logger.config.level = off
+logger.connections.name = org.apache.zookeeper.server.NettyServerCnxnFactory
+logger.connections.level = off
 rootLogger.level = warn
 rootLogger.appenderRef.log.ref = log
 """
@@ -122,14 +140,18 @@ class Tls:
     client: ssl.SSLContext = field(repr=False)
 
 
+class _NativeTlsUnusable(ZooKeeperStartError):
+    """The native TLS library is there, but does not load on this machine."""
+
+
 class EmbeddedZooKeeper:
     """One server. ``start`` blocks until it serves; ``stop`` ends it and, unless ``directory`` was given, its data.
 
     ``jars``: where ZooKeeper's jars are (default: Spark's). ``directory``: an own directory for its data (default: a
     temporary one). ``tick_ms``: sessions may be two ticks long or longer. ``bind``: an IPv4 address of this machine
-    that the slots can reach; whoever reaches it can write where no access list forbids it (option ``zookeeper_acl``),
-    unless there is ``tls``. ``clients``: how many there will be; of strangers so many are let in beside them that they
-    cannot take all of its memory.
+    that the slots can reach. Without ``tls``, any process that reaches it can take all connections, end any session,
+    and write where no access list forbids it (option ``zookeeper_acl``). ``clients``: how many there will be; memory
+    is for twice as many, and strangers who have no certificate take none of it.
     """
 
     def __init__(
@@ -150,7 +172,8 @@ class EmbeddedZooKeeper:
         self._tick_ms = tick_ms
         self._bind = bind
         self._tls = tls
-        self._connections = 2 * clients + CONNECTIONS_OF_STRANGERS
+        self._native_tls = tls is not None
+        self._connections = 2 * clients + CONNECTIONS_BESIDE
         self._directory: Path | None = None
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -175,6 +198,14 @@ class EmbeddedZooKeeper:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def processor_s(self) -> float:
+        """Processor time that the server's process has taken; 0 when it does not run."""
+        try:
+            return 0.0 if self._process is None else sum(psutil.Process(self._process.pid).cpu_times()[:2])
+        except psutil.Error:
+            return 0.0
+
+    @property
     def end(self) -> str | None:
         """How the server's process ended, with the last lines of its log; None when it runs, or was told to end."""
         if self._process is None or (status := self._process.poll()) is None:
@@ -182,18 +213,24 @@ class EmbeddedZooKeeper:
         return self._last_words(f"was killed by signal {-status}" if status < 0 else f"ended with status {status}")
 
     def start(self) -> str:
-        """Start, on the port of the last start if there was one: ``address:port``. Raises ``ZooKeeperStartError``."""
+        """Start, on the port of the last start if that is free: ``address:port``. Raises ``ZooKeeperStartError``."""
         if self._process is not None:
             raise ZooKeeperStartError("the embedded ZooKeeper has been started already")
         if not isinstance(_address(self._bind), ipaddress.IPv4Address):
             raise ZooKeeperStartError(f"the embedded ZooKeeper binds an IPv4 address, not {self._bind!r}")
         names = JARS if self._tls is None else JARS + JARS_OF_TLS
-        java, jars = _java(self._java), _class_path(self._jars if self._jars is not None else find_jars(), names)
+        found = self._jars if self._jars is not None else find_jars()
+        java, jars = find_java(self._java), class_path(found, names)
+        native = native_tls(found) if self._native_tls else []
         first = not self._port
         try:
-            with nullcontext(self._port) if self._tls is None or self._port else _kept_port(self._bind) as port:
-                self._process = self._launch(java, jars, port)
-                self._port = self._await_serving(self._process)
+            with nullcontext(0) if self._tls is None and first else _kept_port(self._bind, self._port) as port:
+                try:
+                    self._serve(java, jars, port, native)
+                except _NativeTlsUnusable:
+                    self._kill()
+                    self._native_tls = False
+                    self._serve(java, jars, port, [])
         except BaseException as error:
             self._kill()
             if first:  # else this was a restart, whose data may yet be wanted
@@ -205,7 +242,7 @@ class EmbeddedZooKeeper:
         return self.hosts
 
     def stop(self) -> None:
-        """End the server; nothing of it is left. The port is kept for another ``start``."""
+        """End the server; nothing of it is left. Another ``start`` asks for the same port."""
         self._kill()
         self._remove()
 
@@ -214,7 +251,10 @@ class EmbeddedZooKeeper:
         self._kill()
 
     def restart(self) -> str:
-        """End the server if it runs, and start it with its data on its port."""
+        """End the server if it runs, and start it with its data: on its port, or on another if that is taken.
+
+        Returns ``address:port``. Raises ``ZooKeeperStartError``.
+        """
         self._kill()
         for _ in range(RESTART_TRIES - 1):
             try:
@@ -266,12 +306,18 @@ class EmbeddedZooKeeper:
     ) -> None:
         self.stop()
 
-    def _launch(self, java: str, jars: str, port: int) -> subprocess.Popen[bytes]:
+    def _serve(self, java: str, jars: str, port: int, native: list[Path]) -> None:
+        self._process = self._launch(java, jars, port, native)
+        self._port = self._await_serving(self._process)
+
+    def _launch(self, java: str, jars: str, port: int, native: list[Path]) -> subprocess.Popen[bytes]:
         if self._directory is None:
             self._directory = self._given or Path(tempfile.mkdtemp(prefix="flinkplus-zookeeper-"))
-        self._write_configuration(self._directory, port)
+        self._write_configuration(self._directory, port, bool(native))
         heap_mb = HEAP_MB + int(self._connections * HEAP_MB_FOR_CONNECTION)
-        command = [java, *JVM_OPTIONS, f"-Xmx{heap_mb}m", "-cp", jars]
+        options = JVM_OPTIONS if self._tls is None else JVM_OPTIONS + JVM_OPTIONS_OF_TLS
+        options += (f"-Dio.netty.native.workdir={self._directory}",) if native else WITHOUT_NATIVE_TLS
+        command = [java, *options, f"-Xmx{heap_mb}m", "-cp", os.pathsep.join([jars, *map(str, native)])]
         command += [f"-Dlog4j2.configurationFile={(self._directory / 'log4j2.properties').as_uri()}"]
         command += [MAIN_CLASS, str(self._directory / "zoo.cfg")]
         remove = "" if self._given is not None else str(self._directory)
@@ -288,14 +334,14 @@ class EmbeddedZooKeeper:
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         return process
 
-    def _write_configuration(self, directory: Path, port: int) -> None:
+    def _write_configuration(self, directory: Path, port: int, native_tls: bool) -> None:
         data = directory / "data"
         data.mkdir(parents=True, exist_ok=True)
         (data / "myid").write_text("1\n")
         (directory / "log4j2.properties").write_text(LOGGING)
         listen = IN_CLEAR
         if self._tls is not None:
-            listen = BY_TLS
+            listen = BY_TLS + (BY_NATIVE_TLS if native_tls else "")
             (directory / "authority.pem").write_bytes(self._tls.authority)
             with open(os.open(directory / "server.pem", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(self._tls.key + b"\n" + self._tls.certificate)
@@ -317,19 +363,24 @@ class EmbeddedZooKeeper:
         port: int | None = None
         while time.monotonic() < deadline:
             if self._needed_no_more.is_set():
-                raise ZooKeeperStartError("the embedded ZooKeeper is needed no more")
+                raise ZooKeeperStartError("the embedded ZooKeeper was closed while it started")
             if process.poll() is not None:
                 raise ZooKeeperStartError(self._last_words(f"ended with status {process.returncode}"))
             if port is None:
                 port = _listening(process.pid)
             elif _serves(self._bind, port, None if self._tls is None else self._tls.client):
                 return port
+            elif self._native_tls and any(NO_CHANNEL in line for line in self._log()):
+                raise _NativeTlsUnusable(self._last_words("cannot use its native TLS library"))
             time.sleep(POLL_S)
         raise ZooKeeperStartError(self._last_words(f"did not serve within {START_TIMEOUT_S:.0f} s"))
 
-    def _last_words(self, what: str) -> str:
+    def _log(self) -> list[str]:
         assert self._directory is not None
-        lines = _lines(self._directory / "server.log")[-LOG_LINES:]
+        return _lines(self._directory / "server.log")
+
+    def _last_words(self, what: str) -> str:
+        lines = [printable(line, LOG_LINE_CHARACTERS) for line in self._log()[-LOG_LINES:]]
         return "\n  ".join([f"the embedded ZooKeeper {what}{LOG_FOLLOWS}", *(lines or ["(nothing)"])])
 
     def _kill(self) -> None:
@@ -346,39 +397,6 @@ class EmbeddedZooKeeper:
         if self._given is None and self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
-
-
-def find_jars() -> Path:
-    """The directory of Spark's jars, by ``SPARK_HOME`` or the PySpark package. Raises ``ZooKeeperStartError``."""
-    places: list[Path] = []
-    if os.environ.get("SPARK_HOME"):
-        places.append(Path(os.environ["SPARK_HOME"]) / "jars")
-    import pyspark
-
-    places.append(Path(pyspark.__file__).parent / "jars")
-    for place in places:
-        if any(place.glob("zookeeper-*.jar")):
-            return place
-    raise ZooKeeperStartError(
-        f"no ZooKeeper jars in {', '.join(map(str, places))}; name an ensemble instead (--zookeeper HOST:PORT,...)"
-    )
-
-
-def _class_path(jars: Path, names: Sequence[str]) -> str:
-    found = {name: sorted(jars.glob(f"{name}-*.jar")) for name in names}
-    missing = [name for name, paths in found.items() if not paths]
-    if missing:
-        raise ZooKeeperStartError(f"{jars} lacks the jars of {', '.join(missing)}")
-    return os.pathsep.join(str(path) for paths in found.values() for path in paths)
-
-
-def _java(given: str | None) -> str:
-    home = os.environ.get("JAVA_HOME")
-    java = given or (str(Path(home) / "bin" / "java") if home else "java")
-    path = shutil.which(java)
-    if path is None:
-        raise ZooKeeperStartError(f"the embedded ZooKeeper needs Java, but {java!r} is not to be found")
-    return path
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -399,18 +417,27 @@ def _listening(pid: int) -> int | None:
 
 
 @contextmanager
-def _kept_port(host: str) -> Iterator[int]:
-    """A port that the system gives to nobody else meanwhile, but that a server may bind."""
+def _kept_port(host: str, wanted: int) -> Iterator[int]:
+    """``wanted``, or another port if that is 0 or taken. The system gives it to no other process meanwhile, but a
+    server may bind it.
+    """
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, 0))
+        try:
+            sock.bind((host, wanted))
+        except OSError as error:
+            if not wanted or error.errno != errno.EADDRINUSE:
+                raise
+            sock.bind((host, 0))
         yield sock.getsockname()[1]
 
 
 def _lines(path: Path) -> list[str]:
-    """What is in a file of text; nothing when it is not there."""
+    """The last lines of a file of text; nothing when it is not there."""
     try:
-        return path.read_text(errors="replace").splitlines()
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
+            return file.read(LOG_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
 

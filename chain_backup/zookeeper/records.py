@@ -19,7 +19,9 @@ from typing import Any, TypeAlias
 
 from chain_backup.zookeeper.errors import BadRecord
 from flinkplus.documents import parse_document, whole
-from flinkplus.errors import ConfigurationError
+from flinkplus.errors import ConfigurationError, UnsafeName
+from flinkplus.path_names import checked_subtask
+from flinkplus.printable import printable
 
 ROOT = "/flinkplus"
 FORMAT = 1
@@ -41,12 +43,12 @@ class ChainRecord:
     @staticmethod
     def decode(subtask: str, data: bytes) -> ChainRecord:
         """Of ``encode``. Raises ``BadRecord``."""
-        fields = decode(f"chain record of {subtask}", data)
+        fields = decode(f"chain record of {printable(subtask)}", data)
         try:
             members = tuple(whole(slot) for slot in fields["members"])
             return ChainRecord(subtask, whole(fields["generation"]), members, whole(fields["stable"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise BadRecord(f"chain record of {subtask}: {data[:200]!r}") from error
+            raise BadRecord(f"chain record of {printable(subtask)}: {data[:200]!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,10 @@ class SlotRecord:
         fields = decode(f"slot {slot}", data)
         try:
             record = SlotRecord(
-                str(fields["address"]), str(fields["host"]), whole(fields["pid"]), whole(fields["incarnation"])
+                printable(fields["address"]),
+                printable(fields["host"]),
+                whole(fields["pid"]),
+                whole(fields["incarnation"]),
             )
             return record, whole(fields["epoch"])
         except (KeyError, TypeError, ValueError) as error:
@@ -85,9 +90,9 @@ def decode(what: str, data: bytes) -> dict[str, Any]:
     try:
         fields = parse_document(data)
     except ValueError as error:
-        raise BadRecord(f"{what}: {data[:200]!r} is no JSON") from error
+        raise BadRecord(f"{what}: {data[:200]!r} is not JSON") from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise BadRecord(f"{what}: {data[:200]!r} is not of format {FORMAT}")
+        raise BadRecord(f"{what}: {data[:200]!r} does not have format {FORMAT}")
     return fields
 
 
@@ -96,7 +101,7 @@ class Paths:
 
     def __init__(self, application: str, prefix: str = "") -> None:
         if not application:
-            raise ConfigurationError("an application needs a name to have a place in ZooKeeper")
+            raise ConfigurationError("an application needs a name to register in ZooKeeper")
         self.root = f"{prefix}{ROOT}"
         self.base = f"{self.root}/{quote(application)}"
         self.epoch = f"{self.base}/epoch"
@@ -126,8 +131,11 @@ def quote(name: str) -> str:
 
 
 def unquote(step: str) -> str:
-    """The name of ``quote``."""
-    return urllib.parse.unquote(step)
+    """The name of ``quote``, of a subtask. Raises ``BadRecord``."""
+    try:
+        return checked_subtask(urllib.parse.unquote(step))
+    except UnsafeName as error:
+        raise BadRecord(f"node {step[:200]!r} does not name a subtask") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +168,13 @@ class RegistryBack:
 
 
 @dataclass(frozen=True, slots=True)
+class RegistryMoved:
+    """The job's own server was restarted on another port. Clients reach it at ``hosts`` from now on."""
+
+    hosts: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionOpened:
     """The slot has registered for the first time."""
 
@@ -181,5 +196,5 @@ class SessionExpired:
     reason: str
 
 
-RegistryEvent: TypeAlias = SlotNodeSeen | SlotNodeGone | RegistryLost | RegistryBack
+RegistryEvent: TypeAlias = SlotNodeSeen | SlotNodeGone | RegistryLost | RegistryBack | RegistryMoved
 SessionEvent: TypeAlias = SessionOpened | SessionSuspended | SessionBack | SessionExpired

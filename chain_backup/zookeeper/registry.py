@@ -37,6 +37,7 @@ from chain_backup.zookeeper.records import (
     split_hosts,
 )
 from chain_backup.zookeeper.session import SlotSession
+from flinkplus.printable import printable
 
 ANSWER_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 15.0
@@ -123,6 +124,10 @@ class Registry:
         if self._epoch is not None:
             self._chains.rehearse(self._epoch, writes, timeout_s)
 
+    def move_to(self, hosts: str) -> None:
+        """Connect to ``hosts`` from now on, with the same session."""
+        self._client.move_to(split_hosts(hosts)[0])
+
     def expect_nothing(self, reason: str | None) -> None:
         """Have reads and writes that would wait for ZooKeeper raise ``RegistryUnavailable`` at once, for this
         ``reason``; ``None``: have them wait again.
@@ -144,7 +149,7 @@ class Registry:
             try:
                 self._remove_all(self._epoch)
             except (KazooException, self._client.timeout) as error:
-                _log.warning("%s stays in ZooKeeper: %s", self._paths.base, type(error).__name__)
+                _log.warning("could not remove %s from ZooKeeper: %s", self._paths.base, type(error).__name__)
         self._client.close()
 
     def _try_elect(self, gone: Event, deadline: float) -> int | None:
@@ -177,7 +182,7 @@ class Registry:
         try:
             data, _ = result(self._client.kazoo.get_async(self._paths.coordinator), time.monotonic() + ANSWER_TIMEOUT_S)
             fields = decode("coordinator", data)
-            return f"process {fields.get('pid')} on {fields.get('host')}"
+            return f"process {printable(fields.get('pid'))} on {printable(fields.get('host'))}"
         except (KazooException, self._client.timeout, BadRecord) as error:
             return f"another driver ({type(error).__name__})"
 
@@ -257,7 +262,7 @@ class Registry:
             except NoNodeError:
                 living.discard(slot)
             except BadRecord as error:
-                _log.warning("ignoring a registration: %s", error)
+                _log.warning("ignoring a malformed slot registration: %s", error)
                 living.discard(slot)
         self._stale.clear()
         self._tell_slots(living, found, connection)

@@ -71,6 +71,10 @@ class SlotSession:
         """Number of the ZooKeeper session; None while not connected."""
         return self._client.session
 
+    def move_to(self, hosts: str) -> None:
+        """Connect to ``hosts`` from now on, with the same session."""
+        self._client.move_to(split_hosts(hosts)[0])
+
     def close(self) -> None:
         """Remove the registration and end all threads, bounded; nothing is delivered any more."""
         with self._lock:

@@ -1,11 +1,14 @@
 """Keeps a job's own ZooKeeper server running: when its process ends, or hangs, it is started again with its data, on
-its port.
+its port unless another process has taken that.
 
 Sessions outlive that, and clients come back by themselves: a server that starts gives every session its time anew.
 
 A server hangs when two requests in a row have not been answered within ``HANG_S`` together. On a busy machine an
 answer may be slow, so this timeout doubles each time that it has expired, up to a limit. It is reset only after a long
 time without a hang: a slow machine does not have its server replaced again and again.
+
+A server that does not answer but works, as in a flood of connections, has that limit at once: a restart would help
+the flood.
 
 Rules: a server that ran for a while is started again at once, and whoever needs it waits. One that ends soon after its
 start, or cannot be started, is started after a pause, which doubles up to a limit; for that long nobody is to wait
@@ -31,6 +34,8 @@ ASK_S = 1.0
 """From one answer to the next question."""
 HANG_S = 6.0
 LONGEST_HANG_S = 120.0
+BUSY_SHARE = 0.1
+"""A server that does not answer, but takes this share of a processor, is busy, and not hung."""
 QUESTIONS = 2
 """So many must be unanswered: one may have been asked just when the whole machine stood still."""
 FORGOTTEN_S = 600.0
@@ -47,6 +52,9 @@ class Server(Protocol):
 
     @property
     def end(self) -> str | None: ...
+
+    @property
+    def processor_s(self) -> float: ...
 
     def responds(self, timeout_s: float) -> bool: ...
 
@@ -71,6 +79,7 @@ class Supervisor:
         self._ask_s = 0.0
         self._unanswered = 0
         self._unanswered_s = 0.0
+        self._processor_s = 0.0
         self._thread = threading.Thread(target=self._watch, name="flinkplus-zookeeper-watch", daemon=True)
 
     def start(self) -> None:
@@ -103,6 +112,7 @@ class Supervisor:
         begun_s = time.monotonic()
         if begun_s < self._ask_s:
             return False
+        processor_s = 0.0 if self._unanswered else self._server.processor_s
         if begun_s - self._hung_s >= FORGOTTEN_S:
             self._patience_s = HANG_S
         if self._server.responds(self._patience_s / QUESTIONS) or self._closing.is_set() or not self._server.alive:
@@ -110,20 +120,27 @@ class Supervisor:
             self._ask_s = time.monotonic() + ASK_S
             return False
         if not self._unanswered:
-            self._unanswered_s = begun_s
+            self._unanswered_s, self._processor_s = begun_s, processor_s
         self._unanswered += 1
         now_s = time.monotonic()
-        if self._unanswered < QUESTIONS or now_s - self._unanswered_s < self._patience_s:
+        for_s = now_s - self._unanswered_s
+        if self._unanswered < QUESTIONS or for_s < self._patience_s:
+            return False
+        if for_s < LONGEST_HANG_S and self._server.processor_s - self._processor_s > BUSY_SHARE * for_s:
             return False
         self._hung_s = now_s
         self._patience_s = min(LONGEST_HANG_S, 2 * self._patience_s)
         return True
 
     def _bring_back(self, why: str, pause_s: float) -> float:
-        """Start the server until it serves, or nobody needs it any more. Returns the pause before the next time."""
+        """Start the server until it serves, or is not needed any more. Returns the pause before the next time.
+
+        It counts as a restart from the start on: the clients may be back before the server is known to serve.
+        """
+        self.restarts += 1
         while not self._closing.is_set():
             when = f"in {pause_s:.1f} s" if pause_s else "at once"
-            _log.warning("the job's own ZooKeeper server is started again %s: %s", when, why)
+            _log.warning("restarting the job's own ZooKeeper server %s: %s", when, why)
             if pause_s:
                 self._on_down(f"its server is down: {why.splitlines()[0].removesuffix(LOG_FOLLOWS)}")
                 self._closing.wait(pause_s)
@@ -135,8 +152,7 @@ class Supervisor:
             except Exception as error:  # whatever it is, there is no server
                 why = f"{type(error).__name__}: {error}"
                 continue
-            self.restarts += 1
-            _log.warning("the job's own ZooKeeper server is back")
+            _log.warning("the job's own ZooKeeper server is running again")
             self._on_back()
             break
         return pause_s

@@ -24,12 +24,12 @@ from experiments.cluster.compose import Service, find_compose, read_compose
 from experiments.cluster.host import Host, end_abandoned, note_process, noted_process
 from experiments.cluster.network import ClusterError, Namespace, Network
 from experiments.cluster.usage import add_up, directory_mb
-from flinkplus.runtime.cleanup import remove_tree
+from flinkplus.runtime.host.cleanup import remove_tree
 
 PREFIX = "flinkplus-cluster-"
 JOB, MASTER, WORKER, ZOOKEEPER = "job", "master", "worker-", "zk-"
 TOOLS = ("ip", "nsenter", "unshare", "mount")
-PASSED_ON = ("HOME", "LANG", "LC_ALL", "JAVA_HOME", "PYTHONPATH", "TZ")
+PASSED_ON = ("HOME", "LANG", "LC_ALL", "JAVA_HOME", "PYTHONPATH", "TZ", "FLINKPLUS_KEY_FILE")
 REMOVE_TIMEOUT_S = 10.0
 LOG_LINES = 15
 

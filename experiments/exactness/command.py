@@ -18,7 +18,7 @@ from experiments.beside import beside
 from experiments.exactness.settings import APART_S, Case, Settings
 from experiments.running import one_session, shown
 from flinkplus.cli.figures import check_json
-from flinkplus.runtime.faults import PARTS
+from flinkplus.runtime.faults.points import PARTS
 
 EXIT_OK, EXIT_FAILED = 0, 1
 DEFAULT_OUT = "results/exactness"
@@ -26,7 +26,7 @@ DEFAULT_OUT = "results/exactness"
 
 def add_exactness(command: argparse.ArgumentParser) -> None:
     """The options of ``flinkplus experiment exactness``."""
-    from flinkplus.cli.main import positive, positive_number
+    from flinkplus.cli.arguments import positive, positive_number
 
     command.add_argument("--runs", type=positive, default=200, metavar="N", help="jobs (default: 200)")
     command.add_argument("--first", type=int, default=0, metavar="N", help="number of the first run (default: 0)")
@@ -116,7 +116,7 @@ def run_exactness(
 def _one_zookeeper(master: str | None) -> contextlib.AbstractContextManager[str | None]:
     """One server for all jobs, where all of them are on this machine; elsewhere each has its own."""
     from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
-    from flinkplus.runtime.local_masters import local_master
+    from flinkplus.runtime.job.local_masters import local_master
 
     @contextlib.contextmanager
     def started() -> Any:

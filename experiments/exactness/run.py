@@ -24,7 +24,7 @@ from experiments.recovery.workload import Trigger
 from experiments.running import wait_until
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
-from flinkplus.runtime.recoveries import HANDOVER
+from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER
 
 PATIENCE_S = 40.0
 RECORDED = ("mode", "failure", "subtasks", "reason", "recovery_ms", "fallback")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.config import options_from
-from flinkplus.runtime.faults import CURSOR, DETERMINANTS, DIGESTS, FILTER, SUPPRESSION, WITHOUT
+from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, SUPPRESSION, WITHOUT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,9 +49,9 @@ class Settings:
     """What to run.
 
     ``recovery``: of the jobs, ``standby`` or ``partial``. ``apart``: seconds between failures that are not at once.
-    ``without``: parts of the protocol that the jobs lack (``flinkplus.runtime.faults``). ``first``: number of the first
-    run. ``more_s``: seconds of input behind all else: a job that lacks determinants makes fewer messages than it did,
-    and the end of its input should not be among those that its consumers take for old ones.
+    ``without``: parts of the protocol that the jobs lack (``flinkplus.runtime.faults.points``). ``first``: number of
+    the first run. ``more_s``: seconds of input behind all else: a job that lacks determinants makes fewer messages
+    than it did, and the end of its input should not be among those that its consumers take for old ones.
     """
 
     runs: int = 200

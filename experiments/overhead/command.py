@@ -19,7 +19,7 @@ PICTURE = "overhead.png"
 
 def add_overhead(command: argparse.ArgumentParser) -> None:
     """The options."""
-    from flinkplus.cli.main import positive, positive_number
+    from flinkplus.cli.arguments import positive, positive_number
 
     command.add_argument(
         "--intervals",

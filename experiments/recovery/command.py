@@ -19,7 +19,7 @@ from experiments.running import one_session, shown
 from flinkplus.cli.figures import check_json
 from flinkplus.config import GUARANTEES
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.faults import PARTS
+from flinkplus.runtime.faults.points import PARTS
 
 EXIT_OK, EXIT_FAILED = 0, 1
 DEFAULT_OUT = "results/recovery"
@@ -29,7 +29,7 @@ DEFAULT_HOSTS = 4
 
 def add_recovery(command: argparse.ArgumentParser) -> None:
     """The options of ``flinkplus experiment recovery``."""
-    from flinkplus.cli.main import positive, positive_number
+    from flinkplus.cli.arguments import positive, positive_number
 
     numbers, choices = console.whole_numbers, console.choices
     command.add_argument("--parallelism", type=numbers(1), default=(1, 2, 4, 8), metavar="N,...")
@@ -62,7 +62,7 @@ def add_recovery(command: argparse.ArgumentParser) -> None:
 
 def add_cost(command: argparse.ArgumentParser) -> None:
     """The options of ``flinkplus experiment cost``."""
-    from flinkplus.cli.main import positive, positive_number
+    from flinkplus.cli.arguments import positive, positive_number
 
     command.add_argument("--replicas", type=console.whole_numbers(1), default=(1, 2, 3), metavar="N,...")
     command.add_argument(

@@ -33,8 +33,8 @@ from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import TOKENIZE
 from flinkplus.config import options_from
 from flinkplus.corpus import write_corpus
-from flinkplus.protocol.guarantee import Guarantee
-from flinkplus.runtime.faults import WITHOUT
+from flinkplus.protocol.vocabulary.guarantee import Guarantee
+from flinkplus.runtime.faults.points import WITHOUT
 
 WORDS = 1_100_000
 VOCABULARY = 50_000
@@ -47,7 +47,7 @@ EXACTLY_ONCE = Guarantee.EXACTLY_ONCE.value
 @dataclass(frozen=True)
 class Variant:
     """``standbys``: ``None`` for recovery by rollback. ``without``: a part of the protocol that is left out (see
-    ``flinkplus.runtime.faults``)."""
+    ``flinkplus.runtime.faults.points``)."""
 
     standbys: int | None
     guarantee: str = EXACTLY_ONCE

@@ -25,7 +25,7 @@ from typing_extensions import override
 from experiments.recovery.settings import BALLAST_KEYS_PER_S
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.cli.wordcount import COUNT, SINK, SOURCE, TOKENIZE
-from flinkplus.operators.base import JsonValue, KeyedState, Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.base.operator import JsonValue, KeyedState, Operator, OperatorContext, OperatorInstance
 
 PROBE = "probe"
 BALLAST_BYTES = 1_000

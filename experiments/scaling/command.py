@@ -19,7 +19,7 @@ PICTURE = "scaling.png"
 
 def add_scaling(command: argparse.ArgumentParser) -> None:
     """The options."""
-    from flinkplus.cli.main import positive, positive_number
+    from flinkplus.cli.arguments import positive, positive_number
 
     command.add_argument(
         "--parallelism", type=console.whole_numbers(1), default=(1, 2, 4, 8, 16), metavar="N,...", help="(1,2,4,8,16)"

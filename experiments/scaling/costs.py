@@ -25,11 +25,11 @@ import numpy as np
 
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.inputs import InputChannel
-from flinkplus.protocol.lineage import Lineage
-from flinkplus.runtime.subtask import Subtask, SubtaskPlan, SubtaskPorts
-from flinkplus.runtime.wire import Kind, Message, decode_frame, decode_records
+from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.lineage import Lineage
+from flinkplus.runtime.slot.subtasks.subtask import Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.transport.wire.wire import Kind, Message, decode_frame, decode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 

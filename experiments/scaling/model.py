@@ -23,12 +23,12 @@ from functools import partial
 from typing import NamedTuple
 
 from experiments.scaling.costs import Costs, VertexCosts
-from flinkplus.protocol import effects, events
-from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
-from flinkplus.protocol.inputs import MERGED_MESSAGE_BYTES
-from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES
-from flinkplus.protocol.subtask import MERGED_MESSAGES
+from flinkplus.protocol.barriers.alignment import BarrierAlignment
+from flinkplus.protocol.channels.inputs import MERGED_MESSAGE_BYTES
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES
+from flinkplus.protocol.subtask.subtask import MERGED_MESSAGES
+from flinkplus.protocol.vocabulary import effects, events
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 NETWORK_LATENCY_S = 0.0002
 """Assumed, one way, between any two slots."""

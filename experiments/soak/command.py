@@ -26,7 +26,7 @@ DEFAULT_HOSTS = 4
 
 def add_soak(command: argparse.ArgumentParser) -> None:
     """The options of ``flinkplus experiment soak``."""
-    from flinkplus.cli.main import positive, positive_number
+    from flinkplus.cli.arguments import positive, positive_number
 
     numbers = positive_number
     command.add_argument("--minutes", type=numbers, default=30.0, metavar="M", help="of input (default: 30)")

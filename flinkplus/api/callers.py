@@ -47,7 +47,7 @@ def _naming(method: Callable[..., Any]) -> Callable[..., Any]:
             caller = sys._getframe(1)
             if len(error.args) != 1 or _is_ours(caller):
                 raise
-            log.debug("where that comes from", exc_info=True)
+            log.debug("traceback", exc_info=True)
             error.args = (without_secrets(f"{error.args[0]} ({_line_of(caller)})"),)
             raise error.with_traceback(None) from error.__cause__
 

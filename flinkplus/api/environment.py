@@ -23,9 +23,10 @@ from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.job_options import JobOptions, RunOptions
-from flinkplus.operators.schema import parse_schema
-from flinkplus.runtime.running import resume_job, start_job
-from flinkplus.runtime.staging import arrow_schema_of, check_dataframe
+from flinkplus.operators.base.schema import parse_schema
+from flinkplus.runtime.job.plan import find_job
+from flinkplus.runtime.job.running import resume_job, start_job
+from flinkplus.runtime.job.staging import arrow_schema_of, check_dataframe
 from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet
@@ -135,16 +136,18 @@ class StreamEnvironment:
 
     # --- running
 
-    def execute(self, name: str, *, resume: Resume = False) -> JobHandle:
+    def execute(self, name: str, *, resume: Resume = False, trust: bool = False) -> JobHandle:
         """Start the job; returns its handle at once.
 
         ``resume``: ``False`` begins a new job; ``True`` continues from the last complete checkpoint in
         ``checkpoint_dir``; ``"auto"`` does either: it begins where no run has begun yet, continues where one has, and
         returns a handle in state ``finished``, without running anything, where one has finished. So the same command
-        can be repeated until it succeeds (``docs/operations.md``).
+        can be repeated until it succeeds (``docs/operations.md``). ``trust``: also continue a job that was signed
+        with another key, on another machine or by another user. This runs its author's code (``docs/security.md``).
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
-        ``InputError`` when it cannot start; ``JobRunsElsewhere`` when another driver runs the job.
+        ``InputError`` when it cannot start; ``JobRunsElsewhere`` when another driver runs the job;
+        ``UntrustedCheckpoint`` when what is to be continued was signed with another key, or not at all.
         """
         if self._executed:
             raise ConfigurationError("this environment was executed already; draw the next job with a new one")
@@ -152,7 +155,9 @@ class StreamEnvironment:
             raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
         self.graph.fuse()
         self._check_functions()
-        running = start_job(self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume)
+        running = start_job(
+            self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume, trust=trust
+        )
         self._executed = True
         return JobHandle(running)
 
@@ -167,11 +172,21 @@ class StreamEnvironment:
                 ) from error
 
     @staticmethod
-    def resume(spark: SparkSession, checkpoint_dir: str | os.PathLike[str], **options: Unpack[RunOptions]) -> JobHandle:
+    def resume(
+        spark: SparkSession,
+        checkpoint_dir: str | os.PathLike[str],
+        *,
+        trust: bool = False,
+        name: str | None = None,
+        **options: Unpack[RunOptions],
+    ) -> JobHandle:
         """Continue the job whose checkpoints are in ``checkpoint_dir``, as it was drawn, from its last complete
         checkpoint.
 
-        ``options`` change settings of the run; the parallelism must stay. Raises ``CheckpointDirectoryError`` when
-        there is nothing to resume.
+        ``options`` change settings of the run; the parallelism must stay. ``trust``: as ``execute``. ``name``: of the
+        job that must be there; ``None``: any. Raises ``CheckpointDirectoryError`` when there is nothing to resume, or a
+        job of another name, ``UntrustedCheckpoint`` when it was signed with
+        another key than the one here (option ``signing_key``), or not at all.
         """
-        return JobHandle(resume_job(spark, os.fspath(checkpoint_dir), dict(options)))
+        found = find_job(os.fspath(checkpoint_dir), options.get("signing_key"), trust, name)
+        return JobHandle(resume_job(spark, found, dict(options)))

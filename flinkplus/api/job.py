@@ -10,13 +10,13 @@ import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.faults import check_point
-from flinkplus.runtime.finished import FinishedJob
-from flinkplus.runtime.move_commands import check_count
-from flinkplus.runtime.moves import PlannedMove
-from flinkplus.runtime.names import find_subtask
-from flinkplus.runtime.output_trace import read_traces
-from flinkplus.runtime.running import RunningJob
+from flinkplus.runtime.control.names import find_subtask
+from flinkplus.runtime.coordinator.commands.moves import check_count
+from flinkplus.runtime.coordinator.membership.moves import PlannedMove
+from flinkplus.runtime.faults.points import check_point
+from flinkplus.runtime.job.finished import FinishedJob
+from flinkplus.runtime.job.running import RunningJob
+from flinkplus.runtime.slot.subtasks.output_trace import read_traces
 from flinkplus.sinks.collect import CollectCommitter
 
 KILL_TIMEOUT_S = 60.0
@@ -101,7 +101,7 @@ class JobHandle:
                 self.await_finish()
                 return
             if deadline_s is not None and time.monotonic() >= deadline_s:
-                raise TimeoutError(f"job {self.name!r} does not run after {timeout} s; it is {self.state}")
+                raise TimeoutError(f"job {self.name!r} is not running after {timeout} s; it is {self.state}")
             self.wait(LOOK_AGAIN_S)
 
     @property
@@ -120,14 +120,13 @@ class JobHandle:
         return isinstance(self._running, FinishedJob)
 
     def drain(self) -> None:
-        """End the input now: sources read no more, what was read is finished, the last checkpoint and commit are
-        done.
-        """
+        """End the input now: the sources stop, all rows read are processed, and the last checkpoint is committed."""
         self._running.coordinator.drain()
 
     def cancel(self) -> None:
-        """End the job now and wait until nothing of it is left. What was committed stays. No error when it is over
-        already.
+        """End the job now and wait until it has released everything. Committed output stays.
+
+        Does nothing when the job has already ended.
         """
         self._running.cancel()
         self.wait()
@@ -138,37 +137,49 @@ class JobHandle:
         ``operators``: for each, ``rows_in``, ``rows_out``, and metrics of its own, such as ``late_rows`` of those that
         use event time (``docs/event-time.md``).
 
-        ``payload_bytes``: of the records that subtasks have sent each other since they began (anew);
-        ``determinant_bytes``: what told beside them how steps began; ``determinant_share``: the one by the other.
+        Records sent between subtasks, since the subtasks last started:
 
-        ``message_ids``: how many IDs of messages the filters of the inputs were ``asked`` about, of how many the Bloom
-        filter said ``maybe``, how many were ``known``, and the ``false_positive_rate`` of the Bloom filters;
-        ``stored``, ``fetched``: chunks of digests written to RocksDB, and asked for there; ``conflicts``: how often
-        filter and cursor disagreed, and the job rolled back.
+        - ``payload_bytes``: bytes of records.
+        - ``determinant_bytes``: bytes of piggybacked determinants.
+        - ``determinant_share``: ``determinant_bytes / payload_bytes``.
 
-        ``refused_connections``: of those who could not prove to be of the job; ``refused_datagrams``: that were no
-        pulses of the job's; ``malformed_frames``: dropped, unread; ``fenced_messages`` (messages, credit, versions) and
-        ``fenced_reports`` (acknowledgements and the like): of slots that were given up and of subtasks that were
-        replaced, without effect.
+        ``message_ids``, the filters of message IDs at the inputs:
 
-        ``copied_bytes``: of state files that standbys took in: ``received`` from other slots, read ``from_storage``,
-        and ``kept``: found on the host, where a dead process of the slot had left them.
+        - ``asked``: IDs that were looked up; ``maybe``: those that the Bloom filter took for known; ``known``: those
+          that were.
+        - ``false_positive_rate``: error rate of the Bloom filters.
+        - ``stored``, ``fetched``: chunks of digests written to RocksDB, and read from it.
+        - ``conflicts``: disagreements of filter and cursor, each of which rolled the job back.
 
-        ``checkpoints_aborted``: of those that were given up; ``checkpoints_over_budget``: since more was in flight than
-        they may hold (option ``in_flight_mb``).
+        Refused and dropped messages:
 
-        ``blocked``: sources that stand still, and why (``spill volume full: ...``).
+        - ``refused_connections``: connections whose peer could not prove to belong to the job.
+        - ``refused_datagrams``: datagrams that were not pulses of the job.
+        - ``malformed_frames``: frames that were dropped unread.
+        - ``fenced_messages``: messages, credit and versions of replaced slots or subtasks; ``fenced_reports``: their
+          acknowledgements and the like. Neither had an effect.
 
-        With standbys: how many ``failovers`` there were, ``handovers`` of work to slots that had come back, and
-        ``fallbacks`` to a rollback (``fallback_reasons`` says why); ``zookeeper``: ``connected``, or what is wrong;
-        ``zookeeper_restarts``: how often the job's own server had died and was started again.
+        State, checkpoints and sources:
+
+        - ``copied_bytes``: bytes of state files at the standbys: ``received`` from other slots, read ``from_storage``,
+          or ``kept`` from an ended process of the slot on the same host.
+        - ``checkpoints_aborted``: checkpoints that were aborted.
+        - ``checkpoints_over_budget``: those aborted because of the maximum of ``in_flight_mb``.
+        - ``blocked``: sources that have paused, and why (``spill volume full: ...``).
+
+        With standbys:
+
+        - ``failovers``, ``handovers`` (planned moves) and ``fallbacks`` to a rollback: how many there were.
+        - ``fallback_reasons``: why each fallback happened.
+        - ``zookeeper``: ``connected``, or what is wrong.
+        - ``zookeeper_restarts``: restarts of the job's own ZooKeeper server.
         """
         return self._running.metrics()
 
     def rows_out(self, operator: str) -> dict[str, int]:
         """Rows that have left each subtask of an operator, as last reported: ``{"count[0]": 1234, ...}``.
 
-        Raises ``ConfigurationError`` for what is no operator of the job.
+        Raises ``ConfigurationError`` for an unknown operator.
         """
         self._running.coordinator.graph.vertex_of(operator)
         return self._running.coordinator.figures.rows_out(operator)
@@ -182,11 +193,11 @@ class JobHandle:
         return self._running.coordinator.recoveries.as_dicts()
 
     def handovers(self) -> list[dict[str, Any]]:
-        """Every planned move of work (to a slot that had come back, or as asked), told like a recovery."""
+        """Every planned move (to a restarted slot, or on request), in the form of ``recoveries``."""
         return self._running.coordinator.recoveries.handovers()
 
     def output_trace(self) -> dict[str, list[tuple[float, int]]]:
-        """When each subtask with a sink had put out how many rows (``flinkplus.runtime.output_trace``).
+        """When each subtask with a sink had put out how many rows (``flinkplus.runtime.slot.subtasks.output_trace``).
 
         Empty without the option ``trace_output``.
         """
@@ -194,16 +205,17 @@ class JobHandle:
         return {} if directory is None else read_traces(directory)
 
     def checkpoint_now(self) -> None:
-        """Ask for a checkpoint at once; returns before it is complete."""
+        """Request a checkpoint; returns before it is complete."""
         self._running.coordinator.request_checkpoint()
 
     def kill(self, subtask: str, at: str | None = None, timeout: float = KILL_TIMEOUT_S) -> bool:
         """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``).
 
-        At once, or ``at`` a point: when that process next reaches it; the points are in ``flinkplus.runtime.faults``.
-        Waits until the subtask runs, for ``timeout`` seconds at most. Returns ``False`` when the job is over.
+        At once, or ``at`` a point: when that process next reaches it; the points are in
+        ``flinkplus.runtime.faults.points``. Waits until the subtask runs, for ``timeout`` seconds at most. Returns
+        ``False`` when the job is over.
 
-        Raises ``ConfigurationError`` for what is no subtask or no point, ``SubtaskNotRunning`` after ``timeout``.
+        Raises ``ConfigurationError`` for an unknown subtask or point, ``SubtaskNotRunning`` after ``timeout``.
         """
         options = self._running.coordinator.options
         found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
@@ -212,7 +224,7 @@ class JobHandle:
         return self._running.coordinator.kill(found, at, timeout)
 
     def missing_standbys(self) -> int:
-        """How many standbys there should be and are not, or are not in step yet: 0 at full redundancy."""
+        """Number of standbys that are missing or not yet in step: 0 at full redundancy."""
         return 0 if self.done else self._running.coordinator.missing_standbys()
 
     def chain_hosts(self) -> dict[str, list[str]]:
@@ -224,14 +236,16 @@ class JobHandle:
         return {} if self.done else self._running.coordinator.pids()
 
     def placement(self) -> dict[str, str]:
-        """The host of each subtask just now, as its slot names it: ``{"count+out[1]": "worker-2", ...}``; without those
-        whose slot is away.
+        """The current host of each subtask, as its slot names it: ``{"count+out[1]": "worker-2", ...}``.
+
+        Subtasks whose slot is not registered are left out.
         """
         return {} if self.done else self._running.coordinator.placement()
 
     def chains(self) -> dict[str, list[int]]:
-        """The slots that hold the state of each subtask just now, first the one that works on it, or is about to:
-        ``{"count+out[1]": [1, 2, 3], ...}``; empty where there is no local recovery.
+        """The slots that hold the state of each subtask, the active one first: ``{"count+out[1]": [1, 2, 3], ...}``.
+
+        Empty without local recovery.
         """
         return {} if self.done else self._running.coordinator.chains()
 
@@ -243,8 +257,8 @@ class JobHandle:
         until the next migration, a drain of its host, or a rollback.
 
         Returns when that is begun; ``await_done`` of what is returned waits for its end. Raises ``MoveRefused`` when
-        the slot does not exist, is away, or is on a drained host, and when the job does not run, or has nobody who
-        could take over (``recovery``, ``guarantee``).
+        the slot does not exist, is not registered, or is on a drained host, and when the job is not running, or has no
+        standbys (``recovery``, ``guarantee``).
         """
         coordinator = self._running.coordinator
         found = find_subtask(subtask, coordinator.graph, coordinator.options.parallelism)

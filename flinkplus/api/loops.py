@@ -6,18 +6,34 @@ drawn with; so every loop has one head, and only its own rows lead back to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
+import pyarrow as pa
+
+from flinkplus.api.drawing import Drawing
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph
-from flinkplus.operators.base import Operator
-from flinkplus.operators.schema import united
-
-if TYPE_CHECKING:
-    from flinkplus.api.stream import Stream
+from flinkplus.operators.base.operator import Operator
+from flinkplus.operators.base.schema import united
 
 
-def close_loop(graph: JobGraph, rows: Stream, drawn: Any) -> Stream:
+class Drawn(Protocol):
+    """A stream, as far as a loop is concerned. ``_origins``: the nodes that its rows come from."""
+
+    _env: Drawing
+    _origins: tuple[int, ...]
+    schema: pa.Schema
+
+    @property
+    def name(self) -> str: ...
+
+    def _node(self) -> int: ...
+
+
+S = TypeVar("S", bound=Drawn)
+
+
+def close_loop(graph: JobGraph, rows: S, drawn: Any) -> S:
     """Lead the first of the two streams ``drawn`` back to the head of ``rows``; returns the second.
 
     Raises ``ConfigurationError`` for what is not two streams of that loop, for a feedback with other columns, for loops
@@ -51,7 +67,7 @@ def close_loop(graph: JobGraph, rows: Stream, drawn: Any) -> Stream:
     return output
 
 
-def _two_streams(rows: Stream, drawn: Any) -> tuple[Stream, Stream]:
+def _two_streams(rows: S, drawn: Any) -> tuple[S, S]:
     name, kind = rows.name, type(rows)
     if not isinstance(drawn, tuple) or len(drawn) != 2:
         raise ConfigurationError(

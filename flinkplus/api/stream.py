@@ -1,49 +1,46 @@
 """Streams: what the user draws the job with.
 
 Rules: a stream is a description, nothing runs before ``execute``. Row functions are a convenience over the columnar
-path:
-``map_batches`` and the built-in operators work on Arrow record batches. Schemas are DDL strings (``"word string, n
-long"``) or ``pyarrow.Schema``. What cannot work raises ``ConfigurationError`` here, not on the cluster.
+path: ``map_batches`` and the built-in operators work on Arrow record batches. Schemas are DDL strings
+(``"word string, n long"``) or ``pyarrow.Schema``. A method raises ``ConfigurationError`` for what cannot work.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from flinkplus.api.callers import names_callers_line
+from flinkplus.api.drawing import Drawing
 from flinkplus.api.loops import close_loop
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import Node
-from flinkplus.operators.aggregates import Aggregate
-from flinkplus.operators.base import Operator
-from flinkplus.operators.deduplicate import Deduplicate
-from flinkplus.operators.durations import Duration, duration_ms
-from flinkplus.operators.event_time import WithWatermark
-from flinkplus.operators.interval_join import IntervalJoin, JoinSide
-from flinkplus.operators.keyed import Count, Sum
-from flinkplus.operators.keyed_rows import Process, Reduce
-from flinkplus.operators.keys import check_key_columns
-from flinkplus.operators.loop import LoopHead
-from flinkplus.operators.routes import Route
-from flinkplus.operators.rows import Filter, FlatMap, Map, MapBatches
-from flinkplus.operators.schema import united
-from flinkplus.operators.tokenize import Tokenize
-from flinkplus.operators.top import Top
-from flinkplus.operators.union import Union
-from flinkplus.operators.windows import TumblingWindow
+from flinkplus.operators.base.durations import Duration, duration_ms
+from flinkplus.operators.base.keys import check_key_columns
+from flinkplus.operators.base.operator import Operator
+from flinkplus.operators.base.routes import Route
+from flinkplus.operators.base.schema import united
+from flinkplus.operators.event_time.event_time import WithWatermark
+from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.event_time.windows import TumblingWindow
+from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.operators.keyed.deduplicate import Deduplicate
+from flinkplus.operators.keyed.keyed import Count, Sum
+from flinkplus.operators.keyed.keyed_rows import Process, Reduce
+from flinkplus.operators.keyed.top import Top
+from flinkplus.operators.rows.loop import LoopHead
+from flinkplus.operators.rows.rows import Filter, FlatMap, Map, MapBatches
+from flinkplus.operators.rows.tokenize import Tokenize
+from flinkplus.operators.rows.union import Union
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.parquet import ParquetSink
 from flinkplus.sinks.text import TextSink
 from flinkplus.state.files import absolute
-
-if TYPE_CHECKING:
-    from flinkplus.api.environment import StreamEnvironment
 
 Schema: TypeAlias = "str | pa.Schema"
 
@@ -56,7 +53,7 @@ def _columns(schema: pa.Schema) -> str:
 class Stream:
     """A stream of rows with a schema."""
 
-    def __init__(self, env: StreamEnvironment, node: int, schema: pa.Schema) -> None:
+    def __init__(self, env: Drawing, node: int, schema: pa.Schema) -> None:
         self._env = env
         self._origins: tuple[int, ...] = (node,)
         self.schema = schema
@@ -115,10 +112,10 @@ class Stream:
         """Take the event time of rows from ``column`` (a timestamp, or integer milliseconds): no row comes more than
         ``delay`` (``"10 seconds"``, ``"500 ms"``, or seconds) behind a later one.
 
-        Rows pass as they are. Each subtask follows the latest row that it has seen; the least of all subtasks counts
-        behind an exchange, so that a subtask without rows holds back event time. What comes later than the delay is
-        late: it is counted in the metric ``late_rows``, and see ``tumbling_window``. Watermarks are multiples of
-        ``every``: by so much windows come later, at most.
+        Rows pass unchanged. Each subtask follows the latest row that it has seen. Behind an exchange the minimum of all
+        subtasks counts, so that a subtask without rows holds back event time. Rows later than the delay are counted in
+        the metric ``late_rows`` (see ``tumbling_window``). Watermarks are multiples of ``every``, which is the maximum
+        delay that this adds to windows.
         """
         name = self._env.name_for("with_watermark", name)
         delay_ms = duration_ms(delay, f"operator {name!r}: the delay")
@@ -139,9 +136,9 @@ class Stream:
     def union(self, *others: Stream, name: str | None = None) -> Stream:
         """The rows of this stream and of ``others``, which have the same columns, as one stream.
 
-        Rows of one stream keep their order; those of different ones come as they come. A stream that is named twice
-        gives its rows twice. With ``key_by`` next the rows of each stream go straight to where their keys meet; else
-        subtask *i* of the union takes those of the streams' subtasks *i*. ``name``: of the operator in the second case.
+        Rows of one stream keep their order; rows of different streams arrive in any order. A stream that is given twice
+        contributes its rows twice. With ``key_by`` next, the rows of each stream go directly to the subtask of their
+        key. Otherwise subtask *i* of the union takes the rows of the streams' subtasks *i*, and ``name`` names it.
         Raises ``ConfigurationError`` for streams of other environments or with other columns.
         """
         for other in others:
@@ -180,9 +177,9 @@ class Stream:
         """The first row for each value of ``columns``, such as the ID of an event that its producer may send twice;
         columnar.
 
-        ``ttl`` (``"10 minutes"``, or seconds): how long after the row that was kept others are dropped; a row exactly
-        then is kept, and the time begins again. It is processing time, noted, so that a failover changes nothing.
-        Without it values are remembered for ever, and the state grows with them. Nulls are equal to each other.
+        ``ttl`` (``"10 minutes"``, or seconds): how long other rows are dropped after the one that was kept. The
+        first row at or after that time is kept, and starts it again. It is processing time, and logged, so that a
+        failover changes nothing. Without ``ttl`` the state grows with every new value. Nulls are equal to each other.
         """
         ttl_ms = None if ttl is None else duration_ms(ttl, "deduplicate: ttl", least=1)
         return self.key_by(*columns)._then(Deduplicate(self._env.name_for("deduplicate", name), columns, ttl_ms))
@@ -198,8 +195,8 @@ class Stream:
         """All rows meet in one subtask, as if they had the same key: for what concerns the stream as a whole, such as
         ``gather().count()``, the running count of all rows.
 
-        That one subtask does all the work of the operator that follows, and of what is fused with it: it is no faster
-        with more slots. Rows of different subtasks come as they come; a failure does not change the order any more.
+        One subtask runs the next operator and all operators fused with it, so more slots do not make it faster.
+        Rows of different subtasks arrive in any order; a failure does not change the order afterwards.
         """
         return KeyedStream(self, ())
 
@@ -238,7 +235,7 @@ class Stream:
 class _UnitedStream(Stream):
     """What ``union`` gives. Its operator is drawn when something is to be fused with it, once."""
 
-    def __init__(self, env: StreamEnvironment, origins: tuple[int, ...], schema: pa.Schema, name: str) -> None:
+    def __init__(self, env: Drawing, origins: tuple[int, ...], schema: pa.Schema, name: str) -> None:
         super().__init__(env, origins[0], schema)
         self._origins = origins
         self._name = name
@@ -304,7 +301,7 @@ class KeyedStream:
         columns, ``rank`` from 1, item, value; the last row for each key and rank is the ranking. Of equal values the
         one reached first stands first. A null value takes the item out; a rank that becomes free has nulls. Only ``k``
         items a key are kept: exact as long as values do not get worse, such as counts
-        (``key_by("word").count().gather().top(10, by="count", item="word")``); see ``flinkplus.operators.top``.
+        (``key_by("word").count().gather().top(10, by="count", item="word")``); see ``flinkplus.operators.keyed.top``.
         """
         return self._then(Top(self._env.name_for("top", name), self.keys, k, by, item, ascending, output))
 

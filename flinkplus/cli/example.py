@@ -19,7 +19,7 @@ DESCRIPTIONS = {
 
 def add_example(commands: Any) -> None:
     """Add ``example`` to the sub-commands of ``flinkplus``."""
-    from flinkplus.cli.main import positive, positive_number
+    from flinkplus.cli.arguments import positive, positive_number
 
     example = commands.add_parser("example", help="jobs with loops: connected components, PageRank")
     kinds = example.add_subparsers(dest="name", required=True, metavar="EXAMPLE")
@@ -28,12 +28,18 @@ def add_example(commands: Any) -> None:
         command.add_argument(
             "input", nargs="?", metavar="INPUT", help="lines of 'vertex neighbour ...' (default: a random graph)"
         )
-        command.add_argument("--vertices", type=positive, default=2_000, metavar="N", help="of the random graph")
-        command.add_argument("--degree", type=positive, default=2, metavar="N", help="neighbours of each, at most")
+        command.add_argument(
+            "--vertices", type=positive, default=2_000, metavar="N", help="vertices of the random graph"
+        )
+        command.add_argument(
+            "--degree", type=positive, default=2, metavar="N", help="maximum number of neighbours of a vertex"
+        )
         command.add_argument("--output", metavar="DIR", help="Parquet directory (default: results are only compared)")
         command.add_argument("--rate", type=positive_number, default=1_000.0, metavar="VERTICES_PER_S")
         command.add_argument("--kills", type=int, default=0, metavar="N", help="slots killed on the way (default: 0)")
-        command.add_argument("--seed", type=int, default=1, metavar="S", help="of the random graph and of the kills")
+        command.add_argument(
+            "--seed", type=int, default=1, metavar="S", help="seed of the random graph and of the kills"
+        )
         command.add_argument("--parallelism", type=positive, default=3, metavar="N", help="slots (default: 3)")
         command.add_argument("--recovery", choices=["standby", "rollback"], default="standby")
         command.add_argument("--checkpoint-interval", type=positive_number, default=0.5, metavar="S")

@@ -7,9 +7,10 @@ import json
 from typing import Any
 
 from flinkplus.cli.shell import add_job_arguments, ask
-from flinkplus.runtime.access import REPLY_TIMEOUT_S
-from flinkplus.runtime.injections import FAULTS
-from flinkplus.runtime.operations import Inject
+from flinkplus.printable import escaped
+from flinkplus.runtime.coordinator.commands.operations import Inject
+from flinkplus.runtime.faults.injections import FAULTS
+from flinkplus.runtime.operations.access_file import REPLY_TIMEOUT_S
 
 DONE = {
     "exception": "an exception in {subtasks}",
@@ -21,13 +22,17 @@ DONE = {
 
 
 def add_inject(commands: Any) -> None:
-    command = commands.add_parser("inject", help="hurt a running job: an exception, kill, pause, cut, slow")
+    command = commands.add_parser("inject", help="inject a fault into a running job: exception, kill, pause, cut, slow")
     command.add_argument("fault", choices=FAULTS)
     command.add_argument("target", metavar="SUBTASK|SLOT|HOST", help="count:1, slot-2, or a host as status shows it")
     add_job_arguments(command)
-    command.add_argument("--at", type=float, metavar="S", help="when the job has been running for S seconds")
-    command.add_argument("--for", type=float, dest="for_s", default=1.0, metavar="S", help="pause, cut, slow: how long")
-    command.add_argument("--delay", type=float, default=0.01, metavar="S", help="slow: before each step")
+    command.add_argument("--at", type=float, metavar="S", help="S seconds after the job started to run (default: now)")
+    command.add_argument(
+        "--for", type=float, dest="for_s", default=1.0, metavar="S", help="pause, cut, slow: duration in seconds"
+    )
+    command.add_argument(
+        "--delay", type=float, default=0.01, metavar="S", help="slow: delay before each step in seconds"
+    )
     command.add_argument("--from", action="append", dest="peers", metavar="PEER", help="cut: driver or slot-N only")
     command.add_argument("--json", action="store_true", help="what was done, as JSON")
     command.set_defaults(run=run_inject)
@@ -42,5 +47,5 @@ def run_inject(arguments: argparse.Namespace) -> int:
     else:
         slots = ", ".join(f"slot-{slot}" for slot in done["slots"])
         subtasks = ", ".join(done["subtasks"])
-        print(DONE[done["fault"]].format(slots=slots, subtasks=subtasks, for_s=done["for_s"] or 0.0))
+        print(escaped(DONE[done["fault"]].format(slots=slots, subtasks=subtasks, for_s=done["for_s"] or 0.0)))
     return 0

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flinkplus import __version__
+from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
@@ -30,7 +31,9 @@ from flinkplus.errors import (
     InsufficientSlots,
     JavaError,
     OutputDirectoryError,
+    UntrustedCheckpoint,
 )
+from flinkplus.printable import escaped
 
 EXPERIMENTS, DEMO = "experiments.command", "experiments.demo"
 """Found by name: experiments stand above the command line, which cannot import them."""
@@ -42,21 +45,8 @@ USAGE_ERRORS = (
     CheckpointDirectoryError,
     InsufficientSlots,
     JavaError,
+    UntrustedCheckpoint,
 )
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return value
-
-
-def positive_number(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e12:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_wordcount(commands: Any) -> None:
     from flinkplus.cli.wordcount import parse_kill
 
-    command = commands.add_parser("wordcount", help="running count of every word, with kills on order")
+    command = commands.add_parser("wordcount", help="running count of every word, with kills on request")
     command.add_argument("input", nargs="?", metavar="INPUT", help="file, directory or glob (default: the demo text)")
     command.add_argument("--output", metavar="DIR", help="Parquet directory; without it results are only counted")
     command.add_argument("--parallelism", type=positive, default=2, metavar="N", help="slots (default: 2)")
@@ -91,36 +81,44 @@ def _add_wordcount(commands: Any) -> None:
         "--checkpoint-mode",
         choices=CHECKPOINT_MODES,
         default="aligned",
-        help="unaligned: barriers overtake what waits; synchronous: the job stands still",
+        help="unaligned: barriers overtake waiting messages; synchronous: the job pauses",
     )
     command.add_argument(
         "--aligned-timeout",
         type=positive_number,
         metavar="S",
-        help="an unaligned checkpoint is an aligned one for so long",
+        help="seconds for which barriers of an unaligned checkpoint do not overtake",
     )
     command.add_argument("--checkpoint-dir", metavar="DIR", help="keep checkpoints here, for flinkplus resume")
     command.add_argument(
         "--resume",
         choices=["auto"],
-        help="begin, or continue what is in --checkpoint-dir, or leave it if it has finished: for a supervisor",
+        help="start the job, or resume it from --checkpoint-dir; do nothing if it has finished (for a supervisor)",
     )
+    _add_signing(command)
     command.add_argument("--recovery", choices=["standby", "partial", "rollback"], default="standby")
     command.add_argument("--replicas", type=positive, default=3, metavar="N", help="copies of each state (default: 3)")
     command.add_argument("--placement", default="spread", metavar="STRATEGY", help="spread, near or module:function")
-    command.add_argument("--failback", choices=["auto", "never"], default="auto", help="give work back (default: auto)")
+    command.add_argument(
+        "--failback",
+        choices=["auto", "never"],
+        default="auto",
+        help="move subtasks back to a restarted slot (default: auto)",
+    )
     command.add_argument("--zookeeper", metavar="HOSTS", help="an ensemble (default: a server of the job's own)")
     command.add_argument(
-        "--zookeeper-acl",
-        metavar="job|open|FILE",
-        help="who may change the job's nodes (docs/security.md)",
+        "--zookeeper-acl", metavar="job|open|FILE", help="who may change the job's nodes (docs/security.md)"
     )
     command.add_argument(
         "--max-restarts", type=int, default=3, metavar="N", help="restarts after exceptions (default: 3)"
     )
-    command.add_argument("--transport", choices=["tcp", "grpc"], default="tcp", help="between slots (default: tcp)")
+    command.add_argument(
+        "--transport", choices=["tcp", "grpc"], default="tcp", help="transport between slots (default: tcp)"
+    )
     command.add_argument("--tls", action="store_true", help="mutual TLS, with certificates made for the job")
-    command.add_argument("--tls-certificates", metavar="DIR", help="mutual TLS, with those of DIR on every host")
+    command.add_argument(
+        "--tls-certificates", metavar="DIR", help="mutual TLS, with the certificates in DIR on every host"
+    )
     command.add_argument("--kill", type=parse_kill, action="append", default=[], metavar="SUBTASK@SECONDS")
     command.add_argument("--duration", type=positive_number, metavar="S", help="end the input after S seconds")
     command.add_argument("--encoding-errors", choices=["replace", "strict"], default="replace")
@@ -130,8 +128,15 @@ def _add_wordcount(commands: Any) -> None:
     command.set_defaults(run=_wordcount)
 
 
+def _add_signing(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--signing-key", metavar="FILE", help="the key that checkpoints are signed with")
+    command.add_argument(
+        "--trust", action="store_true", help="resume a job that another key has signed: runs the code of its author"
+    )
+
+
 def _add_demo(commands: Any) -> None:
-    command = commands.add_parser("demo", help="one slot of a WordCount killed, by standby and by rollback")
+    command = commands.add_parser("demo", help="kill one slot of a WordCount, with standbys and with rollback")
     command.add_argument("--json", metavar="FILE", help="write every figure here")
     command.set_defaults(run=_demo)
 
@@ -139,6 +144,8 @@ def _add_demo(commands: Any) -> None:
 def _add_resume(commands: Any) -> None:
     command = commands.add_parser("resume", help="continue a job from the last complete checkpoint in its directory")
     command.add_argument("directory", metavar="CHECKPOINT_DIR")
+    command.add_argument("--job", metavar="NAME", help="refuse a directory of a job with another name")
+    _add_signing(command)
     command.add_argument("--master", metavar="URL", help="Spark master (default: local, with a thread for each slot)")
     command.add_argument("--json", metavar="FILE", help="write the job's figures here")
     command.set_defaults(run=_resume)
@@ -165,6 +172,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
         duration_s=arguments.duration,
         check=not arguments.no_check,
         resume=arguments.resume or False,
+        trust=arguments.trust,
         options={
             "parallelism": arguments.parallelism,
             "checkpoint_interval": None if arguments.no_checkpoints else arguments.checkpoint_interval,
@@ -181,6 +189,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
             "tls": arguments.tls if arguments.tls_certificates is None else arguments.tls_certificates,
             "max_restarts": arguments.max_restarts,
             "encoding_errors": arguments.encoding_errors,
+            "signing_key": arguments.signing_key,
         },
     )
     wordcount.check_usage(run)
@@ -204,7 +213,10 @@ def _resume(arguments: argparse.Namespace) -> int:
     from flinkplus.cli import resume
 
     check_json(arguments.json)
-    write_json(arguments.json, resume.run_resume(arguments.directory, arguments.master))
+    figures = resume.run_resume(
+        arguments.directory, arguments.master, arguments.signing_key, arguments.trust, arguments.job
+    )
+    write_json(arguments.json, figures)
     return EXIT_OK
 
 
@@ -216,8 +228,13 @@ def _corpus(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _interrupted(_signal: int, _frame: object) -> None:
-    """Ctrl-C or SIGTERM: end the job. Whoever is impatient then must not interrupt that, or things are left behind."""
+_interruptions: list[int] = []
+"""The signal that has interrupted the command, if one has."""
+
+
+def _interrupted(number: int, _frame: object) -> None:
+    """Ctrl-C or SIGTERM: end the job. Another signal must not interrupt the end, or things are left behind."""
+    _interruptions.append(number)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _ending)
     raise KeyboardInterrupt
@@ -230,19 +247,20 @@ def _ending(_signal: int, _frame: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     warnings.simplefilter("default", RuntimeWarning)
+    _interruptions.clear()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
     try:
         parsed = parser().parse_args(arguments)
         code: int = parsed.run(parsed)
-    except KeyboardInterrupt:
-        print("interrupted; the job was ended", file=sys.stderr)
-        code = EXIT_INTERRUPTED
-    except FlinkPlusError as error:
+    except (KeyboardInterrupt, FlinkPlusError) as error:
+        if _interruptions or isinstance(error, KeyboardInterrupt):  # a signal breaks other things as well
+            print("interrupted; the job was ended", file=sys.stderr)
+            return EXIT_INTERRUPTED
         cause = (
             f" ({error.__cause__})" if error.__cause__ is not None and str(error.__cause__) not in str(error) else ""
         )
-        print(f"flinkplus: {error}{cause}", file=sys.stderr)
+        print(escaped(f"flinkplus: {error}{cause}", keep="\n\t"), file=sys.stderr)
         code = EXIT_USAGE if isinstance(error, USAGE_ERRORS) else EXIT_FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

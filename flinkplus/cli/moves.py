@@ -11,8 +11,16 @@ from typing import Any
 
 from flinkplus.cli.shell import add_job_arguments, job_of
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.access import Access, call
-from flinkplus.runtime.move_commands import DrainHost, Migrate, MoveNews, ScaleSpares, UndrainHost, check_count
+from flinkplus.printable import escaped
+from flinkplus.runtime.coordinator.commands.moves import (
+    DrainHost,
+    Migrate,
+    MoveNews,
+    ScaleSpares,
+    UndrainHost,
+    check_count,
+)
+from flinkplus.runtime.operations.access_file import Access, call
 
 SLOT = re.compile(r"(?:slot-)?(\d{1,9})\Z")
 POLL_S = 0.1
@@ -21,31 +29,39 @@ EXIT_NOT_DONE = 1
 
 
 def add_moves(commands: Any) -> None:
-    migrate = commands.add_parser("migrate", help="have a subtask of a running job work on another slot")
+    migrate = commands.add_parser("migrate", help="move a subtask of a running job to another slot")
     migrate.add_argument("subtask", metavar="SUBTASK", help="count:1, with all that is fused with it")
     migrate.add_argument("--to", required=True, metavar="SLOT", help="slot-2, as status shows it")
     _add_common(migrate)
     migrate.set_defaults(run=run_migrate)
-    drain = commands.add_parser("drain", help="move all work of a running job off a host, and give it no more")
+    drain = commands.add_parser("drain", help="move all subtasks of a running job off a host, and keep them off")
     drain.add_argument("host", metavar="HOST", help="a host as status shows it")
-    drain.add_argument("--force", action="store_true", help="even if there are fewer copies of the state by that")
+    drain.add_argument("--force", action="store_true", help="even if this leaves fewer copies of the state")
     _add_common(drain)
     drain.set_defaults(run=run_drain)
-    undrain = commands.add_parser("undrain", help="use a host again that was drained")
+    undrain = commands.add_parser("undrain", help="allow a drained host to be used again")
     undrain.add_argument("host", metavar="HOST")
     add_job_arguments(undrain)
     undrain.set_defaults(run=run_undrain)
-    scale = commands.add_parser("scale", help="have so many spare slots, beside those that a job was started with")
-    scale.add_argument("spares", type=int, metavar="SPARES", help="how many there are to be; 0: none")
-    scale.add_argument("--force", action="store_true", help="even if there are fewer copies of the state by that")
+    scale = commands.add_parser(
+        "scale", help="set the number of spare slots, in addition to those that a job started with"
+    )
+    scale.add_argument("spares", type=int, metavar="SPARES", help="number of spare slots")
+    scale.add_argument("--force", action="store_true", help="even if this leaves fewer copies of the state")
     _add_common(scale)
     scale.set_defaults(run=run_scale)
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:
     add_job_arguments(command)
-    command.add_argument("--wait", type=float, default=WAIT_S, metavar="S", help="for its end (%(default)s; 0: do not)")
-    command.add_argument("--json", action="store_true", help="how it stands, as a JSON document a line")
+    command.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_S,
+        metavar="S",
+        help="seconds to wait for the end (%(default)s; 0: do not wait)",
+    )
+    command.add_argument("--json", action="store_true", help="report progress as one JSON document per line")
 
 
 def run_migrate(arguments: argparse.Namespace) -> int:
@@ -53,7 +69,7 @@ def run_migrate(arguments: argparse.Namespace) -> int:
     slot = SLOT.match(arguments.to)
     if slot is None:
         raise ConfigurationError(
-            f"--to {arguments.to!r} is no slot; they are slot-0, slot-1, ...: see flinkplus status"
+            f"--to {arguments.to!r} is not a slot; write slot-0, slot-1, ... (see flinkplus status)"
         )
     return _see_through(
         arguments, Migrate(arguments.subtask, int(slot[1])), f"{arguments.subtask} is on slot-{int(slot[1])}"
@@ -107,4 +123,4 @@ def _print(news: dict[str, Any], as_json: bool, done: str) -> None:
     elif news["status"] == "done":
         print(done, flush=True)
     else:
-        print(f"under way; left: {', '.join(news['left'])}", flush=True)
+        print(escaped(f"under way; left: {', '.join(news['left'])}"), flush=True)

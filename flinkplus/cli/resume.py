@@ -5,20 +5,30 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from flinkplus.api.environment import StreamEnvironment
+from flinkplus.api.job import JobHandle
 from flinkplus.cli import session
-from flinkplus.runtime.running import planned_options
+from flinkplus.runtime.job.plan import find_job
+from flinkplus.runtime.job.running import resume_job
 
 POLL_S = 0.25
 
 
-def run_resume(directory: str, master: str | None) -> dict[str, Any]:
-    """Run the job to its end; returns its figures."""
-    options = planned_options(directory)
-    master = master or session.default_master(options.parallelism)
-    session.check_master(master, options.parallelism)
+def run_resume(
+    directory: str,
+    master: str | None,
+    signing_key: str | None = None,
+    trust: bool = False,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """Run the job to its end; returns its figures. ``signing_key``, ``trust``, ``name``: as
+    ``StreamEnvironment.resume``."""
+    found = find_job(directory, signing_key, trust, name)
+    parallelism = found.plan.options.parallelism
+    master = master or session.default_master(parallelism)
+    session.check_master(master, parallelism)
     terminal = sys.stderr.isatty()
-    with session.session(master) as spark, StreamEnvironment.resume(spark, directory) as job:
+    given = {} if signing_key is None else {"signing_key": signing_key}
+    with session.session(master) as spark, JobHandle(resume_job(spark, found, given)) as job:
         print(f"resumed job {job.name!r} from checkpoint {job.restored_from or '(none: from the start)'}")
         try:
             while not job.wait(POLL_S):

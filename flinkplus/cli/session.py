@@ -26,9 +26,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from flinkplus.errors import ConfigurationError, FlinkPlusError, JavaError, JobFailed
-from flinkplus.runtime.launcher import LOCAL_CLUSTER, LOOPBACK, check_slots
-from flinkplus.runtime.local_masters import local_master
+from flinkplus.errors import ConfigurationError, FlinkPlusError, JavaError, JobFailed, described, first_line
+from flinkplus.runtime.job.launcher import LOCAL_CLUSTER, LOOPBACK, check_slots
+from flinkplus.runtime.job.local_masters import local_master
 
 JAVA_MINIMUM = 17
 JAVA_TIMEOUT_S = 30
@@ -40,6 +40,7 @@ QUICK_JIT = "-XX:TieredStopAtLevel=1"
 SPARE_THREADS = 2  # for the user's own queries beside the slots
 JAVA_STOP_S = 10.0
 JAVA_ENDS_S = 2.0
+ADDRESSES = ("spark.driver.bindAddress", "spark.driver.host")
 PY4J_LOGGERS = (None, "py4j.java_gateway", "py4j.clientserver")
 """That py4j logs with; the first is the root."""
 log = logging.getLogger("flinkplus.session")
@@ -58,7 +59,7 @@ def check_java() -> int:
         raise JavaError(f"{java} -version failed: {error}; {INSTALL_HINT}") from error
     match = JAVA_VERSION.search(done.stderr + done.stdout)
     if match is None:
-        raise JavaError(f"{java} -version says nothing of its version: {done.stderr.strip()[:200]!r}; {INSTALL_HINT}")
+        raise JavaError(f"{java} -version does not report its version: {done.stderr.strip()[:200]!r}; {INSTALL_HINT}")
     version = int(match[1])
     if version < JAVA_MINIMUM:
         raise JavaError(f"Spark needs Java {JAVA_MINIMUM} or newer, {java} is {version}; {INSTALL_HINT}")
@@ -75,8 +76,8 @@ def check_master(master: str, slots: int) -> None:
     known = local_master(master) is not None or LOCAL_CLUSTER.match(master) or REMOTE_MASTER.match(master)
     if not known:
         raise ConfigurationError(
-            f"{master!r} is no master URL; use local[N], local[*], local-cluster[N,CORES,MB], spark://HOST:PORT, yarn "
-            "or k8s://..."
+            f"{master!r} is not a master URL; use local[N], local[*], local-cluster[N,CORES,MB], spark://HOST:PORT, "
+            "yarn or k8s://..."
         )
     check_slots(master, slots)
 
@@ -96,8 +97,11 @@ def open_session(master: str, settings: Mapping[str, str] | None = None) -> Spar
         "spark.driver.extraJavaOptions": f"{QUICK_JIT} -Dlog4j2.configurationFile={log4j.as_uri()}",
         **(settings or {}),
     }
-    if local_master(master) is not None or master.startswith("local-cluster"):
-        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    if os.environ.get("SPARK_LOCAL_IP", LOOPBACK) == LOOPBACK:
+        if local_master(master) is not None:  # wins over what spark-defaults.conf has for a cluster
+            conf = {**dict.fromkeys(ADDRESSES, LOOPBACK), **conf}
+        if local_master(master) is not None or master.startswith("local-cluster"):
+            os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     _quieten()
     on_interrupt = signal.getsignal(signal.SIGINT)
     children = set(psutil.Process().children(recursive=True))
@@ -107,11 +111,12 @@ def open_session(master: str, settings: Mapping[str, str] | None = None) -> Spar
         _quieten_accumulators(spark)
         return spark
     except KeyboardInterrupt:
-        on_interrupt = signal.getsignal(signal.SIGINT)  # whoever is impatient now must not interrupt the end
-        _end([child for child in psutil.Process().children(recursive=True) if child not in children])
+        on_interrupt = signal.getsignal(signal.SIGINT)  # another Ctrl-C must not interrupt the end
+        _end_others(children)
         raise
     except Exception as error:  # py4j and pyspark raise many kinds here; to the user they are one
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        _end_others(children)
+        reason = first_line(error)
         raise ConfigurationError(f"Spark could not be started on master {master!r}: {reason}") from error
     finally:
         signal.signal(signal.SIGINT, on_interrupt)  # PySpark's own handler would cancel the slots' job under ours
@@ -136,8 +141,9 @@ _relays: list[subprocess.Popen[bytes]] = []
 """They end by themselves, some time after Java."""
 
 
-def _end(processes: list[psutil.Process]) -> None:
-    """End Java processes that nobody has a connection to yet; they would not notice that they are alone."""
+def _end_others(before: set[psutil.Process]) -> None:
+    """End the children that were not there ``before``: Java without a connection would not notice that it is alone."""
+    processes = [child for child in psutil.Process().children(recursive=True) if child not in before]
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -183,7 +189,7 @@ def _stop(spark: SparkSession) -> None:
     try:
         spark.stop()
     except Exception as error:
-        log.info("Spark was not stopped: %s: %s", type(error).__name__, error)
+        log.info("Spark was not stopped: %s", described(error))
 
 
 class _Py4jFilter(logging.Filter):

@@ -6,8 +6,15 @@ import argparse
 from typing import Any
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.access import REPLY_TIMEOUT_S, Access, access_of, call, read_access, the_running_job
-from flinkplus.runtime.commands import Body
+from flinkplus.runtime.operations.access_file import (
+    REPLY_TIMEOUT_S,
+    Access,
+    access_of,
+    call,
+    read_access,
+    the_running_job,
+)
+from flinkplus.runtime.operations.commands import Body
 
 
 def add_job_arguments(command: argparse.ArgumentParser) -> None:

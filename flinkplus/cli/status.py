@@ -14,8 +14,9 @@ from rich.live import Live
 from flinkplus.cli.shell import add_job_arguments, job_of
 from flinkplus.cli.tables import Table, console, text
 from flinkplus.errors import ConfigurationError, NoRunningJob
-from flinkplus.runtime.access import Access, call
-from flinkplus.runtime.operations import Status
+from flinkplus.printable import escaped
+from flinkplus.runtime.coordinator.commands.operations import Status
+from flinkplus.runtime.operations.access_file import Access, call
 
 PHASES = ("detect_ms", "fence_ms", "promote_ms", "restore_ms", "replay_ms", "recovery_ms")
 CHECKPOINT_PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms", "duration_ms")
@@ -27,7 +28,9 @@ def add_status(commands: Any) -> None:
     command = commands.add_parser("status", help="slots, subtasks, chains, checkpoints and failovers of a running job")
     add_job_arguments(command)
     command.add_argument("--json", action="store_true", help="one JSON document on stdout (with --watch: one a line)")
-    command.add_argument("--watch", type=float, metavar="SECONDS", help="again and again, until the job is over")
+    command.add_argument(
+        "--watch", type=float, metavar="SECONDS", help="repeat every SECONDS seconds, until the job has ended"
+    )
     command.set_defaults(run=run_status)
 
 
@@ -50,7 +53,7 @@ def run_status(arguments: argparse.Namespace) -> int:
 
 def _print(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(status, ensure_ascii=False), flush=True)
+        print(escaped(json.dumps(status, ensure_ascii=False)), flush=True)
     else:
         console().print(tables(status))
 

@@ -17,13 +17,13 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from flinkplus.printable import escaped
+
 LEAST_WIDTH = 120
 LEAST_TEXT = 24
 """The least width of a column of text, which is folded at words."""
 BORDERS = 3
 """Of each column, in characters; and one more of the table."""
-_CONTROLS = (*range(9), *range(11, 32), *range(127, 160), *range(0xD800, 0xE000))
-_NO_ORDERS = {**dict.fromkeys(_CONTROLS, "\ufffd"), ord("\t"): " "}
 
 
 def console(stderr: bool = False) -> Console:
@@ -36,8 +36,8 @@ def console(stderr: bool = False) -> Console:
 
 
 def text(value: str) -> Text:
-    """``value`` as it is, whichever console prints it."""
-    return Text(value.translate(_NO_ORDERS), overflow="fold")
+    """``value`` as it is, whichever console prints it; what is not printable is escaped."""
+    return Text(escaped(value.replace("\t", " "), keep="\n"), overflow="fold")
 
 
 class Table:

@@ -23,7 +23,7 @@ from flinkplus.cli.tables import Table, console
 from flinkplus.config import options_from
 from flinkplus.corpus import demo_file
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.names import check_subtask, find_subtask
+from flinkplus.runtime.control.names import check_subtask, find_subtask
 from flinkplus.sources.text import TextFiles
 from flinkplus.state.storage import Resume
 
@@ -61,7 +61,7 @@ def parse_kill(text: str) -> Kill:
 @dataclass(frozen=True)
 class WordCount:
     """Settings of one run. ``input`` ``None``: the demo text. ``duration_s``: end the input after that time.
-    ``resume``: as ``StreamEnvironment.execute``.
+    ``resume``, ``trust``: as ``StreamEnvironment.execute``.
     """
 
     input: str | None = None
@@ -72,6 +72,7 @@ class WordCount:
     duration_s: float | None = None
     check: bool = True
     resume: Resume = False
+    trust: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -97,7 +98,7 @@ def run_wordcount(spark: SparkSession, run: WordCount, progress: bool = True) ->
     source = draw(env, run, str(demo_file()) if run.input is None else run.input)
     for kill in run.kills:
         find_subtask(kill.subtask, env.graph.fuse(), env.options.parallelism)
-    with env.execute("wordcount", resume=run.resume) as job:
+    with env.execute("wordcount", resume=run.resume, trust=run.trust) as job:
         if job.finished_before:
             print("the job had finished before: nothing was run")
         elif job.restored_from is not None:

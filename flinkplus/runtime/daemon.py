@@ -20,12 +20,12 @@ from flinkplus.shadows import LIBRARIES, find_shadow
 ARCHIVED = ("pyspark", "py4j")
 MODULES = (
     "chain_backup.zookeeper.session",
-    "flinkplus.operators.keyed",
-    "flinkplus.operators.tokenize",
-    "flinkplus.runtime.launcher",
-    "flinkplus.runtime.slot",
-    "flinkplus.runtime.tcp_control",
-    "flinkplus.runtime.tcp_data",
+    "flinkplus.operators.keyed.keyed",
+    "flinkplus.operators.rows.tokenize",
+    "flinkplus.runtime.job.launcher",
+    "flinkplus.runtime.slot.process.slot",
+    "flinkplus.runtime.transport.tcp.control",
+    "flinkplus.runtime.transport.tcp.data",
     "flinkplus.sinks.discard",
     "flinkplus.sinks.parquet",
     "flinkplus.sources.text",

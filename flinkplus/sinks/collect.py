@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.operators.columns import plain
+from flinkplus.operators.base.columns import plain
 from flinkplus.sinks.base import Sink, SinkCommitter, SinkContext, StagedFile, not_yet_committed
 from flinkplus.sinks.discard import MemoryWriter
 

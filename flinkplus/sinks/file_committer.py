@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from flinkplus.errors import OutputDirectoryError
+from flinkplus.printable import printable
 from flinkplus.sinks.base import SinkCommitter, StagedFile, not_yet_committed
 from flinkplus.sinks.file_names import OWNER_FILE, STAGING_DIRECTORY, OpenName, PartName, staging_directory
 from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
@@ -61,7 +62,7 @@ class FileCommitter(SinkCommitter):
         blocking = self._what_is_in_the_way()
         if blocking is not None:
             raise OutputDirectoryError(
-                f"output directory {self._files.location} is not empty (it holds {blocking}): "
+                f"output directory {self._files.location} is not empty (it holds {printable(blocking)}): "
                 "choose another one, remove it, or resume the job that wrote it"
             )
         self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
@@ -71,7 +72,7 @@ class FileCommitter(SinkCommitter):
         if self._read_owner() != self._owner:
             raise OutputDirectoryError(
                 f"output directory {self._files.location} does not hold the output of the job to be resumed: "
-                "give the directory it wrote to, unchanged, or start a new job"
+                "give the directory that the job wrote to, unchanged, or start a new job"
             )
 
     def _what_is_in_the_way(self) -> str | None:
@@ -97,7 +98,7 @@ class FileCommitter(SinkCommitter):
             return json.loads(self._files.read(OWNER_FILE))
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OutputDirectoryError(
                 f"output directory {self._files.location}: {OWNER_FILE} is damaged ({error}); choose another directory"
             ) from error

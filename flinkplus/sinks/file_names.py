@@ -12,8 +12,8 @@ from dataclasses import dataclass
 STAGING_DIRECTORY = "_staging"
 OWNER_FILE = "_flinkplus.json"
 
-_PART = re.compile(r"part-c(\d{8,})-s(\d+)-g(\d+)-(\d+)\.\w+")
-_OPEN = re.compile(r"open-s(\d+)-g(\d+)-(\d+)\.\w+")
+_PART = re.compile(r"part-c(\d{8,})-s(\d+)-g(\d+)-(\d+)\.\w+", re.ASCII)
+_OPEN = re.compile(r"open-s(\d+)-g(\d+)-(\d+)\.\w+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

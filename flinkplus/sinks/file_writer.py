@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkplus.operators.columns import SMALL_ROWS, merge, plain
+from flinkplus.operators.base.columns import SMALL_ROWS, merge, plain
 from flinkplus.sinks.base import SinkContext, SinkWriter, StagedFile
 from flinkplus.sinks.file_names import OpenName, PartName, staging_directory
 from flinkplus.sinks.files import OutputFiles

@@ -14,17 +14,22 @@ import contextlib
 import os
 import posixpath
 import secrets
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+import pyarrow as pa
 from pyarrow import fs
 
+from flinkplus.local_files import LocalFolder
 from flinkplus.state.files import filesystem_of
 from flinkplus.state.uploads import uploads_of
 
 TEMPORARY_SUFFIX = ".tmp"
+ABSENT = (FileNotFoundError, NotADirectoryError)
+"""What the system says of a name that is not there: nothing is, or a file is in the place of a directory above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +51,13 @@ class OutputFiles:
     def __init__(self, location: str) -> None:
         self.location = location
         self.check: Callable[[], None] = lambda: None
-        self._mark = secrets.token_hex(4)  # in names of temporary files: those of others are not taken for our own
         self._fs, self._base = filesystem_of(location)
+        self._local: LocalFolder | None = None
         self.uploads = uploads_of(location)
         """Multipart uploads into the directory; ``None`` where it is not on S3."""
         if isinstance(self._fs, fs.LocalFileSystem):
             self._base = os.path.abspath(self._base)
+            self._local = LocalFolder(self._base)
             self._uri_prefix = "file://"
         else:
             scheme = location.split("://", 1)[0]
@@ -70,16 +76,28 @@ class OutputFiles:
 
     def info(self, name: str) -> FileEntry | None:
         """The entry called ``name``; ``None`` when there is none."""
+        if self._local is not None:
+            with contextlib.suppress(*ABSENT):
+                return _local_entry(posixpath.basename(name), self._local.found(name))
+            return None
         info = self._fs.get_file_info(self._path(name))
         return None if info.type == fs.FileType.NotFound else _entry(info)
 
     def entries(self, directory: str = "") -> list[FileEntry]:
         """The entries of a directory in order of their names; none when it does not exist."""
+        if self._local is not None:
+            with contextlib.suppress(*ABSENT):
+                found = self._local.entries(directory)
+                return sorted((_local_entry(*one) for one in found), key=lambda entry: entry.name)
+            return []
         selector = fs.FileSelector(self._path(directory), allow_not_found=True)
         return sorted((_entry(info) for info in self._fs.get_file_info(selector)), key=lambda entry: entry.name)
 
     def read(self, name: str) -> bytes:
         """The whole content. Raises ``FileNotFoundError``."""
+        if self._local is not None:
+            with self._local.open(name) as file:
+                return file.read()
         with self._fs.open_input_stream(self._path(name)) as stream:
             content: bytes = stream.read()
         return content
@@ -87,35 +105,60 @@ class OutputFiles:
     def write(self, name: str, content: bytes) -> None:
         """Write a file, whole or not at all; an existing one is replaced."""
         directory, last = posixpath.split(name)
-        temporary = posixpath.join(directory, f".{last}.{self._mark}{TEMPORARY_SUFFIX}")
-        with self._fs.open_output_stream(self._path(temporary)) as stream:
+        temporary = posixpath.join(directory, f".{last}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+        with self.open_output(temporary) as stream:
             stream.write(content)
         self.move(temporary, name)
 
     def open_output(self, name: str) -> Any:
         """A new file, as a ``pyarrow.NativeFile`` to write to."""
+        if self._local is not None:
+            with self._local.create(name) as made:  # Arrow opens paths only; this one is of the file that was made
+                return pa.OSFile(f"/dev/fd/{made.fileno()}", "wb")
         return self._fs.open_output_stream(self._path(name))
 
     def move(self, source: str, target: str) -> None:
         """Rename; atomic on a local file system and on HDFS."""
         self.check()
-        self._fs.move(self._path(source), self._path(target))
+        if self._local is not None:
+            with self._local.at(source) as (here, old), self._local.at(target) as (there, new):
+                os.replace(old, new, src_dir_fd=here, dst_dir_fd=there)
+        else:
+            self._fs.move(self._path(source), self._path(target))
 
     def delete(self, name: str) -> None:
         """Remove a file."""
         self.check()
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.delete_file(self._path(name))
+        with contextlib.suppress(*ABSENT):
+            if self._local is not None:
+                with self._local.at(name) as (folder, last):
+                    os.unlink(last, dir_fd=folder)
+            else:
+                self._fs.delete_file(self._path(name))
 
     def make_dir(self, name: str = "") -> None:
         """Make a directory, and those above it."""
+        if self._local is not None:
+            with self._local.folder(name, make=True):
+                return
         self._fs.create_dir(self._path(name), recursive=True)
 
     def delete_dir(self, name: str) -> None:
-        """Remove a directory with all it holds."""
+        """Remove an empty directory. One that is not empty by now stays, where the file system knows."""
         self.check()
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if self._local is not None:
+            with contextlib.suppress(*ABSENT), self._local.folder(name):
+                pass  # a link is an error
+            with contextlib.suppress(OSError), self._local.at(name) as (folder, last):
+                os.rmdir(last, dir_fd=folder)
+            return
+        with contextlib.suppress(*ABSENT):
             self._fs.delete_dir(self._path(name))
+
+
+def _local_entry(name: str, found: os.stat_result) -> FileEntry:
+    is_dir = stat.S_ISDIR(found.st_mode)
+    return FileEntry(name, is_dir, 0 if is_dir else found.st_size, found.st_mtime_ns // 1_000_000)
 
 
 def _entry(info: Any) -> FileEntry:

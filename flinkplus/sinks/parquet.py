@@ -34,7 +34,9 @@ class ParquetSink(Sink):
 
     def check_schema(self, schema: pa.Schema) -> None:
         if self.compression not in COMPRESSIONS:
-            raise ConfigurationError(f"sink {self.name!r}: compression {self.compression!r} is none of {COMPRESSIONS}")
+            raise ConfigurationError(
+                f"sink {self.name!r}: compression {self.compression!r} must be one of {COMPRESSIONS}"
+            )
         if len(schema) == 0 or len(set(schema.names)) < len(schema):
             raise ConfigurationError(
                 f"sink {self.name!r}: Parquet needs columns with different names, not {schema.names}"

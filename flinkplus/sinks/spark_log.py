@@ -26,12 +26,16 @@ from __future__ import annotations
 
 import json
 import logging
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 from urllib.parse import unquote
 
+from flinkplus.documents import fits, parse_document
 from flinkplus.errors import OutputDirectoryError
+from flinkplus.local_files import NoRegularFile
+from flinkplus.path_names import checked_name
+from flinkplus.printable import printable
 from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
 
 LOG_DIRECTORY = "_spark_metadata"
@@ -68,7 +72,10 @@ class LoggedFile:
 
     @property
     def name(self) -> str:
-        return unquote(self.path.rsplit("/", 1)[1])
+        return unquote(self.path.rpartition("/")[2])
+
+
+_FIELDS = typing.get_type_hints(LoggedFile)
 
 
 def logged(files: OutputFiles, entry: FileEntry) -> LoggedFile:
@@ -124,7 +131,9 @@ class SparkFileLog:
                 self._files.delete(f"{LOG_DIRECTORY}/{entry.name}")
             number = _batch_number(entry)
             if number is not None and number < layout.first_batch and number not in layout.empty_compactions:
-                raise self._unreadable(f"{LOG_DIRECTORY}/{entry.name}", "an older version of FlinkPlus wrote it")
+                raise self._unreadable(
+                    f"{LOG_DIRECTORY}/{printable(entry.name)}", "an older version of FlinkPlus wrote it"
+                )
             self.latest = max(self.latest, -1 if number is None else number)
 
     def _layout_of(self, entries: Iterable[FileEntry]) -> Layout:
@@ -226,13 +235,15 @@ class SparkFileLog:
         name = self.layout.file(batch)
         try:
             version, *lines = self._files.read(name).decode().split("\n")
-            entries = [LoggedFile(**_known(json.loads(line))) for line in lines if line]
+            entries = [parse_logged(line) for line in lines if line]
         except (ValueError, TypeError, KeyError) as error:
-            raise self._unreadable(name, str(error)) from error
+            raise self._unreadable(name, printable(error)) from error
         except FileNotFoundError as error:
             raise self._unreadable(name, "it is missing") from error
+        except NoRegularFile as error:
+            raise self._unreadable(name, str(error)) from error
         if version != _VERSION:
-            raise self._unreadable(name, f"its version is {version!r}, not {_VERSION!r}")
+            raise self._unreadable(name, f"its version is {version!r:.100}, not {_VERSION!r}")
         return entries
 
     def _unreadable(self, name: str, reason: str) -> OutputDirectoryError:
@@ -252,5 +263,12 @@ def _batch_number(entry: FileEntry) -> int | None:
     return int(number) if number.isdecimal() else None
 
 
-def _known(line: dict[str, Any]) -> dict[str, Any]:
-    return {field: line[field] for field in LoggedFile.__dataclass_fields__}
+def parse_logged(line: str) -> LoggedFile:
+    """An entry of the log. Raises ``ValueError``, ``TypeError`` or ``KeyError`` for anything else, also for the name of
+    a file that must not become a part of a path."""
+    found = parse_document(line.encode())
+    entry = LoggedFile(**{name: found[name] for name in _FIELDS})
+    if not all(fits(getattr(entry, name), hint) for name, hint in _FIELDS.items()):
+        raise TypeError(f"{printable(line, 100)} lists no file")
+    checked_name(entry.name)
+    return entry

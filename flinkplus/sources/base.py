@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 
 import pyarrow as pa
 
-from flinkplus.operators.base import JsonValue
+from flinkplus.operators.base.operator import JsonValue
 
 
 class SourceReader(ABC):

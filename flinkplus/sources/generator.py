@@ -19,11 +19,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InputError
-from flinkplus.operators.base import JsonValue
-from flinkplus.operators.columns import plain
-from flinkplus.operators.row import USER_EXCEPTIONS, RowConverter, user_error
-from flinkplus.operators.schema import parse_schema
-from flinkplus.operators.values import check_zones
+from flinkplus.operators.base.columns import plain
+from flinkplus.operators.base.operator import JsonValue
+from flinkplus.operators.base.row import USER_EXCEPTIONS, RowConverter, user_error
+from flinkplus.operators.base.schema import parse_schema
+from flinkplus.operators.base.values import check_zones
 from flinkplus.sources.base import Source, SourceReader
 
 POSITION_FORMAT = 1
@@ -76,7 +76,7 @@ class _GeneratorReader(SourceReader):
             return
         made = position.get("next") if isinstance(position, Mapping) else None
         if not isinstance(position, Mapping) or position.get("format") != POSITION_FORMAT or not isinstance(made, int):
-            raise InputError(f"source {self._source.name!r}: not a position of this version: {position!r}")
+            raise InputError(f"source {self._source.name!r}: not a position of this version: {position!r:.200}")
         self._made = self.metrics["rows"] = made
 
     @override

@@ -24,7 +24,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InputError
-from flinkplus.operators.base import JsonValue
+from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sources.base import SourceReader
 
 POSITION_FORMAT = 1
@@ -96,20 +96,21 @@ class SplitReader(SourceReader, Generic[S]):
 
     def _numbers_of(self, position: JsonValue) -> dict[str, int | None]:
         if not isinstance(position, Mapping) or position.get("format") != POSITION_FORMAT:
-            raise InputError(f"source {self._source!r}: not a position of this version: {position!r}")
+            raise InputError(f"source {self._source!r}: not a position of this version: {position!r:.200}")
         numbers: dict[str, int | None] = {}
         for name in ("round", "split", "cursor", "block", *self.metrics):
             value = position.get(name)
             if name == "block" and name not in position:  # of a version that did not note it
                 value = position.get("cursor")
             if not (isinstance(value, int) and value >= 0) and not (name in ("cursor", "block") and value is None):
-                raise InputError(f"source {self._source!r}: not a position: {position!r}")
+                raise InputError(f"source {self._source!r}: not a position: {position!r:.200}")
             numbers[name] = value
         at = (numbers["round"] or 0, numbers["split"] or 0)
         if position.get("input") != self._input or at > (self._repeat, 0):
             raise InputError(
-                f"source {self._source!r}: the recorded position {position!r} belongs to other files, other sizes of "
-                "them, another parallelism or fewer rounds; go on with the same input, or start a new job"
+                f"source {self._source!r}: the recorded position {position!r:.200} belongs to other files, "
+                "other file sizes, another parallelism or fewer rounds; resume with the same input, or start "
+                "a new job"
             )
         return numbers
 

@@ -168,7 +168,7 @@ def _input_file(source: str, path: str) -> InputFile:
         raise InputError(f"source {source!r}: {path!r} is compressed; decompress it, or read it with from_spark(...)")
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe cannot be read again, and opening one may never return
-            raise InputError(f"source {source!r}: {path!r} is no regular file; write what it gives to a file first")
+            raise InputError(f"source {source!r}: {path!r} is not a regular file; write its content to a file first")
         with open(path, "rb") as file:
             return InputFile(path, os.fstat(file.fileno()).st_size)
     except OSError as error:

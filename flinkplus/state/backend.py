@@ -10,8 +10,8 @@ Rules:
   when it is there and matches its checksum, and the stored one otherwise.
 
 Layout of ``work_dir``: ``<subtask>/files/`` (local copies, kept over generations), ``<subtask>/db-<generation>-<n>/``.
-A standby's are beside them, see ``chain_backup.replica``: ``<subtask>/replica/``, ``<subtask>/standby-<n>/``. So is
-what a dead process has left, see ``left``: ``<subtask>/left/``.
+A standby's are beside them, see ``chain_backup.replication.replica``: ``<subtask>/replica/``,
+``<subtask>/standby-<n>/``. So is what a dead process has left, see ``left``: ``<subtask>/left/``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from urllib.parse import quote
 
 from flinkplus.errors import ConfigurationError, CorruptState
+from flinkplus.printable import printable
 from flinkplus.state.delta import StateFile
 from flinkplus.state.files import file_chunks, link_or_copy
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
@@ -166,7 +167,8 @@ class SubtaskState:
             if (restored["kind"], restored.get("dtype")) != (wanted["kind"], wanted.get("dtype")):
                 raise ConfigurationError(
                     f"{self.subtask} asks for state {name!r} as {_describe(state)}, but the checkpoint holds it as "
-                    f"{restored['kind']} {restored.get('dtype', '')}; give the changed state a new name"
+                    f"{printable(restored['kind'])} {printable(restored.get('dtype', ''))}; "
+                    "give the changed state a new name"
                 )
             state.rebind(self._store, restored["keys"])
             del self._restored[name]

@@ -23,6 +23,8 @@ from typing import Any, Literal
 from rocksdict import SstFileWriter
 
 from flinkplus.errors import CorruptState, StateError
+from flinkplus.path_names import STATE_FILE_PARTS, checked_name
+from flinkplus.printable import printable
 from flinkplus.state.files import file_chunks
 from flinkplus.state.spool import Spool
 from flinkplus.state.store import FORMAT_KEY, FORMAT_VALUE, sst_options
@@ -65,25 +67,31 @@ class StateFile:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> StateFile:
-        """The inverse of ``to_json``; ``CorruptState`` when a field is missing or of a wrong kind."""
+        """The inverse of ``to_json``; ``CorruptState`` when a field is missing or of a wrong kind, or a name is none of
+        a state file."""
         try:
             file = cls(
-                document["name"],
+                checked_name(document["name"], STATE_FILE_PARTS),
                 document["kind"],
                 document["entries"],
                 document["bytes"],
                 document["checksum"],
-                tuple(cls(name, "delta", 0, size, checksum) for name, size, checksum in document.get("replaces", ())),
+                tuple(
+                    cls(checked_name(name, STATE_FILE_PARTS), "delta", 0, size, checksum)
+                    for name, size, checksum in document.get("replaces", ())
+                ),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptState(f"a state file is described by {document!r:.200}, which describes none") from error
+            raise CorruptState(
+                f"a state file is described by {document!r:.200}, which describes none: {printable(error)}"
+            ) from error
         known = (file, *file.replaces)
-        texts = [text for each in known for text in (each.name, each.checksum)]
+        texts = [each.checksum for each in known]
         numbers = [file.entries, *(each.bytes for each in known)]
         if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
             raise CorruptState(f"a state file is described by {document!r:.200}, which describes none")
         if file.kind not in ("base", "delta"):
-            raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r}")
+            raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r:.100}")
         return file
 
     def check(self, chunks: Iterable[Bytes], where: str) -> None:

@@ -4,7 +4,8 @@ Rules:
 - names are relative, with ``/`` between parts; a name is written whole or not at all as far as the file system
   allows it (local: temporary file, fsync, rename; object stores: a write is visible when it is closed);
 - a missing file is ``FileNotFoundError``, any other failure an ``OSError``: callers say what it means;
-- a listing is whole, or an ``OSError``: callers remove what it does not name. Only a missing folder lists as empty;
+- a listing is whole, or an ``OSError``: callers remove what it does not name. Only a missing folder lists as empty. A
+  symbolic link in the place of a local folder is an ``OSError``: callers remove what is listed, too;
 - no state is kept here, so any thread may call anything.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -22,6 +24,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 from pyarrow import fs
 
 from flinkplus.errors import without_secrets
+from flinkplus.local_files import LocalFolder, open_regular
 from flinkplus.state.removal import remove_file
 
 COPY_CHUNK_BYTES = 1 << 20
@@ -50,7 +53,7 @@ class Files(Protocol):
 
 def file_chunks(path: Path) -> Iterator[bytes]:
     """The bytes of a local file, a chunk at a time."""
-    with path.open("rb") as source:
+    with open(open_regular(path, follow=True), "rb") as source:
         while chunk := source.read(COPY_CHUNK_BYTES):
             yield chunk
 
@@ -105,30 +108,22 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _raise_unless_missing(error: OSError) -> None:
-    """For ``os.walk``, which otherwise leaves out what it cannot list."""
-    if not isinstance(error, FileNotFoundError):
-        raise error
-
-
 class LocalDirectory:
     """A directory on a local (or mounted) disk."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._mark = secrets.token_hex(4)  # in names of temporary files: those of others are not taken for our own
-
-    def _path(self, name: str) -> Path:
-        return self._root / name
+        self._folder = LocalFolder(root)
 
     def describe(self, name: str) -> str:
-        return str(self._path(name))
+        return str(self._root / name)
 
     def make_root(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
 
     def read(self, name: str) -> bytes:
-        return self._path(name).read_bytes()
+        with self._folder.open(name) as source:
+            return source.read()
 
     def write(self, name: str, data: bytes, check: Callable[[], None] | None = None, private: bool = False) -> None:
         """``check`` is called when all is written, before it has its name; if it raises, nothing was written.
@@ -144,46 +139,61 @@ class LocalDirectory:
     @contextmanager
     def _published(self, name: str, check: Callable[[], None] | None = None, mode: int = 0o666) -> Iterator[BinaryIO]:
         """A file to write, which is there under its name, for good, when the block has ended well, and not before."""
-        path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{self._mark}{TEMPORARY_SUFFIX}")
-        try:
-            with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as target:
-                yield target
-                target.flush()
-                os.fsync(target.fileno())
-            if check is not None:
-                check()
-            temporary.replace(path)
-            sync_path(path.parent)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with self._folder.at(name, make=True) as (folder, last):
+            with suppress(FileNotFoundError):
+                self._folder.found_in(folder, last, name)  # a link is not replaced in silence
+            # Its name is unpredictable, and a file or link that is there already is not opened.
+            temporary = f"{last}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+            try:
+                made = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, folder=folder)
+                with open(made, "wb") as target:
+                    yield target
+                    target.flush()
+                    os.fsync(target.fileno())
+                if check is not None:
+                    check()
+                os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=folder)
+                raise
 
     def fetch(self, name: str, local: Path) -> None:
-        shutil.copyfile(self._path(name), local)
+        with self._folder.open(name) as source, local.open("wb") as target:
+            shutil.copyfileobj(source, target, COPY_CHUNK_BYTES)
 
     def size(self, name: str) -> int:
-        return self._path(name).stat().st_size
+        return self._folder.found(name).st_size
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        return file_chunks(self._path(name))
+        with self._folder.open(name) as source:
+            while chunk := source.read(COPY_CHUNK_BYTES):
+                yield chunk
 
     def names(self, folder: str) -> list[str]:
-        top = self._path(folder)
-        found: list[Path] = []
-        for base, folders, files in os.walk(top, onerror=_raise_unless_missing):
-            folders[:] = [name for name in folders if name != LOST_AND_FOUND]
-            found += (Path(base, file) for file in files)
-        return sorted(path.relative_to(self._root).as_posix() for path in found)
+        found, left = [], [folder]
+        while left:
+            inside = left.pop()
+            with suppress(FileNotFoundError):
+                for entry, known in self._folder.entries(inside):
+                    name = f"{inside}/{entry}" if inside else entry
+                    if not stat.S_ISDIR(known.st_mode):
+                        found.append(name)
+                    elif entry != LOST_AND_FOUND:
+                        left.append(name)
+        return sorted(found)
 
     def delete(self, name: str) -> None:
-        remove_file(self._path(name))
+        with suppress(FileNotFoundError), self._folder.at(name) as (folder, last):
+            remove_file(last, folder)  # what is a link itself is removed as such
 
     def delete_unfinished(self, folder: str) -> None:
         """Remove what is being written there: it will never have its name."""
-        for path in self._path(folder).glob(f"*{TEMPORARY_SUFFIX}"):
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            for name, _ in self._folder.entries(folder):
+                if name.endswith(TEMPORARY_SUFFIX):
+                    self.delete(f"{folder}/{name}" if folder else name)
 
 
 class ArrowDirectory:

@@ -24,7 +24,7 @@ FILES_FOLDER = "files"
 REPLICA_FOLDER = "replica"
 LEFT_FOLDER = "left"
 FOLDERS = (FILES_FOLDER, REPLICA_FOLDER, LEFT_FOLDER)
-FILE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst$")
+FILE_NAME = re.compile(r"(?P<generation>[0-9]+)-(?P<checkpoint>[0-9]+)-[0-9]+\.sst\Z")
 SHARE = 0.5
 
 

@@ -85,12 +85,13 @@ class _Remover:
 _remover = _Remover()
 
 
-def remove_file(path: str | Path) -> None:
-    """Remove a file, if it is there. Raises ``OSError`` when that cannot be done."""
-    handle = _open_large(path)
+def remove_file(path: str | Path, folder: int | None = None) -> None:
+    """Remove a file, if it is there. Raises ``OSError`` when that cannot be done. ``folder``: the open folder that
+    ``path`` is relative to."""
+    handle = _open_large(path, folder)
     try:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+            os.unlink(path, dir_fd=folder)
     except BaseException:
         if handle is not None:
             os.close(handle)
@@ -113,10 +114,10 @@ def hurry() -> None:
     _remover.hurry()
 
 
-def _open_large(path: str | Path) -> int | None:
+def _open_large(path: str | Path, folder: int | None) -> int | None:
     """The file, if it is worth the trouble and this is its last name."""
     with contextlib.suppress(OSError):
-        found = os.lstat(path)
+        found = os.stat(path, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size > PIECE_BYTES:
-            return os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+            return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     return None

@@ -2,19 +2,24 @@
 
 Layout::
 
-    JOB.json                                   whose directory this is
-    blobs/<name>                               what a fresh job needs to resume (the pickled plan)
+    JOB.json                                   whose directory this is, and where it was; signed
+    blobs/plan                                 what a fresh job needs to resume, pickled; signed
+    blobs/zookeeper                            what the job's password in an ensemble is derived from; signed
     blobs/runs                                 which run of the job this is, and a mark of its driver
     state/<subtask>/<generation>-<checkpoint>-<n>.sst   written once, named by manifests
     blobs/cuts-<run>                           which manifests of earlier epochs count (history.py)
-    checkpoints/<checkpoint, 8 digits>-<epoch>.json  a header with format and checksum, then JSON; written last
+    checkpoints/<checkpoint, 8 digits>-<epoch>.json  a line with format, checksum and signature (``seals``), then JSON;
+                                               written last
 
 Rules:
 - a checkpoint exists when its manifest does, and no cut voids that; the manifest is written after every file it names;
 - what no manifest names is garbage, as soon as no snapshot still under way can name it (``sweep``). Nothing is garbage
   while a manifest cannot be read (``CorruptCheckpoint``), or one that this run wrote or read is not listed
   (``StateError``): then nothing is removed;
-- a manifest that is short, altered or of another format is ``CorruptCheckpoint``, never half-believed;
+- a manifest that is short, altered or of another format is ``CorruptCheckpoint``, never half-believed. One that was
+  not signed with the key given is ``UntrustedCheckpoint``: an older one is never taken in its place silently. It has
+  the checksum of each state file, which the restoring process compares before RocksDB sees the file. So what a
+  signature covers in the end is all that a resumed job believes, except for staged input;
 - a driver takes the directory over with ``begin_run``; of one that had it before, wherever it stood still and whenever
   it goes on, no manifest appears any more, and it finds out with ``check_run`` before it does anything else. On object
   stores, where nothing is renamed, a manifest whose writing has begun may still appear: it is void (``cut``);
@@ -25,7 +30,6 @@ Any thread may call anything here.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -43,29 +47,42 @@ from flinkplus.errors import (
     CheckpointDirectoryError,
     CorruptCheckpoint,
     CorruptState,
+    InvariantViolation,
     JobRunsElsewhere,
     StateError,
+    UnsafeName,
+    UntrustedCheckpoint,
+    without_secrets,
 )
-from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
+from flinkplus.local_files import NoRegularFile
+from flinkplus.path_names import STATE_FILE_PARTS, check_manifest, checked_name
+from flinkplus.printable import printable
+from flinkplus.state.delta import StateFile
 from flinkplus.state.files import open_directory
 from flinkplus.state.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
+from flinkplus.state.seals import SigningKey, checked, sealed, signed, unsealed
 from flinkplus.state.uploads import uploads_of
 
-JOB_FORMAT = 3
+JOB_FORMAT = 5
 """2: a running sum that is 0 is noted beside the number; manifests have epochs. 3: of the files that a base replaces
-their sizes and checksums are known."""
+their sizes and checksums are known. 4: the plan and the manifests are signed. 5: so is ``JOB.json``."""
 MANIFEST_FORMAT = 1
+"""Of the JSON; that of the line before it is in ``seals``."""
 MANIFEST_MAGIC = b"flinkplus-manifest"
+BLOB_MAGIC = b"flinkplus-blob"
+JOB_MAGIC = b"flinkplus-job"
 JOB_FILE = "JOB.json"
 PROBE_FILE = "WRITABLE.probe"
 PLAN_BLOB = "plan"
+ZOOKEEPER_BLOB = "zookeeper"
 RUNS_BLOB = "runs"
 CUTS_BLOB = "cuts-"
 MOST_REMOVED = 256
 """Files that are removed at a time at most: manifests wait for it. The next sweep takes the others."""
 TOLD_DIFFERENCES = 3
-_STATE_NAME = re.compile(r"^(?P<generation>\d+)-(?P<checkpoint>\d+)-\d+\.sst((\.[0-9a-f]+)?\.tmp)?$")
-_MANIFEST_NAME = re.compile(r"^checkpoints/(\d{8,})(?:-(\d+))?\.json$")
+_STATE_NAME = re.compile(r"(?P<generation>[0-9]+)-(?P<checkpoint>[0-9]+)-[0-9]+\.sst((\.[0-9a-f]+)?\.tmp)?\Z")
+_MANIFEST_NAME = re.compile(r"checkpoints/([0-9]{8,})(?:-([0-9]+))?\.json\Z")
+_CUTS_NAME = re.compile(rf"{CUTS_BLOB}[0-9]+\Z")
 
 log = logging.getLogger("flinkplus")
 
@@ -91,11 +108,24 @@ class CheckpointStorage:
     """The checkpoint directory of one job.
 
     ``uri_or_path``: a local path, or a URI that pyarrow.fs understands. ``filesystem``: a pyarrow file system to use
-    instead of what the URI says.
+    instead of what the URI says. ``key``: what plan and manifests are signed with, and must have been; ``None``: they
+    are neither signed nor checked, for those who only move state files. ``trust``: what there is may be signed with any
+    key, or not at all, until ``sign_anew``. Each such file is read once until then: what was used is what is signed.
     """
 
-    def __init__(self, uri_or_path: str | Path, filesystem: fs.FileSystem | None = None) -> None:
+    def __init__(
+        self,
+        uri_or_path: str | Path,
+        filesystem: fs.FileSystem | None = None,
+        key: SigningKey | None = None,
+        trust: bool = False,
+    ) -> None:
         self.uri = str(uri_or_path)
+        self.job_id: str | None = None
+        """The job that is signed for, from when it is known on: what is signed for another one is not believed."""
+        self._key = key
+        self._trust = trust
+        self._loaded: dict[str, bytes] = {}  # with trust: what was read of signed files, until it is signed anew
         try:
             self._files = open_directory(uri_or_path, filesystem)
         except (OSError, ValueError) as error:
@@ -105,6 +135,7 @@ class CheckpointStorage:
         self._uploads = uploads_of(self.uri) if filesystem is None else None
         self._lock = threading.Lock()
         self._named: dict[int, frozenset[str]] = {}  # of the checkpoints that this run knows to exist
+        self._prepared: dict[str, Any] | None = None
         self._run: bytes | None = None
         self._number = 0  # of the run
         self._epoch = 0
@@ -113,28 +144,41 @@ class CheckpointStorage:
 
     # -- the directory --------------------------------------------------------------------------------------------
 
-    def prepare(self, job: dict[str, Any], resume: Resume, claim: Callable[[], None] = lambda: None) -> bool:
+    def prepare(
+        self,
+        job: dict[str, Any],
+        resume: Resume,
+        claim: Callable[[], None] = lambda: None,
+        job_id: str | None = None,
+    ) -> bool:
         """Claim the directory for ``job`` (a JSON-able dict with ``name`` and ``fingerprint``, and in ``shape``, if it
         has that, what the fingerprint is of: descriptions by name). ``claim`` is called when it is known to be the
-        job's, before anything there is changed, and raises when another process has it.
+        job's, before anything there is changed, and raises when another process has it. ``job_id``: of a job that is
+        not continued; that of one that is continued is in the directory.
 
         ``resume=False`` makes a new checkpoint history, ``resume=True`` continues the one that is there, and ``auto``
         does either (``has_begun``). Returns whether one is continued. Raises ``CheckpointDirectoryError`` when the
         directory cannot be written, belongs to another job, holds something else, or holds (or lacks) checkpoints
-        against what ``resume`` says.
+        against what ``resume`` says; ``UntrustedCheckpoint`` when another key has signed what is to be continued.
         """
         try:
             self._files.make_root()
             self._files.write(PROBE_FILE, b"")
             self._files.delete(PROBE_FILE)
-            present = self._job()
+            present = self._job_document()
             self._check_owner(job, present, resume)
             claim()
             continued = self.has_begun() if resume == "auto" else resume
-            if not continued:
+            if continued and present is not None:
+                self._believe_job(present)
+                self._warn_if_moved(present)
+            else:
+                self.job_id = self.job_id or job_id
                 for name in self._files.names("state"):
                     self._files.delete(name)
-            self._files.write(JOB_FILE, json.dumps({"format": JOB_FORMAT, "job": job}, sort_keys=True).encode())
+            self._prepared = job
+            if not (continued and self._trust):  # with trust the plan says which job this is: ``sign_anew``
+                self._write_job(job)
             return continued
         except OSError as error:
             raise CheckpointDirectoryError(
@@ -156,7 +200,39 @@ class CheckpointStorage:
                 self._files.delete(name)
         self._files.delete(JOB_FILE)
 
-    def _job(self) -> dict[str, Any] | None:
+    def _write_job(self, job: dict[str, Any]) -> None:
+        body = _job_body({"job": job, "place": self._place})
+        seal = self._signed(JOB_MAGIC, JOB_FILE, body).partition(b"\n")[0].decode()
+        document = {"format": JOB_FORMAT, "job": job, "place": self._place, "seal": seal}
+        self._files.write(JOB_FILE, json.dumps(document, sort_keys=True).encode())
+
+    def _believe_job(self, document: dict[str, Any]) -> None:
+        """Check the signature. From then on, without ``trust``, what is signed for another job is not believed."""
+        try:
+            data = document["seal"].encode(errors="replace") + b"\n" + _job_body(document)
+            _, job_id = self._believed(JOB_MAGIC, JOB_FILE, data)
+        except (CorruptCheckpoint, RecursionError) as error:
+            raise CheckpointDirectoryError(
+                f"{self._files.describe(JOB_FILE)} is damaged ({error}); choose another checkpoint directory"
+            ) from error
+        if self._key is not None and not self._trust:
+            self.job_id = job_id
+
+    def _warn_if_moved(self, document: dict[str, Any]) -> None:
+        if document["place"] != self._place:
+            log.warning(
+                "the checkpoints of job %r were in %s when it ran last, and are in %s now: unless you have moved or "
+                "copied them there, stop the job, since another process has put this directory there",
+                document["job"].get("name"),
+                document["place"],
+                self._place,
+            )
+
+    @property
+    def _place(self) -> str:
+        return without_secrets(self._files.describe(""))
+
+    def _job_document(self) -> dict[str, Any] | None:
         try:
             document = parse_document(self._files.read(JOB_FILE))
         except FileNotFoundError:
@@ -173,17 +249,19 @@ class CheckpointStorage:
             not isinstance(document, dict)
             or document.get("format") != JOB_FORMAT
             or not isinstance(document.get("job"), dict)
+            or not isinstance(document.get("place"), str)
+            or not isinstance(document.get("seal"), str)
         ):
             raise CheckpointDirectoryError(
                 f"{self._files.describe(JOB_FILE)} has a format this version does not know (expected {JOB_FORMAT}); "
                 "use the version that wrote it, or choose another checkpoint directory"
             )
-        found: dict[str, Any] = document["job"]
+        found: dict[str, Any] = document
         return found
 
-    def _check_owner(self, job: dict[str, Any], present: dict[str, Any] | None, resume: Resume) -> None:
+    def _check_owner(self, job: dict[str, Any], document: dict[str, Any] | None, resume: Resume) -> None:
         where = f"checkpoint directory {self.uri!r}"
-        if present is None:
+        if document is None:
             others = [name for name in self._files.names("") if not name.startswith(".")]
             if others:
                 raise CheckpointDirectoryError(
@@ -192,23 +270,23 @@ class CheckpointStorage:
             if resume is True:
                 raise CheckpointDirectoryError(f"{where} holds no job to resume; start the job without resume")
             return
-        for key in ("name", "fingerprint"):
-            if present.get(key) != job.get(key):
-                raise CheckpointDirectoryError(
-                    f"{where} belongs to another job ({key} {present.get(key)!r}, this job has {job.get(key)!r}"
-                    f"{_differences(present.get('shape'), job.get('shape'))}); "
-                    "choose another checkpoint directory, or delete this one if its job is not needed any more"
-                )
+        check_same_job(document["job"], job, self.uri)
         if not resume and self.checkpoints():
             raise CheckpointDirectoryError(
                 f"{where} already has checkpoints of this job; resume it, or choose or clear another directory"
             )
 
-    def job(self) -> dict[str, Any]:
-        """The job this directory belongs to, as given to ``prepare``."""
-        job = self._job()
-        if job is None:
+    def job(self, key: Callable[[], SigningKey] | None = None) -> dict[str, Any]:
+        """The job this directory belongs to, as given to ``prepare``. ``key``: called when there is a job; what it
+        returns is used from then on. Raises ``UntrustedCheckpoint`` when another key has signed the job.
+        """
+        document = self._job_document()
+        if document is None:
             raise CheckpointDirectoryError(f"checkpoint directory {self.uri!r} holds no job; check the path")
+        if key is not None:
+            self._key = key()
+        self._believe_job(document)
+        job: dict[str, Any] = document["job"]
         return job
 
     # -- runs -----------------------------------------------------------------------------------------------------
@@ -219,7 +297,7 @@ class CheckpointStorage:
         try:
             return int(text.split()[0])
         except (ValueError, IndexError):
-            raise CorruptCheckpoint(f"blob {RUNS_BLOB} says {text[:50]!r}, which is no number of runs") from None
+            raise CorruptCheckpoint(f"blob {RUNS_BLOB} says {text[:50]!r}, which is not a number of runs") from None
 
     def begin_run(self, number: int) -> None:
         """Take the directory over for run ``number`` of the job, whoever had it before."""
@@ -245,7 +323,7 @@ class CheckpointStorage:
         epoch = self._epoch + 1
         cuts = (self._cuts or self._stored_cuts()).with_cut(Cut(epoch, through))
         name = f"{CUTS_BLOB}{self._number}"
-        content = sealed(b"flinkplus-blob", json.dumps(cuts.to_json()).encode())
+        content = sealed(BLOB_MAGIC, json.dumps(cuts.to_json()).encode())
         try:
             self._files.write(f"blobs/{name}", content, self.check_run)
         except OSError as error:
@@ -259,15 +337,15 @@ class CheckpointStorage:
 
     def _cut_blobs(self) -> list[str]:
         names = (name.removeprefix("blobs/") for name in self._files.names("blobs"))
-        return [name for name in names if name.startswith(CUTS_BLOB) and name.removeprefix(CUTS_BLOB).isdigit()]
+        return [name for name in names if _CUTS_NAME.match(name)]
 
     def _stored_cuts(self) -> Cuts:
         cuts = Cuts()
         for name in self._cut_blobs():
             try:
-                cuts = cuts.united(Cuts.from_json(json.loads(self.get_blob(name))))
+                cuts = cuts.united(Cuts.from_json(parse_document(self.get_blob(name))))
             except (CorruptCheckpoint, ValueError, TypeError) as error:
-                log.warning("which late manifests are void is not known: %s", error)
+                log.warning("cannot read which late manifests are void: %s", error)
         return cuts
 
     # -- blobs and state files ------------------------------------------------------------------------------------
@@ -276,15 +354,72 @@ class CheckpointStorage:
         """Store ``data`` under ``name`` with its checksum, replacing what was there; ``private``: for this user only,
         where the file system knows users.
         """
-        self._files.write(f"blobs/{name}", sealed(b"flinkplus-blob", data), private=private)
+        self._files.write(f"blobs/{name}", sealed(BLOB_MAGIC, data), private=private)
 
     def get_blob(self, name: str) -> bytes:
         """What was stored under ``name``; ``CorruptCheckpoint`` when it is damaged or not there."""
         full = f"blobs/{name}"
+        return unsealed(BLOB_MAGIC, self._read_blob(full), self._files.describe(full))
+
+    def put_signed(self, name: str, data: bytes, private: bool = False) -> None:
+        """As ``put_blob``, signed."""
+        full = f"blobs/{name}"
+        self._files.write(full, self._signed(BLOB_MAGIC, full, data), private=private)
+
+    def get_signed(self, name: str) -> bytes:
+        """As ``get_blob``, of what ``put_signed`` has stored. Raises ``UntrustedCheckpoint`` as well."""
+        full = f"blobs/{name}"
+        return self._believed(BLOB_MAGIC, full, self._loaded.get(full) or self._read_blob(full))[0]
+
+    def _read_blob(self, full: str) -> bytes:
         try:
-            return _unseal(b"flinkplus-blob", self._files.read(full), self._files.describe(full))
+            return self._files.read(full)
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"{self._files.describe(full)} is missing; the job cannot be resumed") from error
+        except NoRegularFile as error:
+            raise CheckpointDirectoryError(f"{self._files.describe(full)} cannot be read: {error}") from error
+
+    def _signed(self, magic: bytes, name: str, body: bytes) -> bytes:
+        if self._key is not None and self.job_id is None:
+            raise InvariantViolation(f"{name} is to be signed for no job")
+        return signed(magic, body, name, self._key, self.job_id)
+
+    def _believed(self, magic: bytes, name: str, data: bytes) -> tuple[bytes, str]:
+        """Content of a signed file, and the id of the job. Raises ``CorruptCheckpoint`` or ``UntrustedCheckpoint``."""
+        where, key = self._files.describe(name), None if self._trust else self._key
+        body, job_id = checked(magic, data, name, key, where)
+        if self._trust:
+            self._loaded[name] = data
+        if key is not None and self.job_id not in (None, job_id):
+            raise UntrustedCheckpoint(f"{where} is signed for the job {job_id!r}, and this is {self.job_id!r}")
+        return body, job_id
+
+    def sign_anew(self) -> None:
+        """Sign with our own key what is trusted; from then on nothing else is. To be called in a run. What was loaded
+        before is signed as it was then, whatever the directory holds now.
+
+        A manifest is stored under the name of this run's epoch before the old one goes, so that there is one at any
+        time. Raises ``StateError``.
+        """
+        if not self._trust:
+            return
+        try:
+            for number, name in self._manifests(lambda _number, _epoch: True).items():
+                renewed = _manifest_name(number, self._epoch)
+                with suppress(CorruptCheckpoint):  # it is found to be so whenever it is read
+                    body, _ = self._believed(MANIFEST_MAGIC, name, self._read_manifest(name))
+                    self._files.write(renewed, self._signed(MANIFEST_MAGIC, renewed, body), self.check_run)
+                    if name != renewed:
+                        self._files.delete(name)
+            for name in (PLAN_BLOB, ZOOKEEPER_BLOB):
+                with suppress(CorruptCheckpoint):
+                    self.put_signed(name, self.get_signed(name), private=name == ZOOKEEPER_BLOB)
+            if self._prepared is not None:
+                self._write_job(self._prepared)
+        except OSError as error:
+            raise StateError(f"what is in {self.uri!r} cannot be signed: {error}") from error
+        self._trust = False
+        self._loaded.clear()
 
     def drop_blob(self, name: str) -> None:
         """Remove what was stored under ``name``, if there is something."""
@@ -293,13 +428,13 @@ class CheckpointStorage:
     def upload(self, local: Path, name: str) -> None:
         """Copy a local state file into the store under ``name`` (``<subtask>/<generation>-<checkpoint>-<n>.sst``)."""
         try:
-            self._files.put(local, f"state/{name}")
+            self._files.put(local, _stored(name))
         except OSError as error:
             raise StateError(f"state file {name} cannot be stored in {self.uri!r}: {error}") from error
 
     def download(self, name: str, local: Path) -> None:
         """Copy a state file to ``local``; ``CorruptState`` when the store does not have it."""
-        full = f"state/{name}"
+        full = _stored(name)
         try:
             self._files.fetch(full, local)
         except FileNotFoundError as error:
@@ -316,7 +451,8 @@ class CheckpointStorage:
         names = frozenset(file.name for file in manifest_files(manifest))
         body = json.dumps(manifest, sort_keys=True).encode()
         try:
-            self._files.write(_manifest_name(checkpoint, self._epoch), sealed(MANIFEST_MAGIC, body), self.check_run)
+            name = _manifest_name(checkpoint, self._epoch)
+            self._files.write(name, self._signed(MANIFEST_MAGIC, name, body), self.check_run)
         except OSError as error:
             raise StateError(f"manifest {checkpoint} cannot be stored in {self.uri!r}: {error}") from error
         with self._lock:
@@ -324,26 +460,38 @@ class CheckpointStorage:
 
     def read_manifest(self, checkpoint: int) -> Manifest:
         """The manifest as it was written; ``CorruptCheckpoint`` when it is not there, short, altered or of another
-        format."""
+        format, ``UntrustedCheckpoint`` when it is not signed as it should be."""
         name = self._manifests(lambda number, _: number == checkpoint).get(checkpoint, _manifest_name(checkpoint, 0))
         where = self._files.describe(name)
         try:
-            body = _unseal(MANIFEST_MAGIC, self._files.read(name), where)
+            body, _ = self._believed(MANIFEST_MAGIC, name, self._read_manifest(name))
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"manifest {where} is missing") from error
         try:
             manifest: Manifest = parse_document(body)
         except ValueError as error:
-            raise CorruptCheckpoint(f"manifest {where} is no JSON: {error}") from error
+            raise CorruptCheckpoint(f"manifest {where} is not JSON: {error}") from error
         if not isinstance(manifest, dict) or not isinstance(manifest.get("subtasks", {}), dict):
-            raise CorruptCheckpoint(f"manifest {where} holds something else than a manifest")
+            raise CorruptCheckpoint(f"manifest {where} does not hold a manifest")
         if manifest.get("format", MANIFEST_FORMAT) != MANIFEST_FORMAT:
-            raise CorruptCheckpoint(f"manifest {where} has format {manifest.get('format')!r}, not {MANIFEST_FORMAT}")
+            raise CorruptCheckpoint(
+                f"manifest {where} has format {manifest.get('format')!r:.100}, not {MANIFEST_FORMAT}"
+            )
+        try:
+            check_manifest(manifest)
+        except UnsafeName as error:
+            raise CorruptCheckpoint(f"manifest {where}: {error}") from error
         if manifest.get("checkpoint", checkpoint) != checkpoint:
-            raise CorruptCheckpoint(f"manifest {where} says it is of checkpoint {manifest.get('checkpoint')}")
+            raise CorruptCheckpoint(f"manifest {where} names checkpoint {manifest.get('checkpoint')!r:.100}")
         with suppress(CorruptState), self._lock:
             self._named[checkpoint] = frozenset(file.name for file in manifest_files(manifest))
         return manifest
+
+    def _read_manifest(self, name: str) -> bytes:
+        try:
+            return self._loaded.get(name) or self._files.read(name)
+        except NoRegularFile as error:
+            raise CorruptCheckpoint(f"manifest {self._files.describe(name)} cannot be read: {error}") from error
 
     def checkpoints(self) -> list[int]:
         """The checkpoints that exist, ascending."""
@@ -365,7 +513,8 @@ class CheckpointStorage:
         """The newest checkpoint that can be restored: (checkpoint, manifest, why newer ones were skipped).
 
         ``verify_files`` reads every state file and checks it; without it only presence and size are checked. None when
-        there is no checkpoint at all; ``CorruptCheckpoint`` when there are some and none is whole.
+        there is no checkpoint at all; ``CorruptCheckpoint`` when there are some and none is whole;
+        ``UntrustedCheckpoint`` when the newest that is not damaged is not signed as it should be.
         """
         skipped: list[str] = []
         for checkpoint in reversed(self.checkpoints()):
@@ -378,11 +527,11 @@ class CheckpointStorage:
             else:
                 return checkpoint, manifest, skipped
         if skipped:
-            raise CorruptCheckpoint(f"no checkpoint in {self.uri!r} is whole: " + "; ".join(skipped))
+            raise CorruptCheckpoint(f"no checkpoint in {self.uri!r} can be restored: " + "; ".join(skipped))
         return None
 
     def _verify(self, file: StateFile, content: bool) -> None:
-        full = f"state/{file.name}"
+        full = _stored(file.name)
         where = self._files.describe(full)
         try:
             size = self._files.size(full)
@@ -392,6 +541,8 @@ class CheckpointStorage:
                 file.check(self._files.chunks(full), where)
         except FileNotFoundError as error:
             raise CorruptState(f"state file {where} is missing") from error
+        except NoRegularFile as error:
+            raise CorruptState(f"state file {where} cannot be read: {error}") from error
 
     # -- removal --------------------------------------------------------------------------------------------------
 
@@ -403,7 +554,7 @@ class CheckpointStorage:
         """
         try:
             mine = self._names_of(checkpoint)
-        except (CorruptCheckpoint, CorruptState):
+        except (CorruptCheckpoint, CorruptState, UntrustedCheckpoint):
             mine = frozenset()  # ``sweep`` finds them
         with self._lock:
             self._named.pop(checkpoint, None)
@@ -411,7 +562,7 @@ class CheckpointStorage:
             self._files.delete(name)
         alone = sorted(mine - self._all_named()) if mine else []
         for name in alone:
-            self._files.delete(f"state/{name}")
+            self._files.delete(_stored(name))
         return alone
 
     def withdraw_after(self, checkpoint: int) -> None:
@@ -423,7 +574,7 @@ class CheckpointStorage:
 
     def _remove_void(self) -> None:
         for number, name in self._manifests(lambda _number, _epoch: True, void=True).items():
-            log.info("manifest %s of checkpoint %d is void and is removed", name, number)
+            log.info("removing void manifest %s of checkpoint %d", name, number)
             self._files.delete(name)
 
     def sweep(self, complete: int, triggered: int) -> list[str]:
@@ -474,16 +625,16 @@ class CheckpointStorage:
         return {name: (int(match["generation"]), int(match["checkpoint"])) for name, match in matches if match}
 
     def _all_named(self) -> frozenset[str]:
-        """What the manifests name. When that is not known, raises ``CorruptCheckpoint``, ``CorruptState`` or
-        ``StateError``, so that nothing is removed."""
+        """What the manifests name. When that is not known, raises ``CorruptCheckpoint``, ``UntrustedCheckpoint``,
+        ``CorruptState`` or ``StateError``, so that nothing is removed."""
         with self._lock:
             known = set(self._named)
         listed = self.checkpoints()
         missing = sorted(known.difference(listed))
         if missing:
             raise StateError(
-                f"the listing of {self.uri!r} lacks the manifest of checkpoint {missing[0]}, which is there: "
-                "no state file is removed; look after the file system"
+                f"the listing of {self.uri!r} lacks the manifest of checkpoint {missing[0]}, which exists: "
+                "no state file is removed; check the file system"
             )
         return frozenset().union(*(self._names_of(checkpoint) for checkpoint in listed))
 
@@ -507,35 +658,39 @@ class CheckpointStorage:
         return frozenset(file.name for file in manifest_files(self.read_manifest(checkpoint)))
 
 
+def check_same_job(found: dict[str, Any], asked: dict[str, Any], where: str) -> None:
+    """Raises ``CheckpointDirectoryError`` unless the job ``found`` in a directory is the one that was ``asked`` for."""
+    for key in ("name", "fingerprint"):
+        if found.get(key) != asked.get(key):
+            raise CheckpointDirectoryError(
+                f"checkpoint directory {where!r} belongs to another job ({key} {found.get(key)!r:.200}, this job has "
+                f"{asked.get(key)!r:.200}{_differences(found.get('shape'), asked.get('shape'))}); "
+                "choose another checkpoint directory, or delete this one if its job is not needed any more"
+            )
+
+
+def _job_body(document: dict[str, Any]) -> bytes:
+    """What is signed of ``JOB.json``."""
+    return json.dumps({name: document[name] for name in ("job", "place")}, sort_keys=True).encode()
+
+
 def _differences(there: Any, here: Any) -> str:
     """What differs between the shapes of two jobs, as far as both are known."""
     if not isinstance(there, dict) or not isinstance(here, dict):
         return ""
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    told = [f"{name}: {there.get(name, 'none')!s:.200} there, {here.get(name, 'none')!s:.200} here" for name in names]
-    more = f"; and {len(told) - TOLD_DIFFERENCES} more" if len(told) > TOLD_DIFFERENCES else ""
-    return "".join(f"; {one}" for one in told[:TOLD_DIFFERENCES]) + more
+    told = [
+        f"{printable(name)}: {printable(there.get(name, 'none'))} there, {printable(here.get(name, 'none'))} here"
+        for name in names[:TOLD_DIFFERENCES]
+    ]
+    more = f"; and {len(names) - TOLD_DIFFERENCES} more" if len(names) > TOLD_DIFFERENCES else ""
+    return "".join(f"; {one}" for one in told) + more
 
 
 def _manifest_name(checkpoint: int, epoch: int) -> str:
     return f"checkpoints/{checkpoint:08d}-{epoch}.json" if epoch else f"checkpoints/{checkpoint:08d}.json"
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).hexdigest().encode()
-
-
-def sealed(magic: bytes, body: bytes) -> bytes:
-    return b"%s %d %d %s\n%s" % (magic, MANIFEST_FORMAT, len(body), _digest(body), body)
-
-
-def _unseal(magic: bytes, data: bytes, where: str) -> bytes:
-    header, _, body = data.partition(b"\n")
-    fields = header.split(b" ")
-    if len(fields) != 4 or fields[0] != magic:
-        raise CorruptCheckpoint(f"{where} is truncated or is not a FlinkPlus file")
-    if fields[1] != b"%d" % MANIFEST_FORMAT:
-        raise CorruptCheckpoint(f"{where} has format {fields[1].decode(errors='replace')}, known is {MANIFEST_FORMAT}")
-    if fields[2] != b"%d" % len(body) or fields[3] != _digest(body):
-        raise CorruptCheckpoint(f"{where} does not match its checksum: it is truncated or was altered")
-    return body
+def _stored(name: str) -> str:
+    """Where a state file is. Raises ``UnsafeName`` for a name that would lead elsewhere."""
+    return f"state/{checked_name(name, STATE_FILE_PARTS)}"

@@ -247,7 +247,7 @@ class SubtaskStore:
             return
         value = self.get_many([FORMAT_KEY])[0]
         if value != FORMAT_VALUE:
-            raise CorruptState(f"state in {self.directory} has format {value!r}, known is {FORMAT_VALUE!r}")
+            raise CorruptState(f"state in {self.directory} has format {value!r:.100}, known is {FORMAT_VALUE!r}")
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """All entries by ascending key, as of this call."""

@@ -2,8 +2,9 @@
 
 Rules:
 - every frozen snapshot (or spill) is queued; writing one first writes all that were frozen before it, so a version is
-  always the files of the versions before it and its own; what could not be written stays queued, and whoever comes next
-  tries again, or the subtask's thread thaws it into the next snapshot;
+  always the files of the versions before it and its own; what could not be written stays queued. The next thread that
+  writes tries again, or the subtask's thread thaws it into the next snapshot. After ``MOST_FAILURES`` in a row it
+  thaws all that is queued, also what no thread has tried to write: the queue is as short as that;
 - a version's file list is fixed when it is written: later spills and newer bases never change an older handle;
 - a file is listed once RocksDB has it, and uploaded at the latest by the first handle that names it;
 - a new base is what RocksDB holds right after an ingest; it replaces the files up to that one in versions to come, and
@@ -43,6 +44,8 @@ FIRST_LEAD = 16
 BASE_CHUNK_BYTES = 256 << 10
 """Of values: the interpreter lock is kept while so much, or ``WRITE_CHUNK_ENTRIES``, is read from RocksDB."""
 FIRST_CHUNK_ENTRIES = 256
+MOST_FAILURES = 2
+"""To write the oldest version that is queued; one failure alone does not decline other snapshots."""
 LOCAL_HANDLES = 2
 """Of how many handles that are not yet complete local copies are kept (storage has them all)."""
 
@@ -120,6 +123,8 @@ class StateVersions:
         self._closed = threading.Event()
         self._counter = 0
         self._queue: deque[PendingSnapshot] = deque()
+        self._failures = 0  # in a row, to write the first of the queue
+        self._writers = 0  # threads that write what is queued, or are about to
         self._unfinished: list[PendingSnapshot] = []
         self._files = tuple(files)
         self._uploaded = {file.name for file in files}
@@ -151,12 +156,15 @@ class StateVersions:
                 self._unfinished.append(pending)
 
     def take_failed(self) -> list[PendingSnapshot]:
-        """Versions to thaw: the whole queue when every one in it failed; else none (a persist to come writes them)."""
+        """Versions to thaw: the whole queue, when all in it failed or writing it fails again and again; else none (a
+        persist to come writes them)."""
         with self._lock:
-            if not all(pending.failed for pending in self._queue):
+            hopeless = self._failures >= MOST_FAILURES or all(pending.failed for pending in self._queue)
+            if self._writers or not hopeless:
                 return []
             failed = list(self._queue)
             self._queue.clear()
+            self._failures = 0
             return failed
 
     def write_through(self, pending: PendingSnapshot) -> None:
@@ -166,18 +174,29 @@ class StateVersions:
                 raise StateError(
                     f"snapshot {pending.checkpoint} of {self._prefix} failed before; a newer one has its changes"
                 )
-            pending.failed = False
-        with self._write_lock:
-            while not pending.written:
-                self._check_open()
-                head = self._queue[0]
-                try:
-                    self._write(head)
-                except BaseException:
-                    head.failed = pending.failed = True
-                    raise
-                with self._lock:
-                    self._queue.popleft()
+            self._writers += 1
+        try:
+            with self._write_lock:
+                while not pending.written:
+                    self._check_open()
+                    self._write_first(pending)
+        finally:
+            with self._lock:
+                self._writers -= 1
+
+    def _write_first(self, wanted: PendingSnapshot) -> None:
+        """Write the oldest version that is queued, on the way to ``wanted``."""
+        head = self._queue[0]
+        try:
+            self._write(head)
+        except BaseException:
+            with self._lock:
+                head.failed = wanted.failed = True
+                self._failures += 1
+            raise
+        with self._lock:
+            self._queue.popleft()
+            self._failures = 0
 
     def complete(self, checkpoint: int) -> None:
         """``checkpoint`` is complete: local copies that only older ones name go; those of a closed state are the next
@@ -226,7 +245,6 @@ class StateVersions:
             pending.files = self._files
             pending.parts = []
             pending.written = True
-            pending.failed = False
 
     def _ingest(self, path: Path) -> None:
         link = path.with_suffix(".ingest")

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flinkplus.protocol import effects, events
-from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.barriers import BarrierMachine
-from flinkplus.protocol.cyclic import CyclicAlignment
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
-from flinkplus.protocol.messages import Kind, Message
-from flinkplus.protocol.unaligned import UnalignedBarriers
+from flinkplus.protocol.barriers.alignment import BarrierAlignment
+from flinkplus.protocol.barriers.barriers import BarrierMachine
+from flinkplus.protocol.barriers.cyclic import CyclicAlignment
+from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
+from flinkplus.protocol.vocabulary import effects, events
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.vocabulary.messages import Kind, Message
 from tests.diagrams.explore import Diagram, Move, Subject, content, names_of
-from tests.unit.protocol.test_replay import Folding
+from tests.unit.protocol.subtask.test_replay import Folding
 
 CHECKPOINTS = (CheckpointId(1), CheckpointId(2))
 SUBTASK = SubtaskId("count", 0)
@@ -354,19 +354,19 @@ def _synchronous(watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> OneChe
 ALGORITHMS = (
     Algorithm(
         "Aligned",
-        "flinkplus/protocol/alignment.py",
+        "flinkplus/protocol/barriers/alignment.py",
         "An input waits once its barrier is there; when it is on all of them, the state is copied.",
         _aligned,
     ),
     Algorithm(
         "Aligned, at least once",
-        "flinkplus/protocol/alignment.py",
+        "flinkplus/protocol/barriers/alignment.py",
         "The same, but no input waits: the copy holds some of what comes behind its barrier.",
         _at_least_once,
     ),
     Algorithm(
         "Cyclic",
-        "flinkplus/protocol/cyclic.py",
+        "flinkplus/protocol/barriers/cyclic.py",
         "Aligned on the inputs that are no back edges; what comes on a back edge from the copy on is recorded until "
         "the barrier has come round.",
         _cyclic,
@@ -374,14 +374,14 @@ ALGORITHMS = (
     ),
     Algorithm(
         "Unaligned",
-        "flinkplus/protocol/unaligned.py",
+        "flinkplus/protocol/barriers/unaligned.py",
         "Aligned until the coordinator says that barriers may overtake; then the state is copied when the first is in "
         "a queue, and what comes before the others is recorded.",
         _unaligned,
     ),
     Algorithm(
         "Synchronous",
-        "flinkplus/protocol/snapshots.py",
+        "flinkplus/protocol/subtask/snapshots.py",
         "Aligned, and then nothing at all is taken until the checkpoint is complete or aborted.",
         _synchronous,
         stands_still=True,

@@ -7,17 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chain_backup import effects as chain_effects
-from chain_backup import events as chain_events
-from chain_backup.failover import FailoverConfig, FailoverProtocol
-from chain_backup.line import Cursors
-from chain_backup.topology import Topology
-from flinkplus.protocol import effects, events
-from flinkplus.protocol.checkpointing import CheckpointCoordinator
-from flinkplus.protocol.config import CheckpointConfig, RecoveryConfig
-from flinkplus.protocol.effects import JobState
-from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.job import JobProtocol
+from chain_backup.failover import effects as chain_effects
+from chain_backup.failover import events as chain_events
+from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
+from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.topology import Topology
+from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.job.job import JobProtocol
+from flinkplus.protocol.vocabulary import effects, events
+from flinkplus.protocol.vocabulary.config import CheckpointConfig, RecoveryConfig
+from flinkplus.protocol.vocabulary.effects import JobState
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from tests.diagrams.explore import Diagram, Move, Subject, content, names_of
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)
@@ -198,7 +198,7 @@ class _Checkpoint(Timed):
 
 CHECKPOINT = Diagram(
     "A checkpoint at its coordinator",
-    "flinkplus/protocol/checkpointing.py",
+    "flinkplus/protocol/checkpoints/checkpointing.py",
     "One of two checkpoints that may be under way at once, the older or the newer.",
     "two checkpoints, a source and a count, two failures",
     CHECKPOINT_STATES,
@@ -319,7 +319,7 @@ class _Job(Timed):
 
 JOB = Diagram(
     "The life of a job",
-    "flinkplus/protocol/job.py",
+    "flinkplus/protocol/job/job.py",
     "Failures that local failover takes on leave it running; what is drawn is rollback.",
     "two slots, two failures, one restart, a checkpoint",
     JOB_STATES,
@@ -480,7 +480,7 @@ class _Failover(Timed):
 
 FAILOVER = Diagram(
     "A failover by standbys",
-    "chain_backup/failover.py",
+    "chain_backup/failover/machine.py",
     "From a failure until all are at work again, and handing work back to a slot that has returned.",
     "two subtasks; three slots and two failures, or two slots, of which one has come back, and one failure",
     FAILOVER_STATES,

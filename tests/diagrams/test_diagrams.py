@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.effects import BarrierEffect
+from flinkplus.protocol.barriers.alignment import BarrierAlignment
+from flinkplus.protocol.vocabulary.effects import BarrierEffect
 from tests.diagrams import explore, page
 from tests.diagrams.barriers import CHECKPOINTS, REGULAR, SUBTASK, OneCheckpoint
 from tests.diagrams.explore import Diagram, Move, Subject, Transition, WorldTooLargeError, content

@@ -21,6 +21,7 @@ import traceback
 import warnings
 from multiprocessing.connection import Connection
 
+from tests.fuzz.messages import assert_readable
 from tests.fuzz.targets import Target, targets
 
 MEMORY_BYTES = 512 << 20
@@ -30,18 +31,24 @@ MAX_FINDINGS = 5
 
 
 class Finding(Exception):
-    """A case with another outcome than a value or a documented error."""
+    """A case with another outcome than a value or a documented error with a readable text."""
 
 
 def run_case(target: Target, seed: int, number: int) -> None:
     """One case. Raises ``Finding``."""
     data = target.case(random.Random(f"{seed}/{target.name}/{number}"))
+    run_data(target, data, f"{target.name} case {number} of seed {seed}")
+
+
+def run_data(target: Target, data: bytes, what: str) -> None:
+    """One case, called ``what``. Raises ``Finding``."""
     try:
-        target.decode(data)
-    except target.errors:
-        pass
+        try:
+            target.decode(data)
+        except target.errors as error:
+            assert_readable(error)
     except Exception as error:
-        raise Finding(f"{target.name} case {number} of seed {seed}: {error!r:.300} for {data!r:.200}") from error
+        raise Finding(f"{what}: {error!r:.500} for {data!r:.200}") from error
 
 
 def _limit_memory() -> None:

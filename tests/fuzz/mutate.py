@@ -11,11 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MAX_BYTES = 1 << 16
+HOSTILE = "\x1b[2J\x9b31m\u202e\u2066\r\n12:00:00.000 error \x85\u2028\x00\x7f"
+"""Clears a terminal, colours it, reverses the direction of writing and begins lines that look like another record's."""
+LONG = HOSTILE * 200
 WHOLE = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, (1 << 64) - 1)
-TEXTS = (b"0", b"-1", b"1e999", b"NaN", b"Infinity", b"null", b"[]", b"{}", b'""', b"9" * 30, b"9" * 5000, b"true")
+TEXTS = (b"0", b"-1", b"1e999", b"NaN", b"Infinity", b"null", b"[]", b"{}", b'""', b"9" * 30, b"9" * 5000, b"true",
+    json.dumps(LONG).encode(),
+)  # fmt: skip
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1 << 31, 1 << 63, 1 << 70, 1.5, 1e308, "", "x", "\u00b2", "count[\u00b2]", "9" * 5000, "../../x",
-    "\ud800", [], [[]], [None], {}, {"": 0}, {"files": 3}, [[[[[[[[]]]]]]]],
+    "..", "a/../../x", "/etc/x", "a/b", ".a/b", "a\0/b", "a/1-2-3.sst\n", "%2E%2E%2Fx",
+    "\ud800", HOSTILE, LONG, [HOSTILE], {HOSTILE: LONG}, [], [[]], [None], {}, {"": 0}, {"files": 3}, [[[[[[[[]]]]]]]],
 )  # fmt: skip
 NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
 
@@ -50,7 +56,16 @@ def _remove(rng: random.Random, data: bytearray, _seeds: Sequence[bytes]) -> Non
 
 def _insert(rng: random.Random, data: bytearray, _seeds: Sequence[bytes]) -> None:
     at = rng.randrange(len(data) + 1)
-    data[at:at] = rng.choice((rng.randbytes(rng.randrange(16)), b"\0" * 8, b"\xff" * 8, b"[" * rng.choice((3, 5000))))
+    data[at:at] = rng.choice(
+        (
+            rng.randbytes(rng.randrange(16)),
+            b"\0" * 8,
+            b"\xff" * 8,
+            b"[" * rng.choice((3, 5000)),
+            b"../",
+            HOSTILE.encode(),
+        )
+    )
 
 
 def _repeat(rng: random.Random, data: bytearray, _seeds: Sequence[bytes]) -> None:
@@ -83,14 +98,15 @@ def mutated(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
     return bytes(data[:MAX_BYTES])
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where the values of a document are: the way to each, from the outermost."""
     found = [path]
     if isinstance(value, dict):
         for key, inner in value.items():
-            found += _places(inner, (*path, key))
+            found += places(inner, (*path, key))
     elif isinstance(value, list):
         for at, inner in enumerate(value):
-            found += _places(inner, (*path, at))
+            found += places(inner, (*path, at))
     return found
 
 
@@ -100,7 +116,7 @@ def mutated_document(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
         return mutated(rng, seeds)
     document = json.loads(rng.choice(seeds))
     for _ in range(rng.choice((1, 1, 2, 3))):
-        *way, last = rng.choice(_places(document)) or (None,)
+        *way, last = rng.choice(places(document)) or (None,)
         if last is None:
             document = copy.deepcopy(rng.choice(VALUES))
             break
@@ -111,7 +127,7 @@ def mutated_document(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
             case 0:
                 del inside[last]
             case 1 if isinstance(inside, dict):
-                inside[rng.choice(("", "v", "files", "format"))] = inside.pop(last)
+                inside[rng.choice(("", "v", "files", "format", "../x[1]", HOSTILE, LONG))] = inside.pop(last)
             case 2:
                 inside[last] = [inside[last]]
             case _:

@@ -1,6 +1,7 @@
 """What is fuzzed: valid examples, how they are mutated, what is done with the result, and which errors may come of it.
 
-Rules: a target keeps nothing from one case to the next; whatever else than its own errors comes out is a finding.
+Rules: a target keeps nothing from one case to the next; whatever else than its own errors comes out is a finding, and
+so is an error whose text is not readable (``messages``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,9 +21,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from chain_backup import frames
+from chain_backup.replication import frames
 from chain_backup.zookeeper.errors import BadRecord
-from chain_backup.zookeeper.records import ChainRecord, SlotRecord
+from chain_backup.zookeeper.records import ChainRecord, SlotRecord, quote, unquote
 from chain_backup.zookeeper.records import decode as decode_record
 from dedup.digests import pack_digests
 from flinkplus.errors import (
@@ -32,24 +34,31 @@ from flinkplus.errors import (
     CorruptState,
     PeerProtocolError,
     PeerRefused,
+    UntrustedCheckpoint,
 )
-from flinkplus.protocol.determinants import Choice, decode_runs, encode_ancestor, encode_run, pack, unpack
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.runtime import control, wire
-from flinkplus.runtime.access import parse_access
-from flinkplus.runtime.commands import Commands, decode_reply, encode_reply, encode_request
-from flinkplus.runtime.frames import framed
-from flinkplus.runtime.handshake import Connecting, Listening, parse_slot_name, slot_name
-from flinkplus.runtime.inbox import Inbox
-from flinkplus.runtime.log_codec import MessageCodec
-from flinkplus.runtime.names import parse_channel, parse_subtask
-from flinkplus.runtime.operations import Inject, Status
-from flinkplus.runtime.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
-from flinkplus.runtime.pulse_process import datagram
-from flinkplus.runtime.tcp import Connection
-from flinkplus.runtime.wire import Kind, Message
+from flinkplus.protocol.determinants.determinants import Choice, decode_runs, encode_ancestor, encode_run, pack, unpack
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.runtime.base.inbox import Inbox
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.names import parse_channel, parse_subtask
+from flinkplus.runtime.control.promotion_order import PromotionOrder
+from flinkplus.runtime.coordinator.commands.operations import Inject, Status
+from flinkplus.runtime.liveness.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
+from flinkplus.runtime.liveness.pulse_process import datagram
+from flinkplus.runtime.operations.access_file import parse_access, parse_whereabouts
+from flinkplus.runtime.operations.commands import Commands, decode_reply, encode_reply, encode_request
+from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
+from flinkplus.runtime.transport.auth.handshake import Connecting, Listening, parse_hello, parse_slot_name, slot_name
+from flinkplus.runtime.transport.tcp.connections import Connection
+from flinkplus.runtime.transport.wire import wire
+from flinkplus.runtime.transport.wire.frames import framed
+from flinkplus.runtime.transport.wire.wire import Kind, Message
+from flinkplus.sinks.spark_log import parse_logged
 from flinkplus.state.backend import parse_files
-from flinkplus.state.storage import JOB_FORMAT, MANIFEST_MAGIC, CheckpointStorage, manifest_files, sealed
+from flinkplus.state.seals import SigningKey, checked, signed
+from flinkplus.state.storage import JOB_FILE, JOB_FORMAT, JOB_MAGIC, MANIFEST_MAGIC, CheckpointStorage, manifest_files
+from tests.fuzz import names
+from tests.fuzz.messages import assert_readable
 from tests.fuzz.mutate import mutated, mutated_document
 from upstream_cache import CorruptSegment
 from upstream_cache.segments import Segment
@@ -110,8 +119,8 @@ def _decode_messages(data: bytes) -> object:
         if message.kind is Kind.RECORDS:
             try:
                 wire.decode_records(payload)
-            except PeerProtocolError:
-                continue
+            except PeerProtocolError as error:
+                assert_readable(error)
     return None
 
 
@@ -190,24 +199,50 @@ def _receive(data: bytes) -> object:
 
 
 SECRET = b"secret"
-_CONNECTING = Connecting(SECRET, b"fuzz/1", slot_name(1, 2), slot_name(3, 4))
+PLACE = "127.0.0.1:4000"
+_CONNECTING = Connecting(SECRET, b"fuzz/1", slot_name(1, 2), slot_name(3, 4), PLACE)
+
+
+def _listening() -> Listening:
+    return Listening(SECRET, b"fuzz/1", slot_name(3, 4), PLACE)
+
+
+@cache
+def _shaken() -> tuple[bytes, bytes, bytes, bytes]:
+    """The four frames of a handshake."""
+    connecting, listening = copy(_CONNECTING), _listening()
+    challenge = listening.challenge(connecting.hello)
+    proof = connecting.answer(challenge)
+    listening.check(proof)
+    return connecting.hello, challenge, proof, listening.welcome
 
 
 def _handshake(data: bytes) -> object:
-    """As what either end may be told in each of the frames."""
-    listening = Listening(SECRET, b"fuzz/1")
+    """As what either end may be sent in each of the frames: neither takes what was not made for it."""
+    hello, challenge, _, _ = _shaken()
+    listening, challenged, dialling, answered = _listening(), _listening(), copy(_CONNECTING), copy(_CONNECTING)
+    challenged.challenge(hello)
+    answered.answer(challenge)
     outcomes: list[object] = []
     for act in (
         lambda: listening.challenge(data),
         lambda: parse_slot_name(listening.name),
-        lambda: listening.check(data),
-        lambda: _CONNECTING.answer(data),
+        lambda: challenged.check(data),
+        lambda: dialling.answer(data),
+        lambda: answered.check(data),
         lambda: parse_slot_name(data.decode("latin-1")),
     ):
         try:
             outcomes.append(act())
         except PeerRefused as error:
+            assert_readable(error)
             outcomes.append(error.reason)
+    signed, _, checked, answer, welcome, _ = outcomes
+    if isinstance(signed, bytes) and parse_hello(data)[2:4] != (slot_name(3, 4).encode(), PLACE.encode()):
+        raise AssertionError("a listener has signed for another one")
+    taken = checked is None or (isinstance(answer, bytes) and data != challenge)
+    if taken or (welcome is None and data != _shaken()[3]):
+        raise AssertionError("a code was taken that was made for something else")
     return outcomes
 
 
@@ -243,10 +278,33 @@ def _pulse(data: bytes) -> object:
 
 _EXAMPLES: dict[Any, Any] = {
     int: 3, float: 1.5, str: "count[1]", bool: True, dict[str, int]: {"0:1->2": 7}, dict[str, Any]: {"format": 1},
-    dict[str, dict[str, Any]]: {"count[1]": {"rows_out": 3}}, dict[str, list[Any]]: {"1": [1, "host:1"]},
+    dict[str, dict[str, Any]]: {"count[1]": {"rows_out": 3}}, dict[str, list[Any]]: {"count[1]": [1, "host:1"]},
     dict[str, list[list[Any]]]: {"count[1]": [[3, [8, 16]]]}, list[str]: ["count[1]"], int | None: None,
     list[int] | None: [1, -1],
 }  # fmt: skip
+_FILE = {
+    "name": "count-1/1-2-3.sst", "kind": "base", "entries": 3, "bytes": 400, "checksum": "ab" * 20,
+    "replaces": [["count-1/1-1-1.sst", 9, "cd"]],
+}  # fmt: skip
+_STAGED = {"name": "part-c00000003-s1-g1-0.parquet", "rows": 3, "bytes": 90, "checkpoint": 3}
+_SAVED = {"operators": {"out": {"rows_in": 3, "rows_out": 3, "own": {}, "staged": [_STAGED]}}}
+_HANDLE = {"format": 1, "checkpoint": 3, "files": [_FILE, {**_FILE, "kind": "delta"}], "operator_state": _SAVED}
+_NAMED: dict[str, Any] = {
+    "assignment": {"count[1]": 7}, "generations": {"count[1]": 7}, "failed": {"count[1]": 7}, "marks": {"count[1]": 7},
+    "handle": _HANDLE, "handles": {"count[1]": _HANDLE},
+}  # fmt: skip
+_RUNS = [[3, [8, 16]]]
+_ORDER = PromotionOrder(
+    version=3, handle=_HANDLE, given_up=[4], overtaking=[5], received={"0:1->2": 7}, marks={"0:0->1": 2},
+    digests={"0:1->2": [[4, pack_digests(array("Q", [1, 2, 3]))]]}, determinants=_RUNS, ancestors={"lines[0]": _RUNS},
+    inputs={"0:0->1": 3}, pass_over=2, mark=7,
+)  # fmt: skip
+
+
+def _example(cls: type[Any], name: str, hint: Any) -> Any:
+    if cls is control.Promote and name == "subtasks":
+        return {"count[1]": _ORDER}
+    return _NAMED.get(name, _EXAMPLES[hint])
 
 
 def _control_seeds() -> tuple[bytes, ...]:
@@ -255,7 +313,9 @@ def _control_seeds() -> tuple[bytes, ...]:
         if cls is control.Fenced:
             continue
         hints = control._HINTS[cls.__name__]
-        found.append(control.encode(cls(**{f.name: _EXAMPLES[hints[f.name]] for f in dataclasses.fields(cls)})))
+        found.append(
+            control.encode(cls(**{f.name: _example(cls, f.name, hints[f.name]) for f in dataclasses.fields(cls)}))
+        )
     digests = {"0:1->2": [[4, pack_digests(array("Q", [1, 2, 3]))]]}
     found.append(control.encode(control.Fenced(1, {"0:1->2": 3}, {}, {"count[1]": [[2, [8]]]}, digests, {})))
     return tuple(found)
@@ -263,6 +323,7 @@ def _control_seeds() -> tuple[bytes, ...]:
 
 def _decode_control(data: bytes) -> object:
     message = control.decode(data)
+    _assert_names(message)
     if isinstance(message, control.Fenced):
         for name, runs in message.determinants.items():
             parse_subtask(name)
@@ -271,6 +332,22 @@ def _decode_control(data: bytes) -> object:
             parse_channel(name)
             control.digests_from_json(found)
     return message
+
+
+def _assert_names(message: Any) -> None:
+    """Of subtasks and of files, wherever a message has them."""
+    told = vars(message)
+    if "subtask" in told:
+        names.assert_subtask(told["subtask"])
+    for field in ("subtasks", "assignment", "generations", "chains", "failed", "marks", "handles"):
+        for subtask in told.get(field, ()):
+            names.assert_subtask(subtask)
+    names.assert_handle(told.get("handle", {}))
+    for handle in told.get("handles", {}).values():
+        names.assert_handle(handle)
+    if isinstance(message, control.Promote):
+        for found in message.subtasks.values():
+            names.assert_handle(found.handle)
 
 
 # --- commands from outside
@@ -293,6 +370,8 @@ def _decode_reply(data: bytes) -> object:
     try:
         return decode_reply(data)
     except CommandRefused as refused:  # that is an answer, too
+        if not str(refused).isprintable():
+            raise AssertionError(f"a refusal that is not printable: {refused!r:.300}") from refused
         return str(refused)
 
 
@@ -300,6 +379,12 @@ def _access_seed() -> bytes:
     told = {"format": 1, "job_id": "1", "name": "job", "address": "h:1", "host": "h", "pid": 1, "created_s": 1.5}
     certificates = dict.fromkeys(("authority", "certificate", "key"), "PEM")
     return json.dumps({**told, "key": "00ff", "tls": certificates}).encode()
+
+
+def _decode_access(data: bytes) -> object:
+    access = parse_access(data, "x")
+    names.assert_inside(access.job_id)
+    return access
 
 
 # --- replication
@@ -317,6 +402,23 @@ def _frame_seeds() -> tuple[bytes, ...]:
     )
 
 
+def _decode_replication(data: bytes) -> object:
+    frame = frames.decode(data)
+    if frame.topic.subtask:
+        names.assert_subtask(frame.topic.subtask)
+    found: list[Any] = []
+    match frame.kind:
+        case frames.Kind.OFFER:
+            found = frame.fields["lacks"]
+        case frames.Kind.WANT:
+            found = [name for name, _ in frame.fields["files"]]
+        case frames.Kind.CHUNK:
+            found = [frame.fields["name"]]
+    for name in found:
+        names.assert_inside(name)
+    return frame
+
+
 def _reseal_frame(rng: random.Random, data: bytes) -> bytes:
     if len(data) < frames.BEFORE_FIELDS or rng.random() < 0.2:
         return data
@@ -330,16 +432,46 @@ def _reseal_frame(rng: random.Random, data: bytes) -> bytes:
 
 # --- files and ZooKeeper
 
-_FILE = {
-    "name": "count-1/1-2-3.sst", "kind": "base", "entries": 3, "bytes": 400, "checksum": "ab" * 20,
-    "replaces": [["x", 9, "cd"]],
-}  # fmt: skip
-_HANDLE = {"format": 1, "checkpoint": 3, "files": [_FILE, {**_FILE, "kind": "delta"}], "operator_state": {}}
-
 
 def _decode_handle(data: bytes) -> object:
     handle = json.loads(data)  # handles come within documents that were parsed already
-    return parse_files(handle) if isinstance(handle, dict) else None
+    if not isinstance(handle, dict):
+        return None
+    files = parse_files(handle)
+    for file in files:
+        for each in (file, *file.replaces):
+            names.assert_inside(each.name, 2)
+    return files
+
+
+def _decode_step(data: bytes) -> object:
+    """The name of a node in ZooKeeper, which says which subtask it is of."""
+    subtask = unquote(data.decode("utf-8", "replace"))
+    names.assert_subtask(subtask)
+    return subtask
+
+
+def _decode_logged(data: bytes) -> object:
+    """A line of the list of committed files."""
+    entry = parse_logged(data.decode("utf-8", "replace"))
+    names.assert_inside(entry.name)
+    return entry
+
+
+_LOGGED = {
+    "path": "file:///out/part-c00000003-s1-g1-0.parquet", "size": 90, "isDir": False, "modificationTime": 1,
+    "blockReplication": 1, "blockSize": 1, "action": "add",
+}  # fmt: skip
+_WHEREABOUTS = {"format": 1, "job_id": "job-1", "host": "h", "file": "/tmp/flinkplus-1/COMMANDS.json"}
+
+
+def _decode_whereabouts(data: bytes) -> object:
+    """Where the checkpoint directory says that a job's access file is."""
+    job_id, _host, file = parse_whereabouts(data)
+    names.assert_inside(job_id)
+    if not file.startswith("/") or ".." in file.split("/") or not file.endswith("/COMMANDS.json"):
+        raise AssertionError(f"{file!r} was taken for an access file")
+    return file
 
 
 class _Files:
@@ -367,7 +499,9 @@ class _Folder:
 
     def decode_manifest(self, data: bytes) -> object:
         self._files.data = data
-        return manifest_files(self._storage.read_manifest(3))
+        manifest = self._storage.read_manifest(3)
+        names.assert_manifest(manifest)
+        return manifest_files(manifest)
 
     def decode_job(self, data: bytes) -> object:
         self._files.data = data
@@ -419,8 +553,36 @@ def _segment(volume: Volume) -> Segment:
     return segment
 
 
+def _job_seed() -> bytes:
+    told = {"job": {"name": "x", "fingerprint": "y"}, "place": "/checkpoints"}
+    seal = signed(JOB_MAGIC, json.dumps(told, sort_keys=True).encode(), JOB_FILE, None, None).partition(b"\n")[0]
+    return json.dumps({"format": JOB_FORMAT, **told, "seal": seal.decode()}).encode()
+
+
 def _manifest_case(rng: random.Random, data: bytes) -> bytes:
-    return data if rng.random() < 0.1 else sealed(MANIFEST_MAGIC, data)
+    return data if rng.random() < 0.1 else signed(MANIFEST_MAGIC, data, "", None, None)
+
+
+_KEY = SigningKey(b"key" * 10, "the key")
+_SEALS = tuple(signed(MANIFEST_MAGIC, body, "the name", _KEY, "job-1") for body in (b"", b"{}", b"content" * 50))
+
+
+def _decode_seal(data: bytes) -> object:
+    """Only what was signed is believed, as it was signed."""
+    body, job_id = checked(MANIFEST_MAGIC, data, "the name", _KEY, "where")
+    if data not in _SEALS:
+        raise AssertionError(f"{data!r:.300} was believed, of job {job_id}")
+    return body
+
+
+def _seal_case(rng: random.Random, data: bytes) -> bytes:
+    """With its checksum made right again, mostly."""
+    header, _, body = data.partition(b"\n")
+    fields = header.split(b" ")
+    if len(fields) > 3 and rng.random() < 0.7:
+        right = signed(MANIFEST_MAGIC, body, "", None, None).split(b" ")
+        fields[2:4] = right[2:4]
+    return b" ".join(fields) + b"\n" + body
 
 
 def _record(data: bytes) -> object:
@@ -433,6 +595,7 @@ def _record(data: bytes) -> object:
         try:
             found.append(decode())
         except BadRecord as error:
+            assert_readable(error)
             found.append(error)
     return found
 
@@ -441,16 +604,23 @@ def targets() -> list[Target]:
     """All of them."""
     folder = _Folder()
     handle = json.dumps(_HANDLE).encode()
-    manifest = json.dumps({"format": 1, "checkpoint": 3, "generation": 2, "subtasks": {"count[1]": _HANDLE}}).encode()
+    manifest = json.dumps(
+        {
+            "format": 1,
+            "checkpoint": 3,
+            "generation": 2,
+            "subtasks": {"count[1]": _HANDLE},
+            "commits": {"out": {"files": [_STAGED], "rows": 3}},
+        }
+    ).encode()
     records = (ChainRecord("count[1]", 3, (1, 2), 4).encode(), SlotRecord("host:1", "host", 17, 2).encode(5))
     stream = b"".join(framed(b"x" * size) for size in (0, 1, 100, STREAM_LIMIT))
-    hello = _CONNECTING.hello
     return [
         Target("wire", _wire_seeds(), _decode_messages, (PeerProtocolError,)),
         Target("payload", _payload_seeds(), wire.decode_records, (PeerProtocolError,)),
         Target("determinants", _determinant_seeds(), _decode_determinants, (PeerProtocolError,)),
         Target("stream", (stream, framed(b"y" * 3000) * 2), _receive, ()),
-        Target("handshake", (hello, Listening(SECRET, b"fuzz/1").challenge(hello), b"slot-1.2"), _handshake, ()),
+        Target("handshake", (*_shaken(), b"slot-1.2"), _handshake, ()),
         Target("pulse", (PULSE,), _pulse, ()),
         Target("control", _control_seeds(), _decode_control, (PeerProtocolError,), mutated_document),
         Target("command", _command_seeds(), _commands().decode, (CommandRefused,), mutated_document),
@@ -461,10 +631,8 @@ def targets() -> list[Target]:
             (PeerProtocolError,),
             mutated_document,
         ),
-        Target(
-            "access", (_access_seed(),), lambda data: parse_access(data, "x"), (ConfigurationError,), mutated_document
-        ),
-        Target("replication", _frame_seeds(), frames.decode, (PeerProtocolError,), reseal=_reseal_frame),
+        Target("access", (_access_seed(),), _decode_access, (ConfigurationError,), mutated_document),
+        Target("replication", _frame_seeds(), _decode_replication, (PeerProtocolError,), reseal=_reseal_frame),
         Target("segment", (_segment_seed(),), _decode_segment, (CorruptSegment, PeerProtocolError)),
         Target("codec", _wire_seeds(), lambda data: MessageCodec().decode(memoryview(data)), (PeerProtocolError,)),
         Target("handle", (handle,), _decode_handle, (CorruptState, ValueError, RecursionError), mutated_document),
@@ -478,10 +646,26 @@ def targets() -> list[Target]:
         ),
         Target(
             "job",
-            (json.dumps({"format": JOB_FORMAT, "job": {"name": "x", "fingerprint": "y"}}).encode(),),
+            (_job_seed(),),
             folder.decode_job,
             (CheckpointDirectoryError,),
             mutated_document,
         ),
+        Target("seal", _SEALS, _decode_seal, (CorruptCheckpoint, UntrustedCheckpoint), reseal=_seal_case),
         Target("zookeeper", records, _record, (), mutated_document),
+        Target("step", (quote("count+out[1]").encode(), quote("a.b c[12]").encode()), _decode_step, (BadRecord,)),
+        Target(
+            "output list",
+            (json.dumps(_LOGGED).encode(),),
+            _decode_logged,
+            (ValueError, TypeError, KeyError),
+            mutated_document,
+        ),
+        Target(
+            "whereabouts",
+            (json.dumps(_WHEREABOUTS).encode(),),
+            _decode_whereabouts,
+            (ValueError, TypeError, KeyError),
+            mutated_document,
+        ),
     ]

@@ -15,6 +15,7 @@ from experiments.cluster.place import Place
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.session import open_session
+from tests.integration.conftest import PATIENCE_S
 
 WORKERS = 4
 REPEAT = 4
@@ -41,7 +42,7 @@ def main(corpus: str) -> None:
             until(job, lambda: job.metrics()["failovers"] == 2)
             time.sleep(1.0)  # as a zombie it finds that everything has gone on
             place.control.order("resume", hung)
-            job.await_finish(60)
+            job.await_finish(PATIENCE_S)
         told: dict[str, Any] = {"before": before, "after": after, "chains": chains, "hung": hung, "hung_s": hung_s}
         told |= {"metrics": job.metrics(), "recoveries": job.recoveries()}
         (place.shared / "told.json").write_text(json.dumps(told))

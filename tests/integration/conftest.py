@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -16,13 +17,17 @@ from pyspark.sql import SparkSession
 from flinkplus.api.job import JobHandle
 from flinkplus.cli import session
 from flinkplus.corpus import write_corpus
-from flinkplus.runtime.running import RunningJob
-from flinkplus.runtime.slot import Slot
+from flinkplus.runtime.coordinator.dispatch import registry
+from flinkplus.runtime.job.running import RunningJob
+from flinkplus.runtime.slot.process.slot import Slot
 from tests.typed import Command, typed_here
 
 T = TypeVar("T")
+registry.REHEARSED_WRITES = 10  # those of a user's job make its first failover quick; a test does not measure that
 THREADS = 6
 """Two jobs of three slots beside each other."""
+PATIENCE_S = 150.0
+"""How long a test waits for what is to come: only one that fails waits so long, however busy the machine is."""
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +37,7 @@ def spark() -> Iterator[SparkSession]:
         .appName("flinkplus-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
         .config("spark.log.level", "OFF")
         .getOrCreate()
     )
@@ -64,12 +70,21 @@ def assert_exact(output: Path, expected: Counter[str]) -> None:
     assert Counter(pairs) == Counter((word, n) for word, total in expected.items() for n in range(1, total + 1))
 
 
+def assert_each_count_once(table: pa.Table) -> None:
+    """For an input of unknown length: each word has the counts 1 to n, each of them once."""
+    counts: dict[str, list[int]] = {}
+    for name, count in zip(table.column("word").to_pylist(), table.column("count").to_pylist(), strict=True):
+        counts.setdefault(name, []).append(count)
+    for name, found in counts.items():
+        assert sorted(found) == list(range(1, len(found) + 1)), f"counts of {name}"
+
+
 def in_pairs(items: Sequence[T]) -> list[tuple[T, ...]]:
     """For jobs that run beside each other: each of them waits most of the time."""
     return [tuple(items[at : at + 2]) for at in range(0, len(items), 2)]
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Wait for a condition; fail naming it."""
     deadline = time.monotonic() + timeout_s
     while not condition():

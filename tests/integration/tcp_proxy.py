@@ -14,6 +14,7 @@ class Proxy:
     """Listens on loopback for clients of ``target`` (host:port). ``hosts`` is where.
 
     ``mode``: "pass"; "deaf" (requests reach the server, its answers reach nobody); "dead" (nothing passes).
+    ``ignored``: so many of the next connections are accepted, and nothing else is done with them.
     """
 
     def __init__(self, target: str) -> None:
@@ -22,6 +23,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.hosts = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.mode = "pass"
+        self.ignored = 0
+        self._held: list[socket.socket] = []
         self._pairs: dict[socket.socket, tuple[socket.socket, bool]] = {}  # the other end; whether we are the client's
         self._gaps: set[socket.socket] = (
             set()
@@ -42,7 +45,7 @@ class Proxy:
         self._stopping = True
         self._wake.send(b"x")
         self._thread.join()
-        for end in (self._wake, self._woken, self._listener, *self._pairs):
+        for end in (self._wake, self._woken, self._listener, *self._pairs, *self._held):
             end.close()
 
     def _run(self) -> None:
@@ -66,6 +69,10 @@ class Proxy:
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         client, _ = self._listener.accept()
+        if self.ignored:
+            self.ignored -= 1
+            self._held.append(client)
+            return
         try:
             server = socket.create_connection(self._target, timeout=2)
         except OSError:

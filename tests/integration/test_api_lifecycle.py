@@ -22,9 +22,9 @@ from pyspark.traceback_utils import SCCallSiteSync
 
 from flinkplus import StreamEnvironment
 from flinkplus.errors import ConfigurationError, JobCancelled, OutputDirectoryError, SubtaskNotRunning
-from flinkplus.runtime.homes import Home, _executors, at_home, homes_of
-from flinkplus.runtime.launcher import POOL
-from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from flinkplus.runtime.job.homes import Home, _executors, at_home, homes_of
+from flinkplus.runtime.job.launcher import POOL
+from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 from tests.integration.programs import program, script
 
 pytestmark = pytest.mark.integration
@@ -92,9 +92,9 @@ def test_cancel_while_it_starts(spark: SparkSession, tmp_path: Path) -> None:
     assert job.metrics()["committed_rows"] == {"out": 0}
     assert_over(spark, tmp_path, [])
     again = endless(spark, tmp_path).execute("again")  # the directory is as good as new
-    wait_for_checkpoint(again)
+    wait_until(lambda: again.metrics()["committed_rows"]["out"] > 0, "rows in a complete checkpoint")
     again.cancel()
-    assert pq.read_table(tmp_path / "out").num_rows > 0
+    assert pq.read_table(tmp_path / "out").num_rows == again.metrics()["committed_rows"]["out"]
 
 
 def test_cancel_twice_and_from_several_threads(spark: SparkSession, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_cancel_twice_and_from_several_threads(spark: SparkSession, tmp_path: Pa
 def test_cancel_after_the_end_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
     job = endless(spark, tmp_path).execute("finished")
     job.drain()
-    job.await_finish(60)
+    job.await_finish(PATIENCE_S)
     job.cancel()
     job.await_finish()
     assert job.state == "finished"
@@ -190,15 +190,21 @@ def wordcount(spark, text, out, rate=None, repeat=1, **options):
     words.key_by("word").count(name="count").to_parquet(out, name="out")
     return env
 
-def wait_for(job, what):
+def wait_until(job, happened):
     import time
     until = time.monotonic() + 240
-    while job.metrics()[what] < 1:
+    while not happened(job.metrics()):
         assert not job.done and time.monotonic() < until, job.state
         time.sleep(0.01)
 
+def wait_for(job, what):
+    wait_until(job, lambda metrics: metrics[what] > 0)
+
 def wait_for_checkpoint(job):
     wait_for(job, "checkpoints_completed")
+
+def wait_for_committed_rows(job):
+    wait_until(job, lambda metrics: metrics["committed_rows"]["out"] > 0)
 
 TEXT, OUT = sys.argv[1:3]
 """
@@ -213,7 +219,7 @@ def test_the_interpreter_ends(corpus: Path, tmp_path: Path) -> None:
             text = f"""{PROGRAM}
 spark = session("local[4]")
 job = wordcount(spark, TEXT, OUT, rate=50_000, repeat=10_000, parallelism=2, checkpoint_interval=0.2).execute("left")
-wait_for_checkpoint(job)
+wait_for_committed_rows(job)
 print("running", flush=True)
 {ending}
 """
@@ -258,6 +264,7 @@ print(time.monotonic() - begun < 10)
 # --- masters
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_spark_submit_and_a_local_master_that_retries_nothing(corpus: Path, tmp_path: Path) -> None:
@@ -353,7 +360,7 @@ def test_a_start_that_fails_claims_nothing(spark: SparkSession, corpus: Path, tm
     with pytest.raises(OutputDirectoryError):
         draw(2, taken).execute("first try")
     with draw(3, tmp_path / "out").execute("another name and parallelism") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
@@ -371,7 +378,7 @@ def test_slots_have_homes_where_there_are_several_executors(spark: SparkSession)
 
 # --- the user's session and jobs
 
-PATIENCE_S = 240.0
+CLUSTER_PATIENCE_S = 240.0
 
 
 def settings_of(spark: SparkSession) -> dict[str, object]:
@@ -421,7 +428,7 @@ def test_the_session_and_the_users_own_jobs_are_left_alone(spark: SparkSession, 
 
     try:
         with endless(spark, tmp_path).execute("beside") as job, ThreadPoolExecutor(1) as pool:
-            job.await_running(PATIENCE_S)
+            job.await_running(CLUSTER_PATIENCE_S)
             assert changed() == {}
             jobs, pids = sorted(context.statusTracker().getActiveJobsIds()), job.slot_pids()
             assert len(jobs) == 2, "a Spark job for each slot"
@@ -434,9 +441,9 @@ def test_the_session_and_the_users_own_jobs_are_left_alone(spark: SparkSession, 
             query = pool.submit(context.parallelize(range(40), 40).map(waiting).collect)  # has all other cores
             try:
                 tracker = context.statusTracker()
-                wait_until(lambda: len(tracker.getActiveJobsIds()) == 3, "the query runs", PATIENCE_S)
+                wait_until(lambda: len(tracker.getActiveJobsIds()) == 3, "the query runs", CLUSTER_PATIENCE_S)
                 job.kill("count:1")
-                wait_until(lambda: job.slot_pids().get(1, pids[1]) != pids[1], "slot 1 is back", PATIENCE_S)
+                wait_until(lambda: job.slot_pids().get(1, pids[1]) != pids[1], "slot 1 is back", CLUSTER_PATIENCE_S)
                 assert not query.done(), "the slot did not have to wait for the query"
             finally:
                 go.touch()
@@ -457,11 +464,11 @@ def test_a_kill_right_after_execute_waits_for_its_target(spark: SparkSession, tm
     try:
         with pytest.raises(SubtaskNotRunning, match=r"count\+out\[1\] cannot be killed: it has not run within 0 s"):
             job.kill("count:1", timeout=0)
-        with pytest.raises(TimeoutError, match="does not run after 0 s; it is starting"):
+        with pytest.raises(TimeoutError, match="is not running after 0 s; it is starting"):
             job.await_running(0)
         assert job.kill("count:1")
-        wait_until(lambda: len(job.recoveries()) == 1, "the slot is lost", PATIENCE_S)
-        job.await_running(PATIENCE_S)
+        wait_until(lambda: len(job.recoveries()) == 1, "the slot is lost", CLUSTER_PATIENCE_S)
+        job.await_running(CLUSTER_PATIENCE_S)
         assert job.state == "running"
         for wrong in (job.kill, lambda name: job.migrate(name, 0), lambda name: job.rows_out(name.partition(":")[0])):
             with pytest.raises(ConfigurationError, match=r"no operator is called 'cuont'.*did you mean 'count'"):

@@ -119,7 +119,7 @@ def test_hosts_die_hang_and_are_cut_off(hosts: Cluster) -> None:
 
 WATCH = """\
 import contextlib, socket, sys, time
-from flinkplus.runtime.silence import Silence
+from flinkplus.runtime.transport.tcp.silence import Silence
 silence, was, looks = Silence(), None, 0
 with socket.create_connection((sys.argv[1], 7000)) as connection:
     connection.setblocking(False)
@@ -200,7 +200,7 @@ def test_nothing_of_a_harness_that_is_killed_is_left(
     text = HARNESS.format(compose=str(compose))
     env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with program([sys.executable, script(tmp_path, text)], tmp_path, env=env) as harness:
-        harness.wait_for(lambda: "up" in harness.out, "the cluster is up")
+        harness.wait_for(lambda: harness.out.endswith("\n"), "the cluster is up")  # the whole line, not its first word
         processes = [psutil.Process(int(pid)) for pid in harness.out.split()[1:]]
         assert len(processes) > len(HOSTS)
         os.kill(harness.process.pid, number)

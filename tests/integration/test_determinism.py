@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus.api.stream import Stream
-from flinkplus.operators.keyed_rows import ProcessContext
+from flinkplus.operators.keyed.keyed_rows import ProcessContext
 from tests.integration.failover_jobs import Victim
 from tests.integration.test_failover import assert_local, assert_rolled_back
 
@@ -72,7 +72,7 @@ def test_the_clock_and_the_random_numbers_of_a_step_fail_over(spark: SparkSessio
     ("now", "chance"),
     [
         pytest.param(of_the_step, lambda ctx: random.random(), id="random", marks=pytest.mark.long),
-        pytest.param(lambda ctx: time.time(), drawn, id="clock"),
+        pytest.param(lambda ctx: time.time(), drawn, id="clock", marks=pytest.mark.long),
     ],
 )
 def test_others_are_found_out_and_rolled_back(spark: SparkSession, tmp_path: Path, now: Any, chance: Any) -> None:

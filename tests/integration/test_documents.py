@@ -26,16 +26,16 @@ from flinkplus import StreamEnvironment
 from flinkplus.cli import main, session
 from flinkplus.corpus import write_corpus
 from tests.documents import ROOT, Block, Command, all_blocks, blocks_of, commands_of
-from tests.integration.conftest import assert_exact, expected_counts
+from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts
 from tests.typed import typed_here
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 BLOCKS = all_blocks()
 PROGRAMS = [block for block in BLOCKS if block.language == "python"]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 COMMANDS = [command for block in SHELL for command in commands_of(block)]
-CHECKED_ELSEWHERE = {"mermaid": "tests/diagrams", "text": "an excerpt of a log: tests/unit/runtime/test_logs.py"}
+CHECKED_ELSEWHERE = {"mermaid": "tests/diagrams", "text": "an excerpt of a log: tests/unit/runtime/base/test_logs.py"}
 LANGUAGES = {"python", "sh", "json", "ini", *CHECKED_ELSEWHERE}
 
 NOT_RUN = {
@@ -117,7 +117,7 @@ def test_the_operator_that_is_shown(spark: SparkSession) -> None:
     rows = env.generate(lambda i: (f"k{i % 7}", float(i * 37 % 101)), schema="k string, v double", count=500)
     rows.key_by("k")._then(around["Max"]("max", ("k",), "v")).collect(name="out")
     with env.execute("max") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     table = job.collected("out")
     assert table.num_rows == 500 and table.schema.field("max").type == pa.float64()
     running: dict[str, list[float]] = {}

@@ -15,12 +15,15 @@ from pyspark.sql import SparkSession
 from flinkplus import StreamEnvironment
 from flinkplus.api.stream import Stream
 from flinkplus.errors import ConfigurationError
+from tests.integration.conftest import PATIENCE_S
 from tests.integration.failover_jobs import Victim, word
 from tests.integration.test_failover import assert_local
 
 pytestmark = pytest.mark.integration
 
 SIZE_MS, OUT_OF_ORDER_MS = 50, 20
+RATE = 1_000.0
+"""Each row is worth two calls of a Python function; a job that can hardly keep up recovers slowly."""
 SUMS = "bucket long, start long, rows long, total long, paid decimal(22, 2)"
 
 
@@ -47,7 +50,7 @@ def windows(stream: Stream) -> Stream:
 
 
 def test_windows_of_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
-    with HurtWindows(spark, tmp_path, before=marks, between=windows) as victim:
+    with HurtWindows(spark, tmp_path, before=marks, between=windows, rate=RATE) as victim:
         for count, slot in ((1, 1), (2, 0)):
             victim.wait_for_strength()
             victim.wait_for_checkpoints(1)
@@ -183,7 +186,7 @@ def test_windows_of_timestamps_are_read_by_spark(spark: SparkSession, tmp_path: 
     counts = rows.with_watermark("ts", "1 second").key_by("k").tumbling_window("ts", "1 minute").count(output="n")
     counts.to_parquet(str(tmp_path / "out"))
     with env.execute("windows") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     found = spark.read.parquet(str(tmp_path / "out")).selectExpr(
         "k", "unix_timestamp(window_start)", "unix_timestamp(window_end)", "n"
     )

@@ -45,6 +45,7 @@ def test_every_row_is_exact(spark: SparkSession, zookeeper: str, tmp_path: Path)
     assert list(tmp_path.iterdir()) == [], "what a run made is gone"
 
 
+@pytest.mark.long  # the simulator shows the same; on a busy machine a job without determinants may wait for good
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("parts", ["determinants,digests", "suppression,filter,cursor"])
 def test_a_job_that_lacks_all_parts_against_one_kind_of_damage_is_damaged(
@@ -60,12 +61,14 @@ def test_a_job_that_lacks_all_parts_against_one_kind_of_damage_is_damaged(
     assert found[-1][1], found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "parts",
     [
         "suppression,cursor",
-        *(pytest.param(parts, marks=pytest.mark.long) for parts in ("determinants", "suppression,filter")),
+        "determinants",
+        "suppression,filter",
     ],
 )
 def test_a_job_that_lacks_fewer_parts_is_exact(spark: SparkSession, zookeeper: str, tmp_path: Path, parts: str) -> None:

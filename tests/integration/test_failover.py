@@ -58,7 +58,8 @@ def test_heads_are_killed_again_and_again(spark: SparkSession, tmp_path: Path, t
             assert recovery[phase] is not None and 0 <= recovery[phase] < 60_000
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_kills_at_random_times(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """Whatever state the last kill has left the job in. Too many at once may need a rollback; it is exact as well."""
     chance = random.Random(seed)
@@ -70,6 +71,7 @@ def test_kills_at_random_times(spark: SparkSession, tmp_path: Path, seed: int) -
     assert metrics["fallbacks"] <= metrics["recoveries"]
 
 
+@pytest.mark.long
 def test_a_slot_that_holds_only_standbys(spark: SparkSession, tmp_path: Path) -> None:
     """Tail or successor: nobody is promoted, and the chains are filled up again. Work stays where it went."""
     with Victim(spark, tmp_path, failback="never") as victim:
@@ -146,6 +148,7 @@ def test_a_slot_that_comes_back_keeps_the_files_that_are_right(spark: SparkSessi
     assert_local(victim, 2)
 
 
+@pytest.mark.long
 def test_a_standby_is_killed_while_it_is_promoted(spark: SparkSession, tmp_path: Path) -> None:
     variants = [{"faults": (f"{point}:count[0]",)} for point in ("promotion", "promoted")]
     with side_by_side(spark, tmp_path, variants, Victim) as victims:
@@ -164,6 +167,7 @@ def test_a_standby_is_killed_while_it_is_promoted(spark: SparkSession, tmp_path:
         assert_local(victim, victim.metrics["failovers"])
 
 
+@pytest.mark.long
 def test_a_slot_is_killed_whenever_it_comes_back(spark: SparkSession, tmp_path: Path) -> None:
     """As soon as it has registered, while it catches up, when it has just got its work back."""
     with Victim(spark, tmp_path) as victim:
@@ -200,6 +204,7 @@ def test_two_heads_of_one_chain_at_once(spark: SparkSession, tmp_path: Path) -> 
     assert_local(victim, victim.metrics["failovers"])
 
 
+@pytest.mark.long
 def test_two_heads_of_different_chains_at_once(spark: SparkSession, tmp_path: Path) -> None:
     with Victim(spark, tmp_path, parallelism=4, replicas=2, placement="near") as victim:
         victim.wait_for_strength()

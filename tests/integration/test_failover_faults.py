@@ -20,10 +20,10 @@ from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
 from dedup.filter import MessageFilter
 from flinkplus.api.stream import Stream
 from flinkplus.errors import JobFailed, UserFunctionError
-from flinkplus.runtime import registry
-from flinkplus.runtime.slot import Slot
-from flinkplus.runtime.wire import Kind, decode_frame, encode
-from tests.integration.conftest import this_slot
+from flinkplus.runtime.coordinator.dispatch import registry
+from flinkplus.runtime.slot.process.slot import Slot
+from flinkplus.runtime.transport.wire.wire import Kind, decode_frame, encode
+from tests.integration.conftest import PATIENCE_S, this_slot
 from tests.integration.failover_jobs import NO_CHECKPOINTS, Victim, word
 from tests.integration.test_failover import assert_local, assert_rolled_back
 from upstream_cache import segments
@@ -37,6 +37,7 @@ COUNTED = "word string, i long, count long"
 # --- exceptions
 
 
+@pytest.mark.long
 def test_an_exception_in_one_subtask_after_the_other(spark: SparkSession, tmp_path: Path) -> None:
     """The processes stay; a subtask goes to its standby, and comes home when that slot has caught up."""
     flags = [tmp_path / f"raised-{name}" for name in ("first", "second", "third")]
@@ -113,22 +114,25 @@ def test_an_input_that_fails_each_successor_ends_the_job(spark: SparkSession, tm
         return row
 
     between = lambda stream: stream.map(picky, schema=COUNTED, name="picky")  # noqa: E731
-    with pytest.raises(JobFailed) as caught, Victim(spark, tmp_path, between=between, max_restarts=2) as victim:
+    # A checkpoint between two failures would show that the job gets on, and none of them would count.
+    settings: dict[str, Any] = {"max_restarts": 2, "checkpoint_interval": NO_CHECKPOINTS}
+    with pytest.raises(JobFailed) as caught, Victim(spark, tmp_path, between=between, **settings) as victim:
         number = 3 * max(victim.job.rows_out("numbers").values()) + 3_000  # not read yet
         (tmp_path / "written").write_text(str(number))
         (tmp_path / "written").rename(bad)
-        victim.job.await_finish(60)
+        victim.job.await_finish(PATIENCE_S)
     cause = caught.value.__cause__
     assert isinstance(cause, UserFunctionError) and cause.operator == "picky"
     assert "cannot digest this" in str(caught.value) and str(number) in str(caught.value)
     metrics = victim.metrics
     assert metrics["state"] == "failed"
-    assert metrics["failovers"] >= 1 and metrics["fallbacks"] >= 1
+    assert metrics["failovers"] >= 1
     assert "the same input fails each successor" in metrics["fallback_reasons"][0]
     assert "failure 3, and max_restarts is 2" in str(caught.value)
     assert metrics["fallbacks"] == 2, "each restart is a failover and the rollback that it ended in"
 
 
+@pytest.mark.long
 def test_an_outage_that_every_subtask_meets_at_once_is_one_recovery(spark: SparkSession, tmp_path: Path) -> None:
     outage = tmp_path / "outage"
 
@@ -189,6 +193,7 @@ def zookeeper() -> Iterator[EmbeddedZooKeeper]:
         yield server
 
 
+@pytest.mark.long
 def test_zookeeper_is_away(spark: SparkSession, tmp_path: Path, zookeeper: EmbeddedZooKeeper) -> None:
     """For 3 s, for 10 s: longer than its sessions last. The job runs on; a failover waits for ZooKeeper's return."""
     with Victim(spark, tmp_path, zookeeper=zookeeper.hosts, session_timeout=2.0) as victim:
@@ -392,6 +397,7 @@ def test_a_full_spill_volume_and_a_kill(spark: SparkSession, tmp_path: Path, vol
     assert_local(victim, 1)
 
 
+@pytest.mark.long
 def test_a_corrupt_spill_segment(spark: SparkSession, tmp_path: Path) -> None:
     """What cannot be sent again from the log is made again: its producer fails over as well."""
     chance = random.Random(3)
@@ -414,6 +420,7 @@ def test_a_corrupt_spill_segment(spark: SparkSession, tmp_path: Path) -> None:
 # --- the filter of message IDs
 
 
+@pytest.mark.long
 def test_a_filter_that_is_wrong_once(spark: SparkSession, tmp_path: Path) -> None:
     """It takes a message for known that the cursor expects: the job rolls back, counts that, and stays exact."""
     wrong = tmp_path / "wrong"
@@ -442,6 +449,7 @@ def test_a_filter_that_is_wrong_once(spark: SparkSession, tmp_path: Path) -> Non
 # --- the standby path
 
 
+@pytest.mark.long
 def test_deltas_torn_in_transit(spark: SparkSession, tmp_path: Path) -> None:
     """Cut, altered, doubled and dropped frames are noticed and sent again; what is staged is whole."""
     torn = tmp_path / "torn"
@@ -449,7 +457,8 @@ def test_deltas_torn_in_transit(spark: SparkSession, tmp_path: Path) -> None:
 
     def tear(slot: Slot) -> None:
         assert slot._failover is not None
-        chance, standbys = random.Random(slot.index), slot._failover.standbys
+        chance = random.Random(slot.index)
+        standbys: Any = slot._failover.standbys
         send, counts = standbys._send, dict.fromkeys(("cut", "altered", "doubled", "dropped"), 0)
 
         def badly(peer: int, buffers: list[Any]) -> None:

@@ -96,6 +96,7 @@ def test_two_slots_are_lost_at_once(spark: SparkSession, tmp_path: Path) -> None
     assert_exact(victim, 3)
 
 
+@pytest.mark.long
 def test_a_lost_slot_rolls_back_when_determinants_go_one_channel_far(spark: SparkSession, tmp_path: Path) -> None:
     with Victim(spark, tmp_path, between=two, sharing_depth=1) as victim:
         victim.wait_for_strength()

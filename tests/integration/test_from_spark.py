@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from flinkplus import StreamEnvironment
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.staging import arrow_schema_of, stage
+from flinkplus.runtime.job.staging import arrow_schema_of, stage
 from flinkplus.sources.parquet import StagedParquet
 
 pytestmark = pytest.mark.integration

@@ -12,20 +12,26 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
+from flinkplus.api.job import JobHandle
 from flinkplus.api.stream import Stream
-from tests.integration.conftest import wait_until
+from tests.integration.conftest import PATIENCE_S, wait_until
 from tests.integration.failover_jobs import Victim, side_by_side
 from tests.integration.test_failover import assert_local
 
 pytestmark = pytest.mark.integration
 
 
-def read_by_sources(times: Iterable[int], parallelism: int) -> set[int]:
-    """All rows up to the last one that anybody has seen, of each source."""
-    highest: dict[int, int] = {}
-    for i in times:
-        highest[i % parallelism] = max(i, highest.get(i % parallelism, 0))
-    return {i for index, end in highest.items() for i in range(index, end + 1, parallelism)}
+def read_by_sources(job: JobHandle, source: str = "numbers") -> set[int]:
+    """Every row before the place where each subtask of ``source`` ended.
+
+    The output may hold later ones. Where barriers are not aligned it may hold rows from behind the barrier. A source
+    that goes back to the barrier may be drained before it comes to them again.
+    """
+    coordinator = job._running.coordinator
+    parallelism = coordinator.options.parallelism
+    read = coordinator.figures.rows_out(source)
+    assert len(read) == parallelism
+    return {index + k * parallelism for index in range(parallelism) for k in range(read[f"{source}[{index}]"])}
 
 
 class Loose(Victim):
@@ -41,8 +47,8 @@ class Loose(Victim):
 
     @property
     def read(self) -> set[int]:
-        """Every row that a source has read and sent: in each source, all up to the last one that anybody has seen."""
-        return read_by_sources(self.times, self.job._running.coordinator.options.parallelism)
+        """Every row that a source has read and sent."""
+        return read_by_sources(self.job)
 
 
 def two_stages(stream: Stream) -> Stream:
@@ -66,7 +72,7 @@ def killed(spark: SparkSession, path: Path, guarantee: str, slots: Iterable[int]
 def test_at_least_once_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
     victim = killed(spark, tmp_path, "at-least-once", (1, 0, 2))
     assert_local(victim, 3)
-    assert set(victim.times) == victim.read, "no row is lost"
+    assert set(victim.times) >= victim.read > set(), "no row is lost"
     assert victim.metrics["determinant_bytes"] == victim.metrics["message_ids"]["asked"] == 0
 
 
@@ -95,11 +101,13 @@ def test_by_rollback_as_well(spark: SparkSession, tmp_path: Path) -> None:
             victim.finish()
     for guarantee, victim in zip(guarantees, victims, strict=True):
         times = victim.times
-        assert set(times) == victim.read, "a rollback loses nothing"
+        assert set(times) >= victim.read > set(), "a rollback loses nothing"
         if guarantee == "at-most-once":
             assert max(times.values()) == 1
+            assert set(times) == victim.read
 
 
+@pytest.mark.long
 def test_what_holds_rows_back_recovers_by_rollback_at_most_once(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +146,5 @@ def test_a_job_may_promise_more_when_it_is_resumed(spark: SparkSession, tmp_path
     with StreamEnvironment.resume(spark, checkpoints, guarantee="exactly-once") as job:
         wait_until(lambda: job.metrics()["checkpoints_completed"] >= 3, "three more checkpoints")
         job.drain()
-        job.await_finish(60.0)
-    times = Counter(pq.read_table(out).column("i").to_pylist())
-    assert set(times) == read_by_sources(times, 2)
+        job.await_finish(PATIENCE_S)
+    assert set(pq.read_table(out).column("i").to_pylist()) >= read_by_sources(job) > set()

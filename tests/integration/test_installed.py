@@ -26,7 +26,7 @@ from tests.integration.conftest import assert_exact, expected_counts
 from tests.integration.programs import ROOT
 from tests.integration.test_cli import own_errors
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PACKAGES = ("flinkplus", *COMMANDS)
 DEPENDENCIES = Path(pyspark.__file__).parents[1]
@@ -48,9 +48,8 @@ class Installed:
 
     def run(self, directory: Path, *command: object) -> subprocess.CompletedProcess[str]:
         """Run a command of the environment in ``directory``; fails with its output when it fails."""
-        kept = {
-            name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "SPARK_SUBMIT_OPTS") if name in os.environ
-        }
+        names = ("PATH", "JAVA_HOME", "HOME", "SPARK_SUBMIT_OPTS", "FLINKPLUS_KEY_FILE")
+        kept = {name: os.environ[name] for name in names if name in os.environ}
         variables = {
             **kept,
             "PATH": f"{self.environment / 'bin'}:{kept['PATH']}",

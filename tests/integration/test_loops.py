@@ -14,10 +14,9 @@ from flinkplus import StreamEnvironment
 from flinkplus.api.stream import Stream
 from flinkplus.examples.graphs import RandomGraph
 from flinkplus.examples.running import Run, run_example
-from tests.integration.conftest import wait_until
+from tests.integration.conftest import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.integration
-LIMIT_S = 60.0
 PRICED = "kind decimal(3, 1), price decimal(12, 2)"
 
 
@@ -38,7 +37,7 @@ def test_slots_are_killed_in_mid_loop(spark: SparkSession, tmp_path: Path, name:
     figures = run_example(spark, run)
     assert figures["equal"]
     assert (figures["killed"], figures["fallback_reasons"]) == (kills, [])
-    assert 1 <= figures["failovers"] <= 2
+    assert figures["failovers"] >= 1  # on a busy machine a slot may count as hung as well
     lost = [subtask for recovery in figures["recoveries"] for subtask in recovery["subtasks"]]
     assert len({subtask.partition("[")[2] for subtask in lost}) == 2, lost
     assert list(tmp_path.iterdir()) == []
@@ -75,12 +74,12 @@ def test_a_job_without_end_is_resumed_and_drained(spark: SparkSession, tmp_path:
         return env
 
     with draw().execute("halving") as job:
-        wait_until(lambda: job.metrics()["checkpoints_completed"] >= 3, "three checkpoints", LIMIT_S)
+        wait_until(lambda: job.metrics()["checkpoints_completed"] >= 3, "three checkpoints")
     with draw().execute("halving", resume=True) as job:
         assert job.restored_from is not None
-        wait_until(lambda: job.metrics()["checkpoints_completed"] >= 2, "two checkpoints more", LIMIT_S)
+        wait_until(lambda: job.metrics()["checkpoints_completed"] >= 2, "two checkpoints more")
         job.drain()
-        job.await_finish(LIMIT_S)
+        job.await_finish(PATIENCE_S)
         read = sum(job.rows_out("numbers").values())
     table = pq.read_table(out)
     rows = {i: laps for i, laps in zip(table["i"].to_pylist(), table["laps"].to_pylist(), strict=True)}

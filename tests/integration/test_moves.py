@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
-from flinkplus.runtime.access import ACCESS_FILE
+from flinkplus.runtime.operations.access_file import ACCESS_FILE
 from tests.integration.conftest import running_job
 from tests.integration.failover_jobs import Victim
 from tests.typed import Command
@@ -46,11 +46,11 @@ def test_subtasks_are_moved_back_and_forth(spark: SparkSession, tmp_path: Path, 
         victim.wait(lambda: victim.metrics["handovers"] == 3, "it is back")
         assert victim.chain("count[0]")[0] == 0
 
-        with pytest.raises(MoveRefused, match="there is no slot 3"):
+        with pytest.raises(MoveRefused, match="slot 3 does not exist"):
             job.migrate("count:0", 3)
         with pytest.raises(ConfigurationError, match="nobody"):
             job.migrate("nobody:0", 1)
-        with pytest.raises(MoveRefused, match="no slot that could work in place of those on host"):
+        with pytest.raises(MoveRefused, match="no slot could take over from those on host"):
             job.drain_host(socket.gethostname(), force=True)
         with pytest.raises(MoveRefused, match="is not drained"):
             job.undrain_host(socket.gethostname())

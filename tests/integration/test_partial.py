@@ -120,6 +120,7 @@ def test_two_slots_are_lost_at_once(spark: SparkSession, tmp_path: Path) -> None
     assert_exact(victim, 2)
 
 
+@pytest.mark.long
 def test_the_loss_of_every_slot_is_a_rollback(spark: SparkSession, tmp_path: Path) -> None:
     with Victim(spark, tmp_path, recovery="partial", parallelism=2) as victim:
         victim.kill_slot(0)

@@ -14,7 +14,14 @@ from pyspark.sql import SparkSession
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.errors import JobFailed, UserFunctionError
-from tests.integration.conftest import assert_exact, expected_counts, in_pairs, wait_for_checkpoint, wait_until
+from tests.integration.conftest import (
+    PATIENCE_S,
+    assert_exact,
+    expected_counts,
+    in_pairs,
+    wait_for_checkpoint,
+    wait_until,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +47,9 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("faults", in_pairs(POINTS), ids="+".join)
+@pytest.mark.parametrize(
+    "faults", [pytest.param(pair, marks=pytest.mark.long if at else []) for at, pair in enumerate(in_pairs(POINTS))]
+)
 def test_a_kill_in_the_first_checkpoint(
     spark: SparkSession, corpus: Path, tmp_path: Path, faults: tuple[str, ...]
 ) -> None:
@@ -50,7 +59,7 @@ def test_a_kill_in_the_first_checkpoint(
             for number, fault in enumerate(faults)
         ]
         for job in jobs:
-            job.await_finish(60)
+            job.await_finish(PATIENCE_S)
     for number, job in enumerate(jobs):
         recoveries = job.recoveries()
         assert_exact(tmp_path / f"out-{number}", expected_counts(corpus, REPEAT))
@@ -79,7 +88,7 @@ def test_kills_at_random_times(spark: SparkSession, corpus: Path, tmp_path: Path
             if not job.done:
                 job.kill(f"{chance.choice(['lines', 'count'])}:{chance.randrange(3)}")
         for job in jobs.values():
-            job.await_finish(60)
+            job.await_finish(PATIENCE_S)
     for seed in seeds:
         assert_exact(tmp_path / f"out-{seed}", expected_counts(corpus, REPEAT))
 
@@ -89,7 +98,7 @@ def test_all_slots_killed_at_once(spark: SparkSession, corpus: Path, tmp_path: P
         wait_for_checkpoint(job, 2)
         for index in range(3):
             job.kill(f"count:{index}")
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         recoveries = job.recoveries()
     assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
     assert recoveries and recoveries[0]["checkpoint"] is not None
@@ -102,7 +111,7 @@ def test_living_slots_keep_their_processes(spark: SparkSession, corpus: Path, tm
         job.kill("count:1")
         wait_until(lambda: len(job.recoveries()) == 1 and job.state == "running", "the recovery")
         after = job.slot_pids()
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         recovery = job.recoveries()[0]
     assert {slot for slot in before if before[slot] != after[slot]} == {1}
     assert sorted(recovery["subtasks"]) == ["count+out[1]", "lines+tokenize[1]"]
@@ -128,7 +137,7 @@ def test_an_exception_once_is_recovered_without_a_new_process(
     counts = words.key_by("word").count(name="count")
     counts.map(fails_once, schema="word string, count long", name="check").to_parquet(str(tmp_path / "out"))
     with env.execute("exception") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         recoveries = job.recoveries()
     assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
     assert [r["failure"] for r in recoveries] == ["exception"]
@@ -146,7 +155,7 @@ def test_an_exception_that_stays_ends_the_job_with_the_row(spark: SparkSession, 
     env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, max_restarts=2, recovery="rollback")
     env.read_text(str(tmp_path / "in.txt")).map(picky, schema="value string", name="picky").discard()
     with env.execute("poison") as job, pytest.raises(JobFailed) as caught:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     cause = caught.value.__cause__
     assert isinstance(cause, UserFunctionError)
     assert cause.operator == "picky"
@@ -162,6 +171,6 @@ def test_a_slot_killed_while_it_recovers(spark: SparkSession, corpus: Path, tmp_
         job.kill("count:0")
         wait_until(lambda: job.slot_pids().get(0, first) != first, "the slot is back")
         job.kill("count:0")
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
     assert job.metrics()["slot_restarts"] >= 2

@@ -21,10 +21,10 @@ from flinkplus import (
     OutputDirectoryError,
     StreamEnvironment,
 )
-from flinkplus.runtime import running, staging
-from flinkplus.runtime.commits import Commits
+from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.job import running, staging
 from flinkplus.state.storage import CheckpointStorage
-from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -55,7 +55,7 @@ class Supervised:
 
     def runs_to_its_end(self, from_spark: bool = False) -> JobHandle:
         with self.run(from_spark=from_spark) as job:
-            job.await_finish(60)
+            job.await_finish(PATIENCE_S)
         assert_exact(self.directory / OUT, expected_counts(self.corpus))
         return job
 
@@ -130,7 +130,9 @@ PLACES: dict[str, tuple[object, str, bool]] = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, marks=pytest.mark.long if at else []) for at, place in enumerate(PLACES)]
+)
 def test_the_first_run_died_while_it_began(supervised: Supervised, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     where, name, begun = PLACES[place]
     images: list[Path] = []

@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
 from flinkplus.errors import JobFailed
-from flinkplus.protocol.ids import CheckpointId, Generation, Seq
-from flinkplus.runtime.commits import Commits
-from flinkplus.runtime.standbys import NO_CHANNEL
-from flinkplus.runtime.wire import Kind, Message, encode
-from tests.integration.conftest import assert_exact, expected_counts, this_slot, wait_until
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, Seq
+from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.slot.process.standbys import NO_CHANNEL
+from flinkplus.runtime.transport.wire.wire import Kind, Message, encode
+from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, this_slot, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -39,6 +39,7 @@ def break_data_streams() -> int:
     return cut
 
 
+@pytest.mark.long
 def test_broken_streams_between_living_slots(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
     """The output logs send again, and credit that was lost with a stream is given again."""
     cuts = tmp_path / "cuts"
@@ -55,7 +56,7 @@ def test_broken_streams_between_living_slots(spark: SparkSession, corpus: Path, 
     counts = env.read_text(str(corpus)).tokenize().key_by("word").count(name="count")
     counts.map(cutting, schema="word string, count long").to_parquet(str(tmp_path / "out"))
     with env.execute("cut") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         assert job.recoveries() == []
     assert_exact(tmp_path / "out", expected_counts(corpus))
     assert sum(int(path.read_text()) for path in cuts.iterdir()) > 5
@@ -85,7 +86,7 @@ def test_a_malformed_frame_is_made_good_by_new_streams(
     counts = words.map(babbling, schema="word string, count long").map(lambda row: (row["word"],), schema="word string")
     counts.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"))
     with env.execute("babble") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         assert job.recoveries() == [] and job.metrics()["malformed_frames"] >= (2 if recovery == "standby" else 1)
     assert flag.exists()
     assert_exact(tmp_path / "out", expected_counts(corpus))
@@ -125,10 +126,10 @@ def test_a_drain_goes_on_after_a_resume(spark: SparkSession, tmp_path: Path, mon
         wait_until(lambda: any(c["status"] == "pending" for c in job.checkpoints()), "the trigger")
         hold.unlink()
         with pytest.raises(JobFailed, match="no last checkpoint"):
-            job.await_finish(60)
+            job.await_finish(PATIENCE_S)
     assert [c["status"] for c in job.checkpoints()].count("complete") == 1
     with StreamEnvironment.resume(spark, directory) as resumed:
-        resumed.await_finish(60)
+        resumed.await_finish(PATIENCE_S)
     rows = sorted(pq.read_table(tmp_path / "out").column("i").to_pylist())
     for parity in (0, 1):
         mine = [i for i in rows if i % 2 == parity]

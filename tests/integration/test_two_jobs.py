@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
-from tests.integration.conftest import assert_exact, expected_counts
+from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts
 
 pytestmark = pytest.mark.integration
 
@@ -22,5 +22,5 @@ def test_side_by_side(spark: SparkSession, corpus: Path, tmp_path: Path) -> None
         jobs.append(env.execute(f"job {number}"))
     jobs[0].kill("count:1")
     for number, job in enumerate(jobs):
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         assert_exact(tmp_path / f"out{number}", expected_counts(corpus))

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
 from flinkplus.errors import ConfigurationError, JobCancelled
-from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +21,7 @@ def test_columnar_operators_and_repeat(spark: SparkSession, corpus: Path, tmp_pa
     words = env.read_text(str(corpus), repeat=5).tokenize("value")
     words.key_by("word").count().to_parquet(str(tmp_path / "counts"))
     with env.execute("columnar") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         metrics = job.metrics()
     expected = expected_counts(corpus, repeat=5)
     assert_exact(tmp_path / "counts", expected)
@@ -45,7 +45,7 @@ def test_generator_reduce_process_and_collect(spark: SparkSession) -> None:
     numbers.key_by("key").reduce(lambda a, b: (a.key, a.n + b.n), name="total").collect(name="totals")
     numbers.key_by("key").process(second_largest, schema="key long, n long", name="second").collect(name="seconds")
     with env.execute("generator") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         totals = job.collected("totals").to_pylist()
         seconds = job.collected("seconds").to_pylist()
     assert len(totals) == len(seconds) == 2_000
@@ -65,7 +65,7 @@ def test_two_keyed_stages_and_map_batches(spark: SparkSession, corpus: Path) -> 
     words = env.read_text(str(corpus)).tokenize().key_by("word").count(name="count")
     words.map_batches(lengths, schema="length long").key_by("length").count(name="by_length", output="n").collect()
     with env.execute("two stages") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         rows = job.collected("collect").to_pylist()
     expected: Counter[int] = Counter()
     for word, count in expected_counts(corpus).items():
@@ -79,7 +79,7 @@ def test_text_output(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
     env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, max_concurrent_checkpoints=3)
     env.read_text(str(corpus)).tokenize().key_by("word").count().to_text(str(tmp_path / "out"))
     with env.execute("text") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     lines = [line for file in (tmp_path / "out").glob("part-*") for line in file.read_text().splitlines()]
     expected = expected_counts(corpus)
     assert Counter(lines) == Counter(f"{w}\t{n}" for w, total in expected.items() for n in range(1, total + 1))
@@ -91,10 +91,11 @@ def test_empty_input_ends_cleanly(spark: SparkSession, tmp_path: Path) -> None:
     env = StreamEnvironment(spark, parallelism=2)
     env.read_text(str(tmp_path / "empty.txt")).tokenize().key_by("word").count().to_parquet(str(tmp_path / "out"))
     with env.execute("empty") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     assert spark.read.parquet(str(tmp_path / "out")).count() == 0
 
 
+@pytest.mark.long
 def test_a_reader_sees_whole_checkpoints_only(spark: SparkSession, corpus: Path, tmp_path: Path) -> None:
     env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.1)
     out = tmp_path / "counts"
@@ -113,7 +114,7 @@ def test_a_reader_sees_whole_checkpoints_only(spark: SparkSession, corpus: Path,
             sizes.append(visible_rows())
             assert not job.done, "the job ended early"
         job.drain()
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
         made = job.metrics()["operators"]["tokenize"]["rows_out"]
     assert sizes == sorted(sizes)
     assert visible_rows() == made
@@ -162,7 +163,7 @@ def test_an_environment_draws_one_job(spark: SparkSession) -> None:
     env = StreamEnvironment(spark, parallelism=1)
     env.generate(lambda i: i, schema="n long", count=10).discard()
     with env.execute("once") as job:
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     with pytest.raises(ConfigurationError, match="executed already"):
         env.execute("twice")
 

@@ -22,7 +22,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from chain_backup.effects import ChainRecordLike
+from chain_backup.failover.effects import ChainRecordLike
 from chain_backup.zookeeper import supervisor
 from chain_backup.zookeeper.embedded import MAIN_CLASS, EmbeddedZooKeeper
 from chain_backup.zookeeper.errors import (
@@ -36,6 +36,7 @@ from chain_backup.zookeeper.records import (
     ChainRecord,
     RegistryBack,
     RegistryLost,
+    RegistryMoved,
     SessionBack,
     SessionExpired,
     SessionOpened,
@@ -47,10 +48,11 @@ from chain_backup.zookeeper.records import (
 from chain_backup.zookeeper.registry import Registry
 from chain_backup.zookeeper.session import SlotSession
 from flinkplus.config import Options
-from flinkplus.protocol.ids import Generation, SubtaskId
-from flinkplus.runtime import registry as registry_module
-from flinkplus.runtime.registry import URGENT_TIMEOUT_S, JobRegistry
-from tests.integration.conftest import wait_until
+from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
+from flinkplus.runtime.coordinator.dispatch import registry as registry_module
+from flinkplus.runtime.coordinator.dispatch.registry import URGENT_TIMEOUT_S, JobRegistry
+from flinkplus.runtime.transport.auth.tls import context, made_for
+from tests.integration.conftest import PATIENCE_S, wait_until
 from tests.integration.tcp_proxy import Proxy
 
 pytestmark = pytest.mark.integration
@@ -164,7 +166,7 @@ def expire(session: SlotSession | Registry, hosts: str) -> None:
     other.close()
 
 
-def until(events: list[Any], wanted: list[Any], timeout_s: float = 60.0) -> None:
+def until(events: list[Any], wanted: list[Any], timeout_s: float = PATIENCE_S) -> None:
     """The events are, at last, exactly these."""
     with contextlib.suppress(BaseException):
         wait_until(lambda: len(events) >= len(wanted), "events", timeout_s)
@@ -548,6 +550,19 @@ def test_a_slot_that_dies_during_an_outage_is_missed_afterwards(
     wait_until(lambda: SlotNodeSeen(1, slot_record(1)) in bench.events, "the new slot")
 
 
+def test_a_connection_that_is_never_answered_does_not_cost_the_session(bench: Bench) -> None:
+    """As by a server that is just starting: it has accepted the connection before it can close it."""
+    proxy = bench.proxy()
+    bench.registry()
+    _, slot = bench.slot(0, hosts=proxy.hosts)
+    until(slot, [SessionOpened()])
+    until(bench.events, [SlotNodeSeen(0, slot_record(0))])
+    proxy.ignored = 1
+    proxy.cut()
+    until(slot, [SessionOpened(), SessionSuspended(), SessionBack()])
+    assert bench.events == [SlotNodeSeen(0, slot_record(0))] and proxy.ignored == 0
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["created", "changed"])
 def test_a_write_whose_answer_is_lost_is_not_done_twice(bench: Bench, first: bool) -> None:
     proxy = bench.proxy()
@@ -631,14 +646,57 @@ def _answer_again(proxy: Proxy) -> None:
     proxy.cut()
 
 
-def test_a_restart_on_a_port_that_is_taken_keeps_the_data(own_server: EmbeddedZooKeeper, own_bench: Bench) -> None:
+def test_a_restart_on_a_port_that_is_taken_gets_another_port_and_keeps_the_data(
+    own_server: EmbeddedZooKeeper, own_bench: Bench
+) -> None:
     own_bench.raw().create("/kept", b"yes")
     own_server.kill()
-    host, _, port = own_server.hosts.rpartition(":")
-    with socket.create_server((host, int(port))), pytest.raises(ZooKeeperStartError, match="Address already in use"):
-        own_server.restart()
-    own_server.restart()
+    before = own_server.hosts
+    host, _, port = before.rpartition(":")
+    with socket.create_server((host, int(port))):
+        own_bench.hosts = own_server.restart()
+        assert own_bench.hosts == own_server.hosts != before
     assert own_bench.raw().get("/kept")[0] == b"yes"
+
+
+def test_a_job_whose_servers_port_is_taken_goes_on_with_its_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger takes the port in the moment the server dies, takes connections, and says nothing."""
+    monkeypatch.setattr(registry_module, "URGENT_TIMEOUT_S", 120.0)  # for a machine that is busy
+    others = servers()
+    certificates = made_for("job")
+    tls = context(certificates, False)
+    options = Options(parallelism=2, session_timeout=TIMEOUT_S)
+    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", None, certificates)
+    told: list[object] = []
+    given_up: list[str] = []
+    session_events: list[object] = []
+    with contextlib.ExitStack() as closing:
+        closing.callback(registry.close)
+        registry.begin(told.append, given_up.append)
+        registry.write([record_of(1, 0, 1)], urgent=True)
+        before = registry.hosts()
+        session = SlotSession(before, "job", 0, slot_record(0), TIMEOUT_S, session_events.append, tls=tls)
+        closing.callback(session.close)
+        wait_until(lambda: session_events == [SessionOpened()], "the session")
+        (server,) = servers(others)
+        restart = EmbeddedZooKeeper.restart
+
+        def restart_beside_a_thief(embedded: EmbeddedZooKeeper) -> str:
+            closing.enter_context(socket.create_server(("127.0.0.1", int(before.rpartition(":")[2]))))
+            return restart(embedded)
+
+        monkeypatch.setattr(EmbeddedZooKeeper, "restart", restart_beside_a_thief)
+        server.kill()
+        registry.write([record_of(2, 1, 0)], urgent=True)
+        wait_until(lambda: RegistryMoved(registry.hosts()) in told, "the news")
+        assert registry.hosts() != before
+        session.move_to(registry.hosts())  # as the slot does
+        wait_until(lambda: session_events[-1] == SessionBack(), "the session is as it was")
+        assert not [event for event in told if isinstance(event, SlotNodeGone)] and given_up == []
+        assert registry.server_restarts == 1
+    assert servers(others) == []
 
 
 def servers(others: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
@@ -675,16 +733,15 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
             ):
                 registry.write([record_of(2, 1, 0)], urgent=True)
             assert time.monotonic() - began_s < URGENT_TIMEOUT_S, "a rollback waits for it"
-        wait_until(lambda: registry.server_restarts == 1, "the server is back")
+        wait_until(lambda: told[-1] == RegistryBack(), "the server is back")
         registry.write([record_of(2, 1, 0)], urgent=True)
-        wait_until(lambda: told[-1] == RegistryBack(), "the news")
         assert RegistryLost("its server is down: ZooKeeperStartError: no memory") in told
         (server,) = servers(others)
         server.kill()
         wait_until(lambda: [one for one in servers(others) if one.pid != server.pid] != [], "it is being started")
     finally:
         registry.close()
-    assert servers(others) == [] and given_up == [] and registry.server_restarts == 1
+    assert servers(others) == [] and given_up == [] and registry.server_restarts == 2
 
 
 def test_a_server_that_hangs_is_started_again_and_a_failover_waits_for_it(

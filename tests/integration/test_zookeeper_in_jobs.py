@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,9 @@ from chain_backup.zookeeper.embedded import MAIN_CLASS, EmbeddedZooKeeper
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.errors import JobFailed, JobRunsElsewhere
-from flinkplus.runtime import registry
+from flinkplus.runtime.coordinator.dispatch import registry
 from flinkplus.state.storage import CheckpointStorage
-from tests.integration.conftest import assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 from tests.integration.test_cli import assert_gapless
 
 pytestmark = pytest.mark.integration
@@ -68,7 +70,7 @@ def test_a_failover_waits_for_zookeeper(
         ensemble.restart()
         wait_until(lambda: job.metrics()["failovers"] == 1, "the failover")
         wait_until(lambda: job.metrics()["zookeeper"] == "connected", "ZooKeeper is back")
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
     assert job.metrics()["fallbacks"] == 0
 
@@ -81,7 +83,7 @@ def test_without_zookeeper_the_job_rolls_back_and_says_why(
         wait_for_checkpoint(job)
         ensemble.kill()
         job.kill("count:1")
-        job.await_finish(90)
+        job.await_finish(PATIENCE_S)
     assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
     metrics = job.metrics()
     assert (metrics["failovers"], metrics["fallbacks"]) == (0, 1), metrics["fallback_reasons"]
@@ -90,21 +92,31 @@ def test_without_zookeeper_the_job_rolls_back_and_says_why(
     assert (recovery["mode"], recovery["fallback"]) == ("rollback", metrics["fallback_reasons"][0])
 
 
-@pytest.mark.parametrize("how", ["it dies", "it hangs"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("it dies", marks=pytest.mark.long), "it hangs", "another process takes its port"]
+)
 def test_the_jobs_own_server_is_away_and_comes_back(
     spark: SparkSession, corpus: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slot dies before it is back: the failover waits for it, and for the sessions of all others nothing happened."""
     monkeypatch.setattr(registry, "URGENT_TIMEOUT_S", 120.0)  # for a machine that is busy
     monkeypatch.setattr(supervisor, "HANG_S", 2.0)
-    with start(spark, corpus, tmp_path / "out", repeat=2) as job:
+    with contextlib.ExitStack() as closing, start(spark, corpus, tmp_path / "out", repeat=2) as job:
         wait_for_checkpoint(job)
         (server,) = (one for one in psutil.Process().children() if MAIN_CLASS in one.cmdline())
+        restart = EmbeddedZooKeeper.restart
+
+        def restart_beside_a_thief(embedded: EmbeddedZooKeeper) -> str:
+            closing.enter_context(socket.create_server(("127.0.0.1", int(embedded.hosts.rpartition(":")[2]))))
+            return restart(embedded)
+
+        if how == "another process takes its port":
+            monkeypatch.setattr(EmbeddedZooKeeper, "restart", restart_beside_a_thief)
         server.suspend() if how == "it hangs" else server.kill()
         job.kill("count:1")
         wait_until(lambda: job.metrics()["failovers"] == 1, "the failover", 120.0)
         wait_until(lambda: job.metrics()["zookeeper"] == "connected", "ZooKeeper is back")
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     assert_exact(tmp_path / "out", expected_counts(corpus, 2))
     metrics = job.metrics()
     assert (metrics["failovers"], metrics["fallbacks"]) == (1, 0)
@@ -114,7 +126,10 @@ def test_the_jobs_own_server_is_away_and_comes_back(
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"session_timeout": 1.0, "hang_timeout": None}, "session"), ({"session_timeout": 20.0}, "hangs")],
+    [
+        pytest.param({"session_timeout": 1.0, "hang_timeout": None}, "session", marks=pytest.mark.long),
+        ({"session_timeout": 20.0}, "hangs"),
+    ],
 )
 def test_a_slot_that_hangs_is_replaced(
     spark: SparkSession, corpus: Path, tmp_path: Path, options: dict[str, object], reason: str
@@ -124,7 +139,7 @@ def test_a_slot_that_hangs_is_replaced(
         wait_for_checkpoint(job)
         os.kill(job.slot_pids()[1], signal.SIGSTOP)
         wait_until(lambda: job.metrics()["failovers"] == 1, "the failover", 15.0)
-        job.await_finish(60)
+        job.await_finish(PATIENCE_S)
     assert_exact(tmp_path / "out", expected_counts(corpus, REPEAT))
     assert reason in job.recoveries()[0]["reason"]
     assert job.metrics()["fallbacks"] == 0
@@ -177,7 +192,7 @@ def test_two_jobs_share_an_ensemble_and_leave_nothing_in_it(
             wait_until(lambda: one.metrics()["failovers"] == 1, "the failover")
             for job in (one, two):
                 job.drain()
-                job.await_finish(60)
+                job.await_finish(PATIENCE_S)
         assert client.get_children("/flinkplus") == []
     finally:
         client.stop()

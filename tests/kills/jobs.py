@@ -18,7 +18,7 @@ from flinkplus.api.stream import Stream
 from flinkplus.examples import components
 from flinkplus.examples.graphs import SCHEMA as GRAPH_SCHEMA
 from flinkplus.examples.graphs import SOURCE, RandomGraph
-from flinkplus.runtime.names import parse_subtask
+from flinkplus.runtime.control.names import parse_subtask
 from tests.integration.failover_jobs import Victim
 from tests.integration.test_failover_stages import assert_exact, assert_numbered, two
 

@@ -1,4 +1,6 @@
-"""What is killed where: modes of checkpoints and recovery, points of a checkpoint (``flinkplus.runtime.faults``)."""
+"""What is killed where: modes of checkpoints and recovery, points of a checkpoint
+(``flinkplus.runtime.faults.points``).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkplus.runtime.faults import STANDBY_POINTS
+from flinkplus.runtime.faults.points import STANDBY_POINTS
 from tests.integration.failover_jobs import Victim
 from tests.kills.jobs import Components, Loop, SlowStages, Stages
 

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus.runtime.faults import STANDBY_POINTS
-from flinkplus.runtime.names import parse_subtask
+from flinkplus.runtime.control.names import parse_subtask
+from flinkplus.runtime.faults.points import STANDBY_POINTS
 from tests.integration.failover_jobs import Victim
 from tests.kills.matrix import AT_THE_END, AT_THE_START, OPTIONS, Plan
 

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from flinkplus.runtime.faults import POINTS, STANDBY_POINTS
+from flinkplus.runtime.faults.points import POINTS, STANDBY_POINTS
 from tests.kills import runner
 from tests.kills.matrix import (
     AT_THE_END,

@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 
 from experiments.console import choices
-from flinkplus.runtime.faults import CURSOR, DIGESTS, FILTER
+from flinkplus.runtime.faults.points import CURSOR, DIGESTS, FILTER
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.parameters import Parameters, draw, lacking
 from tests.simulation.phases import table

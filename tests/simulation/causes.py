@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flinkplus.protocol.ids import ChannelId, SubtaskId
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 
 if TYPE_CHECKING:
-    from flinkplus.protocol.messages import Message
+    from flinkplus.protocol.vocabulary.messages import Message
     from tests.simulation.subtask import SimSubtask
 
 Steps = dict[SubtaskId, int]

@@ -24,23 +24,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
-from flinkplus.protocol.channel import REPLAY_WINDOWS
-from flinkplus.protocol.effects import JobState
-from flinkplus.protocol.guarantee import Guarantee
-from flinkplus.protocol.ids import ChannelId, SubtaskId
-from flinkplus.protocol.in_flight import JOB_SLOTS, SUBTASK_SHARE, AbortCause, cost_of
-from flinkplus.protocol.messages import Kind, Message
-from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY
-from flinkplus.runtime import control
-from flinkplus.runtime.names import parse_subtask
+from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY
+from flinkplus.protocol.vocabulary.effects import JobState
+from flinkplus.protocol.vocabulary.guarantee import Guarantee
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import JOB_SLOTS, SUBTASK_SHARE, AbortCause, cost_of
+from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.names import parse_subtask
 from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
 from tests.simulation.network import GARBLED
 from tests.simulation.subtask import event_time_ms, fold, packed_bytes
 
 if TYPE_CHECKING:
-    from flinkplus.protocol.inputs import InputChannel
-    from flinkplus.protocol.outputs import OutputChannel
+    from flinkplus.protocol.channels.inputs import InputChannel
+    from flinkplus.protocol.channels.outputs import OutputChannel
     from tests.simulation.slot import SimSlot
     from tests.simulation.subtask import SimSubtask, WatchedLog
     from tests.simulation.world import World
@@ -157,6 +157,16 @@ class Checks:
         """A slot cannot read a frame."""
         if frame[:1] != bytes([GARBLED]):
             self._wrong("frames", f"{receiver} cannot read a frame of slot {sender} that nothing has garbled")
+        self._not_understood(receiver, sender)
+
+    def foreign(self, receiver: SimSlot, sender: int, error: Exception) -> None:
+        """A slot was sent what was not the sender's to send."""
+        self._world.note("%s: %s", receiver, error)
+        if (sender, receiver.index) not in self._world.forged:
+            self._wrong("frames", f"{receiver} blames a slot that has sent nothing but its own: {error}")
+        self._not_understood(receiver, sender)
+
+    def _not_understood(self, receiver: SimSlot, sender: int) -> None:
         process = self._world.member(sender)
         if process is None:
             return

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flinkplus.protocol.effects import JobState
+from flinkplus.protocol.vocabulary.effects import JobState
 from tests.simulation.parameters import SILENCES
 
 if TYPE_CHECKING:
-    from flinkplus.runtime.coordinator import Coordinator
+    from flinkplus.runtime.coordinator.coordinator import Coordinator
     from tests.simulation.world import World
 
 HUNG = ("pause", "pause_spare")
@@ -24,7 +24,7 @@ DIED = "died"
 """A process ended, for whatever reason: some kinds of faults are injected long before they strike."""
 LOST = (DIED, "cut_control", "expire", *HUNG)
 DISKS = ("disk_full", "disk_fails", "no_upload", "reads_wrong", "frames_wrong")
-STREAMS = ("cut", "slow", "break_at_join", "duplicate", "refuse", "garble", *SILENCES)
+STREAMS = ("cut", "slow", "break_at_join", "duplicate", "refuse", "garble", "forge", *SILENCES)
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "registry": ("zookeeper_away", "zookeeper_unsure"),
     "fence": HUNG,
@@ -39,7 +39,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "manifest": ("hang_storage",),
     "commit": ("hang_storage",),
     "heartbeat": HUNG,
-    "reach": (*SILENCES, "refuse", "garble", "cut", *HUNG),
+    "reach": (*SILENCES, "refuse", "garble", "forge", "cut", *HUNG),
 }
 """For each deadline the kinds of faults that can make it fire."""
 LINGERS_MS = 1_000

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chain_backup.effects import ChainRecordLike
-from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
-from flinkplus.runtime import control
+from chain_backup.failover.effects import ChainRecordLike
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime.control import messages as control
 from flinkplus.state.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
 
 if TYPE_CHECKING:

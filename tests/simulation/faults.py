@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flinkplus.protocol.vocabulary.ids import Seq
+from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.runtime.slot.control.orders import NO_EPOCH
 from tests.simulation.parameters import Fault, pair
 
 if TYPE_CHECKING:
@@ -12,9 +16,34 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 POINTS = ("snapshot", "alignment", "upload", "uploaded", "end", "promotion", "promoted", "staged", "replicated")
-"""As in ``flinkplus.runtime.faults``; and when a standby has a version, seen from there and from whom it has it."""
+"""As in ``flinkplus.runtime.faults.points``; and when a standby has a version, seen from there and from whom it has
+it.
+"""
 WHERE_BARRIERS_OVERTAKE = {"snapshot": "recording", "alignment": "recorded", "promoted": "taken_up"}
 """What comes in the place of these, half of the time."""
+FORGE_MS = 40
+
+
+def forged_ends(victim: SimSlot, liar: int) -> list[Message]:
+    """The end of input on a channel that slot ``liar`` does not send on, by several numbers: one may be the next."""
+    for subtask in victim.active:
+        for end in subtask.inputs.channels.values():
+            if end.peer != liar and not end.ended:
+                first, generation = end.cursor.expected, end.cursor.generation
+                return [
+                    Message(Kind.END_OF_INPUT, end.channel, generation, Seq(first + more), NO_EPOCH)
+                    for more in range(3)
+                ]
+    return []
+
+
+def forged_credit(victim: SimSlot, liar: int) -> list[Message]:
+    """Credit for all that was sent on a channel whose consumer is not on slot ``liar``."""
+    for subtask in victim.active:
+        for end in subtask.outputs.channels.values():
+            if end.peer != liar and not end.resuming and end.log.acknowledged < end.log.sent:
+                return [Message(Kind.CREDIT, end.channel, end.consumer_generation, Seq(end.log.sent), NO_EPOCH)]
+    return []
 
 
 class Faults:
@@ -165,6 +194,20 @@ class Faults:
 
     def _speak_clearly(self, start: int, end: int) -> None:
         self._world.garble(start, end, -1)
+
+    def _forge(self, fault: Fault) -> None:
+        """A slot sends another one, time and again, what is a third one's to send, or that one's own."""
+        liar, victim = self._pair(fault)
+        until_ms = self._world.now_ms + fault.duration_ms
+        for process in self._world.on_slot(liar):
+            stream = process.data.streams.get(victim)
+            if stream is not None and stream.connected:
+                forge = forged_credit if fault.target // 8 % 2 else forged_ends
+                for message in forge(stream.target, liar):
+                    self._world.forge(process, victim, message)
+        if self._world.now_ms + FORGE_MS <= until_ms:
+            again = replace(fault, duration_ms=fault.duration_ms - FORGE_MS)
+            self._world.at(self._world.now_ms + FORGE_MS, self._forge, again)
 
     def _break_at_join(self, fault: Fault) -> None:
         """Streams break when slots are told of a newcomer."""

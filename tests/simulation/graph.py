@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from flinkplus.graph import Vertex
-from flinkplus.protocol.cycles import Cycles
-from flinkplus.protocol.ids import ChannelId, SubtaskId
+from flinkplus.protocol.loops.cycles import Cycles
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 
 MOST_LAPS = 4
 """A record goes round a loop fewer times than this, by its number."""

@@ -1,4 +1,5 @@
-"""Every deliberate fault, each within the whole budget of seeds or by its scenario: ``make mutation-check``.
+"""Every deliberate fault, each within the whole budget of seeds, by its scenario or by what searches for it:
+``make mutation-check``.
 
 The faults are tried in as many processes as there are processors, each in a fresh one.
 """
@@ -29,7 +30,11 @@ def main() -> int:
 
 def check(name: str) -> tuple[str, bool, str]:
     """The fault, whether it is found, and by what."""
-    scenario = MUTATIONS[name].scenario
+    scenario, finds = MUTATIONS[name].scenario, MUTATIONS[name].finds
+    if finds is not None:
+        with mutated(name):
+            why = finds()
+        return name, bool(why), f"{finds.__module__}: {why.partition(chr(10))[0] or 'MISSED'}"
     if scenario:
         why = found_by_scenario(name)
         return name, bool(why), f"scenario {scenario}: {why[:100] or 'MISSED'}"

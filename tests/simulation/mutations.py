@@ -1,58 +1,65 @@
 """Deliberate faults in the protocol, by name: the test of the tester.
 
-Each replaces one function of the product's core and must be found out within ``BUDGET`` seeds, or by its scenario.
+Each replaces one function of the product's core and must be found out within ``BUDGET`` seeds, by its scenario, or, in
+the handshake, by the search for attacks (``tests/security/model.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from chain_backup import chains, failover, line
-from chain_backup import effects as chain_effects
-from chain_backup.events import CheckpointAborted
-from chain_backup.plans import Plans
-from chain_backup.replica import Replica, StagedVersion, _Copy
-from chain_backup.replication import ReplicationAgent
-from chain_backup.topology import Topology
-from chain_backup.transfers import Partial
+from chain_backup.failover import chains
+from chain_backup.failover import effects as chain_effects
+from chain_backup.failover import machine as failover
+from chain_backup.failover import recovery_line as line
+from chain_backup.failover.events import CheckpointAborted
+from chain_backup.failover.plans import Plans
+from chain_backup.failover.topology import Topology
+from chain_backup.replication.agent import ReplicationAgent
+from chain_backup.replication.replica import Replica, StagedVersion, _Copy
+from chain_backup.replication.transfers import Partial
 from dedup.filter import MessageFilter
-from flinkplus.protocol import effects
-from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.barriers import BarrierMachine
-from flinkplus.protocol.channel import ACCEPT, DUPLICATE, InputCursor
-from flinkplus.protocol.checkpointing import CheckpointCoordinator
-from flinkplus.protocol.commits import CommitQueue
-from flinkplus.protocol.crashes import Crashes
-from flinkplus.protocol.cyclic import CyclicAlignment
-from flinkplus.protocol.determinants import AncestorLog, Choice, KnownSteps
-from flinkplus.protocol.ids import ChannelId
-from flinkplus.protocol.in_flight import InFlightBudget, SnapshotLogs
-from flinkplus.protocol.inputs import InputGate
-from flinkplus.protocol.job import LIVE, JobProtocol
-from flinkplus.protocol.lineage import Lineage
-from flinkplus.protocol.outputs import OutputChannel, OutputChannels
-from flinkplus.protocol.reachability import Reachability
-from flinkplus.protocol.recording import RecordingAlignment
-from flinkplus.protocol.restarts import RestartBudget
-from flinkplus.protocol.rounds import LoopRounds
-from flinkplus.protocol.snapshots import SubtaskSnapshots
-from flinkplus.protocol.subtask import SubtaskSteps
-from flinkplus.protocol.unaligned import UnalignedBarriers
-from flinkplus.protocol.watermarks import InputWatermarks
-from flinkplus.runtime import control
-from flinkplus.runtime.active import ActiveSubtasks
-from flinkplus.runtime.failovers import Failovers
-from flinkplus.runtime.fencing import FenceAnswers
-from flinkplus.runtime.frames import FrameQueue, framed
-from flinkplus.runtime.members import Members
-from flinkplus.runtime.peers import Peers
-from flinkplus.runtime.slot_failover import SlotFailover
-from flinkplus.runtime.slot_orders import SlotOrders
+from flinkplus.protocol.barriers.alignment import BarrierAlignment
+from flinkplus.protocol.barriers.barriers import BarrierMachine
+from flinkplus.protocol.barriers.cyclic import CyclicAlignment
+from flinkplus.protocol.barriers.recording import RecordingAlignment
+from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
+from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, InputCursor
+from flinkplus.protocol.channels.inputs import InputChannel, InputGate
+from flinkplus.protocol.channels.outputs import OutputChannel, OutputChannels
+from flinkplus.protocol.channels.watermarks import InputWatermarks
+from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.checkpoints.commits import CommitQueue
+from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, KnownSteps
+from flinkplus.protocol.job.crashes import Crashes
+from flinkplus.protocol.job.job import LIVE, JobProtocol
+from flinkplus.protocol.job.restarts import RestartBudget
+from flinkplus.protocol.liveness.reachability import Reachability
+from flinkplus.protocol.loops.rounds import LoopRounds
+from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.snapshots import SubtaskSnapshots
+from flinkplus.protocol.subtask.subtask import SubtaskSteps
+from flinkplus.protocol.vocabulary import effects
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import InFlightBudget, SnapshotLogs
+from flinkplus.protocol.vocabulary.lineage import Lineage
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.drivers.failover import Failovers
+from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers
+from flinkplus.runtime.slot.control.active import ActiveSubtasks
+from flinkplus.runtime.slot.control.failover import SlotFailover
+from flinkplus.runtime.slot.control.orders import SlotOrders
+from flinkplus.runtime.slot.control.peers import Peers
+from flinkplus.runtime.transport.auth import handshake
+from flinkplus.runtime.transport.auth.handshake import Connecting, Listening
+from flinkplus.runtime.transport.wire.frames import FrameQueue, framed
 from flinkplus.state.history import Cuts, UnusedFiles
+from tests.security import model
 from upstream_cache.log import OutputLog
 
 BUDGET = 2_000
@@ -63,23 +70,27 @@ ENDLESS = 1 << 40
 @dataclass(frozen=True)
 class Mutation:
     """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong.
-    ``scenario``: the number of the one that finds it out, where seeds seldom do."""
+    ``scenario``: the number of the one that finds it out, where seeds seldom do. ``finds``: what finds it out where the
+    simulator does not reach; gives what is wrong."""
 
     where: Any
     name: str
     make: Callable[[Any], Any]
     tells: str
     scenario: str = ""
+    finds: Callable[[], str] | None = None
 
 
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def mutation(where: Any, name: str, scenario: str = "") -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def mutation(
+    where: Any, name: str, scenario: str = "", finds: Callable[[], str] | None = None
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip(), scenario)
+        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip(), scenario, finds)
         return make
 
     return enlist
@@ -91,6 +102,104 @@ def mutated(name: str) -> Iterator[None]:
     found = MUTATIONS[name]
     with mock.patch.object(found.where, found.name, found.make(vars(found.where)[found.name])):
         yield
+
+
+# --- handshakes
+
+
+def _code_without(**parts: bytes) -> Callable[[Any], Any]:
+    """Codes that are not bound to these parts of the hello."""
+
+    def make(original: Any) -> Any:
+        return lambda secret, which, hello, nonce: original(secret, which, hello._replace(**parts), nonce)
+
+    return make
+
+
+@mutation(Listening, "_check_target", finds=model.found)
+def listeners_sign_for_anybody(original: Any) -> Any:
+    """A listener signs for any target, and leaves it to others to look at that (as the product did)."""
+    return lambda self, said: None
+
+
+@mutation(Connecting, "check", finds=model.found)
+def any_welcome_is_taken(original: Any) -> Any:
+    """A dialler is connected once something comes in the place of a welcome (a fault that the product had)."""
+    return lambda self, welcome: None
+
+
+@mutation(handshake, "_code", finds=model.found)
+def codes_are_not_bound_to_the_purpose(original: Any) -> Any:
+    """What was signed for a lifeline is good for a control stream."""
+    return _code_without(purpose=b"")(original)
+
+
+@mutation(handshake, "_code", finds=model.found)
+def codes_are_not_bound_to_the_dialler(original: Any) -> Any:
+    """Whoever has connected is who it says."""
+    return _code_without(name=b"")(original)
+
+
+@mutation(handshake, "_code", finds=model.found)
+def codes_are_not_bound_to_the_listener(original: Any) -> Any:
+    """Any listener will do."""
+    return _code_without(target=b"")(original)
+
+
+@mutation(handshake, "_code", finds=model.found)
+def codes_are_not_bound_to_the_address(original: Any) -> Any:
+    """A stranger may forward everything from an address of its own."""
+    return _code_without(address=b"")(original)
+
+
+@mutation(handshake, "_code", finds=model.found)
+def codes_are_not_bound_to_the_diallers_nonce(original: Any) -> Any:
+    """What a listener has said once can be repeated to diallers."""
+    return _code_without(nonce=b"")(original)
+
+
+@mutation(handshake, "_code", finds=model.found)
+def codes_are_not_bound_to_the_listeners_nonce(original: Any) -> Any:
+    """What a dialler has said once can be repeated to listeners."""
+    return lambda secret, which, hello, nonce: original(secret, which, hello, b"")
+
+
+@mutation(handshake, "_code", finds=model.found)
+def one_code_is_as_good_as_another(original: Any) -> Any:
+    """A code can be reflected: a challenge counts as a proof, and as a welcome."""
+    return lambda secret, which, hello, nonce: original(secret, b"", hello, nonce)
+
+
+# --- whose messages are taken
+
+
+@mutation(InputChannel, "is_from")
+def messages_of_any_slot_are_taken(original: Any) -> Any:
+    """A slot may send on a channel whose producer is elsewhere (as the product allowed)."""
+    return lambda self, peer, generation: True
+
+
+@mutation(SlotOrders, "_check_consumer", scenario="81")
+def credit_of_any_slot_is_taken(original: Any) -> Any:
+    """A slot may give credit for a consumer that is elsewhere (as the product allowed)."""
+    return lambda self, peer, credit: None
+
+
+@mutation(InputChannel, "is_from")
+def what_comes_late_of_the_dead_is_held_against_their_slots(original: Any) -> Any:
+    """Messages of fenced generations have to come from where the producer is now."""
+    return lambda self, peer, generation: peer == self.peer
+
+
+@mutation(SlotOrders, "take_all", scenario="82")
+def what_is_forged_is_dropped_and_the_rest_of_its_frame_with_it(original: Any) -> Any:
+    """The streams stay as they are after a message that was not the sender's to send: nothing is sent again."""
+
+    def take_all(self: Any, peer: int, messages: Any) -> None:
+        with mock.patch.object(self, "_renew", lambda peer, reason: None):
+            original(self, peer, messages)
+
+    return take_all
 
 
 # --- promotions
@@ -283,6 +392,32 @@ def what_a_consumer_had_forgotten_with_the_stream(original: Any) -> Any:
     return reconnect
 
 
+@mutation(Incarnation, "peer", scenario="68")
+def what_a_consumer_had_forgotten_with_its_failure(original: Any) -> Any:
+    """A producer that is being promoted while a consumer fails forgets what that one had (a fault that the product
+    had)."""
+
+    def peer(self: Any, consumer: Any, channel: ChannelId) -> Any:
+        found = original(self, consumer, channel)
+        return replace(found, received=None, had=None) if found.resuming else found
+
+    return peer
+
+
+@mutation(SubtaskSteps, "_learn", scenario="83")
+def ones_own_steps_that_came_round_are_not_told(original: Any) -> Any:
+    """A subtask in a loop does not keep what came round of its own steps (a fault that the product had)."""
+
+    def learn(self: Any, producer: SubtaskId, message: Any) -> None:
+        original(self, producer, message)
+        if self.known is not None:
+            self.known._runs.pop(self.id, None)
+            for steps in self.known._at_barrier.values():
+                steps.pop(self.id, None)
+
+    return learn
+
+
 @mutation(SlotOrders, "peer_broken", scenario="36")
 def streams_to_idle_slots_given_up(original: Any) -> Any:
     """A stream that breaks while nobody works at its end is not opened again (a fault that the product had)."""
@@ -390,10 +525,10 @@ def let_go_one_checkpoint_too_early(original: Any) -> Any:
     return barrier
 
 
-@mutation(FenceAnswers, "about")
+@mutation(FenceAnswers, "order")
 def determinants_not_told(original: Any) -> Any:
     """The successor is not told how its predecessor's steps began."""
-    return lambda self, subtask, topology: {**original(self, subtask, topology), "determinants": []}
+    return lambda *arguments: replace(original(*arguments), determinants=[])
 
 
 @mutation(FenceAnswers, "add_part")
@@ -432,10 +567,10 @@ def digests_not_compared(original: Any) -> Any:
     return lambda self, end, message, payload: None
 
 
-@mutation(FenceAnswers, "about")
+@mutation(FenceAnswers, "order")
 def digests_not_told(original: Any) -> Any:
     """The successor is not told what its predecessor's consumers have had."""
-    return lambda self, subtask, topology: {**original(self, subtask, topology), "digests": {}}
+    return lambda *arguments: replace(original(*arguments), digests={})
 
 
 @mutation(MessageFilter, "drop")
@@ -522,10 +657,10 @@ def determinants_never_let_go(original: Any) -> Any:
     return lambda self, checkpoint: None
 
 
-@mutation(FenceAnswers, "about", scenario="32")
+@mutation(FenceAnswers, "order", scenario="32")
 def successors_know_nothing_of_ancestors(original: Any) -> Any:
     """A promoted subtask is not told what survivors know of its ancestors."""
-    return lambda self, subtask, topology: {**original(self, subtask, topology), "ancestors": {}}
+    return lambda *arguments: replace(original(*arguments), ancestors={})
 
 
 @mutation(Failovers, "aborted", scenario="35")

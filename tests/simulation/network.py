@@ -12,9 +12,9 @@ from __future__ import annotations
 import marshal
 from typing import TYPE_CHECKING
 
-from flinkplus.protocol.messages import Kind, Message
-from flinkplus.runtime.frames import LENGTH, FrameQueue, FrameReader
-from flinkplus.runtime.wire import encode
+from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.runtime.transport.wire.frames import LENGTH, FrameQueue, FrameReader
+from flinkplus.runtime.transport.wire.wire import encode
 from tests.simulation.disk import flipped
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Stream:
     def _arrive(self, receiver: SimSlot, sender: int, message: Message, way: int, number: int) -> None:
         if number < self._lost_from[way]:
             happens = receiver.quietly if message.kind is Kind.REPLICA else receiver.event
-            happens(receiver.take, sender, message, message.records)
+            happens(receiver.take_one, sender, message)
 
     def lose(self) -> None:
         """Nothing more arrives, and some of what is under way does not either."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from flinkplus.errors import InvariantViolation
-from flinkplus.protocol.cycles import Cycles
+from flinkplus.protocol.loops.cycles import Cycles
 
 SLOT_FAULTS = (
     "crash",
@@ -52,7 +52,7 @@ OUTAGES = ("outage", "throw_together")
 """A service that all subtasks call is away for a while; or each subtask throws once, all in one instant."""
 DEADLY = 0.03
 """Share of the jobs in which a record ends the process that works on it."""
-FAULTS = (*DRAWN_FAULTS, *SILENCES, *OUTAGES, "refuse", "garble", "hang_storage", "deadly")
+FAULTS = (*DRAWN_FAULTS, *SILENCES, *OUTAGES, "refuse", "garble", "forge", "hang_storage", "deadly")
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
 SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to_spare", "drain", "crash", "throw")
@@ -92,6 +92,9 @@ FRAMED = 0.12
 FRAME_BYTES = (0, 60, 150, 1_000)
 GARBLED = 0.25
 """Share of those of them in which some frames cannot be read."""
+FORGED = 0.06
+"""Share of the jobs in which a slot sends what is not its to send."""
+FORGED_MS = (0, 0, 150, 2_500)
 IN_FLIGHT_BYTES = (None, 1_000, 2_000, 4_000)
 IN_FLIGHT_BYTES_OF_LOOPS = (None, 3_000, 6_000, 12_000)
 LOOPS = 0.09
@@ -139,7 +142,7 @@ class Parameters:
     filters. ``whims``: subtasks are not deterministic. ``frame_bytes``: messages travel as frames, joined up to this
     size (``None``: as they are). ``fence_values``: determinants and digests in one message of an answer to a fence
     (``None``: as many as in the product). ``without``: parts of the protocol that the job lacks
-    (``flinkplus.runtime.omissions``). ``max_restarts``: the option."""
+    (``flinkplus.runtime.slot.subtasks.ablation``). ``max_restarts``: the option."""
 
     seed: int = 0
     stages: int = 2
@@ -457,6 +460,7 @@ def draw_faults(seed: int, parameters: Parameters) -> tuple[Fault, ...]:
     faults += _refusals(child(seed, "refusal"), parameters, horizon_ms)
     if parameters.frame_bytes is not None:
         faults += _garbles(child(seed, "garble"), parameters, horizon_ms)
+    faults += _forgeries(child(seed, "forge"), parameters, horizon_ms)
     hangs = child(seed, "hangs")
     if hangs.random() < HANGS:
         faults.append(Fault(hangs.randrange(10, 10 + horizon_ms), "hang_storage", 0, hangs.choice(HANGS_MS)))
@@ -502,6 +506,14 @@ def _garbles(rng: random.Random, parameters: Parameters, horizon_ms: int) -> lis
     if rng.random() >= GARBLED or parameters.parallelism < 2:
         return []
     return [Fault(rng.randrange(10, 10 + horizon_ms), "garble", rng.randrange(64), rng.choice(SILENCES_MS))]
+
+
+def _forgeries(rng: random.Random, parameters: Parameters, horizon_ms: int) -> list[Fault]:
+    """None as a rule; sometimes one or two slots lie, once or for a while."""
+    if rng.random() >= FORGED or parameters.parallelism < 2:
+        return []
+    ats_ms = [rng.randrange(10, 10 + horizon_ms) for _ in range(rng.choice((1, 2, 3)))]
+    return [Fault(at_ms, "forge", rng.randrange(64), rng.choice(FORGED_MS)) for at_ms in ats_ms]
 
 
 def _outages(rng: random.Random, horizon_ms: int) -> list[Fault]:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from flinkplus.protocol.barriers import BarrierMachine
-from flinkplus.protocol.ids import CheckpointId
+from flinkplus.protocol.barriers.barriers import BarrierMachine
+from flinkplus.protocol.vocabulary.ids import CheckpointId
 
 if TYPE_CHECKING:
     from tests.simulation.parameters import Parameters

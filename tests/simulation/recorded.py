@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from flinkplus.runtime.recorder import plain, read
+from flinkplus.runtime.coordinator.record.recorder import plain, read
 
 
 class Differs(AssertionError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flinkplus.protocol.ids import SubtaskId
+from flinkplus.protocol.vocabulary.ids import SubtaskId
 from tests.simulation.faults import Faults
 from tests.simulation.parameters import Fault, Parameters
 from tests.simulation.world import World

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dedup.store import MemoryStore
-from flinkplus.errors import NondeterministicOperator, PeerProtocolError, UserFunctionError
-from flinkplus.protocol.ids import CheckpointId, SubtaskId
-from flinkplus.protocol.in_flight import InFlightBudget
-from flinkplus.protocol.incarnation import Promotion
-from flinkplus.protocol.messages import Message
-from flinkplus.runtime import control
-from flinkplus.runtime.peers import Peers
-from flinkplus.runtime.slot_failover import PART_VALUES, SlotFailover
-from flinkplus.runtime.slot_orders import SlotOrders
-from flinkplus.runtime.wire import decode_frame
+from flinkplus.errors import ForeignMessage, NondeterministicOperator, PeerProtocolError, UserFunctionError
+from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
+from flinkplus.protocol.vocabulary.messages import Message
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.slot.control.failover import PART_VALUES, SlotFailover
+from flinkplus.runtime.slot.control.orders import SlotOrders
+from flinkplus.runtime.slot.control.peers import Peers
+from flinkplus.runtime.transport.wire.wire import decode_frame
 from tests.simulation.checks import Violation
 from tests.simulation.disk import SimVolume
 from tests.simulation.graph import SimGraph
@@ -35,16 +35,16 @@ EXPECTED = (UserFunctionError, CorruptSegment)
 SEGMENT_BYTES = 4_000
 
 
-class SimSlot(SlotOrders):
+class SimSlot(SlotOrders[SimSubtask]):
     """One process of slot ``index``. While it is paused, what happens to it waits."""
 
-    graph: SimGraph  # type: ignore[assignment]
+    graph: SimGraph
 
     def __init__(self, world: World, index: int, process: int) -> None:
         super().__init__(
             index,
             world.parameters.parallelism,
-            world.graph,  # type: ignore[arg-type]
+            world.graph,
             world.clock,
             world.options.depth,
             world.options.checkpoint_mode == "unaligned",
@@ -149,8 +149,8 @@ class SimSlot(SlotOrders):
                     self.guard(subtask, subtask.run)
                     while self.alive and subtask.repeats_on and rng.random() < 0.7:
                         self.guard(subtask, subtask.run)
-                    self._pass_barriers(subtask, now)  # type: ignore[arg-type]
-                    world.checks.stepped(subtask)  # type: ignore[arg-type]
+                    self._pass_barriers(subtask, now)
+                    world.checks.stepped(subtask)
         if busy:
             self.wake()
             return
@@ -299,9 +299,17 @@ class SimSlot(SlotOrders):
             self.world.checks.malformed(self, peer, frame)
             self.frame_malformed(peer, error)
             return
-        for message, payload in messages:
-            whole = unpacked(message, payload)
-            self.take(peer, whole, whole.records)
+        whole = (unpacked(message, payload) for message, payload in messages)
+        self.take_all(peer, ((message, message.records) for message in whole))
+
+    def take_one(self, peer: int, message: Message) -> None:
+        """A message of ``peer`` that did not come in a frame."""
+        self.take_all(peer, [(message, message.records)])
+
+    def frame_malformed(self, peer: int, error: Exception) -> None:
+        if isinstance(error, ForeignMessage):
+            self.world.checks.foreign(self, peer, error)
+        super().frame_malformed(peer, error)
 
     def _renew(self, peer: int, reason: str) -> None:
         self.data.renew(peer)

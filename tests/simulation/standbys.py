@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chain_backup.disk import Sink, Source, base_name
-from chain_backup.replication import ReplicationAgent, at_once
+from chain_backup.replication.agent import ReplicationAgent, at_once
 from flinkplus.errors import CorruptState, StateError
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.protocol.messages import Kind, Message
-from flinkplus.runtime import control
-from flinkplus.runtime.names import parse_subtask
-from flinkplus.runtime.standbys import StandbyReady
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.names import parse_subtask
+from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.state.backend import Prepared
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
 from flinkplus.state.delta import Kind as FileKind
@@ -134,8 +134,8 @@ class SimSink:
 
 
 class SimDisk:
-    """Stands for ``chain_backup.disk.SlotDisk``. ``left``: what a dead process of the slot had here. ``discarded``: of
-    that, what was removed though it was right, by this object or one before it.
+    """Stands for ``chain_backup.disk.SlotDisk``. ``left``: what a dead process of the slot had here.
+    ``discarded``: of that, what was removed though it was right, by this object or one before it.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class SimDisk:
 
 
 class SimStandbys:
-    """Stands for ``flinkplus.runtime.standbys.Standbys``."""
+    """Stands for ``flinkplus.runtime.slot.process.standbys.Standbys``."""
 
     def __init__(self, slot: SimSlot) -> None:
         self._slot = slot

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from flinkplus.protocol.in_flight import AbortCause
-from flinkplus.runtime import control
+from flinkplus.protocol.vocabulary.in_flight import AbortCause
+from flinkplus.runtime.control import messages as control
 
 
 def brief(value: Any) -> str:
@@ -28,7 +28,7 @@ def brief(value: Any) -> str:
             steps = {name: [(run[0], len(run[1])) for run in runs] for name, runs in determinants.items()}
             return f"Fenced attempt {attempt} received {received} sent {sent} steps {steps}"
         case control.Promote(attempt, generation):
-            versions = ", ".join(f"{name} from version {told['version']}" for name, told in value.subtasks.items())
+            versions = ", ".join(f"{name} from version {told.version}" for name, told in value.subtasks.items())
             return f"Promote attempt {attempt} generation {generation}: {versions}"
         case control.Chains(chains):
             return f"Chains {', '.join(f'{name} {found[1]}' for name, found in chains.items())}"

@@ -12,19 +12,19 @@ from zlib import crc32
 from dedup.filter import FORGOTTEN, Channel, MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
-from flinkplus.protocol.channel import InputCursor
-from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
-from flinkplus.protocol.in_flight import AbortCause, cost_of
-from flinkplus.protocol.incarnation import Incarnation
-from flinkplus.protocol.inputs import InputChannel, InputGate
-from flinkplus.protocol.messages import Kind, Message
-from flinkplus.protocol.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
-from flinkplus.protocol.subtask import SubtaskSteps
-from flinkplus.protocol.unaligned import UnalignedBarriers
-from flinkplus.protocol.work import Taken
-from flinkplus.runtime import control
-from flinkplus.runtime.faults import CURSOR
-from flinkplus.runtime.omissions import PartialAdmission, UncheckedCursor, without
+from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
+from flinkplus.protocol.channels.channel import InputCursor
+from flinkplus.protocol.channels.inputs import InputChannel, InputGate
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
+from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.subtask import SubtaskSteps
+from flinkplus.protocol.subtask.work import Taken
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import AbortCause, cost_of
+from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.faults.points import CURSOR
+from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
 from tests.simulation.graph import Row
 from upstream_cache.log import OutputLog
 

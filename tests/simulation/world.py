@@ -14,25 +14,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chain_backup.effects import ChainRecordLike
+from chain_backup.failover.effects import ChainRecordLike
 from chain_backup.zookeeper.records import SlotNodeGone, SlotRecord
 from flinkplus.config import Options
 from flinkplus.errors import PeerProtocolError, ProcessCrashed
-from flinkplus.protocol.checkpointing import CheckpointCoordinator
-from flinkplus.protocol.effects import JobState
-from flinkplus.protocol.ids import CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.in_flight import JOB_SLOTS
-from flinkplus.protocol.messages import Message
-from flinkplus.runtime import control
-from flinkplus.runtime.coordinator import Coordinator
-from flinkplus.runtime.dispatch import Dispatch, RegistryTold
-from flinkplus.runtime.failovers import Failovers
-from flinkplus.runtime.members import Members
-from flinkplus.runtime.moves import PlannedMove
-from flinkplus.runtime.outcome import Restore
-from flinkplus.runtime.planes import ControlArrived, ControlLost
-from flinkplus.runtime.running import GENERATIONS_PER_RUN
-from flinkplus.runtime.step_note import EDGE, FIELDS, OPERATOR, PRODUCER, SEQ, SUBTASK, LastWords
+from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.vocabulary.effects import JobState
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import JOB_SLOTS
+from flinkplus.protocol.vocabulary.messages import Message
+from flinkplus.runtime.base.step_note import EDGE, FIELDS, OPERATOR, PRODUCER, SEQ, SUBTASK, LastWords
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.coordinator import Coordinator
+from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch, RegistryTold
+from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.drivers.failover import Failovers
+from flinkplus.runtime.coordinator.membership.moves import PlannedMove
+from flinkplus.runtime.coordinator.setup.outcome import Restore
+from flinkplus.runtime.job.running import GENERATIONS_PER_RUN
+from flinkplus.runtime.transport.wire.ports import ControlArrived, ControlLost
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.deadlines import DIED, Deadlines
 from tests.simulation.disk import damaged
@@ -129,6 +129,7 @@ class World:
         self._cuts: Counter[tuple[int, int]] = Counter()
         self._silences: Counter[tuple[int, int]] = Counter()
         self._garbles: Counter[tuple[int, int]] = Counter()
+        self.forged: set[tuple[int, int]] = set()
         self.breaks_at_join = 0
         self._slow: Counter[tuple[int, int]] = Counter()
         self.duplicates = self.frames_wrong = self.reads_wrong = 0
@@ -659,6 +660,13 @@ class World:
 
     def garble(self, start: int, end: int, by: int) -> None:
         self._garbles[start, end] += by
+
+    def forge(self, process: SimSlot, victim: int, message: Message) -> None:
+        """``process`` sends what is another's to send."""
+        self.note("%s sends slot %s a forged %s on %s", process, victim, message.kind.name, message.channel)
+        self.counts["forged"] += 1
+        self.forged.add((process.index, victim))
+        process.data.send(victim, message)
 
     def slow(self, start: int, end: int, by: int) -> None:
         self._slow[start, end] += by

@@ -77,3 +77,28 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     assert dead_links(page) == ["gone.md"]
     page.write_text("[b](other.md#d) [c](#there)\n")
     assert dead_links(page) == ["other.md#d", "#there"]
+
+
+WALKED = re.compile(r"\[`[^`]+`\]\(\.\./([^)]+\.py)\): ((?:`\w+`(?:, )?)+)")
+
+
+def test_the_tour_names_what_is_there() -> None:
+    """Each file of the tour defines the functions and classes that stand beside it."""
+    walked = WALKED.findall((ROOT / "docs" / "tour.md").read_text("utf-8"))
+    assert len(walked) > 40
+    missing = [
+        f"{path}: {name}"
+        for path, names in walked
+        for name in re.findall(r"\w+", names)
+        if not re.search(rf"(def|class) {name}\b", (ROOT / path).read_text("utf-8"))
+    ]
+    assert missing == []
+
+
+def test_the_glossary_names_places_that_are_there() -> None:
+    rows = [line.split("|") for line in (ROOT / "docs" / "glossary.md").read_text("utf-8").splitlines()[6:]]
+    places = [row[3].strip().strip("`") for row in rows if not row[3].strip().startswith("[")]
+    assert len(places) > 40
+    assert [place for place in places if not any((ROOT / top / place).exists() for top in ("", "flinkplus"))] == []
+    words = [row[1].strip() for row in rows]
+    assert words == sorted(words) and len(words) == len(set(words))

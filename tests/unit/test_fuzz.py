@@ -5,26 +5,31 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from chain_backup import frames
+from chain_backup.replication import frames
 from chain_backup.zookeeper.errors import BadRecord
 from chain_backup.zookeeper.records import ChainRecord
+from flinkplus import path_names
 from flinkplus.documents import parse_document
 from flinkplus.errors import CorruptCheckpoint, CorruptState, PeerProtocolError
-from flinkplus.protocol.determinants import decode_runs
-from flinkplus.runtime import control
-from flinkplus.runtime.log_codec import MessageCodec
-from flinkplus.runtime.names import parse_channel, parse_subtask
+from flinkplus.protocol.determinants.determinants import decode_runs
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.names import parse_channel, parse_subtask
+from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.state.backend import parse_files
 from flinkplus.state.delta import StateFile
-from flinkplus.state.storage import MANIFEST_MAGIC, CheckpointStorage, sealed
+from flinkplus.state.seals import signed
+from flinkplus.state.storage import MANIFEST_MAGIC, CheckpointStorage
 from tests.fuzz import __main__ as fuzzer
+from tests.fuzz.mutate import HOSTILE, LONG, places
 from tests.fuzz.targets import Target, _wire_seeds, targets
 
 CASES = 400
@@ -43,7 +48,7 @@ def test_examples_are_valid_and_most_cases_are_not(name: str) -> None:
     if target.name in ("handshake", "pulse", "stream", "zookeeper"):
         return  # these tell by what they return
     for seed in target.seeds:
-        data = sealed(MANIFEST_MAGIC, seed) if name == "manifest" else seed
+        data = signed(MANIFEST_MAGIC, seed, "", None, None) if name == "manifest" else seed
         if name == "codec" and seed == target.seeds[-1]:
             continue  # several messages, where one is expected
         target.decode(data)
@@ -54,6 +59,47 @@ def test_examples_are_valid_and_most_cases_are_not(name: str) -> None:
         except target.errors:
             refused += 1
     assert CASES // 10 < refused < CASES
+
+
+def _hostile(target: Target) -> Iterator[bytes]:
+    """Each example with text from hostile hands in every place."""
+    for seed in target.seeds:
+        try:
+            ways = places(json.loads(seed))
+        except ValueError:
+            for at in range(0, min(len(seed), 400), 7):
+                yield seed[:at] + LONG.encode() + seed[at:]
+            continue
+        for *way, last in filter(None, ways):
+            for change in ({last: HOSTILE}, {last: LONG}, {last: [LONG]}, {last: {LONG: HOSTILE}}, {LONG: None}):
+                document = inside = json.loads(seed)
+                for step in way:
+                    inside = inside[step]
+                if isinstance(inside, dict) and change.keys() == {LONG}:
+                    inside[LONG] = inside.pop(last)
+                elif isinstance(inside, dict):
+                    inside.update(change)
+                elif last in change:
+                    inside[last] = change[last]
+                yield json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_errors_about_hostile_text_are_printable_and_short(name: str) -> None:
+    for number, data in enumerate(_hostile(ALL[name])):
+        sealed = ALL[name].reseal(random.Random(number), data)
+        fuzzer.run_data(ALL[name], sealed, f"hostile case {number} of {name}")
+
+
+NAMING = ("control", "access", "replication", "handle", "manifest", "step", "output list", "whereabouts")
+
+
+@pytest.mark.parametrize("name", NAMING)
+def test_a_decoder_that_lets_a_name_through_unchecked_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path_names, "_pattern", lambda _parts, _longest: re.compile(r".*\Z", re.DOTALL))
+    with pytest.raises(fuzzer.Finding, match="AssertionError"):
+        for number in range(20 * CASES):
+            fuzzer.run_case(ALL[name], 7, number)
 
 
 def _planted(data: bytes) -> object:
@@ -176,6 +222,6 @@ def test_handles_and_manifests_name_files(tmp_path: Any) -> None:
     storage = CheckpointStorage(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     for body in (b"[]", b"3", b"{", DEEP, b'{"subtasks": []}'):
-        (tmp_path / "checkpoints" / "00000001.json").write_bytes(sealed(MANIFEST_MAGIC, body))
+        (tmp_path / "checkpoints" / "00000001.json").write_bytes(signed(MANIFEST_MAGIC, body, "", None, None))
         with pytest.raises(CorruptCheckpoint):
             storage.read_manifest(1)

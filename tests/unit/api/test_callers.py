@@ -14,7 +14,7 @@ from flinkplus import StreamEnvironment
 from flinkplus.api.callers import PACKAGE, names_callers_line
 from flinkplus.api.stream import Stream
 from flinkplus.errors import ConfigurationError, InputError
-from flinkplus.operators.row import make_row, row_type, user_error
+from flinkplus.operators.base.row import make_row, row_type, user_error
 from tests.unit.api.drawing import environment, numbers
 
 WRONG: list[Callable[[StreamEnvironment, Stream], Any]] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.operators.deduplicate import Deduplicate
+from flinkplus.operators.keyed.deduplicate import Deduplicate
 from tests.unit.api.drawing import environment, numbers, shape
 
 

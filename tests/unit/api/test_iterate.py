@@ -11,7 +11,7 @@ import pytest
 from flinkplus.api.stream import Stream
 from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.running import check_loops, recovery_of
+from flinkplus.runtime.job.checks import check_loops, recovery_of
 from tests.unit.api.drawing import environment, numbers, shape
 
 FORWARD = ("forward", ())
@@ -180,9 +180,9 @@ def test_event_time_ends_at_a_loop_and_may_begin_behind_it() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"guarantee": "at-least-once"}, "guarantee='at-least-once' cannot be had with a loop \\('loop'\\)"),
-        ({"guarantee": "at-most-once"}, "guarantee='at-most-once' cannot be had with a loop"),
-        ({"checkpoint_mode": "synchronous"}, "checkpoint_mode='synchronous' cannot be had with a loop"),
+        ({"guarantee": "at-least-once"}, "guarantee='at-least-once' cannot be used with a loop \\('loop'\\)"),
+        ({"guarantee": "at-most-once"}, "guarantee='at-most-once' cannot be used with a loop"),
+        ({"checkpoint_mode": "synchronous"}, "checkpoint_mode='synchronous' cannot be used with a loop"),
     ],
 )
 def test_what_loops_cannot_have_is_said(options: dict[str, Any], problem: str) -> None:

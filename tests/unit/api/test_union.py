@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.protocol.ids import ChannelId, SubtaskId
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from tests.unit.api.drawing import environment, numbers, shape
 
 

@@ -22,7 +22,14 @@ from tests.typed import typed_here
 from tests.unit.api.drawing import environment, numbers
 
 OPTIONS = {field.name for field in dataclasses.fields(Options)}
-INTERNAL = {"ControlMessageTooLarge", "InvariantViolation", "PeerProtocolError", "PeerRefused"}
+INTERNAL = {
+    "ControlMessageTooLarge",
+    "ForeignMessage",
+    "InvariantViolation",
+    "PeerProtocolError",
+    "PeerRefused",
+    "UnsafeName",
+}
 """Errors between the processes of a job, which end in a recovery and not in the user's program."""
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 
+from flinkplus.runtime.job.plan import HEADER, MAGIC
+from flinkplus.runtime.job.signing import find_key
+from flinkplus.runtime.operations.access_file import ACCESS_BLOB
 from flinkplus.state.storage import PLAN_BLOB, CheckpointStorage
 from tests.typed import Command, typed_here
 
@@ -49,16 +53,20 @@ def test_a_checkpoint_directory_that_is_none(run: Command, tmp_path: Path, comma
     assert "cannot be read" in refused(run, *command, tmp_path / "kept")
 
 
-@pytest.mark.parametrize(("command", "blob"), [(("resume",), PLAN_BLOB), (("status", "--checkpoint-dir"), "commands")])
-def test_a_blob_that_is_a_directory(run: Command, tmp_path: Path, command: tuple[str, ...], blob: str) -> None:
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+@pytest.mark.parametrize(("command", "blob"), [(("resume",), PLAN_BLOB), (("status", "--checkpoint-dir"), ACCESS_BLOB)])
+def test_a_blob_that_is_no_file(
+    run: Command, tmp_path: Path, command: tuple[str, ...], blob: str, make: Callable[[Path], None]
+) -> None:
     job_in(tmp_path)
-    (tmp_path / "blobs" / blob).mkdir(parents=True)
+    (tmp_path / "blobs").mkdir()
+    make(tmp_path / "blobs" / blob)
     assert "cannot be read" in refused(run, *command, tmp_path)
 
 
 def job_in(directory: Path) -> CheckpointStorage:
-    storage = CheckpointStorage(directory)
-    storage.prepare({"name": "a", "fingerprint": "b"}, resume=False)
+    storage = CheckpointStorage(directory, key=find_key(None, str(directory), make=False))
+    storage.prepare({"name": "a", "fingerprint": "b"}, resume=False, job_id="job-1")
     return storage
 
 
@@ -70,7 +78,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     import functions_of_mine  # type: ignore[import-not-found]
 
     storage = job_in(tmp_path / "kept")
-    storage.put_blob(PLAN_BLOB, cloudpickle.dumps({"fn": functions_of_mine.key}))
+    storage.put_signed(PLAN_BLOB, HEADER + b"\n" + cloudpickle.dumps({"fn": functions_of_mine.key}))
     del sys.modules["functions_of_mine"]
     yield tmp_path
     sys.modules.pop("functions_of_mine", None)
@@ -90,7 +98,7 @@ def test_a_module_that_has_changed(run: Command, plan: Path, now: str) -> None:
 
 
 def test_a_plan_of_another_format(run: Command, plan: Path) -> None:
-    assert "is of another format" in refused(run, "resume", plan / "kept")
+    assert "it holds dict" in refused(run, "resume", plan / "kept")
 
 
 @pytest.mark.parametrize(
@@ -128,3 +136,24 @@ def test_certificates_that_are_none(run: Command, tmp_path: Path) -> None:
     path.chmod(0o600)
     code, _, err = run("status", "--access", path)
     assert code in (1, 2) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        (b"\x80\x05cmodule.that.moved\nPlan\n.", "older than that"),
+        (MAGIC + b"1\nwhatever", "1"),
+        (MAGIC + b"99\n\x80\x05cmodule.to.come\nPlan\n.", "99"),
+        (HEADER, None),
+    ],
+)
+def test_a_plan_of_another_version_is_not_unpickled(
+    run: Command, tmp_path: Path, stored: bytes, found: str | None
+) -> None:
+    job_in(tmp_path).put_signed(PLAN_BLOB, stored)
+    told = refused(run, "resume", tmp_path)
+    if found is None:
+        assert "cannot be loaded here" in told
+    else:
+        assert f"the format of the plan in {tmp_path} is {found}, and this version reads 2" in told
+        assert "with the version that wrote it" in told

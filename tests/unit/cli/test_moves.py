@@ -10,7 +10,7 @@ import pytest
 
 from flinkplus.cli import moves
 from flinkplus.errors import CommandRefused
-from flinkplus.runtime.move_commands import DrainHost, Migrate, MoveNews, ScaleSpares, UndrainHost
+from flinkplus.runtime.coordinator.commands.moves import DrainHost, Migrate, MoveNews, ScaleSpares, UndrainHost
 from tests.typed import Command, typed_here
 
 LEFT = {"number": 7, "status": "under_way", "left": ["count[1]", "lines[1]"]}

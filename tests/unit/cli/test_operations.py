@@ -15,12 +15,12 @@ import pytest
 from rich.console import Console
 
 from flinkplus.cli.status import tables
-from flinkplus.runtime.access import Access, write_access
-from flinkplus.runtime.command_door import CommandDoor
-from flinkplus.runtime.commands import Body, Commands
-from flinkplus.runtime.credentials import Credentials
-from flinkplus.runtime.inbox import Inbox
-from flinkplus.runtime.operations import Inject, Status
+from flinkplus.runtime.base.inbox import Inbox
+from flinkplus.runtime.coordinator.commands.operations import Inject, Status
+from flinkplus.runtime.operations.access_file import Access, write_access
+from flinkplus.runtime.operations.command_server import CommandDoor
+from flinkplus.runtime.operations.commands import Body, Commands
+from flinkplus.runtime.transport.auth.credentials import Credentials
 from tests.typed import Command, typed_here
 
 CREDENTIALS = Credentials(b"secret").for_commands("1")
@@ -206,7 +206,7 @@ def test_status_as_tables_and_as_json(job: Job, run: Run) -> None:
 def test_watching_ends_with_the_job(job: Job, run: Run, as_json: bool) -> None:
     job.ends_after = 3
     code, out, err = run("status", "--access", job.file, "--watch", "0.1", *["--json"] * as_json)
-    assert code == 0 and "job 'watched'" in err and "is over" in err
+    assert code == 0 and "job 'watched'" in err and "has ended" in err
     if as_json:
         assert [json.loads(line) for line in out.splitlines()] == [STATUS] * 3
     else:

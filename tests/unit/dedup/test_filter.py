@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dedup.digests import pack_digests, unpack_digests
 from dedup.filter import CHUNK, FORGOTTEN, Channel, MessageFilter
 from dedup.store import DedupStoreError, MemoryStore, RocksStore
+from tests.examples import examples
 
 CHANNELS: list[Channel] = [(0, 0, 1), (0, 1, 1), (3, 0, 1)]
 USELESS = 0.999999
@@ -98,7 +99,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(actions, max_size=60), st.sampled_from([1e-6, 0.01, USELESS]))
 def test_against_a_dict(history: list[tuple[Any, ...]], error_rate: float) -> None:
     model = Model(error_rate)
@@ -185,7 +186,7 @@ def test_numbers_may_have_gaps_and_come_in_any_order(store: Any) -> None:
 
 
 def test_what_the_store_has_lost_is_not_known() -> None:
-    """The cursor of the channel then disagrees (``flinkplus.protocol.admission``)."""
+    """The cursor of the channel then disagrees (``flinkplus.protocol.subtask.admission``)."""
     store = MemoryStore()
     found = MessageFilter(store, 1)
     for seq in range(CHUNK + 1):

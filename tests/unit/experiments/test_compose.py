@@ -99,6 +99,14 @@ def test_the_image_has_every_package() -> None:
     assert packages | {"scripts"} == set(copied)
 
 
+def test_the_image_is_pinned_and_runs_nothing_as_root() -> None:
+    lines = (find_compose().parent / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("FROM ")] == ["FROM ${BASE}"]
+    (base,) = [line for line in lines if line.startswith("ARG BASE=")]
+    assert re.fullmatch(r"ARG BASE=python:[0-9.]+-slim-bookworm@sha256:[0-9a-f]{64}", base)
+    assert lines[-1] == "USER flinkplus"
+
+
 def test_elsewhere_there_is_no_place() -> None:
     with pytest.raises(ConfigurationError, match="FLINKPLUS_ZOOKEEPER is not set"):
         Place.here({"FLINKPLUS_MASTER": "spark://master:7077"})

@@ -22,7 +22,7 @@ from experiments.scaling.runs import ScalingSettings, scaling_document, simulate
 from flinkplus.config import Options, options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
-from flinkplus.operators.keyed import Count
+from flinkplus.operators.keyed.keyed import Count
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
 
@@ -203,7 +203,8 @@ def test_costs_of_real_subtasks(tmp_path: Path) -> None:
     assert under_way == [None, None] and costs is not None
     source, count = costs.vertices
     assert source.rows == 1_024
-    assert 0 < count.row_s < 1e-4 and source.row_s >= 0 and count.step_s >= 0
+    assert 0 <= count.row_s < 1e-4 and source.row_s >= 0 and count.step_s >= 0
+    assert count.step_s + 1_024 * count.row_s > 0, "which part is of rows is an estimate, from times that vary"
     assert count.message_s == 0, "it sends none"
     assert 0 < count.sync_s < 0.1 and count.async_s > 0 and source.async_s == 0
     assert 0 < costs.frame_s < 1e-2 and costs.byte_s >= 0 and costs.row_bytes > 0

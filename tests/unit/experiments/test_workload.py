@@ -15,7 +15,7 @@ from experiments.recovery.kill import Kill
 from experiments.recovery.settings import Settings
 from experiments.recovery.workload import BALLAST_BYTES, InjectedFailure, Probe, Trigger
 from flinkplus.errors import ConfigurationError
-from flinkplus.operators.base import OperatorContext
+from flinkplus.operators.base.operator import OperatorContext
 
 SCHEMA = pa.schema([("word", pa.string())])
 BATCH = pa.RecordBatch.from_pydict({"word": ["a", "b"]}, schema=SCHEMA)

@@ -1,4 +1,6 @@
-"""Keyed state in plain dicts, by the contract of ``flinkplus.operators.base``, and a short way to run an operator."""
+"""Keyed state in plain dicts, by the contract of ``flinkplus.operators.base.operator``, and a short way to run an
+operator.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flinkplus.operators.base import KeyedState, Operator, OperatorContext, OperatorInstance
-from flinkplus.operators.columns import plain
+from flinkplus.operators.base.columns import plain
+from flinkplus.operators.base.operator import KeyedState, Operator, OperatorContext, OperatorInstance
 
 
 class FakeNumbers:

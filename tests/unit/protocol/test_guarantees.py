@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.determinants import Choice, decode_runs, encode_run
-from flinkplus.protocol.effects import ForwardBarrier, PersistSnapshot, TakeSnapshot
-from flinkplus.protocol.events import BarrierArrived, CheckpointAborted
-from flinkplus.protocol.guarantee import Guarantee
-from flinkplus.protocol.ids import ChannelId, CheckpointId, SubtaskId
-from flinkplus.protocol.progress import AncestorProgress, KnownProgress, ProgressLog
+from flinkplus.protocol.barriers.alignment import BarrierAlignment
+from flinkplus.protocol.determinants.determinants import Choice, decode_runs, encode_run
+from flinkplus.protocol.determinants.progress import AncestorProgress, KnownProgress, ProgressLog
+from flinkplus.protocol.vocabulary.effects import ForwardBarrier, PersistSnapshot, TakeSnapshot
+from flinkplus.protocol.vocabulary.events import BarrierArrived, CheckpointAborted
+from flinkplus.protocol.vocabulary.guarantee import Guarantee
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 A, B = ChannelId(0, 0, 0), ChannelId(0, 1, 0)
 ONE, TWO = CheckpointId(1), CheckpointId(2)

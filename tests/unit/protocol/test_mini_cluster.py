@@ -20,15 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.protocol import effects as order
-from flinkplus.protocol import events as event
-from flinkplus.protocol.alignment import BarrierAlignment
-from flinkplus.protocol.channel import Accept, InputCursor
-from flinkplus.protocol.checkpointing import CheckpointCoordinator
-from flinkplus.protocol.config import CheckpointConfig, RecoveryConfig
-from flinkplus.protocol.effects import JobState
-from flinkplus.protocol.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
-from flinkplus.protocol.job import JobProtocol
+from flinkplus.protocol.barriers.alignment import BarrierAlignment
+from flinkplus.protocol.channels.channel import Accept, InputCursor
+from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.job.job import JobProtocol
+from flinkplus.protocol.vocabulary import effects as order
+from flinkplus.protocol.vocabulary import events as event
+from flinkplus.protocol.vocabulary.config import CheckpointConfig, RecoveryConfig
+from flinkplus.protocol.vocabulary.effects import JobState
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from tests.examples import examples
 from upstream_cache import OutputLog
 
 Record = tuple[int, int]  # (source subtask, number)
@@ -540,7 +541,7 @@ def run(seed: int, recovery: RecoveryConfig = GENEROUS, fault_turns: int = 3_000
     return cluster
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(0, 2**32))
 def test_output_is_exactly_that_of_a_run_without_failures(seed: int) -> None:
     cluster = run(seed)
@@ -549,7 +550,7 @@ def test_output_is_exactly_that_of_a_run_without_failures(seed: int) -> None:
     assert cluster.storage.output() == cluster.graph.expected()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_driver_that_dies_at_any_time_can_be_resumed(seed: int) -> None:
     cluster = run(seed, crashes=True)
@@ -558,7 +559,7 @@ def test_a_driver_that_dies_at_any_time_can_be_resumed(seed: int) -> None:
     assert cluster.storage.output() == cluster.graph.expected()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32))
 def test_with_a_small_budget_the_job_ends_one_way_or_the_other(seed: int) -> None:
     cluster = run(seed, RecoveryConfig(max_restarts=1, max_slot_losses=1, stop_timeout_ms=100, backoff_first_ms=5))
@@ -570,7 +571,7 @@ def test_with_a_small_budget_the_job_ends_one_way_or_the_other(seed: int) -> Non
         assert cluster.ended.reason
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 400))
 def test_cancelled_at_any_time_it_ends_and_what_is_complete_is_committed(seed: int, turns: int) -> None:
     rng = random.Random(seed)

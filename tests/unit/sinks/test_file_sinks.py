@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, OutputDirectoryError
-from flinkplus.operators.base import OperatorContext
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.sinks import file_writer, spark_log, text
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.parquet import ParquetSink
 from flinkplus.sinks.text import TextSink
+from tests.examples import examples
 from tests.unit.sinks.harness import SCHEMA, Job, expected_lines, rows, text_job, visible_files, visible_lines
 
 
@@ -500,7 +501,7 @@ def test_finish_without_rows_leaves_an_empty_file_with_the_schema(tmp_path: Path
     assert names(tmp_path) == {part.name, "_spark_metadata", "_flinkplus.json"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.sampled_from(["checkpoint", "empty", "abort", "redeploy", "resume", "retract"]), max_size=40))
 def test_any_history_shows_exactly_what_is_covered(
     tmp_path_factory: pytest.TempPathFactory, history: list[str]

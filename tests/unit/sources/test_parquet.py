@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.sources.utf8 import invalid_rows, repaired
+from tests.examples import examples
 from tests.unit.sources.source_checks import check_replay, drain, opened, read_all
 
 SCHEMA = pa.schema([("n", pa.int64()), ("word", pa.string())])
@@ -48,7 +49,7 @@ def text_of(values: list[Any], dtype: pa.DataType) -> pa.Array:
     st.integers(1, 3),
     st.integers(1, 5),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_row_once_from_any_position(
     tmp_path: Path, files: list[tuple[int, int]], parallelism: int, repeat: int, max_rows: int
 ) -> None:

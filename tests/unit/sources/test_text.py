@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.sources import text as text_module
 from flinkplus.sources.text import TextFiles
+from tests.examples import examples
 from tests.unit.sources.source_checks import check_replay, drain, opened, read_all
 
 SAMPLE = "erste Zeile\nzwei\r\n\n\r\n  drei 🎉\nvier\rvier\r\r\nfünf\n\n".encode() + b"last\r"
@@ -64,7 +65,7 @@ def test_split_at_every_byte_with_every_size(file: Path) -> None:
     st.integers(1, 3),
     st.integers(1, 5),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_any_splits_any_replay(
     tmp_path: Path, files: list[bytes], split_bytes: int, chunk_bytes: int, parallelism: int, repeat: int, max_rows: int
 ) -> None:
@@ -247,7 +248,7 @@ def test_positions_of_other_input_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="fewer rounds"):
         opened(source_of(tmp_path), position=good | {"round": 2})
     (tmp_path / "a").write_text("a\n" * 6)
-    with pytest.raises(InputError, match="other sizes"):
+    with pytest.raises(InputError, match="other file sizes"):
         opened(source_of(tmp_path, repeat=2), position=good)
 
 

@@ -39,15 +39,21 @@ def test_damage_is_seen(tmp_path: Path, damage: str) -> None:
     [
         {"kind": "other"},
         {"name": None},
+        {"name": "1-1-1.sst"},
+        {"name": "../1-1-1.sst"},
+        {"name": "a/../1-1-1.sst"},
+        {"name": "/a/1-1-1.sst"},
+        {"name": "a/1-1-1.sst\n"},
         {"checksum": None},
         {"replaces": ["1-1-1.sst"]},  # an older version
-        {"replaces": [["1-1-1.sst", "9", "c"]]},
-        {"replaces": [["1-1-1.sst", 9]]},
+        {"replaces": [["n/1-1-1.sst", "9", "c"]]},
+        {"replaces": [["n/1-1-1.sst", 9]]},
+        {"replaces": [["../../1-1-1.sst", 9, "c"]]},
         {"replaces": [9]},
     ],
 )
 def test_bad_description_is_refused(change: dict) -> None:
-    document = dataclasses.asdict(StateFile("n", "base", 1, 2, "c")) | change
+    document = dataclasses.asdict(StateFile("n/1-2-1.sst", "base", 1, 2, "c")) | change
     document = {key: value for key, value in document.items() if value is not None}
     with pytest.raises(CorruptState):
         StateFile.from_json(document)

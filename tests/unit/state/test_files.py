@@ -134,10 +134,10 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(
     files.write("checkpoints/of/a/subtask/2", b"two")
     scandir = os.scandir
 
-    def fails(path: str) -> object:
-        if Path(path) == tmp_path / folder:
-            raise OSError(errno.EIO, "the disk is bad", path)
-        return scandir(path)
+    def fails(opened: int) -> object:
+        if os.path.samestat(os.fstat(opened), (tmp_path / folder).stat()):
+            raise OSError(errno.EIO, "the disk is bad", folder)
+        return scandir(opened)
 
     monkeypatch.setattr(os, "scandir", fails)
     with pytest.raises(OSError, match="the disk is bad"):

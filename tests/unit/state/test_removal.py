@@ -81,9 +81,9 @@ def test_a_name_that_comes_at_the_last_moment_counts(
 ) -> None:
     unlink = os.unlink
 
-    def late(path: Path) -> None:
+    def late(path: Path, dir_fd: int | None = None) -> None:
         os.link(path, tmp_path / "other")
-        unlink(path)
+        unlink(path, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "unlink", late)
     remove_file(large(tmp_path / "x"))

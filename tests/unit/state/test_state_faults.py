@@ -144,6 +144,24 @@ def test_one_failure_does_not_take_others_along(open_state) -> None:
         assert read(second, *KEYS) == [1] * len(KEYS)
 
 
+def test_failures_do_not_pile_up_behind_a_snapshot_that_nobody_persists(open_state) -> None:
+    state = open_state(policy=NEVER)
+    add(state, *KEYS)
+    early = [state.freeze(checkpoint, {}) for checkpoint in (1, 2)]
+    with failing(*STAGES["writing"]):
+        for checkpoint in range(3, 23):
+            add(state, *KEYS)
+            with pytest.raises(StateError):
+                snapshot(state, checkpoint)
+            assert len(state._versions._queue) <= 4
+    for pending in early:
+        with pytest.raises(StateError, match="a newer one has its changes"):
+            state.persist(pending)
+    second = open_state(generation=2, work="elsewhere")
+    second.restore(snapshot(state, 23))
+    assert read(second, *KEYS) == [21] * len(KEYS)
+
+
 def test_a_snapshot_that_nobody_persists_is_carried(open_state) -> None:
     state = open_state(policy=NEVER)
     add(state, *KEYS)

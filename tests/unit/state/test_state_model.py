@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from flinkplus.errors import StateError
 from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, SubtaskState, delta
 from flinkplus.state.store import SubtaskStore
+from tests.examples import examples
 
 KEYS = [b"", b"\x00", b"\xff", *(b"k%d" % number for number in range(20))]
 SOME_KEYS = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8, unique=True)
@@ -236,4 +237,4 @@ class StateMachine(RuleBasedStateMachine):
 
 
 TestStateMachine = StateMachine.TestCase
-TestStateMachine.settings = settings(max_examples=40, stateful_step_count=40)
+TestStateMachine.settings = settings(max_examples=examples(40), stateful_step_count=40)

@@ -184,7 +184,7 @@ def test_damaged_manifest_is_refused_and_the_previous_used(
         "truncate": content[: len(content) // 2],
         "empty": b"",
         "append": content + b" ",
-        "format": content.replace(b"manifest 1 ", b"manifest 2 ", 1),
+        "format": content.replace(b"manifest 2 ", b"manifest 3 ", 1),
         "other": (root / "checkpoints" / "00000001.json").read_bytes(),
         "text": b"hello",
     }[damage]
@@ -224,7 +224,7 @@ def test_no_checkpoint_and_no_whole_checkpoint_differ(storage: CheckpointStorage
     assert storage.latest_valid() is None
     storage.write_manifest(1, manifest(1))
     (root / "checkpoints" / "00000001.json").write_bytes(b"")
-    with pytest.raises(CorruptCheckpoint, match=r"no checkpoint in .* is whole: checkpoint 1"):
+    with pytest.raises(CorruptCheckpoint, match=r"no checkpoint in .* can be restored: checkpoint 1"):
         storage.latest_valid()
 
 

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import upstream_cache
+from tests.examples import examples
 from upstream_cache import LogFull, OutputLog
 
 MAX_MESSAGES, MAX_BYTES = 4, 100
@@ -133,7 +134,7 @@ class LogAgainstList(RuleBasedStateMachine):
 
 
 TestLogAgainstList = LogAgainstList.TestCase
-TestLogAgainstList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLogAgainstList.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_messages_come_out_in_order_and_no_further_than_the_credit() -> None:

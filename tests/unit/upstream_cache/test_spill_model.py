@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.examples import examples
 from tests.unit.upstream_cache.disks import Clock, InParts, LimitedDisk, body
 from upstream_cache import OutputLog, Retention, retention, segments
 from upstream_cache.retention import MESSAGE_OVERHEAD_BYTES
@@ -218,4 +219,4 @@ class SpillAgainstLists(RuleBasedStateMachine):
 
 
 TestSpillAgainstLists = SpillAgainstLists.TestCase
-TestSpillAgainstLists.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSpillAgainstLists.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import string
+import urllib.parse
 
 import pytest
 from hypothesis import given
@@ -31,8 +33,17 @@ def test_a_slot_record_comes_back_with_its_epoch() -> None:
 @given(NAMES)
 def test_any_name_is_one_step_of_a_path(name: str) -> None:
     step = quote(name)
-    assert unquote(step) == name
+    assert urllib.parse.unquote(step) == name
     assert "/" not in step and step not in (".", "..") and step.isascii()
+
+
+@given(st.text(string.ascii_letters + string.digits + "_-. +[]", min_size=1, max_size=40))
+def test_the_name_of_a_subtask_comes_back_and_no_other(name: str) -> None:
+    if name.startswith("."):
+        with pytest.raises(BadRecord):
+            unquote(quote(name))
+    else:
+        assert unquote(quote(name)) == name
 
 
 def test_paths_of_a_job_can_be_read() -> None:

@@ -20,6 +20,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.alive = True
         self.hangs = False
+        self.works = False
         self.slow_answers = 0
         self.asked: list[float] = []
         self.end = "was killed by signal 9; its log ends with:\n  (nothing)"
@@ -28,6 +29,10 @@ class FakeServer:
         self.starts = 0
         self.needed = True
         self.starting = threading.Event()
+
+    @property
+    def processor_s(self) -> float:
+        return time.monotonic() if self.works else 0.0
 
     def responds(self, timeout_s: float) -> bool:
         self.asked.append(timeout_s)
@@ -148,6 +153,18 @@ def test_a_server_that_hangs_is_started_again(watched: Watched) -> None:
     assert watched.server.alive and not watched.server.hangs and watched.supervisor.restarts == 1
 
 
+def test_one_that_works_but_does_not_answer_is_given_the_longest_time(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST_HANG_S", 3600.0)
+    watched.server.works = watched.server.hangs = True
+    asked = len(watched.server.asked)
+    watched.until(lambda: len(watched.server.asked) > asked + 10)
+    assert watched.supervisor.restarts == 0
+    watched.server.works = False
+    watched.until(lambda: watched.supervisor.restarts == 1)
+
+
 def test_one_slow_answer_is_no_hang(watched: Watched) -> None:
     for _ in range(20):
         asked = len(watched.server.asked)
@@ -161,7 +178,7 @@ def test_however_slow_the_machine_is_patience_grows_and_the_server_is_not_replac
 ) -> None:
     for restarts in range(1, 6):
         watched.server.hangs = True
-        watched.until(lambda restarts=restarts: watched.supervisor.restarts == restarts)  # type: ignore[misc]
+        watched.until(lambda restarts=restarts: watched.said.count("back") == restarts)  # type: ignore[misc]
     waits = sorted({round(wait_s, 3) for wait_s in watched.server.asked})
     assert waits == [0.01, 0.02, 0.04, 0.05], "half of the patience each"
     monkeypatch.setattr(module, "FORGOTTEN_S", 0.0)

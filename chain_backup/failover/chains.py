@@ -1,0 +1,385 @@
+"""The chains of a job: who is a member, which versions each member has, what is stable, what may be trimmed.
+
+Rules:
+
+- A chain has two generations: the *newest* that it was given (in ZooKeeper, at the fences), and the one *at work*,
+  whose head was told to begin. They differ while a failover is under way. What is said of snapshots and of staged
+  versions counts when it is of the generation at work: so what the dead head did last is used, until its successor is
+  told where to begin.
+- A version belongs to a history. When a successor begins from version ``v``, what was newer than ``v`` is void
+  everywhere.
+- A member that joins a running chain does not count for what is stable before it has caught up, and no longer counts
+  when it falls too many complete checkpoints behind. (It would keep every log in the job from being trimmed.)
+- A slot joins the chains that it is planned for, and no others: another one would have to fetch all the state, and
+  would keep the home slot out of its own chains.
+- Plans change while the job runs. A standby that is not planned any more is *surplus*: it leaves when all planned
+  members are there and have what is complete, so that a chain never gets shorter by a change of plans.
+
+- Without standbys a chain has one member, its head. When that is lost, another living slot takes its place, which has
+  nothing, and gets the version from the durable store.
+
+Invariants: the members of a chain are alive and all different; nothing is kept of versions older than the last trim,
+nor of aborted ones but the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from chain_backup.failover.effects import ChainRecordLike, FormChains
+from chain_backup.failover.recovery_line import Cursors, NoLine, recovery_line
+from chain_backup.failover.topology import Topology
+from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
+
+MAX_ABORTED = 1_000
+"""Aborted checkpoints that are remembered; the oldest are forgotten first, when nobody can speak of them any more."""
+
+
+@dataclass(slots=True)
+class Chain:
+    """The chain of one subtask."""
+
+    subtask: SubtaskId
+    planned: tuple[int, ...]
+    """Where the strategy wants it, the home slot first."""
+    members: tuple[int, ...]
+    """Living slots, the head (the one at work, or the one to be promoted) first."""
+    generation: Generation
+    working: Generation
+    restored: int
+    """The version that the head at work began from."""
+    persisted: dict[int, Cursors]
+    """Versions that the head at work has in the durable store, with their cursors; never empty."""
+    staged: dict[int, set[int]] = field(default_factory=dict)
+    """Slot -> versions that its standby can begin from; the sets are never iterated in an order that shows."""
+    catching_up: set[int] = field(default_factory=set)  # never iterated
+    unsettled: int = 0
+    """Checkpoints that must become complete before all that the head's predecessor had received is here again."""
+
+    @property
+    def head(self) -> int:
+        return self.members[0]
+
+    @property
+    def home(self) -> int:
+        return self.planned[0]
+
+    @property
+    def stable(self) -> int:
+        """The newest version that the head and all standbys that count have; -1: none."""
+        newest = max(self.persisted)
+        for slot in self.members[1:]:
+            if slot not in self.catching_up:
+                newest = min(newest, self.newest_staged(slot))
+        return newest
+
+    def newest_staged(self, slot: int) -> int:
+        """-1: none."""
+        return max(self.staged.get(slot, ()), default=-1)
+
+    def newest_held(self, slot: int) -> int | None:
+        """The newest version that a member has, the head or a standby; ``None``: none."""
+        if slot == self.head:
+            return max(self.persisted)
+        staged = self.newest_staged(slot)
+        return staged if staged >= 0 else None
+
+    def record(self) -> ChainRecordLike:
+        return ChainRecordLike(self.subtask, self.generation, self.members, max(self.stable, 0))
+
+    def add_tail(self, slot: int) -> None:
+        self.members = (*self.members, slot)
+        self.staged.pop(slot, None)
+        self.catching_up.add(slot)
+
+    def remove(self, slot: int) -> bool:
+        """Whether ``slot`` was a member."""
+        if slot not in self.members:
+            return False
+        self.members = tuple(member for member in self.members if member != slot)
+        self.staged.pop(slot, None)
+        self.catching_up.discard(slot)
+        return True
+
+    def put_first(self, slot: int) -> None:
+        self.members = (slot, *(member for member in self.members if member != slot))
+
+    def put_best_first(self, complete: int) -> None:
+        """Choose the head to be promoted: the first member that has ``complete`` or newer, better one that is not
+        surplus; else the first."""
+        ready = [slot for slot in self.members if self.newest_staged(slot) >= complete]
+        planned = [slot for slot in ready if slot in self.planned]
+        self.put_first((planned or ready or list(self.members))[0])
+
+    def begin(self, version: int, unsettled: int) -> None:
+        """The head is told to begin from ``version``, in the newest generation."""
+        self.working = self.generation
+        self.restored = version
+        self.unsettled = unsettled
+        self.persisted = {known: cursors for known, cursors in self.persisted.items() if known <= version}
+        self.staged = {
+            slot: {known for known in versions if known <= version}
+            for slot, versions in self.staged.items()
+            if slot != self.head
+        }
+        self.catching_up.discard(self.head)
+
+    def forget(self, versions: set[int]) -> None:
+        """Forget these versions, but for the newest of each member."""
+        newest = max(self.persisted)
+        self.persisted = {v: cursors for v, cursors in self.persisted.items() if v == newest or v not in versions}
+        for slot, staged in self.staged.items():
+            newest = self.newest_staged(slot)
+            self.staged[slot] = {v for v in staged if v == newest or v not in versions}
+
+    def forget_before(self, version: int) -> None:
+        known = {*self.persisted, *(v for staged in self.staged.values() for v in staged)}
+        self.forget({v for v in known if v < version})
+
+
+class ChainTable:
+    """All chains of one deployment; none before the first one and after the last."""
+
+    def __init__(self, topology: Topology, standbys: bool = True) -> None:
+        self._topology = topology
+        self._standbys = standbys
+        self._alive: set[int] = set()  # never iterated
+        self._aborted: set[int] = set()  # never iterated in an order that shows
+        self._untrimmed: list[int] = []  # complete, newer than trimmed, ascending
+        self._unwritten: set[SubtaskId] = set()  # never iterated
+        self._chains: dict[SubtaskId, Chain] = {}  # sorted
+        self.complete = self.trimmed = 0
+
+    def form(
+        self,
+        planned: Callable[[SubtaskId], tuple[int, ...]],
+        slots: Sequence[int],
+        generation: Generation,
+        version: int,
+        cursors: Mapping[SubtaskId, Cursors],
+        heads: Mapping[SubtaskId, int],
+    ) -> None:
+        """A deployment began at ``version``, whose cursors are ``cursors`` (absent: all 0); every one of ``slots`` is
+        alive, every subtask is at work where ``heads`` says (absent: on the slot of its number), and every chain is as
+        ``planned``, but for its head and for what is planned on other slots, which have not joined yet."""
+        self._alive = set(slots)
+        self.complete = self.trimmed = version
+        self._unwritten = set(self._topology.subtasks)
+        chains: dict[SubtaskId, Chain] = {}
+        for subtask in self._topology.subtasks:
+            head = heads.get(subtask, slots[subtask.index % len(slots)])
+            here = [slot for slot in planned(subtask) if slot != head and slot in self._alive]
+            standbys = here if self._standbys else []
+            chains[subtask] = Chain(
+                subtask=subtask,
+                planned=planned(subtask),
+                members=(head, *standbys),
+                generation=generation,
+                working=generation,
+                restored=version,
+                persisted={version: cursors.get(subtask, Cursors())},
+                staged={slot: {0} for slot in standbys} if version == 0 else {},
+            )
+        self._chains = chains
+
+    def replan(self, planned: Callable[[SubtaskId], tuple[int, ...]]) -> None:
+        """Chains ought to be as ``planned`` from now on."""
+        for chain in self:
+            chain.planned = planned(chain.subtask)
+
+    def __getitem__(self, subtask: SubtaskId) -> Chain:
+        return self._chains[subtask]
+
+    def __iter__(self) -> Iterator[Chain]:
+        """Sorted by subtask."""
+        return iter(self._chains.values())
+
+    # ----------------------------------------------------------------------------------------------------- members
+
+    def is_alive(self, slot: int) -> bool:
+        return slot in self._alive
+
+    def lose(self, slots: Sequence[int]) -> list[SubtaskId]:
+        """Take ``slots`` out of every chain; the subtasks that lose their head."""
+        self._alive.difference_update(slots)
+        headless = [chain.subtask for chain in self if chain.head in slots]
+        for chain in self:
+            if any([chain.remove(slot) for slot in slots]):
+                self._unwritten.add(chain.subtask)
+        return headless
+
+    def drop_head(self, subtask: SubtaskId) -> None:
+        """The head is no good any more, though its slot lives."""
+        self[subtask].remove(self[subtask].head)
+        self._unwritten.add(subtask)
+
+    def put_anywhere(self, subtask: SubtaskId, but: Sequence[int], last: Collection[int]) -> None:
+        """A subtask without a head gets one, on a living slot, if there is any ``but`` these: home if possible, else
+        where its standbys would be, else where fewest are at work, and only then on one of the ``last``."""
+        chain = self[subtask]
+        at_work = [other.head for other in self if other.members]
+        others = sorted(
+            self._alive.difference(chain.planned), key=lambda slot: (slot in last, at_work.count(slot), slot)
+        )
+        fit = [slot for slot in (*chain.planned, *others) if slot in self._alive and slot not in but]
+        chain.members = tuple(fit[:1])
+        self._unwritten.add(subtask)
+
+    def restore(self, subtask: SubtaskId, members: tuple[int, ...]) -> None:
+        """The head at work goes on as if no other had been chosen, with those of ``members`` that live."""
+        chain = self[subtask]
+        chain.members = tuple(slot for slot in members if slot in self._alive)
+        chain.generation = chain.working
+        self._unwritten.add(subtask)
+
+    def unsettled(self, failed: Sequence[SubtaskId]) -> tuple[SubtaskId, ...]:
+        """The living subtasks that may not have received again all that their predecessors had."""
+        return tuple(chain.subtask for chain in self if chain.unsettled and chain.subtask not in failed)
+
+    def join(self, slot: int) -> None:
+        self._alive.add(slot)
+
+    def keep(self, slots: Collection[int]) -> None:
+        """There are no other slots than ``slots`` any more; the others are in no chain."""
+        gone = self._alive.difference(slots)
+        invariant(
+            not any(slot in gone for chain in self for slot in chain.members),
+            "a slot with work was taken away",
+            slots=gone,
+        )
+        self._alive -= gone
+
+    def replenish(self) -> None:
+        """Living slots join, as tails, the chains that they are planned for."""
+        for chain in self if self._standbys else ():
+            for slot in chain.planned:
+                if slot in self._alive and slot not in chain.members:
+                    chain.add_tail(slot)
+                    self._unwritten.add(chain.subtask)
+
+    def is_full(self, chain: Chain, but_dead: bool) -> bool:
+        """Whether all planned members of ``chain`` (``but_dead``: all that live) are there and have what is
+        complete."""
+        wanted = [slot for slot in chain.planned if slot != chain.head and (slot in self._alive or not but_dead)]
+        return not self._standbys or all(
+            slot in chain.members and slot not in chain.catching_up and chain.newest_staged(slot) >= self.complete
+            for slot in wanted
+        )
+
+    def is_as_planned(self, chain: Chain) -> bool:
+        """Whether all planned members are there and have what is complete, and no others are."""
+        return not self._standbys or (
+            self.is_full(chain, False) and all(slot in chain.planned for slot in chain.members)
+        )
+
+    def thin_out(self, hasty: Collection[int]) -> None:
+        """Surplus standbys leave, where the chain is full without them. ``hasty``: slots that do not wait for members
+        that are dead."""
+        for chain in self if self._standbys else ():
+            for slot in [slot for slot in chain.members[1:] if slot not in chain.planned]:
+                if self.is_full(chain, slot in hasty):
+                    chain.remove(slot)
+                    self._unwritten.add(chain.subtask)
+
+    def written(self, subtasks: Sequence[SubtaskId]) -> tuple[ChainRecordLike, ...]:
+        """The records of ``subtasks``, which are being written."""
+        self._unwritten.difference_update(subtasks)
+        return tuple(self[subtask].record() for subtask in subtasks)
+
+    def unwritten(self) -> tuple[ChainRecordLike, ...]:
+        """The records of what changed; they count as written from now on."""
+        return self.written([chain.subtask for chain in self if chain.subtask in self._unwritten])
+
+    def formation(self) -> FormChains:
+        return FormChains(tuple((chain.subtask, chain.generation, chain.members) for chain in self))
+
+    # ---------------------------------------------------------------------------------------- versions, checkpoints
+
+    def persist(self, subtask: SubtaskId, version: int, cursors: Cursors) -> None:
+        """The head at work has ``version`` in the durable store."""
+        chain = self[subtask]
+        if version > chain.restored:
+            chain.persisted.setdefault(version, cursors)
+            chain.forget(self._aborted)
+
+    def stage(self, subtask: SubtaskId, slot: int, version: int) -> None:
+        """``slot`` has ``version``; it has caught up when that is not older than what is trimmed."""
+        chain = self[subtask]
+        chain.staged.setdefault(slot, set()).add(version)
+        chain.forget(self._aborted)
+        if version >= self.trimmed:
+            chain.catching_up.discard(slot)
+
+    def abort(self, version: int) -> None:
+        if version <= self.complete:
+            return
+        self._aborted.add(version)
+        if len(self._aborted) > MAX_ABORTED:
+            self._aborted.remove(min(self._aborted))
+
+    def finish(self, version: int, max_behind: int) -> bool:
+        """``version`` is complete; standbys that lack ``max_behind`` complete ones do not count any more. False when
+        that is no news. Raises ``InvariantViolation`` when it is not in the history of every subtask.
+        """
+        if version <= self.complete:
+            return False
+        invariant(self._is_everywhere(version), "a checkpoint is complete that not all have", version=version)
+        self.complete = version
+        self._aborted = {aborted for aborted in self._aborted if aborted > version}
+        self._untrimmed.append(version)
+        oldest = self._untrimmed[-max_behind] if len(self._untrimmed) > max_behind else None
+        for chain in self:
+            chain.unsettled = max(0, chain.unsettled - 1)
+            for slot in chain.members[1:]:
+                if oldest is not None and chain.newest_staged(slot) < oldest:
+                    chain.catching_up.add(slot)
+        return True
+
+    def _is_everywhere(self, version: int) -> bool:
+        return all(version in chain.persisted for chain in self)
+
+    def trim(self) -> int | None:
+        """The newest complete version that every chain has, when there is a newer one than before; what is older is
+        forgotten."""
+        if not self._untrimmed:
+            return None
+        stable = min(chain.stable for chain in self)
+        done = [version for version in self._untrimmed if version <= stable]
+        if not done:
+            return None
+        self.trimmed = done[-1]
+        self._untrimmed = self._untrimmed[len(done) :]
+        for chain in self:
+            chain.forget_before(self.trimmed)
+        return self.trimmed
+
+    # ---------------------------------------------------------------------------------------------------- the line
+
+    def line(
+        self, failed: Sequence[SubtaskId], received: Mapping[ChannelId, int], pending: bool
+    ) -> Mapping[SubtaskId, int] | NoLine:
+        """Where ``failed``, whose chains have their new heads first, go on from; ``received``: as the living say.
+
+        ``pending``: also from versions of checkpoints that are not complete, nor about to be.
+        """
+        living = [chain for chain in self if chain.subtask not in failed]
+        known = dict(received)
+        for chain in living:  # one that is only just being promoted may have nothing to say yet
+            for channel, expected in chain.persisted[max(chain.persisted)].inputs.items():
+                known[channel] = max(known.get(channel, 0), expected)
+        versions = {
+            subtask: {v: c for v, c in self[subtask].persisted.items() if self._can_begin(self[subtask], v, pending)}
+            for subtask in failed
+        }
+        restored = {chain.subtask: chain.restored for chain in living}
+        return recovery_line(failed, versions, known, self.complete, self._topology, restored)
+
+    def _can_begin(self, chain: Chain, version: int, pending: bool) -> bool:
+        """A version that every head has in the durable store is complete, or about to be: whatever happens, nobody may
+        go back behind it then, since output up to it will be committed."""
+        if version in self._aborted:
+            return False
+        if version == self.complete or self._is_everywhere(version):
+            return True
+        return pending and version in chain.staged.get(chain.head, ())

@@ -1,0 +1,94 @@
+"""Events that cannot be, refused before they change anything."""
+
+from __future__ import annotations
+
+from chain_backup.failover.events import (
+    FailoverEvent,
+    HeadPersisted,
+    JobStarted,
+    MoveRequested,
+    PromotionFailed,
+    SlotFenced,
+    SlotFencing,
+    SlotJoined,
+    SlotLost,
+    StandbysPromoted,
+    SubtaskFailed,
+    VersionStaged,
+)
+from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.topology import Topology
+from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId, invariant
+
+
+class EventCheck:
+    """Knows what there is in a job: subtasks, channels, slots, of which there are more when spare ones join."""
+
+    def __init__(self, topology: Topology, slots: tuple[int, ...]) -> None:
+        self._own = slots
+        self._slots = set(slots)  # never iterated
+        self._channels = {
+            subtask: (frozenset(topology.inputs(subtask)), frozenset(topology.outputs(subtask)))
+            for subtask in topology.subtasks
+        }
+
+    def __call__(self, event: FailoverEvent, newest: Generation, running: bool) -> None:
+        """Raise ``PeerProtocolError``, or ``InvariantViolation`` where nobody but the coordinator can be wrong.
+
+        ``newest``: the newest generation that was ever given out.
+        """
+        match event:
+            case JobStarted():
+                self._check_start(event, newest, running)
+            case SlotJoined(slot):
+                if slot >= 0:
+                    self._slots.add(slot)  # a spare one; who is late to speak of one that has ended means no harm
+                self._check_slot(slot)
+            case SlotLost(slot) | SlotFenced(_, slot) | SlotFencing(_, slot) | StandbysPromoted(_, slot):
+                self._check_slot(slot)
+            case SubtaskFailed(subtask, generation):
+                self._check_subtask(subtask, generation, newest)
+            case MoveRequested(_, subtask):
+                self._check_subtask(subtask, Generation(0), newest)
+            case HeadPersisted(subtask, generation, _, cursors):
+                self._check_subtask(subtask, generation, newest)
+                if not self._fits(subtask, cursors):
+                    raise PeerProtocolError(f"the cursors of {subtask} name a channel of another subtask")
+            case VersionStaged(subtask, slot, generation):
+                self._check_slot(slot)
+                self._check_subtask(subtask, generation, newest)
+            case PromotionFailed(_, slot, subtask):
+                self._check_slot(slot)
+                self._check_subtask(subtask, Generation(0), newest)
+            case _:
+                pass
+
+    def _check_start(self, event: JobStarted, newest: Generation, running: bool) -> None:
+        invariant(not running, "the job was started while it runs", generation=event.generation)
+        invariant(event.generation > newest, "a generation was used again", newest=newest, started=event.generation)
+        invariant(event.version >= 0, "versions begin with 0", version=event.version)
+        hosts = tuple(sorted(slot for slot, _ in event.hosts))
+        invariant(hosts == self._own, "every slot has one host", given=event.hosts)
+        for subtask, slot in event.heads:
+            self._check_subtask(subtask, Generation(0), newest)
+            invariant(slot in self._own, "a subtask was deployed on a slot that the job does not have", slot=slot)
+        for subtask, cursors in event.cursors:
+            self._check_subtask(subtask, Generation(0), newest)
+            invariant(self._fits(subtask, cursors), "cursors name a channel of another subtask", subtask=subtask)
+
+    def _fits(self, subtask: SubtaskId, cursors: Cursors) -> bool:
+        inputs, outputs = self._channels[subtask]
+        return inputs.issuperset(cursors.inputs) and outputs.issuperset(cursors.outputs)
+
+    def _check_slot(self, slot: int) -> None:
+        if slot not in self._slots:
+            raise PeerProtocolError(f"slot {slot} does not exist and never did")
+
+    def _check_subtask(self, subtask: SubtaskId, generation: Generation, newest: Generation) -> None:
+        if subtask not in self._channels:
+            raise PeerProtocolError(f"received a message about {subtask}, which is not a subtask of the job")
+        if generation > newest:
+            raise PeerProtocolError(
+                f"received a message of generation {generation} of {subtask}, but {newest} is the newest"
+            )

@@ -1,0 +1,160 @@
+"""Where the members of a chain live: placement strategies, and the check of their answers.
+
+Rules:
+
+- A strategy is a pure function ``(subtask_index, slots_alive, hosts, replicas) -> slots``, the head first. The head is
+  the subtask's home: slot ``subtask_index`` when it is alive.
+- Where there are spare slots, which are at home to nobody, ``spread`` is told who has a home besides.
+- Both strategies given here never put two members on one slot, take slots of hosts that the chain is not on before
+  others, and give the slots even numbers of standbys as far as that allows.
+- ``members`` is the only way in: it checks whatever a strategy, also a user's own, answers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.protocol.vocabulary.ids import invariant
+
+Strategy: TypeAlias = Callable[[int, "tuple[int, ...]", Mapping[int, str], int], "tuple[int, ...]"]
+"""``(subtask_index, slots_alive ascending, slot -> host, replicas) -> slots, head first``."""
+
+
+class PlacementError(ConfigurationError):
+    """A placement strategy gave an answer that cannot be a chain."""
+
+
+def home(subtask_index: int, slots_alive: tuple[int, ...]) -> int:
+    """The slot on which the head of a subtask belongs."""
+    invariant(bool(slots_alive), "there is no slot to place a subtask on", subtask_index=subtask_index)
+    return subtask_index if subtask_index in slots_alive else slots_alive[subtask_index % len(slots_alive)]
+
+
+def spread(
+    subtask_index: int,
+    slots_alive: tuple[int, ...],
+    hosts: Mapping[int, str],
+    replicas: int,
+    homes: Collection[int] | None = None,
+) -> tuple[int, ...]:
+    """Standbys on as many hosts as there are, and over all slots alike.
+
+    All chains are laid out together, one standby after the other: each takes, among the slots of hosts that its chain
+    uses least, one with the fewest standbys so far, the nearest upwards. What is still uneven then is evened out by
+    moves that leave every chain on as many hosts. So no slot carries two more than another unless the hosts differ in
+    size. Slots that are none of ``homes`` (``None``: all are) have no chain of their own, and carry one more for that.
+    """
+    head = home(subtask_index, slots_alive)
+    heads = slots_alive if homes is None else tuple(slot for slot in slots_alive if slot in homes or slot == head)
+    layout = _spread_out(slots_alive, tuple(hosts.get(slot) for slot in slots_alive), replicas, heads)
+    return layout[head]
+
+
+@functools.lru_cache(maxsize=4)
+def _spread_out(
+    slots_alive: tuple[int, ...], names: tuple[str | None, ...], replicas: int, heads: tuple[int, ...]
+) -> Mapping[int, tuple[int, ...]]:
+    """The chains of ``heads``, which each subtask's is taken from. ``names``: the host of each slot."""
+    hosts = dict(zip(slots_alive, names, strict=True))
+    chains = {slot: [slot] for slot in heads}
+    standbys = {slot: 0 if slot in heads else -1 for slot in slots_alive}  # more than the others, by so many
+    for _ in range(min(replicas, len(slots_alive)) - 1):
+        for head in heads:
+            chain, position = chains[head], slots_alive.index(head)
+            used = [hosts[member] for member in chain]
+            following = slots_alive[position + 1 :] + slots_alive[:position]
+            best = min(  # the first of the best: the nearest
+                (slot for slot in following if slot not in chain),
+                key=lambda slot: (used.count(hosts[slot]), standbys[slot]),
+            )
+            chain.append(best)
+            standbys[best] += 1
+    while _even_out(chains, standbys, hosts):
+        pass
+    return {slot: tuple(chain) for slot, chain in chains.items()}
+
+
+def _even_out(chains: dict[int, list[int]], standbys: dict[int, int], hosts: Mapping[int, str | None]) -> bool:
+    """Move one standby from a slot with many to one with at least two less; false when no move is left."""
+    for more in sorted(standbys, key=lambda slot: (-standbys[slot], slot)):
+        for less in sorted(standbys, key=lambda slot: (standbys[slot], slot)):
+            if standbys[more] - standbys[less] < 2:
+                break
+            for chain in chains.values():
+                if more not in chain[1:] or less in chain:
+                    continue
+                moved = [less if slot == more else slot for slot in chain]
+                if _crowding(moved, hosts) <= _crowding(chain, hosts):
+                    chain[:] = moved
+                    standbys[more] -= 1
+                    standbys[less] += 1
+                    return True
+    return False
+
+
+def _crowding(chain: list[int], hosts: Mapping[int, str | None]) -> int:
+    """How many pairs of members share a host."""
+    names = [hosts[slot] for slot in chain]
+    return sum(names[:at].count(name) for at, name in enumerate(names))
+
+
+def near(subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, str], replicas: int) -> tuple[int, ...]:
+    """Standbys on the hosts that follow the head's in the order of their names, at the same place within the host.
+
+    So a host exchanges deltas with its ``replicas`` - 1 neighbours only, whatever the number of hosts.
+    """
+    head = home(subtask_index, slots_alive)
+    names = sorted({hosts.get(slot, "") for slot in slots_alive})
+    by_host = [[slot for slot in slots_alive if hosts.get(slot, "") == name] for name in names]
+    own = names.index(hosts.get(head, ""))
+    place = by_host[own].index(head)
+    ring = [by_host[(own + distance) % len(names)] for distance in range(len(names))]
+    rounds = max(len(slots) for slots in ring)
+    following = [slots[(place + turn) % len(slots)] for turn in range(rounds) for slots in ring if turn < len(slots)]
+    return tuple(following[: min(replicas, len(slots_alive))])
+
+
+STRATEGIES: Mapping[str, Strategy] = {"spread": spread, "near": near}
+"""The strategies that have a name in the options."""
+
+
+def members(
+    strategy: Strategy,
+    subtask_index: int,
+    slots_alive: tuple[int, ...],
+    hosts: Mapping[int, str],
+    replicas: int,
+    homes: Collection[int] | None = None,
+) -> tuple[int, ...]:
+    """The chain that ``strategy`` gives a subtask, head first. ``homes``: the slots where subtasks are at home, if
+    these are not all.
+
+    Raises ``PlacementError`` when it is not made of up to ``replicas`` different living slots, the home slot first.
+    """
+    if strategy is spread and homes is not None:
+        answer = spread(subtask_index, slots_alive, hosts, replicas, homes)
+    else:
+        answer = strategy(subtask_index, slots_alive, hosts, replicas)
+    name = getattr(strategy, "__name__", type(strategy).__name__)
+    expected = home(subtask_index, slots_alive)
+
+    def refuse(why: str) -> PlacementError:
+        return PlacementError(
+            f"placement {name!r} gave the chain {answer!r} to the subtasks number {subtask_index}: {why}; a chain is a "
+            f"tuple of up to {replicas} different slots of {slots_alive}, and slot {expected} comes first"
+        )
+
+    if not isinstance(answer, tuple) or not all(type(slot) is int for slot in answer):
+        raise refuse("it is not a tuple of slot numbers")
+    if len(set(answer)) != len(answer):
+        raise refuse("a slot is in it twice")
+    if not set(answer) <= set(slots_alive):
+        raise refuse("a slot of it does not exist or is not alive")
+    if not 1 <= len(answer) <= replicas:
+        raise refuse(f"it has {len(answer)} members")
+    if answer[0] != expected:
+        raise refuse(f"slot {answer[0]} is not the home of these subtasks")
+    return answer

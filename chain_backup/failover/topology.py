@@ -1,0 +1,113 @@
+"""Which subtasks a job has, and which channels link them.
+
+Rules: pure data. Every edge links all subtasks of its producer vertex to all of its consumer vertex; whatever is
+derived comes out sorted, so that it is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId, invariant
+from flinkplus.protocol.vocabulary.lineage import Lineage
+
+
+@dataclass(frozen=True)
+class Topology:
+    """``edges``: (edge, producer vertex, consumer vertex). Raises ``InvariantViolation`` for a graph that cannot be."""
+
+    vertices: tuple[str, ...]
+    parallelism: int
+    edges: tuple[tuple[int, str, str], ...]
+
+    def __post_init__(self) -> None:
+        numbers = [edge for edge, _, _ in self.edges]
+        invariant(self.parallelism >= 1, "a job has subtasks", parallelism=self.parallelism)
+        invariant(
+            bool(self.vertices) and len(set(self.vertices)) == len(self.vertices), "a job has vertices, each once"
+        )
+        invariant(len(set(numbers)) == len(numbers), "an edge is there twice", edges=numbers)
+        for edge, producer, consumer in self.edges:
+            invariant(
+                producer in self.vertices and consumer in self.vertices,
+                "an edge links two vertices of the job",
+                edge=edge,
+                producer=producer,
+                consumer=consumer,
+            )
+
+    @property
+    def subtasks(self) -> tuple[SubtaskId, ...]:
+        """All of them, sorted."""
+        return tuple(sorted(SubtaskId(vertex, i) for vertex in self.vertices for i in range(self.parallelism)))
+
+    def outputs(self, subtask: SubtaskId) -> tuple[ChannelId, ...]:
+        """The channels that ``subtask`` sends on, sorted."""
+        return tuple(
+            ChannelId(edge, subtask.index, consumer)
+            for edge, producer, _ in sorted(self.edges)
+            if producer == subtask.vertex
+            for consumer in range(self.parallelism)
+        )
+
+    def inputs(self, subtask: SubtaskId) -> tuple[ChannelId, ...]:
+        """The channels that ``subtask`` receives on, sorted."""
+        return tuple(
+            ChannelId(edge, producer, subtask.index)
+            for edge, _, consumer in sorted(self.edges)
+            if consumer == subtask.vertex
+            for producer in range(self.parallelism)
+        )
+
+    def producer(self, channel: ChannelId) -> SubtaskId:
+        return SubtaskId(self._ends(channel)[0], channel.producer)
+
+    def consumer(self, channel: ChannelId) -> SubtaskId:
+        return SubtaskId(self._ends(channel)[1], channel.consumer)
+
+    def is_source(self, subtask: SubtaskId) -> bool:
+        """Whether nothing in the job sends to ``subtask``."""
+        return all(consumer != subtask.vertex for _, _, consumer in self.edges)
+
+    def is_last(self, subtask: SubtaskId) -> bool:
+        """Whether ``subtask`` sends to nothing in the job."""
+        return all(producer != subtask.vertex for _, producer, _ in self.edges)
+
+    def feeds(self, producer: SubtaskId, consumer: SubtaskId) -> bool:
+        """Whether a channel leads from ``producer`` to ``consumer``."""
+        return any((p, c) == (producer.vertex, consumer.vertex) for _, p, c in self.edges)
+
+    def with_upstreams(self, subtasks: Sequence[SubtaskId]) -> tuple[SubtaskId, ...]:
+        """``subtasks`` and all from which a path of channels leads to one of them, up to the sources; sorted."""
+        reached = [vertex for vertex in self.vertices if any(subtask.vertex == vertex for subtask in subtasks)]
+        upstream: list[str] = []
+        for near in reached:  # grows while it is walked
+            found = [producer for _, producer, consumer in sorted(self.edges) if consumer == near]
+            upstream += [vertex for vertex in found if vertex not in upstream]
+            reached += [vertex for vertex in found if vertex not in reached]
+        every = [SubtaskId(vertex, index) for vertex in upstream for index in range(self.parallelism)]
+        return tuple(sorted({*subtasks, *every}))
+
+    def lineage(self, depth: int | None) -> Lineage:
+        """Who is an ancestor of whom, when determinants are shared to ``depth`` (``None``: to full depth)."""
+        return Lineage(self.vertices, [(producer, consumer) for _, producer, consumer in sorted(self.edges)], depth)
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether something in the job feeds, perhaps through others, itself."""
+        lineage = self.lineage(None)
+        return any(lineage.distance(vertex, vertex) is not None for vertex in self.vertices)
+
+    def channels(self) -> Iterator[ChannelId]:
+        """All channels, sorted."""
+        for edge, _, _ in sorted(self.edges):
+            for producer in range(self.parallelism):
+                for consumer in range(self.parallelism):
+                    yield ChannelId(edge, producer, consumer)
+
+    def _ends(self, channel: ChannelId) -> tuple[str, str]:
+        for edge, producer, consumer in self.edges:
+            if edge == channel.edge:
+                return producer, consumer
+        raise KeyError(f"the job has no edge {channel.edge}")

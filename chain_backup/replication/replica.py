@@ -1,0 +1,386 @@
+"""One subtask's copy on one slot: verified files, staged versions, and a RocksDB that is a little behind.
+
+Rules:
+- files are kept under ``<folder>/replica/``, as second names (hard links) where the active state of this slot has them
+  too: each side removes its own names and never the other's;
+- only what was written here by the active state, or was checked whole when it arrived, is *held*; held files are
+  trusted from then on, so that a promotion reads none. What a dead process of this slot has *left* is held after its
+  checksum was found to be right. The rest goes when a version is held whole, with its base, that is as new as the
+  newest file left: a predecessor that is behind offers an older version first;
+- a version is its list of files. The RocksDB holds a list of files too, and further ones are ingested on top only when
+  its list begins the version's list. Otherwise (the version stands on a new base: that has no tombstones for what the
+  old files hold) a new RocksDB is made of the version's files, from links, without reading them;
+- such a new RocksDB is made as soon as the version is held, beside the old one, which stays until the version is
+  trimmed to: a promotion finds either;
+- a base says what it replaces. Who holds that *makes do* with it: a version on such a base is taken at once, and the
+  base fetched beside it, for the versions after it. What a dead process has left serves as well, once it was checked;
+- a version number alone is not believed: a failover may have given it to another content.
+
+One thread. Files, RocksDB and durable storage are behind ``Disk``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chain_backup.disk import Disk, base_name
+from chain_backup.replication.figures import ReplicationFigures
+from flinkplus.errors import CorruptState
+from flinkplus.state.backend import Prepared, parse_files
+from flinkplus.state.delta import StateFile
+from flinkplus.state.left import FILE_NAME
+from flinkplus.state.store import SubtaskStore
+
+log = logging.getLogger("flinkplus")
+_to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+@dataclass(slots=True)
+class StagedVersion:
+    """A version that is held whole. ``generation``: of the chain it was last offered in, or made in.
+
+    ``named``: the files of its handle; ``files``: those that it is made of here, which come to the same.
+    """
+
+    number: int
+    generation: int
+    handle: bytes
+    named: tuple[StateFile, ...]
+    files: tuple[StateFile, ...]
+
+    def instead_of(self, base: StateFile) -> tuple[StateFile, ...]:
+        """The files here that hold what ``base`` does; none when that is not known."""
+        replaced = len(base.replaces)
+        if replaced and self.named[:replaced] == base.replaces:
+            return self.files[: len(self.files) - len(self.named) + replaced]
+        if self.named and self.named[0] == base:
+            return self.files[: len(self.files) - len(self.named) + 1]
+        return ()
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A RocksDB that holds exactly ``files``."""
+
+    files: tuple[StateFile, ...]
+    store: SubtaskStore
+
+    def begins(self, files: tuple[StateFile, ...]) -> bool:
+        """Whether ingesting the rest of ``files`` on top gives their content."""
+        return self.files == files[: len(self.files)]
+
+
+class Replica:
+    """The copy of one subtask, whose files are on ``disk``. ``figures``: those of the slot, which it adds to."""
+
+    def __init__(self, disk: Disk, figures: ReplicationFigures) -> None:
+        self.staged: dict[int, StagedVersion] = {}
+        self.disk = disk
+        self._figures = figures
+        self._held: dict[str, StateFile] = {}
+        self._stands_for: dict[str, tuple[StateFile, ...]] = {}  # base -> what is made do with
+        self._copies: list[_Copy] = []  # at most two: of what was trimmed to, and one ahead of it
+        self._left: list[SubtaskStore] = []  # to be removed when there is time
+        self._untidy: tuple[int, tuple[StateFile, ...]] | None = None
+        self._kept: set[str] = set()  # names of files that were left and are held, until the rest of them goes
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def files_of(self, handle: dict[str, Any]) -> tuple[StateFile, ...]:
+        """The files of a handle; ``CorruptState`` unless they are all of this subtask."""
+        files = parse_files(handle) if handle else ()
+        for file in files:
+            folder, _, name = file.name.rpartition("/")
+            if folder != self.disk.folder or not FILE_NAME.match(name) or file.bytes <= 0:
+                raise CorruptState(
+                    f"a version in {self.disk.folder!r} names the state file {file.name!r} of {file.bytes} bytes"
+                )
+        return files
+
+    def holds(self, file: StateFile) -> bool:
+        return self._held.get(base_name(file.name)) == file
+
+    def missing(self, files: Sequence[StateFile]) -> list[StateFile]:
+        """Those of ``files`` that are needed and not held."""
+        return [file for file in self.make_do(files) if not self.holds(file)]
+
+    def make_do(self, files: Sequence[StateFile]) -> tuple[StateFile, ...]:
+        """``files``, or, if their base is not held, but what it replaces is, that and the rest of them."""
+        if files and files[0].replaces and not self.holds(files[0]):
+            for version in self.staged.values():
+                if older := version.instead_of(files[0]):
+                    return (*older, *files[1:])
+            if all(map(self.holds, files[0].replaces)):
+                return (*files[0].replaces, *files[1:])
+        return tuple(files)
+
+    def serving(self, files: Sequence[StateFile], lacks: Collection[str] | None) -> tuple[StateFile, ...]:
+        """What the base of ``files`` replaces, if that is to be made do with: the base is not here, nor anything held
+        that serves for it, but what it replaces was left, or most of it.
+
+        ``lacks``: names of files that cannot be asked for (``None``: none can). What must be asked for is smaller than
+        the base.
+        """
+        if not files or not files[0].replaces or self._is_here(files[0]) or self.make_do(files) != tuple(files):
+            return ()
+        base = files[0]
+        away = [file for file in base.replaces if not self._is_here(file)]
+        if away and (lacks is None or any(base_name(file.name) in lacks for file in away)):
+            return ()
+        here = len(away) < len(base.replaces) and sum(file.bytes for file in away) < base.bytes
+        return base.replaces if here else ()
+
+    def _is_here(self, file: StateFile) -> bool:
+        return self.holds(file) or self.disk.has_left(file)
+
+    def lacks(self, files: Sequence[StateFile]) -> list[str]:
+        """Names (without folder) of those that are not held, whether they are needed or not."""
+        return [base_name(file.name) for file in files if not self.holds(file)]
+
+    @property
+    def wanted_base(self) -> StateFile | None:
+        """The base of the newest version, if that makes do without it."""
+        latest = self.latest
+        if latest is None or latest.named == latest.files or self.holds(latest.named[0]):
+            return None
+        return latest.named[0]
+
+    def serves(self, file: StateFile) -> bool:
+        """Whether the newest version makes do with what ``file`` stands for."""
+        latest, older = self.latest, self._stands_for.get(file.name, ())
+        return bool(older) and latest is not None and latest.files[: len(older)] == older
+
+    def adopt_base(self, file: StateFile) -> None:
+        """A base came, though perhaps not the newest: versions are made of it from now on."""
+        self.adopt_downloaded(file)
+        older = self._stands_for.pop(file.name)
+        for version in self.staged.values():
+            if version.named[:1] != (file,) and version.files[: len(older)] == older and version.named != version.files:
+                version.files = (file, *version.files[len(older) :])
+        for base, stands in list(self._stands_for.items()):
+            if stands[: len(older)] == older:
+                self._stands_for[base] = (file, *stands[len(older) :])
+
+    def adopt(self, file: StateFile) -> None:
+        """What arrived has exactly the bytes of ``file``: it is held from now on."""
+        self.disk.adopt(base_name(file.name))
+        self._held[base_name(file.name)] = file
+
+    def take_own(self, files: Sequence[StateFile], generation: int) -> None:
+        """Hold files that the active state on this slot has; what it has removed meanwhile comes from storage.
+
+        ``generation``: of that state, which needs no standby's RocksDB beside it.
+        """
+        self.drop_stores()
+        if self._untidy is not None and self._untidy[0] != generation:
+            self._untidy = None  # the promoted state is gone, and another has its own files here
+        for file in files:
+            if not self.holds(file):
+                with contextlib.suppress(OSError):
+                    self.disk.take_own(base_name(file.name))
+                    self._held[base_name(file.name)] = file
+        for file in self.missing(files):
+            self.fetch(file)
+
+    def fetch(self, file: StateFile) -> None:
+        """Hold a file that a dead process has left, or, failing that, one of durable storage: slow.
+
+        Raises ``CorruptState`` or ``StateError`` when storage does not have it.
+        """
+        if not self._keep(file):
+            self.disk.download(file)
+            self.adopt_downloaded(file)
+            self._figures.files_from_storage += 1
+
+    def _keep(self, file: StateFile) -> bool:
+        """Whether a file that a dead process has left was right, and is held now."""
+        if not self.disk.has_left(file):
+            return False
+        try:
+            self.disk.check_left(file, swift=True)
+            self.adopt_left(file)
+        except (CorruptState, OSError) as error:
+            with contextlib.suppress(OSError):  # storage has it, whatever the disk says
+                self.refuse_left(file, error)
+        return self.holds(file)
+
+    def adopt_downloaded(self, file: StateFile) -> None:
+        """``disk.download`` of it has ended: it is held from now on."""
+        self.disk.adopt_downloaded(base_name(file.name))
+        self._held[base_name(file.name)] = file
+        self._figures.bytes_from_storage += file.bytes
+
+    def adopt_left(self, file: StateFile) -> None:
+        """``disk.check_left`` of it has ended well: it is held from now on."""
+        self.disk.adopt_left(base_name(file.name))
+        self._held[base_name(file.name)] = file
+        self._kept.add(base_name(file.name))
+        self._figures.bytes_kept += file.bytes
+
+    def refuse_left(self, file: StateFile, error: Exception) -> None:
+        """What a dead process has left under the name of ``file`` is another content, or cannot be read."""
+        log.info("cannot reuse a state file that an ended process left: %s", error)
+        self._figures.left_refused += 1
+        self.disk.discard_left(base_name(file.name))
+
+    def _prune(self, arriving: Sequence[StateFile]) -> None:
+        """Remove files that no staged version names, nor the one that is arriving. A version to come may yet be made
+        of those that a dead process has left.
+        """
+        self._stands_for = {
+            base: older
+            for base, older in self._stands_for.items()
+            if any(version.files[: len(older)] == older for version in self.staged.values())
+        }
+        needed = {base_name(file.name) for version in self.staged.values() for file in (*version.files, *version.named)}
+        needed.update(base_name(file.name) for file in arriving)
+        for name in sorted(self._held.keys() - needed - self._kept):
+            self.disk.remove(name)
+            del self._held[name]
+
+    # -- versions -------------------------------------------------------------------------------------------------
+
+    def stage(self, number: int, generation: int, handle: bytes, files: tuple[StateFile, ...]) -> None:
+        """A version is held whole. What older generations made of this number and later ones is void by that."""
+        made_of = self.make_do(files)
+        void = [v.number for v in self.staged.values() if v.number >= number and v.generation < generation]
+        for other in void:
+            del self.staged[other]
+        self.staged[number] = StagedVersion(number, generation, handle, files, made_of)
+        if made_of != files:
+            self._stands_for[files[0].name] = made_of[: len(made_of) - len(files) + 1]
+
+    @property
+    def latest(self) -> StagedVersion | None:
+        """The newest staged version."""
+        return self.staged[max(self.staged)] if self.staged else None
+
+    def newest(self, up_to: int) -> StagedVersion | None:
+        """The newest staged version that is not newer than ``up_to``."""
+        numbers = [number for number in self.staged if number <= up_to]
+        return self.staged[max(numbers)] if numbers else None
+
+    def forget_before(self, number: int, arriving: Sequence[StateFile] = ()) -> None:
+        """Versions older than ``number`` are not needed any more, nor the files that only they name.
+
+        ``arriving``: the files of a version of which some are held and others on their way.
+        """
+        self.forget([other for other in self.staged if other < number], arriving)
+
+    def forget(self, numbers: Sequence[int], arriving: Sequence[StateFile] = ()) -> None:
+        """These versions are not needed any more, nor the files that only they name; see ``forget_before``."""
+        for number in numbers:
+            del self.staged[number]
+        for copy in list(self._copies):
+            if not any(copy.begins(version.files) for version in self.staged.values()):
+                self._leave(copy)
+        self._prune(arriving)
+
+    # -- the store ------------------------------------------------------------------------------------------------
+
+    def look_ahead(self, files: tuple[StateFile, ...]) -> None:
+        """Have a RocksDB on top of which these held files can be reached quickly."""
+        if files and self._nearest(files) is None:
+            for copy in self._copies[1:]:
+                self._leave(copy)
+            self._copies.append(self._make(files))
+
+    def apply(self, files: tuple[StateFile, ...]) -> None:
+        """Bring a RocksDB to exactly these held files. What fails is made anew the next time."""
+        if files:
+            copy = self._bring(files)
+            self._copies.remove(copy)
+            self._copies.insert(0, copy)
+
+    def _nearest(self, files: tuple[StateFile, ...]) -> _Copy | None:
+        return max(
+            (copy for copy in self._copies if copy.begins(files)), key=lambda copy: len(copy.files), default=None
+        )
+
+    def _bring(self, files: tuple[StateFile, ...], swift: bool = False) -> _Copy:
+        copy = self._nearest(files)
+        if copy is None:
+            copy = self._make(files, swift)
+            self._copies.append(copy)
+        elif copy.files != files:
+            try:
+                self.disk.ingest(copy.store, files[len(copy.files) :], swift)
+            except BaseException:
+                self._leave(copy)
+                raise
+            copy.files = files
+        return copy
+
+    def _make(self, files: tuple[StateFile, ...], swift: bool = False) -> _Copy:
+        store = self.disk.new_store()
+        try:
+            self.disk.ingest(store, files, swift)
+            store.check_format()
+        except BaseException:
+            store.destroy()
+            raise
+        return _Copy(files, store)
+
+    def _leave(self, copy: _Copy) -> None:
+        self._copies.remove(copy)
+        self._left.append(copy.store)
+
+    def clear_away(self) -> None:
+        """Remove what is left of stores that are not used any more."""
+        left, self._left = self._left, []
+        for store in left:
+            store.destroy()
+
+    def drop_stores(self) -> None:
+        """No RocksDB here any more."""
+        for copy in list(self._copies):
+            self._leave(copy)
+        self.clear_away()
+
+    def promote(self, files: tuple[StateFile, ...], generation: int) -> Prepared:
+        """A RocksDB, brought to ``files`` and given away. Files that are not held come from storage first."""
+        for file in self.serving(files, None):
+            if not (self.holds(file) or self._keep(file)):
+                break  # the base, then
+        for file in self.missing(files):
+            self.fetch(file)
+        copy = self._bring(self.make_do(files), swift=True) if files else None
+        if copy is not None:
+            self._copies.remove(copy)
+        for other in list(self._copies):
+            self._leave(other)
+        self._untidy = (generation, files)
+        return Prepared(files, None if copy is None else copy.store)
+
+    def tidy(self) -> None:
+        """Beside the stream: remove what is not needed. After a promotion, give the active state names for its files.
+
+        It would find them by itself, at a price in its restore.
+        """
+        self.clear_away()
+        latest = self.latest
+        if latest is not None and latest.number >= self.disk.newest_left and self.wanted_base is None:
+            self.disk.discard_all_left()  # versions to come are made of this one, and of new files
+            self._kept.clear()
+        if self._untidy is None:
+            return
+        generation, files = self._untidy
+        self._untidy = None
+        wanted = () if self.latest is None else self.latest.named
+        self.disk.give_own({base_name(file.name): file in wanted and self.holds(file) for file in files}, generation)
+
+    def close(self, keeps: bool = False) -> None:
+        """Stop and remove everything. ``keeps``: the files stay, for the slot's next process."""
+        self.drop_stores()
+        if not keeps:
+            self.disk.close()
+
+
+def encode_handle(handle: dict[str, Any]) -> bytes:
+    """A handle as bytes, the same for the same content."""
+    return _to_json(handle).encode()

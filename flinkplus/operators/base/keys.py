@@ -1,0 +1,351 @@
+"""Keys of record batches: what a key is in bytes, how it is hashed, and how a batch is split by it.
+
+Rules:
+
+- A batch's rows are coded: ``codes[row]`` is the number of the row's key among the distinct keys of the batch. The
+  costly work (bytes, hash, state look-up) is done once for each distinct key; everything for each row is an array
+  operation.
+- The bytes of a key are part of the state's format on disk, so they never change: one string column: its UTF-8, null
+  is ``FF`` (never valid UTF-8); one binary column: itself, with one more ``FF`` in front where it begins with ``FF``,
+  null is ``FF``; a boolean, number, date or time: 8 bytes, big endian, in the values' order, null is empty; a decimal:
+  the same in 16 bytes; several columns: for each ``00`` when null, else ``01``, four bytes of length, and the bytes
+  above; no column: empty, the one key that all rows have. As keys ``-0.0 == 0.0`` and ``NaN == NaN``. A null is a key
+  of its own.
+- The hash depends on nothing but the key's bytes: no seed, the same on every machine and in every version, for
+  routing must agree between all slots and over a restore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.near import did_you_mean
+from flinkplus.operators.base import decimals
+from flinkplus.operators.base.columns import SMALL_ROWS, compact, decoded, dictionary_array
+
+_NULL_TEXT = b"\xff"
+_SIGN = np.uint64(1 << 63)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_FINALISER = np.uint64(0xFF51AFD7ED558CCD)
+_SHIFT = np.uint64(33)
+_ONE = np.uint64(1)
+_LONG_KEY = 4096
+_POWERS = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER, dtype=np.uint64))
+_MAX_TARGETS = 1 << 16
+_BINARY = pa.binary()
+_TEXT_TYPES = frozenset(dtype.id for dtype in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCodes:
+    """The keys of one batch.
+
+    ``codes``: int32 per row. ``encoded``: binary array, the bytes of key ``code`` at position ``code``; each is used
+    by some row. ``column``: for a single column that column, with these codes, else ``None``. ``distinct``: whether it
+    is known that no two codes have the same key (a dictionary that came from elsewhere is not searched for repetitions;
+    see ``made_distinct``).
+    """
+
+    codes: npt.NDArray[np.int32]
+    encoded: pa.BinaryArray
+    column: pa.DictionaryArray | None
+    distinct: bool
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The bytes of each key."""
+        keys: list[bytes] = self.encoded.to_numpy(zero_copy_only=False).tolist()  # much faster than slicing in Python
+        return keys
+
+    @property
+    def is_text(self) -> bool:
+        """Whether this is a single string or binary column."""
+        return self.column is not None and _is_text(self.column.dictionary.type)
+
+    def made_distinct(self) -> KeyCodes:
+        """The same rows with equal keys under one code."""
+        if self.distinct:
+            return self
+        again = self.encoded.dictionary_encode()
+        merged = again.indices.to_numpy()
+        first = _first_positions(merged, len(again.dictionary))
+        codes = merged[self.codes].astype(np.int32)
+        column = None if self.column is None else dictionary_array(codes, self.column.dictionary.take(pa.array(first)))
+        return KeyCodes(codes, again.dictionary, column, True)
+
+    def first_rows(self) -> npt.NDArray[np.int64]:
+        """For each code the first row that has it."""
+        return _first_positions(self.codes, len(self.encoded))
+
+
+def _first_positions(codes: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int64]:
+    first = np.empty(count, dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return first
+
+
+def check_key_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Raises ``ConfigurationError`` when a column is missing, twice, or of a type that cannot be a key."""
+    if len(set(columns)) != len(columns):
+        raise ConfigurationError(f"key columns {list(columns)} name a column twice")
+    for column in columns:
+        if schema.names.count(column) != 1:
+            near = did_you_mean(column, schema.names)
+            raise ConfigurationError(f"key column {column!r} is not among the columns {schema.names}{near}")
+        dtype = schema.field(column).type
+        if not (_is_text(dtype) or _is_fixed(dtype)):
+            raise ConfigurationError(
+                f"key column {column!r} has the type {dtype}, which cannot be a key; keys are texts, "
+                "binaries, booleans, numbers, decimals, dates and times: map the column to one of these"
+            )
+
+
+def _is_text(dtype: pa.DataType) -> bool:
+    return dtype.id in _TEXT_TYPES
+
+
+def _is_fixed(dtype: pa.DataType) -> bool:
+    kinds = (
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_temporal,
+        decimals.is_decimal,
+    )
+    return any(is_kind(dtype) for is_kind in kinds) and not pa.types.is_interval(dtype)
+
+
+def encode_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> KeyCodes:
+    """The keys of a batch. A dictionary-encoded key column is taken as it is, without encoding it again.
+
+    Raises ``ConfigurationError`` as ``check_key_columns`` does for a type that cannot be a key.
+    """
+    if len(columns) == 1:
+        return _encode_column(batch.column(columns[0]))
+    if not columns:
+        only = pa.array([b""] if batch.num_rows else [], pa.binary())
+        return KeyCodes(np.zeros(batch.num_rows, dtype=np.int32), only, None, True)
+    parts = [_encode_column(batch.column(column)).made_distinct() for column in columns]
+    combined = parts[0].codes.astype(np.int64)
+    for part in parts[1:]:  # coded anew each time: a product of all dictionary sizes could overflow, that of two cannot
+        coded = pa.array(combined * len(part.encoded) + part.codes).dictionary_encode()
+        combined = coded.indices.to_numpy().astype(np.int64)
+    codes = combined.astype(np.int32)
+    first = _first_positions(codes, int(codes.max()) + 1 if len(codes) else 0)
+    pieces = []
+    for part in parts:
+        assert part.column is not None
+        nulls = part.column.dictionary.is_null().to_pylist()
+        tagged = [_tagged(key, null) for key, null in zip(part.keys, nulls, strict=True)]
+        pieces.append([tagged[code] for code in part.codes[first].tolist()])
+    encoded = pa.array([b"".join(key) for key in zip(*pieces, strict=True)], type=pa.binary())
+    return KeyCodes(codes, encoded, None, True)
+
+
+def row_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
+    """The bytes of the key of each row, the same as those of ``encode_keys``: for a small batch, where it is cheaper
+    to do everything once for each row than to find the distinct keys.
+    """
+    parts = [_decoded_column(batch.column(column)) for column in columns]
+    if not parts:
+        return pa.array([b""] * batch.num_rows, pa.binary())
+    if len(parts) == 1:
+        return encode_values(parts[0])
+    pieces = []
+    for part in parts:
+        nulls = part.is_null().to_pylist()
+        pieces.append([_tagged(k, null) for k, null in zip(encode_values(part).to_pylist(), nulls, strict=True)])
+    return pa.array([b"".join(key) for key in zip(*pieces, strict=True)], type=pa.binary())
+
+
+def _decoded_column(array: pa.Array) -> pa.Array:
+    return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
+
+
+def _tagged(key: bytes, null: bool) -> bytes:
+    """A column's part in a key of several columns."""
+    return b"\x00" if null else b"\x01" + struct.pack(">I", len(key)) + key
+
+
+def _encode_column(array: pa.Array) -> KeyCodes:
+    distinct = not isinstance(array, pa.DictionaryArray)
+    if distinct:
+        if pa.types.is_floating(array.type):
+            array = pc.add(array.cast(pa.float64()), 0.0)  # -0.0 becomes 0.0
+        array = array.dictionary_encode(null_encoding="encode")
+    else:
+        array = compact(array)
+    return KeyCodes(array.indices.to_numpy(), encode_values(array.dictionary), array, distinct)
+
+
+def encode_values(values: pa.Array) -> pa.BinaryArray:
+    """The bytes of single-column keys, one for each value; see the module's rules."""
+    dtype = values.type
+    if _is_text(dtype):
+        return _encode_text(values)
+    if not _is_fixed(dtype):
+        raise ConfigurationError(f"a column of type {dtype} cannot be a key")
+    nulls = values.is_null().to_numpy(zero_copy_only=False)
+    is_decimal = decimals.is_decimal(dtype)
+    ordered = decimals.ordered_bytes(values) if is_decimal else _ordered_numbers(values).astype(">u8")
+    lengths = np.where(nulls, 0, decimals.WIDTH if is_decimal else 8)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(ordered[~nulls].tobytes())]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+
+
+def _encode_text(values: pa.Array) -> pa.BinaryArray:
+    if pa.types.is_string(values.type) and not values.null_count:
+        return values.view(_BINARY)
+    binary = values.view(_BINARY) if pa.types.is_string(values.type) else values.cast(_BINARY)
+    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        offsets, data = _offsets_and_data(binary.fill_null(b"") if binary.null_count else binary)
+        filled = np.flatnonzero(np.diff(offsets))
+        if (data[offsets[filled]] == _NULL_TEXT[0]).any():
+            escaped = [_NULL_TEXT + v if v is not None and v[:1] == _NULL_TEXT else v for v in binary.to_pylist()]
+            binary = pa.array(escaped, type=pa.binary())
+    return binary.fill_null(_NULL_TEXT) if binary.null_count else binary
+
+
+def _ordered_numbers(values: pa.Array) -> npt.NDArray[np.uint64]:
+    """Unsigned 64-bit numbers in the order of the values; anything for a null."""
+    dtype = values.type
+    if pa.types.is_floating(dtype):
+        numbers = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+        numbers = np.where(np.isnan(numbers), np.nan, numbers)
+        bits = np.ascontiguousarray(numbers).view(np.uint64)
+        return np.where(bits & _SIGN, ~bits, bits | _SIGN)
+    if pa.types.is_temporal(dtype):
+        values = values.view(pa.int32() if dtype.bit_width == 32 else pa.int64())
+    if pa.types.is_uint64(dtype):
+        return np.asarray(values.fill_null(0).to_numpy(zero_copy_only=False), dtype=np.uint64)
+    signed = values.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return np.asarray(signed.view(np.uint64) ^ _SIGN, dtype=np.uint64)
+
+
+def _offsets_and_data(array: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Offsets from 0 and exactly the bytes they point into."""
+    if not len(array):
+        return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+    _, offset_buffer, data_buffer = array.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1].astype(
+        np.int64
+    )
+    data = np.frombuffer(data_buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], data
+
+
+def hash_keys(encoded: pa.BinaryArray) -> npt.NDArray[np.uint64]:
+    """A stable 64-bit hash of each key: a polynomial over its bytes, then mixed so that every bit depends on all.
+
+    Keys longer than 4,096 bytes are replaced by their BLAKE2b digest first. Not meant to withstand keys made to
+    collide.
+    """
+    offsets, data = _offsets_and_data(encoded)
+    lengths = offsets[1:] - offsets[:-1]
+    if len(data) > _LONG_KEY and lengths.max() > _LONG_KEY:
+        keys = [key if len(key) <= _LONG_KEY else hashlib.blake2b(key).digest() for key in encoded.to_pylist()]
+        return hash_keys(pa.array(keys, type=pa.binary()))
+    position = np.arange(len(data)) - offsets[:-1].repeat(lengths)
+    sums = np.zeros(len(data) + 1, dtype=np.uint64)
+    ((data.astype(np.uint64) + _ONE) * _POWERS[position]).cumsum(out=sums[1:])  # modulo 2**64
+    hashes = sums[offsets[1:]] - sums[offsets[:-1]]
+    hashes ^= hashes >> _SHIFT
+    hashes *= _FINALISER
+    hashes ^= hashes >> _SHIFT
+    return hashes
+
+
+class HashPartitioner:
+    """Splits batches by key among ``targets`` consumers: equal keys always go to the same one.
+
+    Raises ``ConfigurationError`` for fewer than 1 or more than 65,536 targets.
+    """
+
+    def __init__(self, columns: Sequence[str], targets: int) -> None:
+        if not 1 <= targets <= _MAX_TARGETS:
+            raise ConfigurationError(
+                f"cannot split by key among {targets} subtasks; between 1 and {_MAX_TARGETS} can be"
+            )
+        self.columns = tuple(columns)
+        self.targets = targets
+
+    def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        """``(target, rows)`` for every target that gets rows, ascending; rows keep their order.
+
+        Of a large batch a single string or binary key column leaves dictionary-encoded, each part with only the keys
+        it holds; a small batch leaves plain.
+        """
+        if self.targets == 1 or not batch.num_rows:
+            return [(0, batch)] if batch.num_rows else []
+        if batch.num_rows <= SMALL_ROWS and (small := decoded(batch)) is not None:
+            return self._split_small(small)
+        return self._split_large(batch)
+
+    def _split_small(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        hashes = hash_keys(row_keys(batch, self.columns))
+        target_of_row = (hashes % np.uint64(self.targets)).astype(small_unsigned(self.targets))
+        ordered = batch.take(pa.array(np.argsort(target_of_row, kind="stable")))
+        bounds = pairwise(_bounds(target_of_row, self.targets))
+        return [(target, ordered.slice(at, end - at)) for target, (at, end) in enumerate(bounds) if at < end]
+
+    def _split_large(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        key = encode_keys(batch, self.columns)
+        target_of_key = (hash_keys(key.encoded) % np.uint64(self.targets)).astype(small_unsigned(self.targets))
+        target_of_row = target_of_key[key.codes]
+        bounds = _bounds(target_of_row, self.targets)
+        order = np.argsort(target_of_row, kind="stable")
+        one_text = len(self.columns) == 1 and key.is_text
+        key_position = batch.schema.get_field_index(self.columns[0]) if one_text else -1
+        text = _SplitDictionary(key, target_of_key, self.targets, order) if one_text else None
+        columns = [None if i == key_position else batch.column(i).take(order) for i in range(batch.num_columns)]
+        parts = []
+        for target, (start, end) in enumerate(pairwise(bounds)):
+            if start == end:
+                continue
+            part = [None if column is None else compact(column.slice(start, end - start)) for column in columns]
+            if text is not None:
+                part[key_position] = text.part(target, start, end)
+            parts.append((target, pa.RecordBatch.from_arrays(part, names=batch.schema.names)))
+        return parts
+
+
+def _bounds(targets: npt.NDArray[np.unsignedinteger], count: int) -> list[int]:
+    """Where the run of each of ``count`` targets begins when ``targets`` are sorted, and where the last one ends."""
+    return [0, *accumulate(np.bincount(targets, minlength=count).tolist())]
+
+
+class _SplitDictionary:
+    """A key column sorted by target: codes and dictionary of each target are slices of two shared arrays."""
+
+    def __init__(
+        self, key: KeyCodes, target_of_key: npt.NDArray[np.unsignedinteger], targets: int, order: npt.NDArray[np.int64]
+    ) -> None:
+        sorted_keys = np.argsort(target_of_key, kind="stable")
+        self._bounds = _bounds(target_of_key, targets)
+        starts = np.asarray(self._bounds[:-1], dtype=np.int64)
+        new_code = np.empty(len(sorted_keys), dtype=np.int32)
+        new_code[sorted_keys] = np.arange(len(sorted_keys)) - starts[target_of_key[sorted_keys]]
+        assert key.column is not None
+        self._dictionary = key.column.dictionary.take(pa.array(sorted_keys))
+        self._codes = pa.array(new_code[key.codes[order]])
+
+    def part(self, target: int, start: int, end: int) -> pa.DictionaryArray:
+        first, last = self._bounds[target], self._bounds[target + 1]
+        codes = self._codes.slice(start, end - start)
+        return pa.DictionaryArray.from_arrays(codes, self._dictionary.slice(first, last - first), safe=False)
+
+
+def small_unsigned(count: int) -> type[np.unsignedinteger]:
+    """The smallest type for numbers below ``count``: sorting 8 and 16 bits is linear."""
+    return np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.uint32

@@ -1,0 +1,176 @@
+"""Batches of rows under a number (such as a window's start), kept as keyed state and merged as they become many.
+
+Each *shelf* holds parts, record batches of one schema, oldest first. A new part is merged with those before it that are
+not twice as large, when there are enough of them, so that a shelf has few parts, and a row is merged a few times only
+(O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree", 1996).
+
+Rules and invariants:
+
+- which parts there are depends on what was added alone, never on when snapshots are taken or what is in memory;
+- what is new is written to the state at a snapshot, or when memory holds ``MAX_WAITING_ROWS`` of it; of what the state
+  has, memory keeps ``kept_rows``, in the smallest parts, which are soon to be merged;
+- restoring reads the index that the snapshot holds, and nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from flinkplus.operators.base.operator import KeyedState
+
+MAX_WAITING_ROWS = 65_536
+KEPT_ROWS = 65_536
+_NAME = struct.Struct(">qQ")
+
+
+@dataclass(slots=True)
+class Part:
+    """``rows`` rows under ``number``; ``batch`` is ``None`` when only the state has them. ``derived``: what somebody
+    made of them, and keeps as long.
+    """
+
+    number: int
+    rows: int
+    batch: pa.RecordBatch | None
+    stored: bool = False
+    derived: Any = None
+
+
+class Shelves:
+    """All shelves of one operator in one subtask; ``merge`` makes one batch of several, in order.
+
+    ``together``: how many parts are merged at once, at least: many where parts are read once, few where they are looked
+    up all the time.
+    """
+
+    def __init__(
+        self,
+        state: KeyedState,
+        name: str,
+        schema: pa.Schema,
+        merge: Callable[[list[pa.RecordBatch]], pa.RecordBatch],
+        *,
+        together: int,
+        kept_rows: int | None = None,
+    ) -> None:
+        self._together = together
+        self._kept_rows = KEPT_ROWS if kept_rows is None else kept_rows
+        self._content = state.object_state(name)
+        self._schema = schema
+        self._merge = merge
+        self._shelves: dict[int, list[Part]] = {}
+        self._next = 0
+        self._waiting = self._kept = 0
+        self._gone: list[bytes] = []
+
+    def __iter__(self) -> Iterator[int]:
+        """The shelves there are, ascending."""
+        return iter(sorted(self._shelves))
+
+    def __contains__(self, shelf: int) -> bool:
+        return shelf in self._shelves
+
+    def add(self, shelf: int, batch: pa.RecordBatch) -> None:
+        """Add a batch, which is not empty."""
+        parts = self._shelves.setdefault(shelf, [])
+        while True:
+            first = len(parts)
+            while first and parts[first - 1].rows <= 2 * batch.num_rows:
+                first -= 1
+            if len(parts) - first < self._together - 1:
+                break
+            batch = self._merge([*self._batches(shelf, parts[first:]), batch])
+            self._forget(shelf, parts[first:])
+            del parts[first:]
+        parts.append(Part(self._next, batch.num_rows, batch))
+        self._next += 1
+        self._waiting += batch.num_rows
+        if self._waiting > MAX_WAITING_ROWS:
+            self.write_back()
+
+    def parts(self, shelf: int) -> list[tuple[Part, pa.RecordBatch]]:
+        """All parts of a shelf, oldest first, with their rows."""
+        parts = self._shelves[shelf]
+        return list(zip(parts, self._batches(shelf, parts), strict=True))
+
+    def _batches(self, shelf: int, parts: list[Part]) -> list[pa.RecordBatch]:
+        missing = [part for part in parts if part.batch is None]
+        found = self._content.get_many([_NAME.pack(shelf, part.number) for part in missing]) if missing else []
+        read = {
+            part.number: pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
+            for part, data in zip(missing, found, strict=True)
+        }
+        if read:
+            for part in missing:
+                self._keep(part, read[part.number])
+        return [read[part.number] if part.batch is None else part.batch for part in parts]
+
+    def _keep(self, part: Part, batch: pa.RecordBatch) -> None:
+        """Keep what was read, if there is room."""
+        if self._kept + part.rows <= self._kept_rows:
+            part.batch = batch
+            self._kept += part.rows
+
+    def _forget(self, shelf: int, parts: list[Part]) -> None:
+        for part in parts:
+            if part.stored:
+                self._gone.append(_NAME.pack(shelf, part.number))
+                self._kept -= part.rows if part.batch is not None else 0
+            else:
+                self._waiting -= part.rows
+
+    def take(self, shelf: int) -> pa.RecordBatch:
+        """All rows of a shelf as one batch; the shelf is gone then."""
+        parts = self._shelves[shelf]
+        batch = self._merge(self._batches(shelf, parts)) if len(parts) > 1 else self._batches(shelf, parts)[0]
+        self.drop(shelf)
+        return batch
+
+    def drop(self, shelf: int) -> None:
+        """A shelf is of no use any more."""
+        self._forget(shelf, self._shelves.pop(shelf))
+
+    def write_back(self) -> None:
+        """Hand everything new to the state."""
+        names, contents = [], []
+        for shelf, parts in self._shelves.items():
+            for part in parts:
+                if not part.stored:
+                    assert part.batch is not None
+                    names.append(_NAME.pack(shelf, part.number))
+                    contents.append(part.batch.serialize().to_pybytes())
+                    part.stored = True
+        self._let_go()
+        if self._gone:
+            self._content.delete_many(self._gone)
+        if names:
+            self._content.put_many(names, contents)
+        self._gone, self._waiting = [], 0
+
+    def _let_go(self) -> None:
+        """Keep in memory, of what is stored, the smallest parts that fit."""
+        self._kept = 0
+        for part in sorted((p for parts in self._shelves.values() for p in parts), key=lambda p: (p.rows, p.number)):
+            if part.batch is not None and self._kept + part.rows <= self._kept_rows:
+                self._kept += part.rows
+            else:
+                part.batch = part.derived = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """The index, JSON; everything else is in the state then."""
+        self.write_back()
+        shelves = [[shelf, [[p.number, p.rows] for p in self._shelves[shelf]]] for shelf in self]
+        return {"next": self._next, "shelves": shelves}
+
+    def restore(self, saved: Any) -> None:
+        """Take back what ``snapshot`` gave."""
+        self._next, self._waiting, self._kept, self._gone = saved["next"], 0, 0, []
+        self._shelves = {
+            shelf: [Part(number, rows, None, stored=True) for number, rows in parts]
+            for shelf, parts in saved["shelves"]
+        }

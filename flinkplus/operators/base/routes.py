@@ -1,0 +1,59 @@
+"""Where the rows of an exchange go: by key, straight on, or all to one subtask.
+
+Rules: every producer subtask has a channel to every consumer subtask, whatever the route, so that barriers and the end
+of input come over all of them. A route depends on nothing but the rows and the producer's index: after a failover the
+same rows go the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import pyarrow as pa
+from typing_extensions import assert_never
+
+from flinkplus.operators.base.columns import SMALL_ROWS, compact, decoded
+from flinkplus.operators.base.keys import HashPartitioner
+
+Route = Literal["hash", "forward", "gather"]
+"""By the hash of key columns; to the consumer subtask of the producer's own index; all to consumer subtask 0."""
+
+
+class Partitioner(Protocol):
+    """Splits batches among consumers."""
+
+    def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        """``(target, rows)`` for every target that gets rows, ascending; rows keep their order."""
+
+
+class ToOne:
+    """All rows to one ``target``. Batches leave as those of ``HashPartitioner`` do: small ones plain, large ones with
+    only the dictionary entries that they use.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+
+    def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        if not batch.num_rows:
+            return []
+        if not any(isinstance(column, pa.DictionaryArray) for column in batch.columns):
+            return [(self.target, batch)]
+        small = decoded(batch) if batch.num_rows <= SMALL_ROWS else None
+        if small is None:
+            small = pa.RecordBatch.from_arrays([compact(c) for c in batch.columns], names=batch.schema.names)
+        return [(self.target, small)]
+
+
+def partitioner(route: Route, columns: Sequence[str], producer: int, targets: int) -> Partitioner:
+    """How subtask ``producer`` splits its rows among ``targets`` consumers."""
+    match route:
+        case "hash":
+            return HashPartitioner(columns, targets)
+        case "forward":
+            return ToOne(producer)
+        case "gather":
+            return ToOne(0)
+        case _:
+            assert_never(route)

@@ -1,0 +1,161 @@
+"""Event time: when a row happened, as a column of it says; and the operator that makes watermarks of that.
+
+A watermark *w* says that no row before *w* will come any more. ``WithWatermark`` follows the latest row it has seen:
+its watermark is that row's time less a delay, so that rows may come out of order by as much as the delay.
+
+Rules:
+
+- event times are counted in whole milliseconds since 1970 (finer ones are rounded down), in a column of timestamps or
+  of integers, which are milliseconds themselves; a row without one (null) has no time, and moves no watermark;
+- what ``WithWatermark`` makes is a pure function of the rows that it has seen, and no more often than once a batch;
+- every operator that uses event time counts its late rows, and those without a time, from 0 on (``TimeMetrics``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base.columns import plain_array
+from flinkplus.operators.base.durations import MAX_TIME_MS
+from flinkplus.operators.base.operator import JsonValue, Operator, OperatorContext, OperatorInstance, WatermarkMaker
+from flinkplus.operators.base.schema import check_column
+
+LATE_ROWS, MAX_LATE_MS, WITHOUT_TIME = "late_rows", "max_late_ms", "rows_without_time"
+_PER_MS = {"us": 1_000, "ns": 1_000_000}
+
+
+def check_time_column(operator: str, schema: pa.Schema, column: str) -> None:
+    """Raises ``ConfigurationError`` when there is no such column, or it cannot be a time."""
+    check_column(operator, schema, column)
+    dtype = schema.field(column).type
+    if not (pa.types.is_timestamp(dtype) or (pa.types.is_integer(dtype) and not pa.types.is_uint64(dtype))):
+        raise ConfigurationError(
+            f"operator {operator!r}: column {column!r} is {dtype}; event time is a timestamp, or an integer of "
+            "milliseconds"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """The event times of a batch: ``ms`` per row, and which rows have one."""
+
+    ms: npt.NDArray[np.int64]
+    known: npt.NDArray[np.bool_]
+
+    @property
+    def missing(self) -> int:
+        """Rows without."""
+        return len(self.known) - int(np.count_nonzero(self.known))
+
+
+def event_times(batch: pa.RecordBatch, column: str) -> EventTimes:
+    """The event times in a column that ``check_time_column`` has let pass. Those beyond ``MAX_TIME_MS`` are cut."""
+    array = batch.column(column)
+    if isinstance(array, pa.DictionaryArray):
+        array = plain_array(array, array.type.value_type)
+    known = array.is_valid().to_numpy(zero_copy_only=False)
+    dtype = array.type
+    numbers = (array.view(pa.int64()) if pa.types.is_timestamp(dtype) else array.cast(pa.int64())).fill_null(0)
+    ms = numbers.to_numpy(zero_copy_only=False)
+    if pa.types.is_timestamp(dtype):
+        if dtype.unit == "s":
+            ms = np.clip(ms, -(MAX_TIME_MS // 1000), MAX_TIME_MS // 1000) * 1000
+        elif dtype.unit in _PER_MS:
+            ms = ms // _PER_MS[dtype.unit]
+    return EventTimes(np.clip(ms, -MAX_TIME_MS, MAX_TIME_MS), known)
+
+
+class TimeMetrics:
+    """The metrics of an operator that uses event time: ``late_rows``, rows that came too late; ``max_late_ms``, by how
+    much the latest of them was before the watermark; ``rows_without_time``, rows whose time is null.
+    """
+
+    def __init__(self, ctx: OperatorContext) -> None:
+        self._metrics = ctx.metrics
+        for metric in (LATE_ROWS, MAX_LATE_MS, WITHOUT_TIME):
+            self._metrics.setdefault(metric, 0)
+
+    def late(self, times_ms: npt.NDArray[np.int64], watermark_ms: int) -> None:
+        """Rows at these times came after the watermark had reached ``watermark_ms``."""
+        if len(times_ms):
+            self._metrics[LATE_ROWS] += len(times_ms)
+            self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times_ms.min()))
+
+    def without_time(self, rows: int) -> None:
+        """Count ``rows`` whose time is null."""
+        self._metrics[WITHOUT_TIME] += rows
+
+
+@dataclass(frozen=True)
+class WithWatermark(Operator):
+    """Passes its rows on, and makes watermarks: the largest event time in ``column`` so far, less ``delay_ms``. Rows
+    that are before the watermark already made are late: they pass, and are counted.
+
+    Watermarks are multiples of ``every_ms``, so that those of several subtasks are the same numbers: who follows the
+    least of them moves once for all of them, not once for each.
+    """
+
+    name: str
+    column: str
+    delay_ms: int
+    every_ms: int = 1
+    makes_watermarks = True
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        check_time_column(self.name, schema, self.column)
+        return schema
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _WithWatermarkInstance(self, ctx)
+
+
+class _WithWatermarkInstance(WatermarkMaker):
+    def __init__(self, descriptor: WithWatermark, ctx: OperatorContext) -> None:
+        self._column = descriptor.column
+        self._delay_ms = descriptor.delay_ms
+        self._every_ms = descriptor.every_ms
+        self._metrics = TimeMetrics(ctx)
+        self._latest_ms: int | None = None
+
+    @property
+    @override
+    def watermark_ms(self) -> int | None:
+        if self._latest_ms is None:
+            return None
+        return (self._latest_ms - self._delay_ms) // self._every_ms * self._every_ms
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        if not batch.num_rows:
+            return ()
+        times = event_times(batch, self._column)
+        ms = times.ms
+        if times.missing:
+            self._metrics.without_time(times.missing)
+            ms = ms[times.known]
+        if len(ms):
+            watermark_ms = self.watermark_ms
+            if watermark_ms is not None:
+                self._metrics.late(ms[ms < watermark_ms], watermark_ms)
+            latest = int(ms.max())
+            if self._latest_ms is None or latest > self._latest_ms:
+                self._latest_ms = latest
+        return (batch,)
+
+    @override
+    def snapshot(self, checkpoint: int) -> JsonValue:
+        return {"latest_ms": self._latest_ms}
+
+    @override
+    def restore(self, state: JsonValue) -> None:
+        assert isinstance(state, dict)
+        self._latest_ms = state["latest_ms"]

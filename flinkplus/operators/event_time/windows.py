@@ -1,0 +1,197 @@
+"""Tumbling windows of event time: aggregates of each key and window, put out when the watermark passes its end.
+
+Rules:
+
+- windows are ``size_ms`` long, and begin at multiples of that since 1970 (UTC);
+- rows come out by window, then by the bytes of the key; a key without rows in a window has none in the output;
+- a row whose window has been put out is late: it is dropped, and counted in the metric ``late_rows``. One without a
+  time is dropped, too, and counted in ``rows_without_time`` (``TimeMetrics``);
+- ``window_start`` lies before the watermark that a row comes out at: by so much, the size, the operator's own stays
+  behind;
+- each batch is reduced to a row for each key and window; those are kept, and merged when they become many (``parts``).
+  So nothing is looked up by key, and the state of a window is given up at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from typing_extensions import override
+
+from flinkplus.errors import ConfigurationError, UserFunctionError
+from flinkplus.operators.base.columns import cut, plain_array
+from flinkplus.operators.base.keys import check_key_columns, encode_keys
+from flinkplus.operators.base.operator import JsonValue, KeyedOperator, OperatorContext, OperatorInstance
+from flinkplus.operators.base.parts import Shelves
+from flinkplus.operators.base.schema import repeated
+from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
+from flinkplus.operators.keyed.aggregates import Aggregate, Groups
+
+START, END = "window_start", "window_end"
+MERGED_PARTS = 8
+
+
+@dataclass(frozen=True)
+class TumblingWindow(KeyedOperator):
+    """For each key and window: the key columns, ``window_start``, ``window_end``, and the aggregates."""
+
+    column: str
+    size_ms: int
+    aggregates: tuple[Aggregate, ...]
+    hears_watermarks = True
+
+    @property
+    @override
+    def holds_rows(self) -> bool:
+        return True
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        check_key_columns(schema, self.keys)
+        check_time_column(self.name, schema, self.column)
+        if not self.aggregates:
+            raise ConfigurationError(f"operator {self.name!r}: name at least one aggregate")
+        time = schema.field(self.column).type
+        bound = pa.timestamp("us", time.tz if pa.types.is_timestamp(time) else "UTC")
+        fields = [schema.field(key).with_nullable(True) for key in self.keys]
+        fields += [pa.field(START, bound), pa.field(END, bound)]
+        for aggregate in self.aggregates:
+            aggregate.check(self.name, schema)
+            fields.append(pa.field(aggregate.output, aggregate.result_type(schema)))
+        twice = repeated([field.name for field in fields])
+        if twice is not None:
+            raise ConfigurationError(f"operator {self.name!r}: its output would have the column {twice!r} twice")
+        return pa.schema(fields)
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _TumblingWindowInstance(self, ctx)
+
+
+class _TumblingWindowInstance(OperatorInstance):
+    def __init__(self, descriptor: TumblingWindow, ctx: OperatorContext) -> None:
+        self._ctx = ctx
+        self._metrics = TimeMetrics(ctx)
+        self._keys = descriptor.keys
+        self._column = descriptor.column
+        self._size_ms = descriptor.size_ms
+        self._aggregates = descriptor.aggregates
+        self._output = descriptor.output_schema(ctx.input_schema)
+        self._types = [aggregate.partial_types(ctx.input_schema) for aggregate in self._aggregates]
+        fields = [pa.field("key", pa.binary())]
+        fields += [pa.field(f"key {at}", ctx.input_schema.field(key).type) for at, key in enumerate(self._keys)]
+        for at, types in enumerate(self._types):
+            fields += [pa.field(f"aggregate {at} {part}", dtype) for part, dtype in enumerate(types)]
+        self._schema = pa.schema(fields)
+        self._windows = Shelves(ctx.keyed_state(), ctx.operator, self._schema, self._merged, together=MERGED_PARTS)
+        self._watermark_ms: int | None = None
+
+    @property
+    @override
+    def behind_ms(self) -> int:
+        return self._size_ms
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        self._add(batch)
+        return iter(())
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        times = event_times(batch, self._column)
+        starts = times.ms - times.ms % self._size_ms
+        wanted = times.known
+        if times.missing:
+            self._metrics.without_time(times.missing)
+        if self._watermark_ms is not None:
+            in_time = starts > self._watermark_ms - self._size_ms
+            late = wanted & ~in_time
+            if late.any():
+                self._metrics.late(times.ms[late], self._watermark_ms)
+                wanted = wanted & in_time
+        if not wanted.all():
+            batch, starts = batch.filter(pa.array(wanted)), starts[wanted]
+        if batch.num_rows:
+            self._reduce(batch, starts)
+
+    def _reduce(self, batch: pa.RecordBatch, starts: np.ndarray) -> None:
+        key = encode_keys(batch, self._keys).made_distinct()
+        windows, window = np.unique(starts, return_inverse=True)
+        groups = Groups.of(window * len(key.encoded) + key.codes)
+        firsts = groups.firsts
+        rows = pa.array(firsts)
+        columns = [key.encoded.take(pa.array(key.codes[firsts]))]
+        for name, field in zip(self._keys, self._key_fields, strict=True):
+            columns.append(plain_array(batch.column(name).take(rows), field.type))
+        try:
+            for aggregate, types in zip(self._aggregates, self._types, strict=True):
+                columns += aggregate.first(batch, groups, types)
+        except (OverflowError, pa.ArrowInvalid) as error:
+            raise self._too_large(error) from error
+        reduced = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        bounds = np.searchsorted(window[firsts], np.arange(len(windows) + 1)).tolist()
+        for at, start in enumerate(windows.tolist()):
+            self._windows.add(start, reduced.slice(bounds[at], bounds[at + 1] - bounds[at]))
+
+    @property
+    def _key_fields(self) -> list[pa.Field]:
+        return [self._schema.field(1 + at) for at in range(len(self._keys))]
+
+    def _merged(self, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """One row for each key of several parts."""
+        whole = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        groups = Groups.of(whole.column(0).dictionary_encode().indices.to_numpy().astype(np.int64))
+        rows = pa.array(groups.firsts)
+        columns = [whole.column(at).take(rows) for at in range(1 + len(self._keys))]
+        try:
+            for aggregate, partial in self._partials(whole):
+                columns += aggregate.merge(partial, groups)
+        except OverflowError as error:
+            raise self._too_large(error) from error
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _partials(self, reduced: pa.RecordBatch) -> Iterator[tuple[Aggregate, list[pa.Array]]]:
+        at = 1 + len(self._keys)
+        for aggregate, types in zip(self._aggregates, self._types, strict=True):
+            yield aggregate, reduced.columns[at : at + len(types)]
+            at += len(types)
+
+    def _too_large(self, error: Exception) -> UserFunctionError:
+        sums = ", ".join(repr(a.column) for a in self._aggregates if a.column is not None)
+        cause = f"an aggregate is too large: beyond 64 bits, or beyond the digits of its decimal type ({error})"
+        return UserFunctionError(self._ctx.operator, self._ctx.subtask, f"rows of a window, column {sums}", cause)
+
+    @override
+    def on_watermark(self, watermark_ms: int) -> Iterator[pa.RecordBatch]:
+        self._watermark_ms = watermark_ms
+        for start in self._windows:
+            if start + self._size_ms > watermark_ms:
+                return
+            yield from cut(self._result(start, self._windows.take(start)))
+
+    def _result(self, start_ms: int, reduced: pa.RecordBatch) -> pa.RecordBatch:
+        reduced = reduced.take(pc.array_sort_indices(reduced.column(0)))
+        columns: list[Any] = reduced.columns[1 : 1 + len(self._keys)]
+        for name, bound_ms in ((START, start_ms), (END, start_ms + self._size_ms)):
+            numbers = pa.array(np.full(reduced.num_rows, bound_ms * 1000, np.int64))
+            columns.append(numbers.view(self._output.field(name).type))
+        try:
+            for aggregate, partial in self._partials(reduced):
+                columns.append(aggregate.result(partial, self._output.field(aggregate.output).type))
+        except OverflowError as error:
+            raise self._too_large(error) from error
+        return pa.RecordBatch.from_arrays(columns, schema=self._output)
+
+    @override
+    def snapshot(self, checkpoint: int) -> JsonValue:
+        return {"watermark_ms": self._watermark_ms, "windows": self._windows.snapshot()}
+
+    @override
+    def restore(self, state: JsonValue) -> None:
+        assert isinstance(state, dict)
+        self._watermark_ms = state["watermark_ms"]
+        self._windows.restore(state["windows"])

@@ -1,0 +1,207 @@
+"""Aggregates of groups of rows, in parts that can be made separately and merged: columnar.
+
+A *partial* of an aggregate is one or two columns with a value for each group: of rows (``first``), of such partials
+(``merge``); ``result`` makes the column of the output of it.
+
+Rules:
+
+- the result depends on the order of the values in each group alone: nothing here adds numbers in an order that differs
+  from machine to machine;
+- a null counts for nothing; the sum, least, greatest and mean of nothing are null, as in SQL;
+- decimals are exact; the types of their sums and means are those of Spark SQL (``decimals``);
+- an integer sum beyond 64 bits, or a decimal one beyond the digits of its type, is an ``OverflowError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base import decimals
+from flinkplus.operators.base.columns import plain_array
+from flinkplus.operators.base.schema import check_column
+
+KINDS = ("count", "sum", "min", "max", "mean")
+_SAFE_SUM = float(1 << 62)
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Which rows belong together: ``order`` puts them beside each other, those of a group in their own order;
+    ``starts``: where each group begins there.
+    """
+
+    order: Integers
+    starts: Integers
+
+    @staticmethod
+    def of(codes: Integers) -> Groups:
+        """Rows with equal codes, by rising code; there is at least one."""
+        order = np.argsort(codes, kind="stable")
+        ordered = codes[order]
+        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        return Groups(order, starts)
+
+    @property
+    def firsts(self) -> Integers:
+        """The first row of each group."""
+        return self.order[self.starts]
+
+    @property
+    def sizes(self) -> Integers:
+        return np.diff(np.append(self.starts, len(self.order)))
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Raises ``OverflowError`` for integers beyond 64 bits."""
+        ordered = values[self.order]
+        groups = np.repeat(np.arange(len(self.starts)), self.sizes)
+        if ordered.dtype == np.float64:
+            return np.bincount(groups, ordered, len(self.starts))  # one by one, unlike a reduction
+        if (np.bincount(groups, np.abs(ordered.astype(np.float64)), len(self.starts)) > _SAFE_SUM).any():
+            return self._exact_sums(ordered)
+        return np.add.reduceat(ordered, self.starts)
+
+    def whole_sums(self, values: np.ndarray) -> np.ndarray:
+        """As ``sums``, of integers of any size: int64 where that is large enough for sure."""
+        if values.dtype == np.int64 and len(values):
+            if np.abs(values.astype(np.float64)).sum() <= _SAFE_SUM:
+                return np.add.reduceat(values[self.order], self.starts)
+            values = values.astype(object)
+        return np.add.reduceat(values[self.order], self.starts)
+
+    def some(self, flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Whether a flag is set for any row of each group."""
+        return np.logical_or.reduceat(flags[self.order], self.starts)
+
+    def _exact_sums(self, ordered: np.ndarray) -> np.ndarray:
+        values, ends = ordered.tolist(), (self.starts + self.sizes).tolist()
+        return np.array([sum(values[a:b]) for a, b in zip(self.starts.tolist(), ends, strict=True)], np.int64)
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """``kind`` (one of ``KINDS``) of ``column``, as the column ``output``; a count without a column is of rows."""
+
+    output: str
+    kind: str
+    column: str | None = None
+
+    def check(self, operator: str, schema: pa.Schema) -> None:
+        """Raises ``ConfigurationError`` when it cannot be made of such rows."""
+        if self.kind not in KINDS:
+            raise ConfigurationError(
+                f"operator {operator!r}: {self.kind!r} is not an aggregate; the aggregates are {', '.join(KINDS)}"
+            )
+        if self.column is None:
+            if self.kind != "count":
+                raise ConfigurationError(f"operator {operator!r}: {self.kind} needs a column: ({self.kind!r}, column)")
+            return
+        check_column(operator, schema, self.column)
+        dtype = schema.field(self.column).type
+        numeric = _is_whole(dtype) or pa.types.is_floating(dtype) or decimals.is_decimal(dtype)
+        if self.kind != "count" and not numeric:
+            raise ConfigurationError(
+                f"operator {operator!r}: column {self.column!r} is {dtype}; {self.kind} is of numbers"
+            )
+
+    def result_type(self, schema: pa.Schema) -> pa.DataType:
+        if self.kind == "count":
+            return pa.int64()
+        dtype = schema.field(self.column).type
+        if self.kind == "mean":
+            return decimals.mean_type(dtype) if decimals.is_decimal(dtype) else pa.float64()
+        return sum_type(dtype) if self.kind == "sum" else dtype
+
+    def partial_types(self, schema: pa.Schema) -> list[pa.DataType]:
+        """The columns of a partial."""
+        if self.kind == "count":
+            return [pa.int64()]
+        dtype = schema.field(self.column).type
+        if self.kind == "mean":
+            return [sum_type(dtype) if decimals.is_decimal(dtype) else pa.float64(), pa.int64()]
+        return [dtype if decimals.is_decimal(dtype) and self.kind != "sum" else sum_type(dtype)]
+
+    def first(self, batch: pa.RecordBatch, groups: Groups, types: Sequence[pa.DataType]) -> list[pa.Array]:
+        """The partial of the rows of a batch. Raises ``OverflowError`` and ``pa.ArrowInvalid`` for too large values."""
+        if self.column is None:
+            return [pa.array(groups.sizes)]
+        column = batch.column(self.column)
+        valid = _valid(column)
+        if self.kind == "count":
+            return [pa.array(groups.sums(valid.astype(np.int64)))]
+        values = plain_array(column, types[0])
+        if self.kind == "mean":
+            return [_summed(values, groups), pa.array(groups.sums(valid.astype(np.int64)))]
+        return [_summed(values, groups) if self.kind == "sum" else self._extreme(values, valid, groups)]
+
+    def merge(self, partials: list[pa.Array], groups: Groups) -> list[pa.Array]:
+        """One partial of several, which stand one behind the other."""
+        if self.kind in ("min", "max"):
+            return [self._extreme(partials[0], _valid(partials[0]), groups)]
+        return [_summed(column, groups) for column in partials]
+
+    def _extreme(self, values: pa.Array, valid: npt.NDArray[np.bool_], groups: Groups) -> pa.Array:
+        least, is_decimal = self.kind == "min", decimals.is_decimal(values.type)
+        if is_decimal:
+            nothing: float = 10**decimals.MAX_DIGITS * (1 if least else -1)
+            numbers = decimals.unscaled(values)
+            numbers = numbers if valid.all() else np.where(valid, numbers.astype(object), nothing)
+        else:
+            nothing = _beyond_all(values.type, least)
+            numbers = values.fill_null(pa.scalar(nothing, values.type)).to_numpy(zero_copy_only=False)
+            if pa.types.is_floating(values.type):
+                numbers = numbers + 0.0  # one zero only: which of two is the less is not the same everywhere
+        reduced = (np.minimum if least else np.maximum).reduceat(numbers[groups.order], groups.starts)
+        none = ~groups.some(valid)
+        if is_decimal:
+            return decimals.from_unscaled(np.where(none, 0, reduced) if none.any() else reduced, values.type, none)
+        return pa.array(reduced, values.type, mask=none)
+
+    def result(self, partial: list[pa.Array], dtype: pa.DataType) -> pa.Array:
+        """The output column. Raises ``OverflowError`` for a mean with more digits than its type has."""
+        if self.kind != "mean":
+            return plain_array(partial[0], dtype)
+        if decimals.is_decimal(dtype):
+            return decimals.means(partial[0], partial[1].to_numpy(zero_copy_only=False), dtype)
+        sums, counts = (column.to_numpy(zero_copy_only=False) for column in partial)
+        return pa.array(sums / np.maximum(counts, 1), pa.float64(), mask=counts == 0)
+
+
+def sum_type(dtype: pa.DataType) -> pa.DataType:
+    """The type of a sum of numbers: int64 of integers, float64 of floating point, of decimals Spark SQL's."""
+    if decimals.is_decimal(dtype):
+        return decimals.sum_type(dtype)
+    return pa.int64() if _is_whole(dtype) else pa.float64()
+
+
+def _is_whole(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(dtype))
+
+
+def _beyond_all(dtype: pa.DataType, least: bool) -> float:
+    """What stands for a null where the least, or the greatest, is looked for."""
+    if pa.types.is_floating(dtype):
+        return np.inf if least else -np.inf
+    limits = np.iinfo(np.int64)
+    return limits.max if least else limits.min
+
+
+def _valid(column: pa.Array) -> npt.NDArray[np.bool_]:
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary.take(column.indices)
+    valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _summed(values: pa.Array, groups: Groups) -> pa.Array:
+    """The sums of what is not null; null where all is."""
+    none = ~groups.some(_valid(values))
+    if decimals.is_decimal(values.type):
+        return decimals.from_unscaled(groups.whole_sums(decimals.unscaled(values)), values.type, none)
+    return pa.array(groups.sums(values.fill_null(0).to_numpy(zero_copy_only=False)), values.type, mask=none)

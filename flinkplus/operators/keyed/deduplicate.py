@@ -1,0 +1,171 @@
+"""Drops rows whose key was seen already: repeated events of producers that try again.
+
+Rules:
+
+- Of rows with the same key the first one is kept; it goes on as it came, and in its place.
+- With a time to live, a key is forgotten that long after the row that was kept: a row exactly then is new, and kept,
+  and the time begins again with it. Rows that are dropped prolong nothing. Time is the processing time of the step, so
+  that a repeated step drops the same rows.
+- Nulls are equal to each other, as for ``key_by``.
+- What decides is the expiry kept with each key, not whether it is still there. Keys are queued by expiry, in chunks;
+  each batch removes chunks that are due, some twice as many keys as it has rows, so that the state holds what has not
+  expired and little more.
+
+Why there is no Bloom filter of its own in front of the state: most keys are absent, but memory knows them all until
+they are more than it may hold, and beyond that RocksDB's filters answer (``docs/decisions``, 0016).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.operators.base.keys import check_key_columns, encode_keys, row_keys
+from flinkplus.operators.base.operator import (
+    JsonValue,
+    KeyedOperator,
+    NumberStateLike,
+    ObjectStateLike,
+    OperatorContext,
+    OperatorInstance,
+)
+from flinkplus.operators.keyed.keyed import FEW_ROWS, KeyRows
+
+CHUNK_KEYS = 512
+FOR_EVER = 1
+"""The number kept with a key that is not forgotten; absent ones have 0."""
+
+
+@dataclass(frozen=True)
+class Deduplicate(KeyedOperator):
+    """Keeps the first row for each key; ``ttl_ms``: how long a key is remembered, ``None``: for ever."""
+
+    ttl_ms: int | None = None
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        check_key_columns(schema, self.keys)
+        return schema
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _DeduplicateInstance(self, ctx)
+
+
+class _DeduplicateInstance(OperatorInstance):
+    """State: for each key when it expires, in ms since 1970."""
+
+    def __init__(self, descriptor: Deduplicate, ctx: OperatorContext) -> None:
+        self._keys = descriptor.keys
+        self._ttl_ms = descriptor.ttl_ms
+        self._ctx = ctx
+        self._expiries = ctx.keyed_state().number_state(ctx.operator, "int64")
+        self._rows = KeyRows(self._expiries)
+        self._queue: ExpiryQueue | None = None
+        if descriptor.ttl_ms is not None:
+            chunks = ctx.keyed_state().object_state(f"{ctx.operator}/expiry")
+            self._queue = ExpiryQueue(self._expiries, chunks)
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if not batch.num_rows:
+            return
+        now = 0 if self._ttl_ms is None else self._ctx.now_ms()
+        keys, idx, first_rows = self._look_up(batch)
+        new = np.flatnonzero(self._expiries.gather(idx) <= now)
+        expiry = FOR_EVER if self._ttl_ms is None else now + self._ttl_ms
+        self._expiries.scatter(idx[new], np.full(len(new), expiry, np.int64))
+        if self._queue is not None:
+            self._queue.expire(now, 2 * batch.num_rows)
+            self._queue.add(keys if len(new) == len(keys) else [keys[code] for code in new.tolist()], expiry)
+        if len(new) == batch.num_rows:
+            yield batch
+        elif len(new):
+            yield batch.take(pa.array(np.sort(first_rows[new])))
+
+    def _look_up(self, batch: pa.RecordBatch) -> tuple[list[bytes], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The distinct keys of the batch; the state row and the first row of the batch of each."""
+        if batch.num_rows <= FEW_ROWS:
+            first: dict[bytes, int] = {}
+            for row, key in enumerate(row_keys(batch, self._keys).to_pylist()):
+                first.setdefault(key, row)
+            keys = list(first)
+            return keys, self._expiries.indices(keys), np.fromiter(first.values(), np.int64, len(keys))
+        found, idx = self._rows.find(encode_keys(batch, self._keys))
+        return found.keys, idx, found.first_rows()
+
+    @override
+    def snapshot(self, checkpoint: int) -> JsonValue:
+        return None if self._queue is None else self._queue.saved()
+
+    @override
+    def restore(self, state: JsonValue) -> None:
+        if self._queue is not None and state is not None:
+            self._queue.restore(cast("dict[str, int]", state))
+
+
+class ExpiryQueue:
+    """Keys in the order in which they expire, in chunks that are numbered ``first`` to ``end`` - 1; the last chunk is
+    in memory until it is full or saved. ``expiries``: what is to be removed, and only what has expired.
+
+    A key that expired and came again stands in the queue twice; what is kept with it tells which one counts.
+    """
+
+    def __init__(self, expiries: NumberStateLike, chunks: ObjectStateLike) -> None:
+        self._expiries = expiries
+        self._chunks = chunks
+        self._first = self._end = 0
+        self._head: tuple[Any, ...] = ()  # the first chunk, once read: the expiry of its last key, and its keys
+        self._open: list[bytes] = []
+        self._open_expiry = 0
+
+    def add(self, keys: list[bytes], expiry: int) -> None:
+        """``keys`` expire at ``expiry``, which never goes back."""
+        if keys:
+            self._open += keys
+            self._open_expiry = expiry
+            while len(self._open) >= CHUNK_KEYS:
+                self._close(CHUNK_KEYS)
+
+    def _close(self, keys: int) -> None:
+        self._chunks.put_many([_number(self._end)], [(self._open_expiry, *self._open[:keys])])
+        self._open = self._open[keys:]
+        self._end += 1
+
+    def expire(self, now: int, budget: int) -> None:
+        """Remove what has expired by ``now``: some ``budget`` keys, in whole chunks."""
+        if self._open and self._open_expiry <= now:
+            self._close(len(self._open))
+        while budget > 0 and self._first < self._end:
+            if not self._head:
+                (self._head,) = self._chunks.get_many([_number(self._first)])
+            if self._head[0] > now:
+                return
+            keys = list(dict.fromkeys(self._head[1:]))
+            idx = self._expiries.indices(keys)
+            self._expiries.remove(idx[self._expiries.gather(idx) <= now])
+            self._chunks.delete_many([_number(self._first)])
+            self._first += 1
+            self._head = ()
+            budget -= len(keys)
+
+    def saved(self) -> dict[str, int]:
+        """Everything is in the state then, but for these numbers."""
+        if self._open:
+            self._close(len(self._open))
+        return {"first": self._first, "end": self._end}
+
+    def restore(self, saved: dict[str, int]) -> None:
+        """As it was when ``saved`` was given."""
+        self._first, self._end = saved["first"], saved["end"]
+
+
+def _number(chunk: int) -> bytes:
+    return struct.pack(">Q", chunk)

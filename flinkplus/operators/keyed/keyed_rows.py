@@ -1,0 +1,362 @@
+"""Users' functions over keyed state, one row at a time: ``Reduce`` and ``Process``.
+
+Rules:
+
+- Rows come in the order of the stream; all rows of a key come to the same subtask.
+- State is read once for each distinct key of a batch, and written back once, at the end of the batch: a function that
+  raises has written nothing of its batch.
+- Event-time timers (``timers``) belong to a key, as its state does; they call a function when the watermark is there.
+- A value got from state is the caller's own: changing it without putting it back changes nothing, and changing it after
+  having put it changes nothing either. (So results do not depend on where batches are cut.)
+"""
+
+from __future__ import annotations
+
+import datetime
+import operator
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.operators.base.columns import cut
+from flinkplus.operators.base.keys import KeyCodes, check_key_columns, encode_keys
+from flinkplus.operators.base.operator import (
+    END_OF_TIME_MS,
+    JsonValue,
+    KeyedOperator,
+    ObjectStateLike,
+    OperatorContext,
+    OperatorInstance,
+)
+from flinkplus.operators.base.row import (
+    USER_EXCEPTIONS,
+    Row,
+    RowConverter,
+    make_row,
+    row_type,
+    rows_of,
+    short_repr,
+    user_error,
+)
+from flinkplus.operators.base.schema import parse_schema
+from flinkplus.operators.base.values import instant
+from flinkplus.operators.keyed.timers import EventTimers
+from flinkplus.operators.rows.rows import Collector
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+LATE_TIMERS = "late_timers"
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+_ATOMS = (int, float, str, bytes, bool, type(None))
+
+
+class _Pickled(bytes):
+    """A value that could be changed by whoever holds it, as its pickle."""
+
+    __slots__ = ()
+
+
+def _kept(value: Any) -> Any:
+    kind = type(value)
+    if kind in _ATOMS or (kind is tuple and all(type(item) in _ATOMS for item in value)):
+        return value
+    return _Pickled(pickle.dumps(value, protocol=5))
+
+
+def _given(kept: Any) -> Any:
+    return pickle.loads(kept) if type(kept) is _Pickled else kept
+
+
+@dataclass(frozen=True)
+class Reduce(KeyedOperator):
+    """Combines the rows of each key: gives, for every row, ``fn(so far, row)``, and for a key's first row that row
+    itself.
+
+    Both arguments and the result are rows of the input's schema; the result's key columns are the function's business.
+    """
+
+    fn: Callable[[Row, Row], Any]
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        check_key_columns(schema, self.keys)
+        return schema
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _ReduceInstance(self, ctx)
+
+
+class _ReduceInstance(OperatorInstance):
+    def __init__(self, descriptor: Reduce, ctx: OperatorContext) -> None:
+        self._fn = descriptor.fn
+        self._keys = descriptor.keys
+        self._ctx = ctx
+        self._state = ctx.keyed_state().object_state(ctx.operator)
+        self._converter = RowConverter(ctx.operator, ctx.subtask, ctx.input_schema)
+        self._kind = row_type(tuple(ctx.input_schema.names))
+        self._changeable = any(pa.types.is_nested(field.type) for field in ctx.input_schema)
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if not batch.num_rows:
+            return
+        key = encode_keys(batch, self._keys).made_distinct()
+        keys = key.keys
+        so_far: list[Any] = self._state.get_many(keys)
+        rows = rows_of(batch, self._ctx)
+        results: list[tuple[Any, ...]] = []
+        try:
+            for row, code in zip(self._ctx.noted(rows), key.codes.tolist(), strict=True):
+                before = so_far[code]
+                values = tuple(row) if before is None else self._combined(before, row)
+                so_far[code] = values
+                results.append(values)
+        except USER_EXCEPTIONS as error:
+            raise user_error(self._ctx.operator, self._ctx.subtask, rows[len(results)], error) from error
+        output = self._converter.batch(results, rows.__getitem__)
+        self._state.put_many(keys, so_far)
+        yield from cut(output)
+
+    def _combined(self, before: Any, row: Row) -> tuple[Any, ...]:
+        if self._changeable:  # lists in rows: what was given out or kept must not change with what the function does
+            before, row = pickle.loads(pickle.dumps((before, row)))
+        values = self._converter.values(self._fn(make_row(self._kind, before), row))
+        return pickle.loads(pickle.dumps(values)) if self._changeable else values
+
+
+class ValueState:
+    """One named value of the current key."""
+
+    def __init__(self, context: ProcessContext, state: ObjectStateLike) -> None:
+        self._context = context
+        self._state = state
+        self._batch: KeyCodes | None = None
+        self._keys: list[bytes] = []
+        self._values: list[Any] = []
+        self._changed: set[int] = set()
+
+    def get(self, default: Any = None) -> Any:
+        """The value, a fresh copy; ``default`` when there is none."""
+        value = _given(self._loaded()[self._context.code])
+        return default if value is None else value
+
+    def put(self, value: Any) -> None:
+        """Keep ``value`` for the key, as it is now; ``None`` deletes. Raises what pickle raises for what cannot be
+        kept.
+        """
+        kept = _kept(value)
+        self._loaded()[self._context.code] = kept
+        self._changed.add(self._context.code)
+
+    def delete(self) -> None:
+        """There is no value any more."""
+        self.put(None)
+
+    def _loaded(self) -> list[Any]:
+        batch = self._context.batch
+        if self._batch is not batch:
+            if batch is None:
+                raise RuntimeError("state of a key can be used only while the function it was given to runs")
+            self._keys = batch.keys
+            self._values = [_kept(value) for value in self._state.get_many(self._keys)]
+            self._changed = set()
+            self._batch = batch
+        return self._values
+
+    def write_back(self) -> None:
+        """Called at the end of each batch."""
+        changed = sorted(self._changed)
+        present = [code for code in changed if self._values[code] is not None]
+        absent = [code for code in changed if self._values[code] is None]
+        if present:
+            keys = [self._keys[code] for code in present]
+            self._state.put_many(keys, [_given(self._values[code]) for code in present])
+        if absent:
+            self._state.delete_many([self._keys[code] for code in absent])
+        self._changed = set()
+        self._batch = None
+
+
+class ProcessContext:
+    """What a ``Process`` function may use: ``key``, ``state(name)``, ``now()``, ``random()``, timers, event time, and
+    where it runs (``operator``, ``subtask``).
+
+    ``batch`` and ``code`` say which key is the current one; they are the operator's, as is ``timers``.
+    """
+
+    def __init__(self, ctx: OperatorContext, timers: EventTimers | None = None) -> None:
+        self.operator = ctx.operator
+        self.subtask = ctx.subtask
+        self.key: Any = None
+        self.batch: KeyCodes | None = None
+        self.code = 0
+        self._state = ctx.keyed_state()
+        self._now_ms, self._rng = ctx.now_ms, ctx.rng
+        self._values: dict[str, ValueState] = {}
+        self._timers = timers
+        self._metrics = ctx.metrics
+        if timers is not None:
+            self._metrics.setdefault(LATE_TIMERS, 0)
+        self._keys: tuple[KeyCodes | None, list[bytes]] = (None, [])
+        self.watermark: int | None = None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all input has ended, so that all timers fire."""
+        return self.watermark == END_OF_TIME_MS
+
+    def event_timer(self, at: int | datetime.datetime) -> None:
+        """Have ``on_timer`` called for the current key when the watermark reaches ``at`` (milliseconds since 1970, or a
+        datetime; without a zone it is local time). No effect when that is set already. A time that has passed: when the
+        watermark rises next, and counted in the metric ``late_timers``.
+        """
+        timers, at_ms = self._timers_in_use(), _milliseconds(at)
+        timers.set(at_ms, self._key_bytes(), self.key)
+        if self.watermark is not None and at_ms <= self.watermark and not self.at_end:
+            self._metrics[LATE_TIMERS] += 1
+
+    def delete_event_timer(self, at: int | datetime.datetime) -> None:
+        """Take back ``event_timer`` of the current key; no error when there is none."""
+        self._timers_in_use().unset(_milliseconds(at), self._key_bytes())
+
+    def _timers_in_use(self) -> EventTimers:
+        if self._timers is None:
+            raise RuntimeError(f"operator {self.operator!r} has no timers: give process(..., on_timer=...)")
+        return self._timers
+
+    def _key_bytes(self) -> bytes:
+        if self._keys[0] is not self.batch:
+            if self.batch is None:
+                raise RuntimeError("timers of a key can be set only while the function that sets them runs")
+            self._keys = self.batch, self.batch.keys
+        return self._keys[1][self.code]
+
+    def state(self, name: str) -> ValueState:
+        """The value kept under ``name`` for the current key."""
+        value = self._values.get(name)
+        if value is None:
+            value = self._values[name] = ValueState(self, self._state.object_state(f"{self.operator}/{name}"))
+        return value
+
+    def now(self) -> float:
+        """The time of day in seconds since the Unix epoch, to the millisecond, of the message that the row came in.
+
+        Unlike ``time.time()`` it is the same when a standby does the step again, and never goes back.
+        """
+        return self._now_ms() / 1000
+
+    def random(self) -> float:
+        """A random number, at least 0 and below 1; unlike ``random.random()`` the same when a standby does the step
+        again."""
+        return self._rng().random()
+
+    def write_back(self) -> None:
+        """Hand what the batch changed to the state."""
+        for value in self._values.values():
+            value.write_back()
+        if self._timers is not None:
+            self._timers.write_back()
+        self.batch = None
+        self._keys = None, []
+
+
+@dataclass(frozen=True)
+class Process(KeyedOperator):
+    """``fn(key, row, ctx)`` for every row, with keyed state from ``ctx``; gives an iterable of rows of ``schema``, or
+    ``None``.
+
+    ``key`` is the value of the key column, or the tuple of values when there are several. ``on_timer(key, at_ms, ctx)``
+    does the same for each timer of ``ctx.event_timer``.
+    """
+
+    fn: Callable[[Any, Row, ProcessContext], Any]
+    schema: str | pa.Schema
+    on_timer: Callable[[Any, int, ProcessContext], Any] | None = None
+    hears_watermarks = True
+
+    @property
+    @override
+    def holds_rows(self) -> bool:
+        return True
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        check_key_columns(schema, self.keys)
+        return parse_schema(self.schema)
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _ProcessInstance(self, ctx)
+
+
+class _ProcessInstance(OperatorInstance):
+    def __init__(self, descriptor: Process, ctx: OperatorContext) -> None:
+        self._fn = descriptor.fn
+        self._keys = descriptor.keys
+        self._ctx = ctx
+        self._on_timer = descriptor.on_timer
+        self._timers = None if self._on_timer is None else EventTimers(ctx.keyed_state(), ctx.operator)
+        self._context = ProcessContext(ctx, self._timers)
+        self._collector = Collector(ctx, RowConverter(ctx.operator, ctx.subtask, parse_schema(descriptor.schema)))
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if not batch.num_rows:
+            return
+        fn, context, collector = self._fn, self._context, self._collector
+        key = encode_keys(batch, self._keys).made_distinct()
+        rows = rows_of(batch, self._ctx)
+        positions = [self._ctx.input_schema.get_field_index(column) for column in self._keys]
+        context.batch = key
+        for row, code in zip(self._ctx.noted(rows), key.codes.tolist(), strict=True):
+            context.code = code
+            context.key = row[positions[0]] if len(positions) == 1 else tuple(row[p] for p in positions)
+            try:
+                result = fn(context.key, row, context)
+            except USER_EXCEPTIONS as error:
+                raise user_error(self._ctx.operator, self._ctx.subtask, row, error) from error
+            if result is not None:
+                yield from collector.collect(row, result)
+        context.write_back()
+        yield from collector.flush()
+
+    @override
+    def on_watermark(self, watermark_ms: int) -> Iterator[pa.RecordBatch]:
+        context, collector, on_timer = self._context, self._collector, self._on_timer
+        context.watermark = watermark_ms
+        if self._timers is None or on_timer is None:
+            return
+        for timers in self._timers.due(watermark_ms):
+            context.batch = timers.key_codes
+            for at_ms, context.code, context.key in timers:
+                timer = f"the timer of key {short_repr(context.key)} at {at_ms} ms"
+                try:
+                    result = on_timer(context.key, at_ms, context)
+                except USER_EXCEPTIONS as error:
+                    raise user_error(self._ctx.operator, self._ctx.subtask, timer, error) from error
+                if result is not None:
+                    yield from collector.collect(timer, result)
+            context.write_back()
+            yield from collector.flush()
+
+    @override
+    def snapshot(self, checkpoint: int) -> JsonValue:
+        timers = None if self._timers is None else self._timers.snapshot()
+        return {"watermark_ms": self._context.watermark, "timers": timers}
+
+    @override
+    def restore(self, state: JsonValue) -> None:
+        saved: Any = state or {}  # None: of a version without event time
+        self._context.watermark = saved.get("watermark_ms")
+        if self._timers is not None and saved.get("timers") is not None:
+            self._timers.restore(saved["timers"])
+
+
+def _milliseconds(at: int | datetime.datetime) -> int:
+    if isinstance(at, datetime.datetime):
+        return (instant(at) - _EPOCH) // _MILLISECOND
+    return operator.index(at)

@@ -1,0 +1,22 @@
+"""The head of a loop: what comes from outside and what comes round, as one stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.operators.rows.union import Union
+
+
+@dataclass(frozen=True)
+class LoopHead(Union):
+    """Gives every row it gets, of whichever input. Event time ends here: nobody knows what will come round."""
+
+    stops_watermarks = True
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Whatever comes round may be null in any column."""
+        return pa.schema([field.with_nullable(True) for field in schema])

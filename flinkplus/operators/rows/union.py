@@ -1,0 +1,33 @@
+"""Several streams as one: an operator that hands on what it gets, and gives what follows one place to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
+
+
+@dataclass(frozen=True)
+class Union(Operator):
+    """Gives every row it gets, of whichever input."""
+
+    name: str
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _UnionInstance()
+
+
+class _UnionInstance(OperatorInstance):
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if batch.num_rows:
+            yield batch

@@ -1,0 +1,88 @@
+"""Names that another process wrote and that become parts of a path: checked here, and by nothing else.
+
+Rules:
+- the function that parses such a name (``from_json``, a decoder) calls ``checked_name`` at once. So every name that is
+  used has been checked. A name that was made here, or listed by the file system, needs no check;
+- a part of a path is not empty, does not begin with a dot, and consists of ASCII letters, digits and ``_+-.,=~%[]`` and
+  space. So no name leads out of the directory that it is used in, and none is a hidden file;
+- a name has exactly as many parts as its format says: one, or two for state files (``<folder>/<file>``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from flinkplus.errors import UnsafeName
+
+MAX_CHARACTERS = 200
+"""Of a part: file systems take 255 bytes, and temporary files have some more than the name."""
+MAX_SUBTASK_CHARACTERS = 10_000
+"""A subtask is named after all operators that are fused in it. In a path a long name is shortened (``folder_name``)."""
+STATE_FILE_PARTS = 2
+
+_FIRST, _OTHERS = r"[A-Za-z0-9_+\-,=~%\[\] ]", r"[A-Za-z0-9_+\-.,=~%\[\] ]"
+
+
+@lru_cache
+def _pattern(parts: int, longest: int) -> re.Pattern[str]:
+    return re.compile("/".join([f"{_FIRST}{_OTHERS}{{0,{longest - 1}}}"] * parts) + r"\Z")
+
+
+def checked_name(name: object, parts: int = 1, longest: int = MAX_CHARACTERS) -> str:
+    """``name``: so many parts of a path with ``/`` between them, each of ``longest`` characters at most.
+
+    Raises ``UnsafeName`` for anything else.
+    """
+    if type(name) is not str:
+        raise UnsafeName(f"{name!r:.100} is no name")
+    if _pattern(parts, longest).match(name) is None:
+        raise UnsafeName(f"{name!r:.100} is no name of {parts} part{'s' * (parts > 1)} that may become a path")
+    return name
+
+
+def checked_subtask(name: object) -> str:
+    """The name of a subtask or vertex, which becomes the name of its folder. Raises ``UnsafeName``."""
+    return checked_name(name, longest=MAX_SUBTASK_CHARACTERS)
+
+
+def check_handle(handle: object) -> None:
+    """Check the names in the handle of a subtask's snapshot: of its state files, of what those replace, and of the
+    output that is staged in it. Raises ``UnsafeName``."""
+    fields = _mapping(handle)
+    for file in _list(fields.get("files", ())):
+        described = _mapping(file)
+        checked_name(described.get("name"), STATE_FILE_PARTS)
+        for replaced in _list(described.get("replaces", ())):
+            checked_name(next(iter(_list(replaced)), None), STATE_FILE_PARTS)
+    for saved in _mapping(_mapping(fields.get("operator_state", {})).get("operators", {})).values():
+        check_staged(_mapping(saved).get("staged", ()))
+
+
+def check_staged(files: object) -> None:
+    """Check the names in descriptions of staged output. Raises ``UnsafeName``."""
+    for file in _list(files):
+        checked_name(_mapping(file).get("name"))
+
+
+def check_manifest(manifest: dict[str, Any]) -> None:
+    """Check the names in a manifest. Raises ``UnsafeName``."""
+    for subtask, handle in _mapping(manifest.get("subtasks", {})).items():
+        checked_subtask(subtask)
+        check_handle(handle)
+    for committed in _mapping(manifest.get("commits", {})).values():
+        check_staged(_mapping(committed).get("files", ()))
+
+
+def _mapping(found: object) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise UnsafeName(f"{found!r:.100} stands where names are expected, and has none")
+    return found
+
+
+def _list(found: object) -> Iterable[Any]:
+    if not isinstance(found, list | tuple):
+        raise UnsafeName(f"{found!r:.100} stands where a list of names is expected")
+    return found

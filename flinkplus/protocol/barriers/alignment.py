@@ -1,0 +1,125 @@
+"""Barrier alignment of one subtask: asynchronous barrier snapshots of acyclic graphs.
+
+After algorithm 1 of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015).
+
+Its steps, by the names that the tests use:
+
+- *init*: the subtask knows its inputs and outputs, and no input is blocked;
+- *barrier from nil*: a source has no inputs and is told by the coordinator; nothing is blocked, all else is as below;
+- *block input*: a barrier came on an input: nothing more is taken from it;
+- *all inputs blocked*: the barrier goes to every output, the state is snapshotted, and every input is unblocked;
+- *message*: from an input that is not blocked it is processed, from a blocked one it waits. The caller's part: this
+  machine only says which are blocked.
+
+A departure beside those of all algorithms (``barriers``): a barrier of a newer checkpoint on a channel proves that the
+one being aligned will never come on it: it is declined.
+
+Rules and invariants:
+
+- A barrier is forwarded exactly when its alignment is complete.
+- A channel is blocked only while a checkpoint is being aligned, and never all of them at rest.
+- Without ``blocking`` the same is done, but nothing waits: barriers are only counted, one a channel. (At least once: a
+  snapshot holds some of what comes behind its barrier.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT, BarrierMachine
+from flinkplus.protocol.vocabulary.effects import (
+    BarrierEffect,
+    BlockChannel,
+    DeclineCheckpoint,
+    ForwardBarrier,
+    PersistSnapshot,
+    TakeSnapshot,
+    UnblockChannel,
+)
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
+
+
+class BarrierAlignment(BarrierMachine):
+    """The machine of one subtask. ``blocking``: whether an input waits once its barrier has come."""
+
+    def __init__(
+        self,
+        subtask: SubtaskId,
+        inputs: tuple[ChannelId, ...],
+        version: CheckpointId = NO_CHECKPOINT,
+        max_asynchronous: int = 8,
+        aborted: Sequence[CheckpointId] = (),
+        blocking: bool = True,
+    ) -> None:
+        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
+        self._awaited = inputs
+        self._blocking = blocking
+        self._aligning: CheckpointId | None = None
+        self._blocked: list[ChannelId] = []
+
+    @property
+    def waiting_for(self) -> tuple[CheckpointId, ...]:
+        return () if self._aligning is None else (self._aligning,)
+
+    @property
+    def aligning(self) -> CheckpointId | None:
+        """The checkpoint some of whose barriers are here and some not."""
+        return self._aligning
+
+    @property
+    def blocked(self) -> tuple[ChannelId, ...]:
+        """The channels that nothing may be taken off."""
+        return tuple(self._blocked) if self._blocking else ()
+
+    def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
+        if channel in self._blocked and self._blocking:
+            raise PeerProtocolError(
+                f"{self._subtask}: barrier {checkpoint} on {channel}, which checkpoint {self._aligning} blocks"
+            )
+        if checkpoint == self._aligning:
+            return self._block(channel, checkpoint) if channel not in self._blocked else []
+        if checkpoint <= self._newest_seen:
+            return []
+        effects = self._give_up_alignment(superseded_by=checkpoint)
+        if self._see(checkpoint):
+            self._aligning = checkpoint
+            effects += self._block(channel, checkpoint)
+        return effects
+
+    def _block(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
+        self._blocked.append(channel)
+        effects: list[BarrierEffect] = [BlockChannel(channel)] if self._blocking else []
+        if len(self._blocked) == len(self._awaited):
+            effects += self._begin_snapshot(checkpoint)
+        return effects
+
+    def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
+        refusal = self._refusal()
+        if refusal is not None:
+            return [ForwardBarrier(checkpoint), *self._unblock(), DeclineCheckpoint(checkpoint, refusal)]
+        self._asynchronous[checkpoint] = False
+        return [
+            TakeSnapshot(checkpoint),
+            ForwardBarrier(checkpoint),
+            *self._unblock(),
+            PersistSnapshot(checkpoint),
+        ]
+
+    def _unblock(self) -> list[BarrierEffect]:
+        effects: list[BarrierEffect] = [UnblockChannel(channel) for channel in self._blocked if self._blocking]
+        self._blocked.clear()
+        self._aligning = None
+        return effects
+
+    def _give_up_alignment(self, superseded_by: CheckpointId) -> list[BarrierEffect]:
+        if self._aligning is None:
+            return []
+        reason = f"{self._subtask}: barrier {superseded_by} came while {self._aligning} was being aligned"
+        return [DeclineCheckpoint(self._aligning, reason), *self._unblock()]
+
+    def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
+        return self._unblock() if checkpoint == self._aligning else None
+
+    def _was_begun(self, checkpoint: CheckpointId) -> bool:
+        return super()._was_begun(checkpoint) and checkpoint != self._aligning

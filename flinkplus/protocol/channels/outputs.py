@@ -1,0 +1,499 @@
+"""The output ends of a subtask's channels: each a log that is pumped as far as the consumer's credit allows.
+
+Without standbys what is consumed can never be asked for again, so it is trimmed at once; with them it is kept until
+a version of the consumer that is stable in its chain, and complete, is behind it.
+
+Rules:
+
+- the log is whoever drives this brings along (``ChannelLog``); nothing is written or sent here but through it and
+  through ``_transmit`` and ``_hand_over``;
+- a channel whose consumer has failed is closed until one of the new generation says where to go on; credit of another
+  generation than the one expected changes nothing;
+- a message carries the determinants that its channel has not been told yet, its sender's and its sender's ancestors';
+- a promoted subtask makes messages again that its consumers have had. They are not sent again; they must be the same;
+- a barrier that overtakes is sent at once, with all that waits before it, but for what is sent again to a consumer's
+  successor and for more than ``MAX_OVERTAKEN_BYTES``: these go with credit first, as before an aligned one. What was
+  sent beyond the consumer's credit counts as unsent: nothing more is made before credit has caught up with it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from flinkplus.errors import NondeterministicOperator
+from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
+from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_run
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, invariant
+from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
+from flinkplus.protocol.vocabulary.messages import Kind, Message
+
+MAX_UNSENT_MESSAGES = 4
+ENDLESS = 1 << 62
+"""Room of all channels while a barrier overtakes, in messages and bytes."""
+MAX_UNSENT_TO_NOBODY = 256
+"""Messages for a consumer that has failed: its producer goes on for the others meanwhile."""
+
+Entry: TypeAlias = tuple[Message, Any]
+"""A message and its payload."""
+
+
+class ChannelLog(Protocol):
+    """What is needed of an output log (see ``upstream_cache.log``): ``trimmed <= acknowledged <= sent <= appended``."""
+
+    max_unsent_messages: int
+    max_unsent_bytes: int
+
+    @property
+    def trimmed(self) -> int: ...
+
+    @property
+    def acknowledged(self) -> int: ...
+
+    @property
+    def sent(self) -> int: ...
+
+    @property
+    def sent_once(self) -> int: ...
+
+    @property
+    def appended(self) -> int: ...
+
+    @property
+    def unsent_bytes(self) -> int: ...
+
+    @property
+    def accepts(self) -> bool: ...
+
+    def append(self, message: Entry, size_bytes: int, /) -> int: ...
+
+    def next_to_send(self, limit: int, /) -> tuple[int, Entry] | None: ...
+
+    def acknowledge(self, seq: int, /) -> None: ...
+
+    def trim(self, seq: int, /) -> None: ...
+
+    def rewind(self, seq: int, /) -> None: ...
+
+    def lift_limits(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SpillVolume(Protocol):
+    """What is needed of the memory and disk that the logs of a slot share (see ``upstream_cache.retention``)."""
+
+    @property
+    def blocked(self) -> str | None: ...
+
+    def relieve(self) -> bool: ...
+
+
+MakeLog: TypeAlias = Callable[[ChannelId, int, int, bool], ChannelLog]
+"""``(channel, first seq, next seq that its consumer expects, whether it may grow beyond memory) -> log``."""
+
+
+@dataclass(slots=True)
+class OutputChannel:
+    """The producer's end of one channel. ``peer`` is the consumer's slot, ``None`` when it is this one.
+
+    ``resuming`` is the flag of a standby channel: the consumer has failed, and the channel is closed until its
+    successor, which has ``consumer_generation``, says where to go on. ``retain``: what is consumed is kept until
+    ``trim``.
+    ``had``: digests of messages that the consumer has had of a predecessor and that are yet to be made again (``None``:
+    they are not compared); ``had_to``: the number behind them.
+    ``is_back``: it is of a back edge, and takes whatever is appended, so that a loop never waits for itself.
+    ``granted``: the first ``seq`` that credit does not reach; ``limit`` may be beyond it (``OutputChannels.overdraw``).
+    ``overdraft``: up to there all is to be sent without credit, as soon as it may be.
+    ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
+    the position in its ``AncestorLog``.
+    """
+
+    channel: ChannelId
+    peer: int | None
+    window: int
+    log: ChannelLog
+    limit: int
+    consumer_generation: Generation
+    retain: bool = False
+    is_back: bool = False
+    resuming: bool = False
+    told: int = 0
+    told_of_ancestors: int = 0
+    trim_to: int = 0
+    had: dict[int, int] | None = None
+    had_to: int = 0
+    granted: int = 0
+    overdraft: int = 0
+
+    @property
+    def may_be_overdrawn(self) -> bool:
+        """Whether all that waits here may be sent without credit: it is little, and nothing of it was ever sent."""
+        log = self.log
+        return not self.resuming and log.sent == log.sent_once and log.unsent_bytes <= MAX_OVERTAKEN_BYTES
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether something was sent that the consumer has not granted credit for."""
+        return self.log.sent > self.granted and not self.resuming
+
+    def credit(self, generation: int, consumed: int, peer: int | None) -> None:
+        """The consumer has consumed all before ``consumed``; late, older and fenced figures change nothing."""
+        if generation != self.consumer_generation:
+            return
+        if self.resuming:
+            self.resuming = False
+            self._limit_unsent(MAX_UNSENT_MESSAGES)
+            self.peer = peer
+            self.log.rewind(consumed)
+            self.limit = self.granted = consumed + REPLAY_WINDOWS * self.window
+            return
+        self.grant(consumed + self.window)
+        if consumed > self.log.acknowledged:
+            self.log.acknowledge(min(consumed, self.log.sent))
+            self._trim()
+
+    def grant(self, end: int) -> None:
+        """The consumer takes all before ``end``, unless it has said more before, or is yet to say where to go on."""
+        if end > self.granted and not self.resuming:
+            self.granted = end
+            self.limit = max(self.limit, end)
+
+    def fence(self, generation: Generation) -> None:
+        """The consumer has failed; the channel stays closed until one of ``generation`` opens it."""
+        self.consumer_generation = generation
+        self.resuming = True
+        self._limit_unsent(MAX_UNSENT_TO_NOBODY)
+
+    def _limit_unsent(self, messages: int) -> None:
+        if not self.is_back and self.log.max_unsent_messages != ENDLESS:
+            self.log.max_unsent_messages = messages
+        self.limit = self.granted = 0
+
+    def trim(self, seq: int) -> None:
+        """No consumer will ever ask for what is before ``seq``.
+
+        So it has been consumed, though credit, which is granted for several messages at once, may not have said so yet.
+        """
+        self.trim_to = max(self.trim_to, seq)
+        self.log.acknowledge(min(seq, self.log.sent))
+        self._trim()
+
+    def _trim(self) -> None:
+        seq = self.log.acknowledged if not self.retain else min(self.trim_to, self.log.acknowledged)
+        if seq > self.log.trimmed:
+            self.log.trim(seq)
+
+    def let_go(self) -> None:
+        """A message was made again that the consumer has had: without retention it was made to be compared only."""
+        if not self.retain:
+            self._trim()
+
+    def expect(self, first: int, end: int, digests: Mapping[int, int]) -> None:
+        """The consumer has had messages ``[first, end)``, with these ``digests``: they are to be made again.
+
+        Raises ``InvariantViolation`` when there is not a digest for each: then nobody could tell.
+        """
+        self.had = {seq: digests[seq] for seq in range(first, end) if seq in digests}
+        self.had_to = end
+        invariant(
+            len(self.had) == end - first,
+            "it is not known of all messages that are to be made again what they were",
+            channel=self.channel,
+            first=first,
+            end=end,
+            known=len(self.had),
+        )
+
+    def reconnect(self) -> None:
+        """The stream to the consumer is new: send again whatever was sent and it has not consumed. What it had of a
+        predecessor, and is not made again yet, it still has."""
+        if not self.resuming and self.log.acknowledged < self.log.sent:
+            self.log.rewind(self.log.acknowledged)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A consumer as its producer sees it. ``slot`` is ``None`` when it is the producer's own.
+
+    ``received``: the next ``seq`` that it expected of a promoted producer when that was fenced (``None``: nothing was
+    sent to it yet, or it had failed by then). ``resuming``: it is being promoted itself, and will say where to go on;
+    with ``received``, it has failed since, and goes on there or before. ``had``: digests of what it has
+    received, by number (``None``: nothing is compared). ``renumbered``: what it is sent again has new numbers, behind
+    what it has received.
+    """
+
+    slot: int | None
+    generation: Generation
+    received: int | None = None
+    resuming: bool = False
+    had: Mapping[int, int] | None = None
+    renumbered: bool = False
+
+
+class OutputChannels(ABC):
+    """All output channels of a subtask.
+
+    ``volume``: what the logs share that may grow beyond memory. ``retains``: what is consumed is kept until ``trim``.
+    ``steps``: the subtask's own determinants; ``ancestors``: those it passes on (``None``: of nobody). ``digest``: of a
+    message and its payload. ``payload_bytes``, ``determinant_bytes``: of all messages made so far.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        window: int,
+        hand_over: Callable[[Message, Any], None],
+        make_log: MakeLog,
+        volume: SpillVolume | None = None,
+        retains: bool = False,
+        steps: StepLog | None = None,
+        ancestors: AncestorLog | None = None,
+        digest: Callable[[Message, Any], int] | None = None,
+    ) -> None:
+        self._digest = digest
+        self._generation = generation
+        self._window = window
+        self._hand_over = hand_over
+        self._make_log = make_log
+        self._volume = volume
+        self._retains = retains
+        self._steps = steps
+        self._ancestors = ancestors
+        self.payload_bytes = self.determinant_bytes = 0
+        self.silent = False
+        self._edges: dict[int, list[OutputChannel]] = {}
+        self._overdrawn: list[OutputChannel] = []
+        self._to_overdraw: list[OutputChannel] = []
+        self.channels: dict[ChannelId, OutputChannel] = {}
+        self.epoch = CheckpointId(0)
+
+    @abstractmethod
+    def _transmit(self, slot: int, message: Message, payload: Any) -> None:
+        """Send to another slot."""
+
+    def add_channels(
+        self, edge: int, producer: int, peers: Sequence[Peer], first: Mapping[str, int], is_back: bool = False
+    ) -> None:
+        """Add the channels of one exchange, one per consumer index.
+
+        ``first``: channel -> first ``seq``, from a snapshot's cursors (0 where absent). ``is_back``: it is a back edge.
+        """
+        ends = []
+        for consumer, peer in enumerate(peers):
+            channel = ChannelId(edge, producer, consumer)
+            start = first.get(str(channel), 0)
+            if peer.renumbered and peer.received is not None:
+                start = peer.received
+            received = start if peer.received is None else max(start, peer.received)
+            log = self._make_log(channel, start, received, self._retains or is_back)
+            # A living consumer of a promoted producer grants credit anew; for what it has received it has had credit.
+            limit = start + self._window if peer.received is None else received
+            end = OutputChannel(channel, peer.slot, self._window, log, limit, peer.generation)
+            end.granted = limit
+            end.retain = self._retains
+            if is_back:
+                end.is_back = True
+                log.lift_limits()
+            end.told = self._steps.next_step if self._steps is not None else 0
+            end.trim_to = start
+            end.had_to = received
+            if peer.had is not None:
+                end.expect(start, received, peer.had)
+            if peer.resuming:
+                end.fence(peer.generation)
+            self.channels[channel] = end
+            ends.append(end)
+        self._edges[edge] = ends
+
+    @property
+    def accepts(self) -> bool:
+        """Whether one more message can be appended to every channel."""
+        if self._overdrawn and self._is_overdrawn():
+            return False
+        for end in self.channels.values():  # noqa: SIM110  # asked before each step: a loop is quicker than ``all``
+            if not end.log.accepts:
+                return False
+        return True
+
+    @property
+    def blocked(self) -> bool:
+        """Whether no new records should be made: memory is used up and the disk takes no more.
+
+        It is for the sources to stop; what is on its way goes on, and so do barriers, which let logs be trimmed.
+        """
+        volume = self._volume
+        return volume is not None and volume.blocked is not None and not volume.relieve()
+
+    def _is_overdrawn(self) -> bool:
+        self._overdrawn = [end for end in self.channels.values() if end.is_overdrawn]
+        return bool(self._overdrawn)
+
+    @contextmanager
+    def endless(self, size_bytes: int = ENDLESS) -> Iterator[None]:
+        """Meanwhile there is room for so much unsent on each channel: a step shall end, and a barrier overtake."""
+        ends = tuple(self.channels.values())
+        before = [(end.log.max_unsent_messages, end.log.max_unsent_bytes, end.resuming) for end in ends]
+        self._overdrawn = []
+        for end in ends:
+            end.log.max_unsent_messages, end.log.max_unsent_bytes = ENDLESS, size_bytes
+        try:
+            yield
+        finally:
+            for end, (messages, unsent_bytes, resuming) in zip(ends, before, strict=True):
+                end.log.max_unsent_messages = messages if end.resuming == resuming else MAX_UNSENT_MESSAGES
+                end.log.max_unsent_bytes = unsent_bytes
+            self._is_overdrawn()
+
+    def accepts_within(self, size_bytes: int) -> bool:
+        """``accepts``, if there were room for so much unsent on each channel."""
+        with self.endless(size_bytes):
+            return self.accepts
+
+    def overdraw(self) -> None:
+        """Send all that was made so far, whatever the credit; nothing more is made until there is credit for it. Where
+        that would be too much (``OutputChannel.may_be_overdrawn``), what is too much goes with credit before."""
+        for end in self.channels.values():
+            end.overdraft = end.log.appended
+        self._to_overdraw = list(self.channels.values())
+        self.pump()
+
+    def _overdraw(self) -> None:
+        """Send without credit what may be sent so by now."""
+        waiting = [end for end in self._to_overdraw if end.log.sent < end.overdraft]
+        self._to_overdraw = [end for end in waiting if not end.may_be_overdrawn]
+        for end in [end for end in waiting if end.may_be_overdrawn]:
+            end.limit = max(end.limit, end.overdraft)
+            self.pump(end)
+        self._is_overdrawn()
+
+    def cursors(self) -> dict[str, int]:
+        return {str(channel): end.log.appended for channel, end in self.channels.items()}
+
+    def append_records(self, end: OutputChannel, records: Any, payload: Any, size_bytes: int) -> None:
+        """Append a message of records: ``records`` as they are, or a ``payload`` made of them."""
+        if self.silent:
+            return
+        seq = Seq(end.log.appended)
+        known = self._news(end)
+        self.payload_bytes += size_bytes
+        self.determinant_bytes += len(known)
+        message = Message(Kind.RECORDS, end.channel, self._generation, seq, self.epoch, records, size_bytes, known)
+        if end.had:
+            self._compare(end, message, payload)
+        end.log.append((message, payload), size_bytes)
+        if seq < end.had_to:
+            end.let_go()
+
+    def _compare(self, end: OutputChannel, message: Message, payload: Any) -> None:
+        had = None if end.had is None else end.had.pop(message.seq, None)
+        if had is not None and self._digest is not None and self._digest(message, payload) != had:
+            raise NondeterministicOperator(
+                f"message {message.seq} of channel {message.channel} differs when it is regenerated"
+            )
+
+    def check_remade(self) -> None:
+        """All steps are repeated that anybody knows of: so everything is made again that anybody has had.
+
+        Raises ``NondeterministicOperator`` when it is not.
+        """
+        for end in self.channels.values():
+            if end.had is not None and end.log.appended < end.had_to:
+                raise NondeterministicOperator(
+                    f"channel {end.channel}: {end.log.appended} messages were regenerated, but its "
+                    f"consumer had received {end.had_to}"
+                )
+
+    def _news(self, end: OutputChannel, *, at_barrier: bool = False) -> bytes:
+        """The determinants that the channel's receiver has not been sent. A barrier says of everyone how far it is."""
+        steps, ancestors = self._steps, self._ancestors
+        if steps is None and ancestors is None:
+            return b""
+        told, own = end.told, b""
+        if steps is not None:
+            end.told = steps.next_step
+            own = steps.since(told)
+        if at_barrier and not own:
+            own = encode_run(told, ())
+        if ancestors is None:
+            return own
+        told_of_ancestors, end.told_of_ancestors = end.told_of_ancestors, ancestors.end
+        others = ancestors.since(told_of_ancestors, everyone=at_barrier)
+        return (own or encode_run(told, ())) + others if others else own
+
+    def _append(self, end: OutputChannel, kind: Kind, watermark_ms: int = 0) -> None:
+        """Append a message without records."""
+        known = self._news(end, at_barrier=kind is Kind.BARRIER)
+        self.determinant_bytes += len(known)
+        message = Message(
+            kind,
+            end.channel,
+            self._generation,
+            Seq(end.log.appended),
+            self.epoch,
+            determinants=known,
+            watermark_ms=watermark_ms,
+        )
+        if end.had:
+            self._compare(end, message, None)
+        end.log.append((message, None), 0)
+        if message.seq < end.had_to:
+            end.let_go()
+
+    def broadcast(self, kind: Kind, epoch: CheckpointId, overtakes: bool = False) -> None:
+        """Append a barrier or the end of input to every channel; there must be room. ``overtakes``: it is sent at
+        once."""
+        self.epoch = epoch
+        for end in self.channels.values():
+            self._append(end, kind)
+        if self._steps is not None:
+            self._steps.clear()
+        if self._ancestors is not None:
+            self._ancestors.clear()
+        if overtakes:
+            self.overdraw()
+        else:
+            self.pump()
+
+    def tell_end(self, end: OutputChannel) -> None:
+        """Append a further end of input to one channel."""
+        self._append(end, Kind.END_OF_INPUT)
+
+    def append_watermark(self, edge: int, watermark_ms: int) -> None:
+        """Append a watermark to every channel of an exchange; there must be room."""
+        if self.silent:
+            return
+        for end in self._edges[edge]:
+            self._append(end, Kind.WATERMARK, watermark_ms)
+        self.pump()
+
+    def append_round(self, edge: int, value: int) -> None:
+        """Append a round of a loop to every channel of an exchange; there must be room."""
+        for end in self._edges[edge]:
+            self._append(end, Kind.ROUND, value)
+        self.pump()
+
+    def pump(self, only: OutputChannel | None = None) -> None:
+        """Send what the consumers' credit allows, on every channel or on ``only`` one, to whose consumer it is due."""
+        for end in self.channels.values() if only is None else (only,):
+            while (item := end.log.next_to_send(end.limit)) is not None:
+                message, payload = item[1]
+                if end.peer is None:
+                    self._hand_over(message, payload)
+                else:
+                    self._transmit(end.peer, message, payload)
+        if self._to_overdraw:
+            self._overdraw()
+
+    def trim(self, cursors: Mapping[str, int]) -> None:
+        """No consumer will ever ask for what is before these cursors."""
+        for channel, end in self.channels.items():
+            end.trim(cursors.get(str(channel), 0))
+
+    def release(self) -> None:
+        """The logs are not used again."""
+        for end in self.channels.values():
+            end.log.close()

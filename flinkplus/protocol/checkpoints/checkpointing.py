@@ -1,0 +1,558 @@
+"""The coordinator of checkpoints: trigger, acknowledge, complete, decline, time out, abort, commit, retain.
+
+The life of a checkpoint::
+
+    triggered --all acknowledged--> ready --manifest ordered--> storing --manifest stored--> complete --> committed
+        |                             |                            |
+        +--- declined, timed out, superseded, interrupted ---> aborted <--- manifest failed
+
+Rules:
+
+- Complete means: its manifest is stored. Only then are subtasks notified and is its output committed.
+- One manifest at a time, in checkpoint order. While one is being stored the outcome is open, so nothing may go
+  past it: no other manifest, and (``DrainRequested``) no rollback. An interruption aborts what is collecting or ready;
+  what is being stored may still become complete. When it is not answered in time, all is given up
+  (``CommitAbandoned``). Its time begins when the commit that was in flight before it has ended.
+- A checkpoint that becomes complete supersedes the older pending ones.
+- When every source of the running generation is exhausted, and every loop too (its head says so), a last checkpoint
+  (``final``) is triggered at once, beside any pending one, and after failures again, a bounded number of times. No
+  other kind is triggered after it.
+- Where checkpoints may be unaligned, all but the last one are, from ``aligned_timeout_ms`` behind the trigger on. But
+  one that comes after one that was given up since too much was in flight is aligned: so not all of them are given up.
+- What was in flight is limited: of the snapshots that a deployment brings into one slot, those of one index, and of
+  all. A checkpoint that holds more is given up; it might be too large to be restored.
+- A subtask that local failover replaced goes on from an older version: what it had said of newer pending checkpoints
+  is void, unless they are ready or being stored, and if it is a source it is told again to begin them. But for a
+  pending last one: the source may have its end before it once more, so that one is aborted, and another follows.
+- Acknowledgements, declines and exhausted sources of another generation than the running one have no effect.
+
+- After every ``sweep_every`` complete checkpoints, state files that no checkpoint can name any more are removed.
+
+Invariants: checkpoint numbers rise and are never used twice; at most ``max_concurrent`` + 1 are pending; the newest
+``retained`` complete checkpoints are never dropped, nor any with uncommitted output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from typing_extensions import assert_never
+
+from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.checkpoints.commits import CommitQueue
+from flinkplus.protocol.vocabulary.config import CheckpointConfig, earliest_ms
+from flinkplus.protocol.vocabulary.effects import (
+    AbortCheckpoint,
+    CheckpointingEffect,
+    CheckpointOutcome,
+    CheckpointStats,
+    CommitAbandoned,
+    CommitsDrained,
+    DropCheckpoint,
+    FinalCheckpointAbandoned,
+    NotifyComplete,
+    OvertakeCheckpoint,
+    RecordCheckpoint,
+    StoreManifest,
+    SweepState,
+    TriggerCheckpoint,
+)
+from flinkplus.protocol.vocabulary.events import (
+    CheckpointingEvent,
+    CheckpointRequested,
+    CheckpointsAbandoned,
+    CommitFailed,
+    DrainRequested,
+    JobInterrupted,
+    JobRunning,
+    ManifestFailed,
+    ManifestStored,
+    OutputCommitted,
+    SnapshotAcknowledged,
+    SnapshotDeclined,
+    SourceExhausted,
+    SubtasksReplaced,
+    TimeAdvanced,
+)
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, invariant
+from flinkplus.protocol.vocabulary.in_flight import AbortCause
+
+NAMED_AT_MOST = 4
+"""Subtasks that a reason names before it says how many others there are."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A checkpoint that has neither become complete nor been aborted."""
+
+    checkpoint: CheckpointId
+    final: bool
+    triggered_ms: int
+    handles: dict[SubtaskId, object] = field(default_factory=dict)
+    in_flight_bytes: dict[SubtaskId, int] = field(default_factory=dict)  # of those handles that hold any
+    acknowledged_ms: int | None = None  # when the last one came: it is ready
+    may_overtake: bool = True
+    overtakes: bool = False  # it was said that its barriers wait for nothing
+
+
+class CheckpointCoordinator:
+    """The machine of one job, over all its generations.
+
+    ``first``: the first number to use. ``complete``: what is stored already, ascending and committed; for retention.
+    """
+
+    def __init__(self, config: CheckpointConfig, first: CheckpointId, complete: tuple[CheckpointId, ...] = ()) -> None:
+        invariant(
+            list(complete) == sorted(set(complete)) and all(0 < known < first for known in complete),
+            "complete checkpoints must be ascending and older than the first new one",
+            complete=complete,
+            first=first,
+        )
+        self._config = config
+        self._next_id = first
+        self._running = False
+        self._generation = Generation(0)
+        self._subtasks: tuple[SubtaskId, ...] = ()
+        self._sources: tuple[SubtaskId, ...] = ()
+        self._ending: tuple[SubtaskId, ...] = ()  # with the heads of loops
+        self._exhausted: set[SubtaskId] = set()  # never iterated
+        self._pending: dict[CheckpointId, _Pending] = {}  # ascending
+        self._storing: CheckpointId | None = None
+        self._storing_until_ms: int | None = None  # None: behind a commit
+        self._unswept = 0
+        self._periodic_at_ms: int | None = None
+        self._pause_until_ms = 0
+        self._requested = False
+        self._too_much_in_flight = False
+        """Since the last one was triggered, one was given up for that."""
+        self._final_at_ms: int | None = None
+        self._final_failures = 0
+        self._final_complete = False
+        self._complete = list(complete)
+        self._commits = CommitQueue(config)
+        self._draining = False
+        self._dead = False
+
+    @property
+    def complete(self) -> tuple[CheckpointId, ...]:
+        """The complete checkpoints that are kept, ascending."""
+        return tuple(self._complete)
+
+    @property
+    def pending(self) -> tuple[CheckpointId, ...]:
+        return tuple(self._pending)
+
+    def next_deadline_ms(self) -> int | None:
+        """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
+        if self._dead:
+            return None
+        return earliest_ms(
+            *map(self._deadline_of, self._pending.values()),
+            *map(self._overtaking_ms, self._pending.values()),
+            self._commits.next_deadline_ms(),
+            self._final_at_ms,
+            self._next_periodic_ms() if self._may_trigger() else None,
+        )
+
+    def step(self, now_ms: int, event: CheckpointingEvent) -> list[CheckpointingEffect]:
+        """What to do about ``event``, and about all that is due at ``now_ms``.
+
+        Raises ``PeerProtocolError`` or ``InvariantViolation``, and changes nothing, when the event cannot be.
+        """
+        if self._dead and not isinstance(event, JobInterrupted | DrainRequested):
+            return []
+        effects = self._handle(now_ms, event)
+        return effects + self._advance(now_ms)
+
+    def _handle(self, now_ms: int, event: CheckpointingEvent) -> list[CheckpointingEffect]:
+        match event:
+            case TimeAdvanced():
+                return []
+            case JobRunning():
+                return self._on_running(now_ms, event)
+            case JobInterrupted():
+                return self._on_interrupted(now_ms)
+            case DrainRequested():
+                invariant(not self._running, "the job is drained before it is interrupted", generation=self._generation)
+                self._draining = True
+                return []
+            case CheckpointRequested():
+                self._requested = True
+                return []
+            case CheckpointsAbandoned(after):
+                return self._on_abandoned(after)
+            case SubtasksReplaced(subtasks, afresh):
+                return self._on_replaced(now_ms, dict(subtasks), afresh)
+            case SourceExhausted(subtask, generation):
+                return self._on_exhausted(now_ms, subtask, generation)
+            case SnapshotAcknowledged():
+                return self._on_acknowledged(now_ms, event)
+            case SnapshotDeclined():
+                return self._on_declined(now_ms, event)
+            case ManifestStored(checkpoint):
+                return self._on_stored(now_ms, checkpoint)
+            case ManifestFailed(checkpoint, reason):
+                return self._on_not_stored(now_ms, checkpoint, reason)
+            case OutputCommitted(checkpoint):
+                done = self._commits.on_committed(checkpoint)
+                self._begin_storing(now_ms)
+                return done + self._drop_superseded()
+            case CommitFailed(checkpoint, reason):
+                failed = self._commits.on_failed(now_ms, checkpoint, reason)
+                self._begin_storing(now_ms)
+                return failed
+            case _:
+                assert_never(event)
+
+    # ------------------------------------------------------------------------------------------ the job's life
+
+    def _on_running(self, now_ms: int, event: JobRunning) -> list[CheckpointingEffect]:
+        invariant(not self._running, "the job runs already", generation=self._generation)
+        invariant(self._storing is None, "the job runs again while a manifest is stored", checkpoint=self._storing)
+        invariant(
+            event.generation > self._generation,
+            "a generation was started again",
+            current=self._generation,
+            started=event.generation,
+        )
+        invariant(
+            bool(event.sources)
+            and {*event.sources, *event.heads} <= set(event.subtasks)
+            and len({*event.sources, *event.heads}) == len(event.sources) + len(event.heads)
+            and len(set(event.subtasks)) == len(event.subtasks),
+            "a job has sources, they are subtasks of it, and each is named once",
+            sources=event.sources,
+        )
+        self._running = True
+        self._draining = False
+        self._generation = event.generation
+        self._subtasks, self._sources = tuple(sorted(event.subtasks)), event.sources
+        self._ending = (*event.sources, *event.heads)
+        self._exhausted.clear()
+        self._final_at_ms = None
+        self._final_failures = 0
+        self._final_complete = False
+        if self._config.interval_ms is not None:
+            self._periodic_at_ms = now_ms + self._config.interval_ms
+        return []
+
+    def _on_interrupted(self, now_ms: int) -> list[CheckpointingEffect]:
+        self._running = False
+        self._final_at_ms = self._periodic_at_ms = None
+        effects: list[CheckpointingEffect] = []
+        for pending in tuple(self._pending.values()):
+            if pending.checkpoint != self._storing:
+                effects += self._abort(now_ms, pending, "the job was interrupted")
+        return effects
+
+    def _on_abandoned(self, after: CheckpointId | None) -> list[CheckpointingEffect]:
+        void = [checkpoint for checkpoint in self._complete if after is None or checkpoint > after]
+        invariant(
+            not self._running and self._storing is None and not any(checkpoint in self._commits for checkpoint in void),
+            "checkpoints are abandoned before the job is interrupted and drained",
+            void=void,
+        )
+        self._complete = self._complete[: len(self._complete) - len(void)]
+        # Newest first: whatever is left when this is cut short is a prefix of one history.
+        return [DropCheckpoint(checkpoint) for checkpoint in reversed(void)]
+
+    def _on_exhausted(self, now_ms: int, subtask: SubtaskId, generation: Generation) -> list[CheckpointingEffect]:
+        if self._is_outdated(generation):
+            return []
+        if subtask not in self._ending:
+            raise PeerProtocolError(f"{subtask} reported that it is exhausted, but it is not a source")
+        before = self._all_exhausted()
+        self._exhausted.add(subtask)
+        if self._all_exhausted() and not before and not self._has_final():
+            self._final_at_ms = now_ms
+        return []
+
+    def _has_final(self) -> bool:
+        """Whether a last checkpoint is pending or complete."""
+        return self._final_complete or any(pending.final for pending in self._pending.values())
+
+    def _on_replaced(
+        self, now_ms: int, replaced: dict[SubtaskId, CheckpointId], afresh: bool
+    ) -> list[CheckpointingEffect]:
+        invariant(set(replaced) <= set(self._subtasks), "replaced subtasks are of the job", replaced=tuple(replaced))
+        if not self._running:
+            return []
+        effects: list[CheckpointingEffect] = []
+        self._exhausted.difference_update(replaced)
+        if not self._all_exhausted():
+            self._final_at_ms = None
+        for pending in tuple(self._pending.values()):
+            if pending.acknowledged_ms is not None:
+                continue
+            again = [
+                subtask for subtask in self._subtasks if replaced.get(subtask, pending.checkpoint) < pending.checkpoint
+            ]
+            if again and afresh:
+                why = f"{', '.join(str(subtask) for subtask in again)} began afresh"
+                effects += self._abort(now_ms, pending, why, blame=False)
+                if pending.final and self._all_exhausted():
+                    self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
+                continue
+            sources = tuple(subtask for subtask in self._sources if subtask in again)
+            ended = [str(subtask) for subtask in self._ending if subtask in again]
+            if ended and pending.final:
+                why = f"{', '.join(ended)} moved before the end of its input"
+                effects += self._abort(now_ms, pending, why, blame=False)
+                continue
+            for subtask in again:
+                pending.handles.pop(subtask, None)
+                pending.in_flight_bytes.pop(subtask, None)
+            if sources:
+                effects.append(TriggerCheckpoint(pending.checkpoint, sources, pending.final, self._generation))
+        return effects
+
+    def _is_outdated(self, generation: Generation) -> bool:
+        if generation > self._generation:
+            raise PeerProtocolError(
+                f"received a message of generation {generation}, but {self._generation} is the newest started"
+            )
+        return not self._running or generation < self._generation
+
+    def _all_exhausted(self) -> bool:
+        return bool(self._ending) and len(self._exhausted) == len(self._ending)
+
+    # ------------------------------------------------------------------------------------------------- answers
+
+    def _find(self, checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation) -> _Pending | None:
+        """The pending checkpoint that an answer is for, None when it no longer matters."""
+        if self._is_outdated(generation):
+            return None
+        if subtask not in self._subtasks:
+            raise PeerProtocolError(f"checkpoint {checkpoint} answered by {subtask}, which is not in the job")
+        if checkpoint >= self._next_id:
+            raise PeerProtocolError(f"{subtask} answered checkpoint {checkpoint}, which was never triggered")
+        return self._pending.get(checkpoint)
+
+    def _on_acknowledged(self, now_ms: int, event: SnapshotAcknowledged) -> list[CheckpointingEffect]:
+        pending = self._find(event.checkpoint, event.subtask, event.generation)
+        if pending is None or event.subtask in pending.handles:
+            return []
+        if event.in_flight_bytes:
+            pending.in_flight_bytes[event.subtask] = event.in_flight_bytes
+            excess = self._too_much(pending, event.subtask.index)
+            if excess is not None:
+                return self._abort(now_ms, pending, excess, cause=AbortCause.OVER_BUDGET)
+        pending.handles[event.subtask] = event.handle
+        if len(pending.handles) == len(self._subtasks):
+            pending.acknowledged_ms = now_ms
+        return []
+
+    def _too_much(self, pending: _Pending, index: int) -> str | None:
+        """Why the checkpoint holds too much of what was in flight, after one of the subtasks of ``index`` answered."""
+        held = pending.in_flight_bytes
+        in_slot, most = sum(size for subtask, size in held.items() if subtask.index == index), self._config
+        if in_slot > most.in_flight_slot_bytes:
+            where, size, limit = f"to subtasks {index}", in_slot, most.in_flight_slot_bytes
+        elif sum(held.values()) > most.in_flight_job_bytes:
+            where, size, limit = "in the job", sum(held.values()), most.in_flight_job_bytes
+        else:
+            return None
+        return f"{size:,} bytes were in flight {where}, and {limit:,} are the most"
+
+    def _on_declined(self, now_ms: int, event: SnapshotDeclined) -> list[CheckpointingEffect]:
+        pending = self._find(event.checkpoint, event.subtask, event.generation)
+        if pending is None or event.subtask in pending.handles:
+            return []
+        return self._abort(now_ms, pending, f"{event.subtask} declined: {event.reason}", cause=event.cause)
+
+    def _on_stored(self, now_ms: int, checkpoint: CheckpointId) -> list[CheckpointingEffect]:
+        if checkpoint != self._storing:
+            return []
+        self._storing = None
+        pending = self._pending.pop(checkpoint)
+        self._pause_until_ms = now_ms + self._config.min_pause_ms
+        self._complete.append(checkpoint)
+        self._final_complete = self._final_complete or pending.final
+        self._commits.add(checkpoint, pending.final)
+        effects: list[CheckpointingEffect] = [NotifyComplete(checkpoint, self._generation)]
+        for older in tuple(self._pending.values()):
+            if older.checkpoint < checkpoint:
+                effects += self._abort(now_ms, older, f"superseded by checkpoint {checkpoint}")
+        effects.append(self._record(now_ms, pending, CheckpointOutcome.COMPLETE, ""))
+        return effects + self._drop_superseded() + self._sweep(checkpoint)
+
+    def _sweep(self, complete: CheckpointId) -> list[CheckpointingEffect]:
+        self._unswept += 1
+        if self._unswept < self._config.sweep_every:
+            return []
+        self._unswept = 0
+        return [SweepState(complete, CheckpointId(self._next_id - 1))]
+
+    def _begin_storing(self, now_ms: int) -> None:
+        """Once no commit is in flight before it, the manifest is being written."""
+        if self._storing_until_ms is None and not self._commits.in_flight:
+            self._storing_until_ms = now_ms + self._config.storage_timeout_ms
+
+    def _on_not_stored(self, now_ms: int, checkpoint: CheckpointId, reason: str) -> list[CheckpointingEffect]:
+        if checkpoint != self._storing:
+            return []
+        self._storing = None
+        effects = self._abort(now_ms, self._pending[checkpoint], f"manifest not stored: {reason}")
+        # A store may fail and have happened all the same; what was called aborted must not be found by a later resume.
+        return [*effects, DropCheckpoint(checkpoint)]
+
+    def _drop_superseded(self) -> list[CheckpointingEffect]:
+        effects: list[CheckpointingEffect] = []
+        while len(self._complete) > self._config.retained and self._complete[0] not in self._commits:
+            effects.append(DropCheckpoint(self._complete.pop(0)))
+        return effects
+
+    def _abort(
+        self,
+        now_ms: int,
+        pending: _Pending,
+        reason: str,
+        blame: bool = True,
+        cause: AbortCause = AbortCause.OTHER,
+    ) -> list[CheckpointingEffect]:
+        """``blame``: whether this is one of the attempts at a last checkpoint that may fail."""
+        del self._pending[pending.checkpoint]
+        self._too_much_in_flight |= cause is AbortCause.OVER_BUDGET
+        self._pause_until_ms = now_ms + self._config.min_pause_ms
+        effects: list[CheckpointingEffect] = [
+            AbortCheckpoint(pending.checkpoint, reason, self._generation),
+            self._record(now_ms, pending, CheckpointOutcome.ABORTED, reason, cause),
+        ]
+        if pending.final and self._running and blame:
+            self._final_failures += 1
+            if self._final_failures >= self._config.final_attempts:
+                effects.append(FinalCheckpointAbandoned(pending.checkpoint, self._generation, reason))
+            elif self._all_exhausted():
+                self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
+        return effects
+
+    def _record(
+        self,
+        now_ms: int,
+        pending: _Pending,
+        outcome: CheckpointOutcome,
+        reason: str,
+        cause: AbortCause | None = None,
+    ) -> RecordCheckpoint:
+        return RecordCheckpoint(
+            CheckpointStats(
+                checkpoint=pending.checkpoint,
+                generation=self._generation,
+                final=pending.final,
+                outcome=outcome,
+                reason=reason,
+                triggered_ms=pending.triggered_ms,
+                acknowledged_ms=pending.acknowledged_ms,
+                ended_ms=now_ms,
+                acknowledged=len(pending.handles),
+                subtasks=len(self._subtasks),
+                cause=cause,
+            )
+        )
+
+    # ---------------------------------------------------------------------------------------------- what is due
+
+    def _advance(self, now_ms: int) -> list[CheckpointingEffect]:
+        effects: list[CheckpointingEffect] = []
+        if not self._dead:
+            effects += self._time_out(now_ms)
+            effects += self._let_overtake(now_ms)
+            effects += self._commits.advance(now_ms)
+            self._dead = self._dead or self._commits.abandoned
+        if not self._dead:
+            effects += self._store_next(now_ms)
+            effects += self._trigger_due(now_ms)
+        if self._draining and (self._dead or (self._storing is None and not self._commits)):
+            self._draining = False
+            effects.append(CommitsDrained())
+        return effects
+
+    def _deadline_of(self, pending: _Pending) -> int | None:
+        if pending.checkpoint == self._storing:
+            return self._storing_until_ms
+        return pending.triggered_ms + self._config.timeout_ms
+
+    def _time_out(self, now_ms: int) -> list[CheckpointingEffect]:
+        effects: list[CheckpointingEffect] = []
+        for pending in tuple(self._pending.values()):
+            deadline_ms = self._deadline_of(pending)
+            if deadline_ms is None or now_ms < deadline_ms:
+                continue
+            if pending.checkpoint == self._storing:
+                reason = f"the manifest was not answered within {self._config.storage_timeout_ms} ms"
+                self._storing = None
+                self._dead = True
+                effects += [*self._abort(now_ms, pending, reason), CommitAbandoned(pending.checkpoint, reason)]
+            else:
+                effects += self._abort(now_ms, pending, self._what_is_missing(pending))
+        return effects
+
+    def _overtaking_ms(self, pending: _Pending) -> int | None:
+        """When its barriers shall overtake; None: never, or they do."""
+        timeout_ms = self._config.aligned_timeout_ms
+        done = pending.final or pending.overtakes or pending.acknowledged_ms is not None
+        if timeout_ms is None or done or not pending.may_overtake:
+            return None
+        return pending.triggered_ms + timeout_ms
+
+    def _let_overtake(self, now_ms: int) -> list[CheckpointingEffect]:
+        effects: list[CheckpointingEffect] = []
+        for pending in self._pending.values():
+            due_ms = self._overtaking_ms(pending)
+            if due_ms is not None and now_ms >= due_ms:
+                pending.overtakes = True
+                effects.append(OvertakeCheckpoint(pending.checkpoint, self._generation))
+        return effects
+
+    def _what_is_missing(self, pending: _Pending) -> str:
+        missing = [str(subtask) for subtask in self._subtasks if subtask not in pending.handles]
+        if not missing:
+            return f"an older manifest was still being stored after {self._config.timeout_ms} ms"
+        others = f" and {len(missing) - NAMED_AT_MOST} others" if len(missing) > NAMED_AT_MOST else ""
+        return f"not acknowledged within {self._config.timeout_ms} ms by {', '.join(missing[:NAMED_AT_MOST])}{others}"
+
+    def _store_next(self, now_ms: int) -> list[CheckpointingEffect]:
+        if self._storing is not None:
+            return []
+        for pending in self._pending.values():
+            if pending.acknowledged_ms is not None:
+                self._storing = pending.checkpoint
+                self._storing_until_ms = None
+                self._begin_storing(now_ms)
+                handles = tuple((subtask, pending.handles[subtask]) for subtask in self._subtasks)
+                return [StoreManifest(pending.checkpoint, handles, pending.final, self._generation)]
+        return []
+
+    def _may_trigger(self) -> bool:
+        """Whether there is room for a checkpoint other than the last one."""
+        return (
+            self._running
+            and not self._all_exhausted()
+            and not self._has_final()
+            and len(self._pending) < self._config.max_concurrent
+            and len(self._commits) < self._config.max_uncommitted
+        )
+
+    def _next_periodic_ms(self) -> int | None:
+        return None if self._periodic_at_ms is None else max(self._periodic_at_ms, self._pause_until_ms)
+
+    def _trigger_due(self, now_ms: int) -> list[CheckpointingEffect]:
+        if self._final_at_ms is not None and self._final_at_ms <= now_ms:
+            self._final_at_ms = None
+            return self._trigger(now_ms, final=True)
+        if not self._may_trigger():
+            return []
+        periodic_ms = self._next_periodic_ms()
+        if not self._requested and (periodic_ms is None or now_ms < periodic_ms):
+            return []
+        self._requested = False
+        if self._config.interval_ms is not None:
+            self._periodic_at_ms = now_ms + self._config.interval_ms
+        return self._trigger(now_ms, final=False)
+
+    def _trigger(self, now_ms: int, final: bool) -> list[CheckpointingEffect]:
+        checkpoint = self._next_id
+        self._next_id = CheckpointId(checkpoint + 1)
+        self._pending[checkpoint] = _Pending(checkpoint, final, now_ms, may_overtake=not self._too_much_in_flight)
+        self._too_much_in_flight = False
+        return [*self._let_overtake(now_ms), TriggerCheckpoint(checkpoint, self._sources, final, self._generation)]

@@ -1,0 +1,382 @@
+"""Determinants: the logged choices that began the steps of a subtask, and what others know of them.
+
+Every message carries those of its sender's determinants that its receiver has not been sent before, and beside them
+those of the sender's ancestors that it depends on (``lineage`` says how far up). So whoever has seen an effect of a
+step knows how that step, every one before it, and every one of others that led to it, came about; promoted standbys
+ask them all, repeat exactly those steps, and then choose freely, for nobody has seen anything beyond.
+
+A determinant is one number: a kind (``Choice``) in the lowest three bits, and its value above. Steps of a subtask
+are numbered from 0, over all its generations of one deployment; a snapshot holds the number of the next one. That a
+step has read the clock is a determinant of its own, with a number of its own, behind that of the step.
+
+Rules and invariants:
+
+- what is known of a subtask is one run without gaps, from a step that no usable version is behind, to the newest one
+  heard of; two receivers never know different determinants of the same step (``learn`` and ``merge`` check it);
+- a sender passes on of an ancestor what came with the messages that it has *taken*, not what has only arrived: so what
+  a message carries depends on its sender's steps alone, and a message that is made again carries the same;
+- at barrier *n* an alignment has taken, on every path, exactly what was sent before barrier *n*. So a barrier carries
+  everything up to the step of its sender, and of each ancestor, that sent theirs, and says which these are: all
+  channels are told alike at each snapshot, logs begin anew there, and whoever begins from that version lacks nothing.
+  Where barriers run ahead (in loops, and when they overtake) it carries what its sender knows by then. What is missing
+  to the steps that sent theirs lies before the snapshot, and comes with messages that are a part of it;
+- whoever is promoted is told what the survivors know of its ancestors, too: what it repeats depends on them, and when
+  they fail before they have sent it again, nobody else may be left to tell.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+
+from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId, invariant
+
+# A run: one byte that says how it is written, its first step, its determinants. In the byte: how many these are
+# (four bits; MANY: the number follows the first step), how wide the first step is, how wide they are (two bits each).
+_MANY = 15
+_FIRST, _WIDTH = "HIQ", "BHI"
+_ANCESTOR = struct.Struct("<BH")
+
+
+def _formats(many: bool) -> list[struct.Struct | None]:
+    formats: list[struct.Struct | None] = []
+    for flags in range(256):
+        count, first, width = flags & 15, flags >> 4 & 3, flags >> 6
+        fits = first < len(_FIRST) and width < len(_WIDTH) and many == (count == _MANY)
+        rest = "I" if many else f"{count}{_WIDTH[width]}" if fits else ""
+        formats.append(struct.Struct(f"<B{_FIRST[first]}{rest}") if fits else None)
+    return formats
+
+
+_FEW_FORMATS, _MANY_FORMATS = _formats(False), _formats(True)
+_BITS = 3
+_MASK = (1 << _BITS) - 1
+MAX_VALUE = (1 << 32 - _BITS) - 1
+
+Run = tuple[int, tuple[int, ...]]
+"""The first step of a run, and the determinants of that step and the following ones."""
+
+AncestorRun = tuple[int, int, tuple[int, ...]]
+"""The number of a subtask (``Lineage.number``), and a run of its determinants."""
+
+
+class Choice(IntEnum):
+    """What a step was begun by; in brackets: the value that goes with it."""
+
+    READ = 0
+    """A source read from its split (rows asked for)."""
+    TRIGGER = 1
+    """A source was told to begin a checkpoint (its number)."""
+    END = 2
+    """A source was told to read no more (0)."""
+    INPUT = 3
+    """A message was taken from an input channel (position among the subtask's sorted channels; to this is added, in a
+    loop, the number of channels for each further message that was taken with it)."""
+    ABORT = 4
+    """A checkpoint was given up while the subtask might have been aligning it (its number)."""
+    ERA = 5
+    """The clock was read, in the midst of a step, and had gone far (the upper bits of its milliseconds)."""
+    CLOCK = 6
+    """The clock was read, in the midst of a step (milliseconds since it was last, or since its era began)."""
+    OVERTAKE = 7
+    """A barrier overtook what waits on the inputs (the number of its checkpoint)."""
+
+
+CLOCK_CHOICES = (Choice.ERA, Choice.CLOCK)
+"""What no step begins with: a step reads the clock once at most, an ``ERA`` comes right before the ``CLOCK``."""
+
+
+def pack(choice: Choice, value: int) -> int:
+    """One determinant as a number below 2**32."""
+    invariant(0 <= value <= MAX_VALUE, "a determinant's value is out of range", choice=choice.name, value=value)
+    return value << _BITS | choice
+
+
+def unpack(determinant: int) -> tuple[Choice, int]:
+    """The inverse of ``pack``."""
+    return Choice(determinant & _MASK), determinant >> _BITS
+
+
+def encode_run(first: int, determinants: Sequence[int]) -> bytes:
+    """A run of the sender's own as bytes, to go with a message: five to seven, mostly."""
+    count = len(determinants)
+    highest = max(determinants) if count else 0
+    flags = count if count < _MANY else _MANY
+    if first >= 1 << 16:
+        flags |= 16 if first < 1 << 32 else 32
+    if highest >= 1 << 8:
+        flags |= 64 if highest < 1 << 16 else 128
+    few = _FEW_FORMATS[flags]
+    if few is not None:
+        return few.pack(flags, first, *determinants)
+    many = _MANY_FORMATS[flags]
+    assert many is not None
+    return many.pack(flags, first, count) + struct.pack(f"<{count}{_WIDTH[flags >> 6]}", *determinants)
+
+
+def encode_ancestor(number: int, first: int, determinants: Sequence[int]) -> bytes:
+    """A run of an ancestor's as bytes: it goes behind the sender's own (``encode_run``), and there may be several."""
+    return _ANCESTOR.pack(number >> 16, number & 0xFFFF) + encode_run(first, determinants)
+
+
+def decode_runs(data: bytes) -> tuple[Run, tuple[AncestorRun, ...]]:
+    """What goes with a message: its sender's own run, and those of ancestors. Raises ``PeerProtocolError``."""
+    try:
+        first, determinants, at = _decode_run(data, 0)
+        if at == len(data):
+            return (first, determinants), ()
+        others: list[AncestorRun] = []
+        end = at
+        while end < len(data):
+            vertex, index = _ANCESTOR.unpack_from(data, end)
+            at, theirs, end = _decode_run(data, end + _ANCESTOR.size)
+            others.append((vertex << 16 | index, at, theirs))
+        return (first, determinants), tuple(others)
+    except (struct.error, IndexError) as error:
+        raise PeerProtocolError(f"malformed determinants: {error}") from error
+
+
+def _decode_run(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
+    """The run that begins at byte ``at``, and the byte behind it."""
+    flags = data[at]
+    few = _FEW_FORMATS[flags]
+    if few is not None:
+        values = few.unpack_from(data, at)
+        return values[1], values[2:], at + few.size
+    many = _MANY_FORMATS[flags]
+    if many is None:
+        raise PeerProtocolError(f"determinants written in an unknown way: {flags:#x}")
+    _, first, count = many.unpack_from(data, at)
+    at += many.size
+    if count << (flags >> 6) > len(data) - at:
+        raise PeerProtocolError(f"{count} determinants are announced in {len(data) - at} bytes")
+    rest = struct.Struct(f"<{count}{_WIDTH[flags >> 6]}")
+    return first, rest.unpack_from(data, at), at + rest.size
+
+
+class StepClock:
+    """What a subtask takes for the time of day: a clock that moves only when a step reads it, and never goes back."""
+
+    __slots__ = ("ms",)
+
+    def __init__(self, ms: int = 0) -> None:
+        self.ms = ms
+
+    def read(self, wall_ms: int) -> list[tuple[Choice, int]]:
+        """How to say that it is ``wall_ms`` by now (or as late as it was)."""
+        past_ms = max(wall_ms, self.ms) - self.ms
+        if past_ms <= MAX_VALUE:
+            return [(Choice.CLOCK, past_ms)]
+        era, past_ms = divmod(wall_ms, MAX_VALUE + 1)
+        return [(Choice.ERA, era), (Choice.CLOCK, past_ms)]
+
+    def move(self, choice: Choice, value: int) -> None:
+        """Be where such a choice says."""
+        self.ms = self.ms + value if choice is Choice.CLOCK else value * (MAX_VALUE + 1)
+
+
+class StepLog:
+    """A subtask's own determinants since its last barrier. ``first``: number of the first step to come."""
+
+    __slots__ = ("_determinants", "_first")
+
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
+        self._determinants: list[int] = []
+
+    @property
+    def next_step(self) -> int:
+        """The number of the next step."""
+        return self._first + len(self._determinants)
+
+    def begin(self, choice: Choice, value: int) -> None:
+        """A step begins."""
+        self._determinants.append(pack(choice, value))
+
+    def since(self, step: int) -> bytes:
+        """The run from ``step`` on, encoded; empty when there is nothing."""
+        invariant(step >= self._first, "determinants are asked for that were let go", step=step, first=self._first)
+        if step == self.next_step:
+            return b""
+        return encode_run(step, self._determinants[step - self._first :])
+
+    def clear(self) -> None:
+        """All receivers have been told everything."""
+        self._first = self.next_step
+        self._determinants.clear()
+
+
+class AncestorLog:
+    """What a subtask passes on: the determinants of its ancestors that came with what it has taken since its last
+    barrier. A position in it says how far a channel has been told."""
+
+    __slots__ = ("_entries", "_first", "_reached")
+
+    def __init__(self, reached: Mapping[int, int] | None = None) -> None:
+        """``reached``: what another one, of a snapshot, had (``reached``); where there are no loops, nobody asks."""
+        self._first = 0
+        self._entries: list[AncestorRun] = []
+        self._reached: dict[int, int] = dict(reached or {})
+
+    @property
+    def reached(self) -> Mapping[int, int]:
+        """By the number of an ancestor: the first of its steps that is not known."""
+        return self._reached
+
+    @property
+    def end(self) -> int:
+        """The position behind everything."""
+        return self._first + len(self._entries)
+
+    def take(self, number: int, first: int, determinants: tuple[int, ...]) -> None:
+        """A message with this run was taken. Several paths lead from one ancestor: what is known already is left out.
+
+        Raises ``PeerProtocolError`` when steps are missing between.
+        """
+        end = first + len(determinants)
+        reached = self._reached.setdefault(number, first)
+        if first > reached:
+            raise PeerProtocolError(f"determinants of ancestor {number:#x} begin at {first}, known is all to {reached}")
+        if end > reached:
+            self._entries.append((number, reached, determinants[reached - first :]))
+            self._reached[number] = end
+
+    def since(self, position: int, *, everyone: bool = False) -> bytes:
+        """What came behind ``position``, encoded; with ``everyone``, each ancestor is named, also those of whom there
+        is nothing new."""
+        news: dict[int, tuple[int, list[int]]] = {}
+        for number, first, determinants in self._entries[position - self._first :]:
+            run = news.get(number)
+            if run is None:
+                news[number] = (first, list(determinants))
+            else:
+                run[1].extend(determinants)
+        if everyone:
+            news = {number: news.get(number, (reached, [])) for number, reached in sorted(self._reached.items())}
+        return b"".join([encode_ancestor(number, *run) for number, run in news.items()])
+
+    def clear(self) -> None:
+        """All receivers have been told everything."""
+        self._first = self.end
+        self._entries.clear()
+
+
+class KnownSteps:
+    """What one subtask knows of its producers' and ancestors' determinants: whatever came with what it has received.
+
+    ``told``: what it was told at its promotion, until they have sent it again.
+
+    ``cyclic``: the job has loops, or takes unaligned checkpoints, and then two things are different. Whoever sends its
+    barrier has not taken all that others sent before theirs: what a barrier says of them is a lower bound of where they
+    stood, and the highest of all counts. And whoever begins from a snapshot is told the rest: of one that it has
+    heard of on two paths, which begin at different steps, the lower ones may come second or not at all. All steps that
+    are left out lie before the snapshot.
+    """
+
+    def __init__(self, told: Mapping[SubtaskId, Run] | None = None, cyclic: bool = False) -> None:
+        self._cyclic = cyclic
+        self._runs: dict[SubtaskId, tuple[int, list[int]]] = {}
+        self._told = dict(told or {})
+        self._at_barrier: dict[CheckpointId, dict[SubtaskId, int]] = {}
+
+    def learn(self, subtask: SubtaskId, first: int, determinants: Sequence[int]) -> None:
+        """A message came with a run of ``subtask``'s.
+
+        Raises ``PeerProtocolError`` when steps are missing between, or what was known of a step is something else.
+        """
+        run = self._runs.get(subtask)
+        if run is None:
+            run = self._runs[subtask] = self._begin(subtask, first)
+        known = run[0] + len(run[1])
+        if first == known:  # as nearly always
+            run[1].extend(determinants)
+            return
+        if first > known and self._cyclic:
+            self._runs[subtask] = first, list(determinants)
+            return
+        if first > known:
+            raise PeerProtocolError(f"{subtask}: determinants begin at step {first}, known are those before {known}")
+        behind = max(first, run[0])
+        if behind < known and determinants:
+            again = determinants[behind - first : known - first]
+            if list(again) != run[1][behind - run[0] : behind - run[0] + len(again)]:
+                raise PeerProtocolError(f"{subtask}: determinants of steps from {behind} on are not those known before")
+        run[1].extend(determinants[known - first :])
+
+    def _begin(self, subtask: SubtaskId, first: int) -> tuple[int, list[int]]:
+        """Nobody goes back before ``first``. What was told at the promotion may go further than what is sent now."""
+        told = self._told.pop(subtask, None)
+        if told is None or first > told[0] + len(told[1]):
+            return first, []
+        if first < told[0]:
+            return (told[0], list(told[1])) if self._cyclic else (first, [])
+        return first, list(told[1][first - told[0] :])
+
+    def barrier(self, checkpoint: CheckpointId, subtask: SubtaskId, step: int) -> None:
+        """The barrier of ``checkpoint`` came, which ``subtask`` sent, or passed on, before its ``step``."""
+        steps = self._at_barrier.setdefault(checkpoint, {})
+        at = steps.setdefault(subtask, step)
+        if self._cyclic:
+            steps[subtask] = max(at, step)
+        elif at != step:
+            raise PeerProtocolError(f"{subtask}: barrier {checkpoint} came before step {at} and before step {step}")
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """``checkpoint`` is complete: nobody goes back before it."""
+        if checkpoint in self._at_barrier and not self._cyclic:
+            self._told.clear()  # all of them have been heard of again
+        for subtask, step in self._at_barrier.get(checkpoint, {}).items():
+            first, determinants = self._runs[subtask]
+            told = self._told.get(subtask)
+            if told is not None and told[0] + len(told[1]) <= step:
+                del self._told[subtask]
+            if step > first:
+                self._runs[subtask] = (step, determinants[step - first :])
+        self._at_barrier = {number: steps for number, steps in self._at_barrier.items() if number > checkpoint}
+
+    def of(self, subtask: SubtaskId) -> Run | None:
+        """What is known of ``subtask``; None when that is nothing."""
+        run = self._runs.get(subtask)
+        if run is None:
+            return self._told.get(subtask)
+        return None if not run[1] else (run[0], tuple(run[1]))
+
+    def subtasks(self) -> tuple[SubtaskId, ...]:
+        """Those of whom something may be known."""
+        return (*self._told, *self._runs)
+
+
+def merge(first: int, runs: Iterable[Run]) -> tuple[int, ...]:
+    """The determinants from step ``first`` on that several receivers know together.
+
+    Raises ``InvariantViolation`` when two of them disagree, or when steps are missing in between.
+    """
+    merged: list[int] = []
+    for start, determinants in sorted(runs):
+        if start + len(determinants) <= first:
+            continue
+        invariant(start <= first + len(merged), "steps are missing between determinants", start=start, first=first)
+        for at, determinant in enumerate(determinants, start - first):
+            if at < 0:
+                continue
+            if at < len(merged):
+                invariant(merged[at] == determinant, "determinants of a step differ", step=first + at)
+            else:
+                merged.append(determinant)
+    return tuple(merged)
+
+
+def unite(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """The same knowledge in as few runs as there can be. Runs that disagree stay apart: ``merge`` refuses them."""
+    united: list[tuple[int, list[int]]] = []
+    for start, determinants in sorted(runs):
+        if united:
+            first, known = united[-1]
+            again = known[start - first : start - first + len(determinants)]
+            if start <= first + len(known) and again == list(determinants[: len(again)]):
+                known.extend(determinants[len(again) :])
+                continue
+        united.append((start, list(determinants)))
+    return tuple((first, tuple(known)) for first, known in united)

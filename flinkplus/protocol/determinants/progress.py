@@ -1,0 +1,96 @@
+"""How far sources have read: all that is told of steps where nothing is repeated (at most once).
+
+The same places in messages are used as for determinants, and the same numbers: in the place of a step stands how many
+rows a source has read, and a run is always empty. Whoever has seen an effect of a row knows a number beyond it; the
+source's successor passes over so many.
+"""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from flinkplus.protocol.determinants.determinants import (
+    AncestorLog,
+    Choice,
+    KnownSteps,
+    Run,
+    StepLog,
+    encode_ancestor,
+    encode_run,
+)
+from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
+
+
+class ProgressLog(StepLog):
+    """Of one source. ``rows``: read by now; what is made of them says so."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: int = 0) -> None:
+        super().__init__()
+        self.rows = rows
+
+    @property
+    @override
+    def next_step(self) -> int:
+        return self.rows
+
+    @override
+    def begin(self, choice: Choice, value: int) -> None:
+        return None
+
+    @override
+    def since(self, step: int) -> bytes:
+        return encode_run(self.rows, ()) if step != self.rows else b""
+
+    @override
+    def clear(self) -> None:
+        return None
+
+
+class AncestorProgress(AncestorLog):
+    """Of the sources upstream: the highest number of each that came with what was taken."""
+
+    __slots__ = ()
+
+    @override
+    def take(self, number: int, first: int, determinants: tuple[int, ...]) -> None:
+        if first > self._reached.get(number, 0):
+            self._reached[number] = first
+            self._entries.append((number, first, ()))
+
+    @override
+    def since(self, position: int, *, everyone: bool = False) -> bytes:
+        news = (
+            self._reached if everyone else {number: rows for number, rows, _ in self._entries[position - self._first :]}
+        )
+        return b"".join([encode_ancestor(number, rows, ()) for number, rows in sorted(news.items())])
+
+
+class KnownProgress(KnownSteps):
+    """What one subtask knows of the sources upstream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: dict[SubtaskId, int] = {}
+
+    @override
+    def learn(self, subtask: SubtaskId, first: int, determinants: object) -> None:
+        self._rows[subtask] = max(first, self._rows.get(subtask, 0))
+
+    @override
+    def barrier(self, checkpoint: CheckpointId, subtask: SubtaskId, step: int) -> None:
+        return None
+
+    @override
+    def complete(self, checkpoint: CheckpointId) -> None:
+        return None
+
+    @override
+    def of(self, subtask: SubtaskId) -> Run | None:
+        rows = self._rows.get(subtask)
+        return None if not rows else (rows, ())
+
+    @override
+    def subtasks(self) -> tuple[SubtaskId, ...]:
+        return tuple(self._rows)

@@ -1,0 +1,566 @@
+"""The life of a job, and its recovery by rollback.
+
+With local failover a running job stays RUNNING while single subtasks move; it hears of that only what it must know:
+which slots are there, what it cost, which generations are taken, and when a rollback is needed after all.
+
+States, and what leads from one to the next (any of them but the last goes to STOPPING when the job is cancelled, when
+it cannot go on, or when the final commit is done)::
+
+    STARTING     -- all slots registered ---------------------------------------------> DEPLOYING
+    DEPLOYING    -- all slots deployed -----------------------------------------------> RUNNING
+    DEPLOYING    -- subtask failed, slot lost, corrupt checkpoint, deploy timeout ----> INTERRUPTED
+    RUNNING      -- subtask failed, slot lost, no last checkpoint --------------------> INTERRUPTED
+    INTERRUPTED  -- drained, retracted, backoff over, all slots registered -----------> DEPLOYING
+    INTERRUPTED  -- not drained, not retracted, or slots missing, in time ------------> STOPPING
+    STOPPING     -- slots stopped and drained, or their deadlines --> FINISHED | FAILED | CANCELLED
+
+Rules:
+
+- A deployment has a generation of its own. From the moment of an interruption the generation is dead: nothing that is
+  said about it, or about an older one, has an effect.
+- A job goes back to its newest complete checkpoint, and not before it is known which that is: manifests and commits in
+  flight are drained first. When they do not end in time, the job fails. Its staged output stays, and a resume
+  completes it. When that checkpoint is corrupt it goes back to the one before (None: the very start), and
+  the output committed since is retracted first.
+- Several slots lost at once are one failure; slots lost while the job waits for slots cost nothing but time.
+- A slot whose processes fail to start, one after the other, ends a job that has not begun, since waiting does not help.
+  Once it has, the host is more likely to blame: the job waits its time, and then says what was wrong.
+- A failure that local failover takes on is spent from the same budget as one that rolls back, unless it is part of a
+  recovery that was counted (``restarts``). When local failover ends in a rollback, that is part of the same recovery.
+- A slot that does not deploy in time is evicted, since resetting it in place has just failed.
+- *Spare* slots come and go while the job lives. Nothing is deployed on them, and nobody waits for one but for its end
+  with the job; where one is lost, nothing is, as far as this machine knows.
+- An input that has ended two processes at the same place ends the job (``crashes``).
+- The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
+
+Invariants: ``Deploy`` only when all slots are registered, nothing is in flight and the backoff is over; generations
+rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except for a commit while the
+job runs, which ``CheckpointCoordinator`` reports; ``JobEnded`` comes exactly once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import assert_never
+
+from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.job.restarts import RestartBudget
+from flinkplus.protocol.job.slots import SlotTable
+from flinkplus.protocol.vocabulary.config import RecoveryConfig, earliest_ms
+from flinkplus.protocol.vocabulary.effects import (
+    Deploy,
+    DrainCommits,
+    EvictSlot,
+    FailureKind,
+    HaltSubtasks,
+    InterruptCheckpoints,
+    JobEffect,
+    JobEnded,
+    JobState,
+    Phase,
+    RecoveryPhase,
+    RetractOutputAfter,
+    StartSubtasks,
+    StopSlots,
+)
+from flinkplus.protocol.vocabulary.events import (
+    CancelRequested,
+    CheckpointCompleted,
+    CheckpointDropped,
+    CommitAbandoned,
+    FailoverStarted,
+    FinalAbandoned,
+    FinalCommitted,
+    GenerationsUsed,
+    InputEndsProcesses,
+    JobEvent,
+    LocalFailoverRefused,
+    OutputDrained,
+    OutputRetracted,
+    RestoreFailed,
+    RetractionFailed,
+    SlotDeployed,
+    SlotLeft,
+    SlotLost,
+    SlotRegistered,
+    SlotStartFailed,
+    SlotStopped,
+    SpareAdded,
+    SpareTaken,
+    SubtaskFailed,
+    TimeAdvanced,
+)
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, invariant
+
+FIRST_GENERATION = Generation(1)
+
+MAX_FALLBACKS = 100
+"""Complete checkpoints that are remembered as fallbacks; the oldest are forgotten first."""
+
+LIVE = (JobState.DEPLOYING, JobState.RUNNING)
+"""States in which something of the newest generation can fail."""
+
+WAITING = (JobState.STARTING, JobState.INTERRUPTED)
+"""States that wait for what a deployment needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Retraction:
+    """Output committed after ``checkpoint`` must go; ``until_ms`` is None as long as that is not ordered."""
+
+    checkpoint: CheckpointId | None
+    reason: str
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    kind: FailureKind
+    subtasks: tuple[SubtaskId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _StartFailure:
+    """The last one of a slot, and how many there were since it last registered."""
+
+    count: int
+    reason: str
+    error: object
+
+
+class JobProtocol:
+    """The machine of one job.
+
+    ``started_ms``: when the wait for slots began. ``restore_from``: the complete checkpoint to begin with (None: a
+    fresh start). ``available``: all complete checkpoints in the store, ascending; what is newer than ``restore_from``
+    will be retracted. ``first_generation``: must be higher than any that an earlier run of the job has used.
+    """
+
+    def __init__(
+        self,
+        subtasks: tuple[SubtaskId, ...],
+        slots: int,
+        config: RecoveryConfig,
+        *,
+        started_ms: int,
+        restore_from: CheckpointId | None = None,
+        available: tuple[CheckpointId, ...] = (),
+        first_generation: Generation = FIRST_GENERATION,
+    ) -> None:
+        invariant(bool(subtasks) and len(set(subtasks)) == len(subtasks), "a job has subtasks, each once")
+        invariant(list(available) == sorted(set(available)), "available checkpoints must be ascending", given=available)
+        invariant(
+            restore_from is None or restore_from in available,
+            "the checkpoint to restore is not there",
+            restore_from=restore_from,
+            available=available,
+        )
+        self._config = config
+        self._slots = SlotTable(slots)
+        self._assignment = tuple((subtask, subtask.index % slots) for subtask in sorted(subtasks))
+        self._state = JobState.STARTING
+        self._generation = Generation(first_generation - 1)
+        self._newest_used = self._generation
+        self._start_failures: dict[int, _StartFailure] = {}
+        self._deployed: set[int] = set()  # never iterated
+        self._available = [known for known in available if restore_from is not None and known <= restore_from]
+        self._newest_complete = max(available, default=CheckpointId(0))
+        self._budget = RestartBudget(config)
+        self._recovery = 0
+        self._failure: _Failure | None = None
+        self._outcome = JobEnded(JobState.FINISHED, None, "", "")
+        self._drained = True
+        self._slots_until_ms: int | None = started_ms + config.slot_timeout_ms
+        self._draining = False
+        self._drain_until_ms: int | None = None
+        self._backoff_until_ms: int | None = None
+        self._deploy_until_ms: int | None = None
+        self._stop_until_ms: int | None = None
+        self._retraction: _Retraction | None = None
+        if self._restore < self._newest_complete:
+            self._retraction = _Retraction(restore_from, f"the job begins with checkpoint {restore_from}")
+
+    @property
+    def state(self) -> JobState:
+        return self._state
+
+    @property
+    def generation(self) -> Generation:
+        """The newest deployed generation (before the first: one less than it will have)."""
+        return self._generation
+
+    @property
+    def restore_from(self) -> CheckpointId | None:
+        """The checkpoint that the next deployment restores."""
+        return self._available[-1] if self._available else None
+
+    @property
+    def _restore(self) -> int:
+        return self.restore_from or 0
+
+    def next_deadline_ms(self) -> int | None:
+        """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
+        if self._state in WAITING:
+            retract_until_ms = None if self._retraction is None else self._retraction.until_ms
+            return earliest_ms(self._slots_until_ms, self._backoff_until_ms, self._drain_until_ms, retract_until_ms)
+        if self._state is JobState.DEPLOYING:
+            return self._deploy_until_ms
+        if self._state is JobState.STOPPING:
+            return earliest_ms(self._stop_until_ms, self._drain_until_ms)
+        return None
+
+    def step(self, now_ms: int, event: JobEvent) -> list[JobEffect]:
+        """What to do about ``event``, and about all that is due at ``now_ms``.
+
+        Raises ``PeerProtocolError`` or ``InvariantViolation``, and changes nothing, when the event cannot be.
+        """
+        if self._state.terminal:
+            return [StopSlots()] if isinstance(event, SlotRegistered) else []
+        effects = self._handle(now_ms, event)
+        return effects + self._advance(now_ms)
+
+    def _handle(self, now_ms: int, event: JobEvent) -> list[JobEffect]:
+        match event:
+            case TimeAdvanced():
+                return []
+            case SlotRegistered(slot, incarnation):
+                return self._on_slot_registered(now_ms, slot, incarnation)
+            case SlotStartFailed(slot, reason, error):
+                return self._on_start_failed(now_ms, slot, reason, error)
+            case SlotLost(slot, incarnation, reason):
+                return self._on_slot_gone(now_ms, slot, incarnation, reason)
+            case SlotLeft(slot, incarnation, reason):
+                return self._on_slot_gone(now_ms, slot, incarnation, reason, bearable=self._state is JobState.RUNNING)
+            case SlotStopped(slot):
+                return self._on_slot_gone(now_ms, slot, self._slots.holder(slot), "it stopped by itself")
+            case SpareAdded(slot):
+                self._slots.add(slot)
+                return []
+            case SpareTaken(slot):
+                self._slots.take_away(slot)
+                return []
+            case SlotDeployed(generation, slot):
+                self._on_slot_deployed(generation, slot)
+                return []
+            case FailoverStarted() | LocalFailoverRefused():
+                return self._on_local_failure(now_ms, event)
+            case InputEndsProcesses(reason, error):
+                return self._stop(now_ms, JobEnded(JobState.FAILED, error, reason, "exception"))
+            case GenerationsUsed(newest):
+                self._newest_used = max(self._newest_used, newest)
+                return []
+            case SubtaskFailed() | RestoreFailed() | FinalAbandoned():
+                return self._on_generation_failed(now_ms, event)
+            case CheckpointCompleted() | CheckpointDropped():
+                self._on_checkpoint(now_ms, event)
+                return []
+            case OutputDrained():
+                return self._on_drained()
+            case OutputRetracted() | RetractionFailed():
+                return self._on_retraction(now_ms, event)
+            case CommitAbandoned(reason):
+                return self._on_commit_abandoned(now_ms, reason)
+            case FinalCommitted():
+                self._end_draining()  # there is nothing after the final commit
+                return self._stop(now_ms, JobEnded(JobState.FINISHED, None, "", ""))
+            case CancelRequested():
+                return self._stop(now_ms, JobEnded(JobState.CANCELLED, None, "cancelled", ""))
+            case _:
+                assert_never(event)
+
+    # --------------------------------------------------------------------------------------------------- slots
+
+    def _on_slot_registered(self, now_ms: int, slot: int, incarnation: int) -> list[JobEffect]:
+        replaced = self._slots.holder(slot)
+        if not self._slots.register(slot, incarnation):
+            return []
+        self._start_failures.pop(slot, None)
+        if self._state is JobState.STOPPING:
+            return [StopSlots()]
+        if replaced is None or self._state not in LIVE or self._slots.is_spare(slot):
+            return []
+        return self._fail(now_ms, self._slot_failure(slot, f"incarnation {incarnation} registered in its place"))
+
+    def _on_start_failed(self, now_ms: int, slot: int, reason: str, error: object) -> list[JobEffect]:
+        if self._slots.holder(slot) is not None or self._slots.is_spare(slot):
+            return []  # another process of it is there; or nobody waits for it
+        before = self._start_failures.get(slot)
+        count = 1 if before is None else before.count + 1
+        self._start_failures[slot] = _StartFailure(count, reason, error)
+        if self._state is not JobState.STARTING or count <= self._config.max_start_failures:
+            return []
+        return self._stop(now_ms, JobEnded(JobState.FAILED, error, f"{reason} ({count} times in a row)", "slots"))
+
+    def _on_slot_gone(
+        self, now_ms: int, slot: int, incarnation: int | None, reason: str, bearable: bool = False
+    ) -> list[JobEffect]:
+        if incarnation is None or self._slots.holder(slot) != incarnation:
+            return []
+        self._slots.release(slot)
+        if bearable or self._state not in LIVE or self._slots.is_spare(slot):
+            return []
+        return self._fail(now_ms, self._slot_failure(slot, reason))
+
+    def _slot_failure(self, slot: int, reason: str) -> _Failure:
+        hosted = tuple(subtask for subtask, at in self._assignment if at == slot)
+        return _Failure("slot", hosted, f"slot {slot} was lost: {reason}")
+
+    def _on_slot_deployed(self, generation: Generation, slot: int) -> None:
+        self._slots.holder(slot)
+        if self._is_current(generation) and self._state is JobState.DEPLOYING:
+            self._deployed.add(slot)
+
+    def _is_current(self, generation: Generation) -> bool:
+        if generation > self._generation:
+            raise PeerProtocolError(
+                f"received a message of generation {generation}, but {self._generation} is the newest deployed"
+            )
+        return generation == self._generation and self._state in LIVE
+
+    # ------------------------------------------------------------------------------------------------ failures
+
+    def _on_generation_failed(
+        self, now_ms: int, event: SubtaskFailed | RestoreFailed | FinalAbandoned
+    ) -> list[JobEffect]:
+        if not self._is_current(event.generation):
+            return []
+        match event:
+            case SubtaskFailed(_, subtask, reason, error):
+                if all(subtask != known for known, _ in self._assignment):
+                    raise PeerProtocolError(f"{subtask} failed, but it is not a subtask of the job")
+                return self._fail(now_ms, _Failure("exception", (subtask,), f"{subtask}: {reason}"), error)
+            case RestoreFailed(_, checkpoint, reason):
+                return self._fall_back(now_ms, checkpoint, reason)
+            case FinalAbandoned(_, reason):
+                return self._fail(now_ms, _Failure("checkpoint", (), f"no last checkpoint comes about: {reason}"))
+            case _:
+                assert_never(event)
+
+    def _fall_back(self, now_ms: int, checkpoint: CheckpointId, reason: str) -> list[JobEffect]:
+        if self._state is not JobState.DEPLOYING or checkpoint != self.restore_from:
+            raise PeerProtocolError(
+                f"checkpoint {checkpoint} reported as corrupt, but {self.restore_from} is the one to restore"
+            )
+        self._available.pop()
+        why = f"checkpoint {checkpoint} cannot be restored: {reason}"
+        self._retraction = _Retraction(self.restore_from, why)
+        return self._interrupt(now_ms, _Failure("restore", (), why))
+
+    def _on_local_failure(self, now_ms: int, event: FailoverStarted | LocalFailoverRefused) -> list[JobEffect]:
+        if self._state is not JobState.RUNNING:
+            return []
+        match event:
+            case FailoverStarted(kind, generation, under_way, reason, error):
+                if self._budget.is_counted(now_ms, generation, under_way, bool(self._slots.missing)):
+                    return []
+                enough = self._budget.spend(now_ms, kind, self._newest_used)
+                return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
+            case LocalFailoverRefused(kind, subtasks, reason, error, counted):
+                failure = _Failure(kind, subtasks, reason)
+                return self._interrupt(now_ms, failure) if counted else self._fail(now_ms, failure, error)
+            case _:
+                assert_never(event)
+
+    def _too_many(self, now_ms: int, kind: FailureKind, reason: str, error: object, enough: str) -> list[JobEffect]:
+        return self._stop(now_ms, JobEnded(JobState.FAILED, error, f"{reason} ({enough})", kind))
+
+    def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
+        """The newest generation is dead: recover, or end the job when that was tried often enough."""
+        enough = self._budget.spend(now_ms, failure.kind, self._newest_used)
+        if enough is not None:
+            return self._too_many(now_ms, failure.kind, failure.reason, error, enough)
+        return self._interrupt(now_ms, failure)
+
+    def _interrupt(self, now_ms: int, failure: _Failure) -> list[JobEffect]:
+        self._recovery += 1
+        self._failure = failure
+        self._budget.rolls_back()
+        effects = [*self._phase("detect"), HaltSubtasks(self._generation), *self._drain(now_ms)]
+        if self._drained:
+            effects += self._phase("fence")
+        self._state = JobState.INTERRUPTED
+        self._slots_until_ms = self._deploy_until_ms = None
+        self._backoff_until_ms = now_ms + self._budget.delay_ms()
+        return effects
+
+    def _phase(self, phase: Phase) -> list[JobEffect]:
+        if self._failure is None:
+            return []
+        failure = self._failure
+        return [RecoveryPhase(self._recovery, phase, failure.kind, failure.subtasks, failure.reason)]
+
+    # --------------------------------------------------------------------------------- checkpoints and output
+
+    def _on_checkpoint(self, now_ms: int, event: CheckpointCompleted | CheckpointDropped) -> None:
+        checkpoint = event.checkpoint
+        if isinstance(event, CheckpointDropped):
+            invariant(checkpoint != self.restore_from, "the checkpoint to restore was dropped", checkpoint=checkpoint)
+            if checkpoint in self._available:
+                self._available.remove(checkpoint)
+            return
+        if checkpoint <= self._newest_complete:
+            return
+        invariant(
+            not self._drained,
+            "a checkpoint became complete after all were drained",
+            checkpoint=checkpoint,
+            state=self._state.value,
+        )
+        self._newest_complete = checkpoint
+        self._available = [*self._available, checkpoint][-MAX_FALLBACKS:]
+        self._budget.on_progress(now_ms)
+
+    def _end_draining(self) -> None:
+        self._drained, self._draining, self._drain_until_ms = True, False, None
+
+    def _drain(self, now_ms: int) -> list[JobEffect]:
+        """See to it that nothing of the old generation becomes complete or visible later on."""
+        if self._drained or self._draining:
+            return []
+        self._draining = True
+        self._drain_until_ms = now_ms + self._config.drain_timeout_ms
+        return [InterruptCheckpoints(), DrainCommits()]
+
+    def _on_drained(self) -> list[JobEffect]:
+        if not self._draining:
+            return []
+        self._end_draining()
+        return self._phase("fence") if self._state is JobState.INTERRUPTED else []
+
+    def _on_retraction(self, now_ms: int, event: OutputRetracted | RetractionFailed) -> list[JobEffect]:
+        retraction = self._retraction
+        if retraction is None or retraction.until_ms is None or event.checkpoint != retraction.checkpoint:
+            return []
+        if isinstance(event, RetractionFailed):
+            return self._cannot_retract(now_ms, event.reason)
+        self._retraction = None
+        return []
+
+    def _cannot_retract(self, now_ms: int, reason: str) -> list[JobEffect]:
+        where = "the start" if self.restore_from is None else f"checkpoint {self.restore_from}"
+        why = f"the output committed after {where} could not be retracted: {reason}"
+        return self._stop(now_ms, JobEnded(JobState.FAILED, None, why, "commit"))
+
+    def _on_commit_abandoned(self, now_ms: int, reason: str) -> list[JobEffect]:
+        effects: list[JobEffect] = []
+        if self._state is not JobState.STOPPING:
+            effects = self._stop(now_ms, JobEnded(JobState.FAILED, None, f"output not committed: {reason}", "commit"))
+        else:
+            self._note_uncommitted(reason)
+        self._end_draining()
+        return effects
+
+    def _note_uncommitted(self, reason: str) -> None:
+        """A job that was cancelled says that its output is not complete."""
+        if self._outcome.state is JobState.CANCELLED:
+            why = f"{self._outcome.reason}; output not committed: {reason}"
+            self._outcome = JobEnded(JobState.CANCELLED, None, why, "commit")
+
+    @property
+    def _drain_timed_out(self) -> str:
+        return f"what was being written did not end within {self._config.drain_timeout_ms} ms; resume the job"
+
+    # ------------------------------------------------------------------------------------------------- the end
+
+    def _stop(self, now_ms: int, outcome: JobEnded) -> list[JobEffect]:
+        if self._state is JobState.STOPPING:
+            if outcome.state is JobState.FINISHED:
+                self._outcome = outcome
+            return []
+        effects = self._drain(now_ms)
+        self._outcome = outcome
+        self._state = JobState.STOPPING
+        self._stop_until_ms = now_ms + self._config.stop_timeout_ms
+        return [*effects, StopSlots()] if self._slots.held else effects
+
+    def _advance_stopping(self, now_ms: int) -> list[JobEffect]:
+        if self._stop_until_ms is not None and (not self._slots.held or now_ms >= self._stop_until_ms):
+            self._stop_until_ms = None
+        if self._drain_until_ms is not None and now_ms >= self._drain_until_ms:
+            self._drain_until_ms = None
+            self._note_uncommitted(self._drain_timed_out)
+        if self._stop_until_ms is not None or self._drain_until_ms is not None:
+            return []
+        self._state = self._outcome.state
+        return [self._outcome]
+
+    # ---------------------------------------------------------------------------------------------- what is due
+
+    def _advance(self, now_ms: int) -> list[JobEffect]:
+        effects: list[JobEffect] = []
+        if self._state is JobState.DEPLOYING:
+            effects += self._advance_deploying(now_ms)
+        if self._state in WAITING:
+            effects += self._advance_waiting(now_ms)
+        if self._state is JobState.STOPPING:
+            effects += self._advance_stopping(now_ms)
+        return effects
+
+    def _advance_deploying(self, now_ms: int) -> list[JobEffect]:
+        late = [slot for slot in range(len(self._slots)) if slot not in self._deployed]
+        if not late:
+            effects = [StartSubtasks(self._generation), *self._phase("replay")]
+            self._state = JobState.RUNNING
+            self._budget.runs_again()
+            self._drained = False
+            self._failure = self._deploy_until_ms = None
+            return effects
+        if self._deploy_until_ms is None or now_ms < self._deploy_until_ms:
+            return []
+        reason = f"not deployed within {self._config.deploy_timeout_ms} ms"
+        evictions: list[JobEffect] = []
+        for slot in late:
+            evictions.append(EvictSlot(slot, self._slots.holder(slot) or 0, reason))
+            self._slots.release(slot)
+        hosted = tuple(subtask for subtask, slot in self._assignment if slot in late)
+        where = ", ".join(str(slot) for slot in late)
+        return [*evictions, *self._fail(now_ms, _Failure("deploy", hosted, f"slots {where}: {reason}"))]
+
+    def _advance_waiting(self, now_ms: int) -> list[JobEffect]:
+        too_late = self._check_waits(now_ms)
+        if too_late is not None:
+            return self._stop(now_ms, too_late)
+        if self._backoff_until_ms is not None and now_ms >= self._backoff_until_ms:
+            self._backoff_until_ms = None
+        retraction = self._retraction
+        if retraction is not None:
+            if not self._drained or retraction.until_ms is not None:
+                return []
+            until_ms = now_ms + self._config.drain_timeout_ms
+            self._retraction = _Retraction(retraction.checkpoint, retraction.reason, until_ms)
+            return [RetractOutputAfter(retraction.checkpoint, retraction.reason)]
+        if self._slots.missing or not self._drained or self._backoff_until_ms is not None:
+            return []
+        return self._deploy(now_ms)
+
+    def _check_waits(self, now_ms: int) -> JobEnded | None:
+        starting = self._state is JobState.STARTING
+        timeout_ms = self._config.slot_timeout_ms if starting else self._config.restart_slot_timeout_ms
+        missing = self._slots.missing
+        if not missing:
+            self._slots_until_ms = None
+        elif self._slots_until_ms is None:
+            self._slots_until_ms = now_ms + timeout_ms
+        elif now_ms >= self._slots_until_ms:
+            where = ", ".join(str(slot) for slot in missing)
+            why = f"{len(missing)} of {len(self._slots)} slots did not register within {timeout_ms} ms: {where}"
+            failure = next((self._start_failures[slot] for slot in missing if slot in self._start_failures), None)
+            if failure is None:
+                return JobEnded(JobState.FAILED, None, why, "slots")
+            return JobEnded(JobState.FAILED, failure.error, f"{why}; {failure.reason}", "slots")
+        if self._drain_until_ms is not None and now_ms >= self._drain_until_ms:
+            return JobEnded(JobState.FAILED, None, f"output not committed: {self._drain_timed_out}", "commit")
+        retract_until_ms = None if self._retraction is None else self._retraction.until_ms
+        if retract_until_ms is not None and now_ms >= retract_until_ms:
+            why = f"output was not retracted within {self._config.drain_timeout_ms} ms"
+            return JobEnded(JobState.FAILED, None, why, "commit")
+        return None
+
+    def _deploy(self, now_ms: int) -> list[JobEffect]:
+        self._generation = self._newest_used = Generation(self._newest_used + 1)
+        self._deployed.clear()
+        self._state = JobState.DEPLOYING
+        self._deploy_until_ms = now_ms + self._config.deploy_timeout_ms
+        return [*self._phase("restore"), Deploy(self._generation, self.restore_from, self._assignment)]

@@ -1,0 +1,125 @@
+"""How often a job may still be recovered, and how long to wait before that.
+
+One *recovery* counts once, whatever fails in it. A failure is part of the last recovery that was counted when both
+hold:
+
+- What failed was running already when that recovery began: its generation is no newer than the newest one then. What a
+  recovery has started itself, and fails again, is a failure of its own.
+- The recovery is not over, or its *moment* is not. It is over when all subtasks run again and no slot is missing; a
+  slot that stays away is waited for as long as a rollback waits (``restart_slot_timeout_ms``). Its moment ends
+  ``same_moment_ms`` after the time for which a rollback would have waited before it starts anything.
+
+So an outage that makes many subtasks throw costs a job that recovers beside the stream no more than one that rolls
+back: a rollback halts all subtasks at the first exception, and does not see the others. A local failover that ends in a
+rollback is one recovery with it, too.
+
+Other rules: failures of user code tend to come back, so each counts for ``restart_window_ms`` at least, and until a
+checkpoint has become complete after it: an input that throws again and again lets none become complete, however long it
+takes to come round; exceptions that are rare, and that the job got over, do not add up over the weeks. Losses of slots
+count only as long as no checkpoint becomes complete in between, since machines do die in a long run. The first recovery
+in a row has no delay, the following ones double it. A corrupt checkpoint costs nothing: each one is tried once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flinkplus.protocol.vocabulary.config import RecoveryConfig
+from flinkplus.protocol.vocabulary.effects import FailureKind
+from flinkplus.protocol.vocabulary.ids import Generation
+
+USER_FAILURES: tuple[FailureKind, ...] = ("exception", "checkpoint")
+SLOT_FAILURES: tuple[FailureKind, ...] = ("slot", "deploy")
+
+
+@dataclass(frozen=True, slots=True)
+class _Recovery:
+    """One that was counted. ``newest``: the newest generation when it began; ``moment_until_ms``: see above, ``None``
+    while the job rolls back."""
+
+    began_ms: int
+    kind: FailureKind
+    newest: Generation
+    moment_until_ms: int | None
+
+    def has_moment(self, now_ms: int) -> bool:
+        """Whether its moment is not over."""
+        return self.moment_until_ms is None or now_ms < self.moment_until_ms
+
+
+class RestartBudget:
+    """Counts the recoveries of one job."""
+
+    def __init__(self, config: RecoveryConfig) -> None:
+        self._config = config
+        self._user_failures_ms: list[int] = []  # those that count; one more than ``max_restarts`` ends the job
+        self._got_over = 0  # so many of them, the oldest, have seen a checkpoint become complete
+        self._slot_failures = 0
+        self._in_a_row = 0
+        self._last: _Recovery | None = None
+
+    def is_counted(self, now_ms: int, generation: Generation, under_way: bool, slot_missing: bool) -> bool:
+        """Whether a failure in ``generation`` is part of the last recovery that was counted. ``under_way``: subtasks of
+        that recovery do not run yet; ``slot_missing``: a slot has not come back."""
+        last = self._last
+        if last is None or generation > last.newest:
+            return False
+        is_waited_for = slot_missing and now_ms - last.began_ms < self._config.restart_slot_timeout_ms
+        return under_way or is_waited_for or last.has_moment(now_ms)
+
+    def spend(self, now_ms: int, kind: FailureKind, newest: Generation) -> str | None:
+        """Count a recovery that begins now. Returns why no further one is allowed, or None. ``newest``: the newest
+        generation that runs."""
+        why_not = self._spend(now_ms, kind)
+        self._last = _Recovery(now_ms, kind, newest, now_ms + self.delay_ms() + self._config.same_moment_ms)
+        return why_not
+
+    def _spend(self, now_ms: int, kind: FailureKind) -> str | None:
+        if kind in USER_FAILURES:
+            self._forget_old(now_ms)
+            self._user_failures_ms.append(now_ms)
+            self._in_a_row += 1
+        elif kind in SLOT_FAILURES:
+            self._slot_failures += 1
+            self._in_a_row += 1
+        failures = len(self._user_failures_ms)
+        if failures > self._config.max_restarts:
+            return f"failure {failures}, and max_restarts is {self._config.max_restarts}"
+        if self._slot_failures > self._config.max_slot_losses:
+            return (
+                f"slot loss {self._slot_failures} without a complete checkpoint in between, "
+                f"and max_slot_losses is {self._config.max_slot_losses}"
+            )
+        return None
+
+    def _forget_old(self, now_ms: int) -> None:
+        window_ms = self._config.restart_window_ms
+        if window_ms is None:
+            return
+        over = self._user_failures_ms[: self._got_over]
+        old = sum(1 for failed_ms in over if now_ms - failed_ms >= window_ms)
+        del self._user_failures_ms[:old]
+        self._got_over -= old
+
+    def rolls_back(self) -> None:
+        """The job is interrupted: until it runs again nothing that completes shows that the failure is over."""
+        if self._last is not None:
+            self._last = replace(self._last, moment_until_ms=None)
+
+    def runs_again(self) -> None:
+        """The job was deployed: what fails now is a failure of its own, and what completes is progress."""
+        self._last = None
+
+    def on_progress(self, now_ms: int) -> None:
+        """A checkpoint became complete. In the moment of an exception it was begun before, and shows nothing."""
+        self._slot_failures = 0
+        last = self._last
+        if last is None or last.kind in SLOT_FAILURES or not last.has_moment(now_ms):
+            self._in_a_row = 0
+            self._got_over = len(self._user_failures_ms)
+
+    def delay_ms(self) -> int:
+        """How long to wait before the recovery from the failure counted last."""
+        if self._in_a_row <= 1:
+            return 0
+        return int(min(self._config.backoff_first_ms * 2 ** min(self._in_a_row - 2, 30), self._config.backoff_max_ms))

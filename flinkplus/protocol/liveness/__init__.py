@@ -1,0 +1,4 @@
+"""Which slot to give up: hosts without a pulse, slots that do not reach each other.
+
+Ring 0: pure.
+"""

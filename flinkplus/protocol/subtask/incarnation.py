@@ -1,0 +1,88 @@
+"""Who a subtask is in one generation, and what it is told when it takes over from another incarnation of itself.
+
+Rules: pure data. A promotion is what survivors have answered, put together; nothing in it changes any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkplus.protocol.channels.outputs import Peer
+from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.loops.cycles import NO_CYCLES, Cycles
+from flinkplus.protocol.vocabulary.guarantee import Guarantee
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
+from flinkplus.protocol.vocabulary.lineage import Lineage
+
+
+@dataclass
+class Promotion:
+    """What a standby is told when it becomes active.
+
+    ``received``: channel -> next ``seq`` that its consumer expected when the survivors answered; those of consumers
+    that live no more are among them, and count. ``determinants``: of the steps to repeat.
+    ``ancestors``: what the survivors know of those that these steps may depend on.
+    ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
+    is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque. ``had``:
+    channel -> digests, by ``seq``, of what its consumer had received (``None``: nothing is compared).
+    ``inputs``: channel -> next ``seq`` to be taken, where that is not what the version says. ``pass_over``: rows that a
+    source is to read and not to send.
+    """
+
+    received: dict[str, int]
+    determinants: tuple[int, ...]
+    ancestors: Mapping[SubtaskId, Run]
+    marks: dict[str, int]
+    resuming: frozenset[SubtaskId]
+    state: Any
+    had: Mapping[str, Mapping[int, int]] | None = None
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    pass_over: int = 0
+
+
+@dataclass(kw_only=True)
+class Incarnation:
+    """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
+    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``, ``cycles``: of the job;
+    ``stands_still``: behind each barrier until the checkpoint has ended; ``unaligned``: barriers may overtake.
+    ``in_flight``: the budget of its slot."""
+
+    subtask: SubtaskId
+    generation: Generation
+    slot: int
+    slots: Mapping[SubtaskId, int]
+    generations: Mapping[SubtaskId, Generation]
+    lineage: Lineage
+    checkpoint: CheckpointId
+    promotion: Promotion | None = None
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    stands_still: bool = False
+    unaligned: bool = False
+    cycles: Cycles = NO_CYCLES
+    in_flight: InFlightBudget = field(default_factory=InFlightBudget)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a subtask may send its barrier before it has taken all that comes before the barriers it had."""
+        return self.unaligned or bool(self.cycles)
+
+    def slot_of(self, subtask: SubtaskId) -> int | None:
+        """The slot of another subtask, ``None`` when it is this one's."""
+        slot = self.slots[subtask]
+        return None if slot == self.slot else slot
+
+    def peer(self, consumer: SubtaskId, channel: ChannelId) -> Peer:
+        """A consumer of this subtask."""
+        slot, generation = self.slot_of(consumer), self.generations[consumer]
+        if self.promotion is None:
+            return Peer(slot, generation)
+        received = self.promotion.received.get(str(channel))
+        resuming = consumer in self.promotion.resuming
+        if resuming and (received is None or not self.guarantee.repeats):
+            return Peer(slot, generation, resuming=True)
+        known = self.promotion.had if self.guarantee.repeats else None
+        had = None if known is None else known.get(str(channel), {})
+        return Peer(slot, generation, received or 0, resuming, had, renumbered=not self.guarantee.repeats)

@@ -1,0 +1,80 @@
+"""Who is an ancestor of whom, and whose determinants a subtask's messages carry.
+
+With sharing depth *n*, a message carries its sender's own determinants and those of the sender's ancestors that are
+less than *n* channels away from it; without a limit, those of all. So at depth 1 a receiver is told of its direct
+producers only.
+
+Rules: pure data. Every edge links all subtasks of its producer vertex to all of its consumer vertex, so that distances
+are those of vertices; where several paths lead from one to the other, the shortest counts. A subtask has a number, the
+same in every slot, by which messages name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.vocabulary.ids import SubtaskId, invariant
+
+_INDEX_BITS = 16
+MAX_VERTICES = 256
+
+
+class Lineage:
+    """Of one job: ``vertices`` in an order that is the same everywhere, ``edges`` as (producer, consumer) vertices.
+
+    ``depth``: the sharing depth, at least 1; ``None``: no limit.
+    """
+
+    def __init__(self, vertices: Sequence[str], edges: Iterable[tuple[str, str]], depth: int | None = None) -> None:
+        invariant(depth is None or depth >= 1, "the sharing depth is at least 1", depth=depth)
+        invariant(len(vertices) <= MAX_VERTICES, "too many vertices to be numbered", vertices=len(vertices))
+        self._vertices = tuple(vertices)
+        self._positions = {vertex: at for at, vertex in enumerate(self._vertices)}
+        self._producers: dict[str, list[str]] = {vertex: [] for vertex in self._vertices}
+        with_outputs: dict[str, None] = {}
+        for producer, consumer in edges:
+            self._producers[consumer].append(producer)
+            with_outputs[producer] = None
+        self._distances = {vertex: self._ancestors_of(vertex) for vertex in self._vertices}
+        self._passed_on = {
+            vertex: tuple(sorted(a for a, away in self._distances[vertex].items() if depth is None or away < depth))
+            if vertex in with_outputs
+            else ()
+            for vertex in self._vertices
+        }
+
+    def _ancestors_of(self, vertex: str) -> dict[str, int]:
+        """Ancestors by their distance, the vertex itself among them when it is on a loop. (Breadth first: what is
+        found first is nearest.)"""
+        found: dict[str, int] = {}
+        reached = [(vertex, 0)]
+        for near, away in reached:  # grows while it is walked
+            for producer in self._producers[near]:
+                if producer not in found:
+                    found[producer] = away + 1
+                    reached.append((producer, away + 1))
+        return found
+
+    def distance(self, ancestor: str, vertex: str) -> int | None:
+        """Channels on the shortest path from one vertex to another; ``None`` when there is no path."""
+        return self._distances[vertex].get(ancestor)
+
+    def passed_on(self, vertex: str) -> tuple[str, ...]:
+        """The ancestors whose determinants the messages of ``vertex`` carry beside its own; sorted."""
+        return self._passed_on[vertex]
+
+    def asked_of(self, failed: Iterable[SubtaskId]) -> frozenset[str]:
+        """The ancestors, as vertices, that the successors of ``failed`` must be told of: see ``KnownSteps``."""
+        return frozenset(a for vertex in {subtask.vertex for subtask in failed} for a in self._passed_on[vertex])
+
+    def number(self, subtask: SubtaskId) -> int:
+        """By which messages name a subtask."""
+        return self._positions[subtask.vertex] << _INDEX_BITS | subtask.index
+
+    def subtask(self, number: int) -> SubtaskId:
+        """The inverse of ``number``. Raises ``PeerProtocolError`` for a vertex that there is not."""
+        at, index = number >> _INDEX_BITS, number & (1 << _INDEX_BITS) - 1
+        if at >= len(self._vertices):
+            raise PeerProtocolError(f"determinants of a subtask of vertex {at}; there are {len(self._vertices)}")
+        return SubtaskId(self._vertices[at], index)

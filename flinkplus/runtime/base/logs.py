@@ -1,0 +1,146 @@
+"""Logs that say whose they are: one line for each record, as JSON or for people, with job, slot, subtask, generation
+and phase.
+
+``FLINKPLUS_LOG`` in the driver's environment, or the option ``log``, is ``json`` or ``text``, with a level if it is not
+to be ``info``: ``json:debug``. The driver ships it to the slots. Without it nothing is set up here: the loggers
+``flinkplus`` and ``chain_backup`` do as the program has told Python's logging.
+
+Rules: what a record is about is said where it is logged (``about``), whose it is by the thread or the process that logs
+it (``speak_as``). A record is one line of printable characters, as ``escaped`` makes it, whatever its message contains.
+In the text format the lines of a traceback follow, each indented, so that none can pass for a record. Only ``checked``
+raises; a record that cannot be written is none of the job's failures.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TextIO
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.printable import escaped
+
+VARIABLE = "FLINKPLUS_LOG"
+JSON, TEXT = FORMATS = ("json", "text")
+LEVELS = ("debug", "info", "warning", "error")
+FIELDS = ("job", "slot", "subtask", "generation", "phase")
+LOGGERS = ("flinkplus", "chain_backup", "upstream_cache", "dedup")
+
+_of_process: dict[str, Any] = {}
+_of_thread: ContextVar[dict[str, Any] | None] = ContextVar("flinkplus_log_fields", default=None)
+
+
+def checked(setting: str) -> tuple[str, int]:
+    """The format and level of ``json`` or ``text:debug``. Raises ``ConfigurationError``."""
+    form, _, level = setting.partition(":")
+    if form not in FORMATS or (level or "info") not in LEVELS:
+        raise ConfigurationError(
+            f"log (and {VARIABLE}) must be {' or '.join(FORMATS)}, and after a colon {', '.join(LEVELS)} if it is not "
+            f"to be info; not {setting!r}"
+        )
+    return form, getattr(logging, (level or "info").upper())
+
+
+def wanted(option: str | None) -> str | None:
+    """What is asked for by option or environment. Raises ``ConfigurationError``."""
+    setting = option or os.environ.get(VARIABLE) or None
+    if setting is not None:
+        checked(setting)
+    return setting
+
+
+def about(**fields: Any) -> dict[str, dict[str, Any]]:
+    """What a record is about, for ``extra`` of a logger's call."""
+    return {"flinkplus": fields}
+
+
+def speak_as(whole_process: bool = False, **fields: Any) -> None:
+    """Whose records those are of this thread, or of the process where a thread says nothing."""
+    if whole_process:
+        _of_process.clear()
+        _of_process.update(fields)
+    else:
+        _of_thread.set(fields)
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What is known of a record, of ``FIELDS``."""
+    own = getattr(record, "flinkplus", None)
+    merged = {**_of_process, **(_of_thread.get() or {}), **(own if isinstance(own, dict) else {})}
+    return {name: merged.get(name) for name in FIELDS}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line; what is not known is null."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {
+            "time": _time(record, "%Y-%m-%dT%H:%M:%S") + "Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **fields_of(record),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return escaped(json.dumps(told, ensure_ascii=False, default=str))
+
+
+class TextLines(logging.Formatter):
+    """A line for people, with what is known at its end."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        known = "".join(f" {name}={value}" for name, value in fields_of(record).items() if value is not None)
+        line = f"{_time(record, '%H:%M:%S')} {record.levelname.lower()} {record.name}: {record.getMessage()}{known}"
+        trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        return "\n".join([escaped(line), *(f"  {escaped(one)}" for one in trace)])
+
+
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # Python 3.10 gives it no type parameter
+
+
+def _time(record: logging.LogRecord, form: str) -> str:
+    return f"{time.strftime(form, time.gmtime(record.created))}.{int(record.created % 1 * 1000):03d}"
+
+
+class _ToStderr(_StreamHandler):
+    """To what ``sys.stderr`` is when something is logged."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def install(setting: str | None) -> None:
+    """Have FlinkPlus's loggers of this process write as ``setting`` says, and to nobody else; ``None``: leave them."""
+    if setting is None:
+        return
+    form, level = checked(setting)
+    uninstall()
+    handler = _ToStderr()
+    handler.setFormatter(JsonLines() if form == JSON else TextLines())
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+def uninstall() -> None:
+    """As it was before ``install``."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        for handler in [handler for handler in logger.handlers if isinstance(handler, _ToStderr)]:
+            logger.removeHandler(handler)
+            logger.setLevel(logging.NOTSET)
+            logger.propagate = True

@@ -1,0 +1,4 @@
+"""The control plane's messages between a slot and the coordinator, and names of subtasks as text.
+
+Ring 1. Process: driver and slots. Thread: the loops.
+"""

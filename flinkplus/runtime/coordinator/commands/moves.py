@@ -1,0 +1,117 @@
+"""Planned moves that a shell asks for.
+
+Rules: in the coordinator's thread. A request is answered when it is known whether it can be; how it goes on is asked
+for by the number that it was given then (``MoveNews``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flinkplus.config import MOST_SPARES
+from flinkplus.errors import CommandRefused, ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
+from flinkplus.runtime.control.names import find_subtask
+from flinkplus.runtime.coordinator.membership.moves import Moves, PlannedMove
+from flinkplus.runtime.operations.commands import Body, Commands, Later
+
+if TYPE_CHECKING:
+    from flinkplus.config import Options
+    from flinkplus.graph import JobGraph
+
+
+@dataclass(frozen=True)
+class Migrate:
+    """Have ``subtask`` (``count:1``) work on ``slot``."""
+
+    subtask: str
+    slot: int
+
+
+@dataclass(frozen=True)
+class DrainHost:
+    """Have nothing on ``host``; ``force``: even where chains get shorter, or share hosts, by that."""
+
+    host: str
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class UndrainHost:
+    """Use ``host`` again."""
+
+    host: str
+
+
+@dataclass(frozen=True)
+class ScaleSpares:
+    """Have ``count`` spare slots; ``force``: as of ``DrainHost``."""
+
+    count: int
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class MoveNews:
+    """What has become of request ``number``?"""
+
+    number: int
+
+
+class MoveCommands:
+    """Has the job's ``Moves`` take requests from outside."""
+
+    def __init__(self, moves: Moves, graph: JobGraph, options: Options) -> None:
+        self._moves = moves
+        self._graph = graph
+        self._options = options
+
+    def add_to(self, commands: Commands) -> None:
+        """Have them taken."""
+        commands.add(Migrate, self.migrate)
+        commands.add(DrainHost, lambda request: _answer(self._moves.drain(request.host, request.force)))
+        commands.add(UndrainHost, lambda request: _answer(self._moves.undrain(request.host)))
+        commands.add(ScaleSpares, lambda request: _answer(self._moves.scale(check_count(request.count), request.force)))
+        commands.add(MoveNews, self.news)
+
+    def migrate(self, request: Migrate) -> Later:
+        """Raises ``ConfigurationError`` for a subtask that there is not."""
+        subtask = find_subtask(request.subtask, self._graph, self._options.parallelism)
+        return _answer(self._moves.migrate(subtask, request.slot))
+
+    def news(self, request: MoveNews) -> Body:
+        """Raises ``CommandRefused`` for a request that nobody made, or long ago; and what ended it."""
+        move = self._moves.find(request.number)
+        if move is None:
+            raise CommandRefused(f"request {request.number} is unknown or no longer remembered")
+        move.check()
+        return _body(move)
+
+
+def check_count(count: int) -> int:
+    """``count`` spare slots. Raises ``ConfigurationError`` when nobody can have so many."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_SPARES:
+        raise ConfigurationError(f"a job has from 0 to {MOST_SPARES} spare slots, not {count!r}")
+    return count
+
+
+def _body(move: PlannedMove) -> Body:
+    return {"number": move.number, "status": move.status, "left": move.left}
+
+
+def _answer(move: PlannedMove) -> Later:
+    later = Later()
+
+    def answer() -> None:
+        try:
+            move.check()
+        except (MoveRefused, MoveCancelled, InsufficientSlots) as error:
+            later.refuse(error)
+        else:
+            later.give(_body(move))
+
+    if move.status is None:
+        move.on_answer = answer
+    else:
+        answer()
+    return later

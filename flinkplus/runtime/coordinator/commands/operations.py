@@ -1,0 +1,220 @@
+"""What a shell can have a running job do: say how it is (``Status``), and hurt itself (``Inject``).
+
+Rules: in the coordinator's thread. A target is found before anything is done, and all of it is there, or nothing
+happens. Injections are for whoever has the job's key for commands, unless ``allow_inject`` is off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flinkplus.errors import CommandRefused, ConfigurationError
+from flinkplus.protocol.vocabulary.ids import SubtaskId
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.names import find_subtask
+from flinkplus.runtime.faults.injections import CUT, DRIVER, EXCEPTION, FAULTS, KILL, PAUSE, SLOW
+from flinkplus.runtime.operations.commands import Body, Commands, Later
+
+if TYPE_CHECKING:
+    from flinkplus.config import Options
+    from flinkplus.graph import JobGraph
+    from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+    from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+    from flinkplus.runtime.coordinator.membership.presence import Presence
+
+MAX_FOR_S = 3600.0
+MAX_DELAY_S = 60.0
+SLOT = re.compile(r"slot-(\d{1,9})\Z")
+TO_DRIVER = "driver"
+
+
+@dataclass(frozen=True)
+class Status:
+    """How is the job? The answer: ``docs/operations.md``."""
+
+
+@dataclass(frozen=True)
+class Inject:
+    """Do ``fault`` to ``target``: a subtask (``count:1``), a slot (``slot-2``) or a host.
+
+    ``at_s``: when the job has been running for so long (``None``: now). ``for_s``: of ``pause``, ``cut`` and ``slow``.
+    ``delay_s``: of each step, of ``slow``. ``peers``: of ``cut``, slots and ``driver``; ``None``: all.
+    """
+
+    fault: str
+    target: str
+    at_s: float | None = None
+    for_s: float = 1.0
+    delay_s: float = 0.01
+    peers: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Who is meant: slots, with subtasks of each."""
+
+    slots: dict[int, list[SubtaskId]] = field(default_factory=dict)
+
+
+def find_target(
+    text: str,
+    members: Sequence[Member],
+    slots: Sequence[int],
+    assignment: dict[SubtaskId, int],
+    graph: JobGraph,
+    parallelism: int,
+) -> Hit:
+    """What ``text`` means now. Raises ``CommandRefused`` that says what there is."""
+    present = {member.slot: member for member in members}
+
+    def on(slot: int) -> list[SubtaskId]:
+        return sorted(subtask for subtask, at in assignment.items() if at == slot)
+
+    slot = SLOT.match(text)
+    if slot is not None:
+        if int(slot[1]) not in slots:
+            raise CommandRefused(f"{text} does not exist; the slots are {_named(slots)}")
+        if int(slot[1]) not in present:
+            raise CommandRefused(
+                f"{text} is not registered: its process has ended and is restarting; try again in a moment"
+            )
+        return Hit({int(slot[1]): on(int(slot[1]))})
+    hosts = sorted({member.host for member in members})
+    if text in hosts:
+        return Hit({member.slot: on(member.slot) for member in members if member.host == text})
+    try:
+        subtask = find_subtask(text, graph, parallelism)
+    except ConfigurationError as error:
+        known = f"the hosts with slots are {', '.join(hosts)}" if hosts else "no slot is registered"
+        raise CommandRefused(f"{text!r:.200} is not a subtask, slot or host of this job: {error}; {known}") from error
+    at = assignment.get(subtask)
+    if at is None or at not in present:
+        raise CommandRefused(f"{subtask} is not assigned to a registered slot; try again when the job is running")
+    return Hit({at: [subtask]})
+
+
+def _named(slots: Sequence[int]) -> str:
+    if list(slots) == list(range(len(slots))):
+        return f"slot-0 to slot-{len(slots) - 1}"
+    return ", ".join(f"slot-{slot}" for slot in slots)
+
+
+class Operations:
+    """The driver's part of injections. ``age_s``: for how long the job has been running; ``None``: it has not begun.
+
+    ``later`` has the coordinator call something, after so many seconds.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        deployment: Deployment,
+        presence: Presence,
+        graph: JobGraph,
+        options: Options,
+        later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self._dispatch = dispatch
+        self._deployment = deployment
+        self._presence = presence
+        self._graph = graph
+        self._options = options
+        self._later = later
+
+    def add_to(self, commands: Commands) -> None:
+        """Have them taken."""
+        commands.add(Inject, self.inject)
+
+    def inject(self, request: Inject) -> Later:
+        """Do it, now or at its time. Raises ``CommandRefused``."""
+        peers = self._check(request)
+        find = partial(self._find, request.target, peers)
+        find()  # a target that means nothing is told now, and not when it is time
+        answer = Later()
+        wait_s = 0.0 if request.at_s is None else self._wait_s(request.at_s)
+
+        def strike() -> None:
+            if not answer.wanted:
+                return  # whoever asked has gone before it was time
+            try:
+                answer.give(self._strike(request, find(), peers))
+            except CommandRefused as error:
+                answer.refuse(error)
+
+        if wait_s > 0:
+            self._later(wait_s, strike)
+        else:
+            strike()
+        return answer
+
+    def _check(self, request: Inject) -> list[int] | None:
+        if not self._options.allow_inject:
+            raise CommandRefused("this job accepts no injections: it was started with allow_inject=False")
+        if request.fault not in FAULTS:
+            raise CommandRefused(f"{request.fault!r:.200} is not a fault; the faults are {', '.join(FAULTS)}")
+        if not 0 < request.for_s <= MAX_FOR_S:
+            raise CommandRefused(f"the duration must be above 0 and at most {MAX_FOR_S:g} s, not {request.for_s}")
+        if not 0 < request.delay_s <= MAX_DELAY_S:
+            raise CommandRefused(f"the delay must be above 0 and at most {MAX_DELAY_S:g} s, not {request.delay_s}")
+        if request.fault != CUT:
+            return None
+        if self._options.transport != "tcp":
+            raise CommandRefused(f"cut needs transport 'tcp'; this job uses {self._options.transport!r}")
+        return None if request.peers is None else [self._peer(name) for name in request.peers]
+
+    def _peer(self, name: str) -> int:
+        slot = SLOT.match(name)
+        if name == TO_DRIVER:
+            return DRIVER
+        slots = self._dispatch.members.numbers
+        if slot is None or int(slot[1]) not in slots:
+            raise CommandRefused(f"{name!r:.200} is not a peer; the peers are {TO_DRIVER} and {_named(slots)}")
+        return int(slot[1])
+
+    def _wait_s(self, at_s: float) -> float:
+        begun_s = self._deployment.first_started_s
+        age_s = None if begun_s is None else self._deployment.age_s
+        if not 0 <= at_s < 1e9:
+            raise CommandRefused(f"the time must be a number of seconds since the job started, not {at_s}")
+        if age_s is None:
+            raise CommandRefused("the job is not running yet; try again in a moment")
+        if at_s < age_s:
+            raise CommandRefused(f"the job has been running for {age_s:.1f} s already, which is more than {at_s:g} s")
+        return at_s - age_s
+
+    def _find(self, target: str, peers: list[int] | None) -> Hit:
+        assignment = dict(self._deployment.assignment)
+        parallelism = self._options.parallelism
+        members = self._dispatch.members
+        hit = find_target(target, members.all(), members.numbers, assignment, self._graph, parallelism)
+        alone = [slot for slot in hit.slots if peers is not None and set(peers) <= {slot}]
+        if alone:
+            raise CommandRefused(
+                f"slot-{alone[0]} would be cut off only from itself: give {TO_DRIVER} or another slot, or omit "
+                "the peers to cut it off from all"
+            )
+        return hit
+
+    def _strike(self, request: Inject, hit: Hit, peers: list[int] | None) -> Body:
+        if request.fault in (EXCEPTION, SLOW) and not any(hit.slots.values()):
+            raise CommandRefused(f"no subtask is running on {request.target}")
+        struck_s = self._dispatch.clock.time()
+        for slot, subtasks in hit.slots.items():
+            names = [str(subtask) for subtask in subtasks]
+            if request.fault == KILL:
+                self._presence.kill_slot(slot)
+            else:
+                order = control.Inject(request.fault, names, float(request.for_s), float(request.delay_s), peers)
+                self._dispatch.tell(slot, order)
+        return {
+            "fault": request.fault,
+            "target": request.target,
+            "time_s": round(struck_s, 6),
+            "slots": sorted(hit.slots),
+            "subtasks": [str(subtask) for subtasks in hit.slots.values() for subtask in subtasks],
+            "for_s": request.for_s if request.fault in (PAUSE, CUT, SLOW) else None,
+        }

@@ -1,0 +1,229 @@
+"""What the drivers of the three machines (job, checkpoints, failover) share.
+
+``Dispatch`` has the order of things: effects are carried out list by list, never one in the middle of another; slow
+work is done by a worker thread and comes back through the inbox. Storage and ZooKeeper have a worker each, so that a
+failover never waits for an upload. ``Deployment`` is what is deployed where, in which generation.
+
+Rules: everything here is called in the coordinator's thread, but for the workers, which only put into the inbox, and
+for reading ``Deployment``, whose values are replaced and never changed in place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from chain_backup.failover.events import FailoverEvent
+from flinkplus.errors import described
+from flinkplus.protocol.vocabulary import events
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime.base.clock import Clock
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.dispatch.slot_table import Member, Members
+
+if TYPE_CHECKING:
+    from chain_backup.zookeeper.records import RegistryEvent
+    from flinkplus.runtime.base.inbox import Inbox
+    from flinkplus.runtime.base.step_note import LastWords
+    from flinkplus.runtime.liveness.lifeline import LifelineCut, Lifelines
+    from flinkplus.runtime.liveness.pulse import Pulses
+    from flinkplus.runtime.operations.command_server import CommandDoor
+    from flinkplus.runtime.operations.commands import Commands
+    from flinkplus.runtime.transport.wire.ports import LinkEvent, Rendezvous
+
+NO_CHECKPOINT = CheckpointId(0)
+log = logging.getLogger("flinkplus.coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWorkDone:
+    """The storage worker finished something for the machine of checkpoints."""
+
+    event: events.CheckpointingEvent
+
+
+@dataclass(frozen=True, slots=True)
+class JobWorkDone:
+    """The storage worker finished something for the machine of the job."""
+
+    event: events.JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverWorkDone:
+    """The registry worker finished something for the machine of failover."""
+
+    event: FailoverEvent
+
+
+@dataclass(frozen=True, slots=True)
+class UserAsked:
+    """A call of the user's, or of another thread, to be run in the coordinator's thread."""
+
+    action: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryTold:
+    """ZooKeeper says something."""
+
+    event: RegistryEvent
+
+
+WorkDone: TypeAlias = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
+InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | WorkDone | RegistryTold | UserAsked"
+
+
+class Machines(Protocol):
+    """Where an event for one of the machines goes; what follows from it is done before the call returns, or, when
+    effects are being carried out just now, after these.
+    """
+
+    def step_job(self, event: events.JobEvent) -> None: ...
+
+    def step_checkpoints(self, event: events.CheckpointingEvent) -> None: ...
+
+
+@dataclass
+class Deployment:
+    """What is deployed: ``generation`` of the last deployment, and of each subtask the slot it is at (or is on its way
+    to) and its own generation. ``run``: which run of the job this is. ``draining``: the input is being ended.
+    ``triggered``: the newest checkpoint. ``lost_at``: that one when a slot's process was last lost, until some later
+    ones are complete.
+    """
+
+    generation: Generation
+    run: int
+    draining: bool
+    assignment: Mapping[SubtaskId, int] = field(default_factory=dict)
+    generations: Mapping[SubtaskId, Generation] = field(default_factory=dict)
+    first_started_s: float | None = None
+    clock: Clock = time
+    triggered: CheckpointId = NO_CHECKPOINT
+    lost_at: CheckpointId | None = None
+
+    def on(self, slot: int) -> list[SubtaskId]:
+        """The subtasks at ``slot``."""
+        return [subtask for subtask, at in self.assignment.items() if at == slot]
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since subtasks of this run were first started."""
+        return 0.0 if self.first_started_s is None else self.clock.monotonic() - self.first_started_s
+
+
+class Worker(Protocol):
+    """Does what it is given, one after the other, beside the coordinator's thread."""
+
+    def submit(self, action: Callable[..., Any], /, *arguments: Any) -> Any: ...
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
+
+
+class Dispatch:
+    """Connections to the slots, the workers (for the storage, and for the registry: a thread each unless others are
+    given), and the order in which effects are carried out.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        members: Members,
+        inbox: Inbox[InboxEvent],
+        clock: Clock = time,
+        storage: Worker | None = None,
+        registry: Worker | None = None,
+    ) -> None:
+        self.rendezvous = rendezvous
+        self.make_lifelines: Callable[[], Lifelines] | None = None
+        self.lifelines: Lifelines | None = None
+        self.make_pulses: Callable[[], Pulses] | None = None
+        self.pulses: Pulses | None = None
+        self.make_door: Callable[[Commands], CommandDoor] | None = None
+        self.door: CommandDoor | None = None
+        self.members = members
+        self.inbox = inbox
+        self.clock = clock
+        self.storage = storage or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-storage")
+        self.storage_ended = threading.Event()
+        """The storage worker has done all that it was given."""
+        self.registry = registry or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-registry")
+        self.event_s = 0.0  # when what is being handled happened, in seconds since the Unix epoch
+        self._due: deque[Callable[[], None]] = deque()
+
+    def now_ms(self) -> int:
+        """The time of the machines."""
+        return int(self.clock.monotonic() * 1000)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Run ``action`` after all that is due before it."""
+        self._due.append(action)
+        if len(self._due) > 1:
+            return
+        while self._due:
+            try:
+                self._due[0]()
+            except BaseException:
+                self._due.clear()
+                raise
+            self._due.popleft()
+
+    def drop(self, member: Member) -> None:
+        """End the connections of a slot that is given up."""
+        self.rendezvous.drop(member.connection)
+        if self.lifelines is not None:
+            self.lifelines.drop(member.lifeline)
+        if self.pulses is not None:
+            self.pulses.forget(member.pulse)
+
+    def tell(self, slot: int, message: control.ControlMessage) -> None:
+        """Send to the present incarnation of a slot, if there is one."""
+        member = self.members.get(slot)
+        if member is not None:
+            self.rendezvous.send(member.connection, message)
+
+    def tell_all(self, message: control.ControlMessage) -> None:
+        for member in self.members.all():
+            self.rendezvous.send(member.connection, message)
+
+    def work(
+        self,
+        pool: Worker,
+        action: Callable[[], None],
+        success: WorkDone | None,
+        failure: Callable[[str], WorkDone | None],
+    ) -> None:
+        """Do ``action`` in a worker; its end comes back through the inbox, unless nobody waits for it."""
+
+        def run() -> None:
+            done = success
+            try:
+                action()
+            except Exception as error:
+                reason = described(error)
+                log.warning("%s", reason)
+                done = failure(reason)
+            if done is not None:
+                self.inbox.put(done)
+
+        pool.submit(run)
+
+    def close(self) -> None:
+        """End the workers, when they have done what they were told, and the connections."""
+        self.registry.shutdown(wait=False, cancel_futures=True)
+        self.storage.shutdown(wait=True)
+        self.storage_ended.set()
+        if self.door is not None:
+            self.door.close()
+        self.rendezvous.close()
+        if self.lifelines is not None:
+            self.lifelines.close()
+        if self.pulses is not None:
+            self.pulses.close()
+        self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed the way to it

@@ -1,0 +1,246 @@
+"""The job's place in ZooKeeper: an embedded server unless there is an ensemble, the election, the chains' records.
+
+Rules: starting is done by a thread of its own while Spark starts the slots' job; whoever needs the result waits for it.
+The driver of a job that is resumed in an ensemble is elected before anything else is done (``elect_first``): another
+may run it.
+A server of the job's own that dies is started again, with its data; while that does not succeed, nobody waits for it.
+If its port was taken meanwhile, the coordinator sends the slots its new address.
+``close`` gives everything back whatever was reached. Nothing of ZooKeeper is loaded by a job that does not use it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from chain_backup.failover.effects import ChainRecordLike
+from flinkplus.config import MOST_SPARES, Options
+from flinkplus.errors import JobRunsElsewhere, described
+from flinkplus.runtime.transport.auth.tls import Certificates, context
+
+if TYPE_CHECKING:
+    from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
+    from chain_backup.zookeeper.records import RegistryEvent
+    from chain_backup.zookeeper.registry import Registry
+    from chain_backup.zookeeper.supervisor import Supervisor
+
+ELECTION_TIMEOUT_S = 30.0
+SUCCESSION_PATIENCE_S = 6.0  # beyond the session of a driver that has died just now
+START_TIMEOUT_S = 60.0
+URGENT_TIMEOUT_S = 15.0
+IDLE_TIMEOUT_S = 5.0  # for what no failover waits for: it must not keep one waiting behind it
+REHEARSED_WRITES = 250  # what the server's Java has run so often is compiled
+REHEARSAL_TIMEOUT_S = 5.0
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class RecordWriter(Protocol):
+    """Where the records of chains go."""
+
+    def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
+        """Write all of them, or none and raise."""
+
+
+class JobRegistry:
+    """One job in ZooKeeper.
+
+    ``application``: the job's name there, the same in every run of it. ``bind`` and ``reach``: where an embedded server
+    listens, and the host that slots know that by. ``auth``: see ``Registry``. ``certificates``: by which an embedded
+    server and its clients know each other.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        application: str,
+        directory: Path,
+        bind: str,
+        reach: str,
+        auth: str | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._options = options
+        self._application = application
+        self._directory = directory
+        self._bind = bind
+        self._reach = reach
+        self._deliver: Callable[[RegistryEvent], None] | None = None
+        self._undelivered: list[RegistryEvent] = []
+        self._give_up: Callable[[str], None] = lambda reason: None
+        self._auth = auth
+        self._certificates = certificates
+        self._hosts: Future[str] = Future()
+        self._elected: Future[Registry] = Future()
+        self._server: EmbeddedZooKeeper | None = None
+        self._supervisor: Supervisor | None = None
+        self._down: str | None = None
+        self._moved: str | None = None
+        self._registry: Registry | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._start, name="flinkplus-zookeeper", daemon=True)
+
+    def elect_first(self) -> None:
+        """Become the coordinator of a job that another driver ran, or runs.
+
+        Raises ``JobRunsElsewhere`` when that one is still there, ``RegistryUnavailable`` when ZooKeeper is not.
+        """
+        from chain_backup.zookeeper.errors import CoordinatorElsewhere
+
+        assert self._options.zookeeper is not None
+        self._hosts.set_result(self._options.zookeeper)
+        try:
+            patience_s = 2 * self._options.session_timeout + SUCCESSION_PATIENCE_S
+            self._elected.set_result(self._elect(self._options.zookeeper, patience_s))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, CoordinatorElsewhere):
+                raise JobRunsElsewhere(f"{error}, which is alive; end that driver first") from error
+            raise
+
+    def begin(self, deliver: Callable[[RegistryEvent], None], give_up: Callable[[str], None]) -> None:
+        """Start in the background, if that was not done yet. ``deliver`` gets the registry's events, in other threads;
+        ``give_up`` the reason why there is none."""
+        self._give_up = give_up
+        with self._lock:
+            self._deliver = deliver
+            for event in self._undelivered:
+                deliver(event)
+            self._undelivered.clear()
+        if not self._elected.done():
+            self._thread.start()
+
+    def _told(self, event: RegistryEvent) -> None:
+        with self._lock:
+            if self._deliver is None:
+                self._undelivered.append(event)
+            else:
+                self._deliver(event)
+
+    def _start(self) -> None:
+        try:
+            hosts = self._options.zookeeper or self._start_server()
+            self._hosts.set_result(hosts)
+            registry = self._elect(hosts, ELECTION_TIMEOUT_S)
+            self._elected.set_result(registry)
+            if self._server is not None:
+                registry.rehearse(REHEARSED_WRITES, REHEARSAL_TIMEOUT_S)
+        except BaseException as error:
+            for future in (self._hosts, self._elected):
+                if not future.done():
+                    future.set_exception(error)
+            if not self._closing.is_set():
+                self._give_up(f"no coordination through ZooKeeper: {described(error)}")
+
+    def _elect(self, hosts: str, timeout_s: float) -> Registry:
+        from chain_backup.zookeeper.errors import RegistryUnavailable
+        from chain_backup.zookeeper.registry import Registry
+
+        with self._lock:
+            if self._closing.is_set():
+                raise RegistryUnavailable("the job is over")
+            registry = self._registry = Registry(
+                self._moved or hosts,
+                self._application,
+                session_timeout_s=self._options.session_timeout,
+                deliver=self._told,
+                auth=self._auth,
+                tls=None if self._certificates is None else context(self._certificates, False),
+            )
+            registry.expect_nothing(self._down)
+        registry.elect(timeout_s)
+        return registry
+
+    def _start_server(self) -> str:
+        from chain_backup.zookeeper.embedded import EmbeddedZooKeeper, Tls
+        from chain_backup.zookeeper.supervisor import Supervisor
+
+        java = "java"
+        if os.environ.get("JAVA_HOME"):
+            java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
+        bind = socket.getaddrinfo(self._bind, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        tls, certificates = None, self._certificates
+        if certificates is not None:
+            tls = Tls(certificates.authority, certificates.certificate, certificates.key, context(certificates, False))
+        clients = self._options.parallelism + 1 + MOST_SPARES
+        self._server = EmbeddedZooKeeper(directory=self._directory, java=java, bind=str(bind), tls=tls, clients=clients)
+        hosts = self._reached(self._server.start())
+        self._supervisor = Supervisor(self._server, self._server_down, self._server_back)
+        self._supervisor.start()
+        return hosts
+
+    def _reached(self, hosts: str) -> str:
+        """The server's address as slots know it."""
+        return f"{self._reach}:{hosts.rpartition(':')[2]}"
+
+    def _server_down(self, reason: str) -> None:
+        """The server does not come back at once."""
+        from chain_backup.zookeeper.records import RegistryLost
+
+        with self._lock:
+            self._down = reason
+            if self._registry is not None:
+                self._registry.expect_nothing(reason)
+        if self._elected.done():
+            self._told(RegistryLost(reason))
+
+    def _server_back(self) -> None:
+        from chain_backup.zookeeper.records import RegistryMoved
+
+        assert self._server is not None
+        hosts = self._reached(self._server.hosts)
+        with self._lock:
+            moved = hosts != (self._moved or self._hosts.result(START_TIMEOUT_S))
+            if moved:
+                self._moved = hosts
+            self._down = None
+            registry = self._registry
+        if moved:
+            log.warning(
+                "another process uses the port of the job's own ZooKeeper server; the server now listens at %s", hosts
+            )
+            if registry is not None:
+                registry.move_to(hosts)
+            self._told(RegistryMoved(hosts))
+        if registry is not None:
+            registry.expect_nothing(None)
+            registry.rehearse(REHEARSED_WRITES, REHEARSAL_TIMEOUT_S)
+
+    @property
+    def server_restarts(self) -> int:
+        """How often the job's own server has been started again."""
+        return 0 if self._supervisor is None else self._supervisor.restarts
+
+    def hosts(self) -> str:
+        """What slots connect to, once the server is there. Raises whatever starting it raised."""
+        found = self._hosts.result(START_TIMEOUT_S)
+        return self._moved or found
+
+    def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
+        """Write chain records; ``urgent``: a failover waits. Raises when nothing, or nobody knows what, was written."""
+        from chain_backup.zookeeper.records import ChainRecord
+
+        timeout_s = URGENT_TIMEOUT_S if urgent else IDLE_TIMEOUT_S
+        found = [ChainRecord(str(r.subtask), r.generation, tuple(r.members), r.stable) for r in records]
+        self._elected.result(timeout_s).write(found, timeout_s)
+
+    def close(self, clean: bool = True) -> None:
+        """Remove the job from ZooKeeper (``clean``) and end what was started; when this returns, nothing is left."""
+        with self._lock:
+            self._closing.set()
+        if self._registry is not None:
+            self._registry.close(clean=clean)  # whoever waits for an answer is told
+        if self._server is not None:
+            self._server.need_no_more()
+        if self._thread.ident is not None:
+            self._thread.join(START_TIMEOUT_S)
+        if self._supervisor is not None:
+            self._supervisor.close()
+        if self._server is not None:
+            self._server.stop()

@@ -1,0 +1,87 @@
+"""A slot that has come back is connected to all others before it is given anything to do.
+
+It is told what the others know (``Join``), everyone is told who there is now (``Peers``), and when all have answered
+the newest such call, it has joined.
+
+Rules: a slot that is lost meanwhile is not waited for; the others are called again, without it. So it is with one that
+is set aside, since some do not reach it, until it begins anew.
+"""
+
+from __future__ import annotations
+
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+
+
+class Joining:
+    """The slots that are about to join a running job."""
+
+    def __init__(self, dispatch: Dispatch, deployment: Deployment) -> None:
+        self._dispatch = dispatch
+        self._deployment = deployment
+        self._serial = 0
+        self._joining: dict[int, Member] = {}
+        self._waiting: set[int] = set()
+        self._aside: set[int] = set()  # never iterated
+
+    def reset(self) -> None:
+        """A deployment connects everyone anyway."""
+        self._joining, self._waiting, self._aside = {}, set(), set()
+
+    def set_aside(self, slot: int) -> None:
+        """Nobody is to be connected to a slot that has not joined."""
+        self._aside.add(slot)
+        if self._joining.pop(slot, None) is not None:
+            self._call()
+
+    def begin(self, member: Member) -> None:
+        """A slot has registered, or need not stand aside any more."""
+        self._aside.discard(member.slot)
+        self._joining[member.slot] = member
+        self.tell(member)
+        self._call()
+
+    def tell(self, member: Member) -> None:
+        """Tell a slot where everything is."""
+        deployment = self._deployment
+        order = control.Join(
+            deployment.generation,
+            {str(subtask): slot for subtask, slot in deployment.assignment.items()},
+            {str(subtask): generation for subtask, generation in deployment.generations.items()},
+        )
+        self._dispatch.tell(member.slot, order)
+
+    def lost(self, slot: int) -> None:
+        """A slot is gone, and is not waited for."""
+        self._joining.pop(slot, None)
+        self._aside.discard(slot)
+        if self._joining:
+            self._call()
+
+    def over(self, slot: int) -> None:
+        """A slot ends for good: nobody is to try to reach it."""
+        self._joining.pop(slot, None)
+        self._aside.discard(slot)
+        self._call()
+
+    def ready(self, member: Member, serial: int) -> list[Member]:
+        """A slot is connected to all of call ``serial``; returns who has joined by that."""
+        if serial != self._serial:
+            return []
+        self._waiting.discard(member.slot)
+        if self._waiting:
+            return []
+        joined = [self._joining[slot] for slot in sorted(self._joining)]
+        self._joining = {}
+        return joined
+
+    def _call(self) -> None:
+        self._serial += 1
+        table = self._dispatch.members
+        here = [member for member in table.all() if not table.is_over(member.slot)]
+        members = [member for member in here if member.slot not in self._aside]
+        self._waiting = {member.slot for member in members}
+        peers = control.Peers(self._serial, {str(one.slot): [one.incarnation, one.address] for one in members})
+        for member in members:
+            self._dispatch.tell(member.slot, peers)

@@ -1,0 +1,171 @@
+"""Obeying the machine of the job: deployments, output that is taken back, evictions, the end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from typing_extensions import assert_never
+
+from flinkplus.errors import (
+    ControlMessageTooLarge,
+    CorruptCheckpoint,
+    CorruptState,
+    FlinkPlusError,
+    UntrustedCheckpoint,
+)
+from flinkplus.protocol.vocabulary import effects, events
+from flinkplus.protocol.vocabulary.effects import RecoveryPhase
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime.base.logs import about
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, JobWorkDone, Machines
+from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
+
+Handles = dict[str, dict[str, Any]]
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class JobDriver:
+    """Carries out the effects of ``JobProtocol``.
+
+    ``sources``, ``heads``: the subtasks of sources, and of the heads of loops. ``evict``: ends a slot's process.
+    ``ended``: the job is over. ``started``: every slot was told to start what was restored from these handles of that
+    checkpoint; ``interrupted``: that is over. ``begins_on``: where subtasks are to be, other than where they belong.
+    ``match``: has consumers begin where their producers are (``None``: they
+    do).
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        machines: Machines,
+        deployment: Deployment,
+        commits: Commits,
+        recoveries: RecoveryLog,
+        sources: tuple[SubtaskId, ...],
+        heads: tuple[SubtaskId, ...],
+        evict: Callable[[Member, str], None],
+        ended: Callable[[effects.JobEnded], None],
+    ) -> None:
+        self._dispatch = dispatch
+        self._machines = machines
+        self._deployment = deployment
+        self._commits = commits
+        self._recoveries = recoveries
+        self._sources = sources
+        self._heads = heads
+        self._evict = evict
+        self._ended = ended
+        self._restored: tuple[CheckpointId, Handles] = CheckpointId(0), {}
+        self.started: Callable[[CheckpointId, Handles], None] = lambda _checkpoint, _handles: None
+        self.interrupted: Callable[[], None] = lambda: None
+        self.begins_on: Callable[[], Mapping[SubtaskId, int]] = dict
+        self.match: Callable[[Handles], Handles] | None = None
+
+    def apply(self, effect: effects.JobEffect) -> None:
+        """Carry out one effect."""
+        machines, tell_all = self._machines, self._dispatch.tell_all
+        match effect:
+            case effects.InterruptCheckpoints():
+                self.interrupted()
+                machines.step_checkpoints(events.JobInterrupted())
+            case effects.DrainCommits():
+                machines.step_checkpoints(events.DrainRequested())
+            case effects.HaltSubtasks(generation):
+                tell_all(control.Suspend(generation))
+            case effects.RetractOutputAfter(checkpoint, reason):
+                self._retract(checkpoint, reason)
+            case effects.Deploy(generation, restore, assignment):
+                self._deploy(generation, restore, {**dict(assignment), **self.begins_on()})
+            case effects.StartSubtasks(generation):
+                self._start(generation)
+            case effects.EvictSlot(slot, incarnation, reason):
+                member = self._dispatch.members.get(slot)
+                if member is not None and member.incarnation == incarnation:
+                    self._evict(member, reason)
+            case effects.StopSlots():
+                self.interrupted()
+                tell_all(control.Stop())
+            case effects.JobEnded():
+                self._ended(effect)
+            case effects.RecoveryPhase():
+                self._record(effect)
+            case _:
+                assert_never(effect)
+
+    def _record(self, effect: RecoveryPhase) -> None:
+        names = [str(subtask) for subtask in effect.subtasks]
+        detected_s = self._dispatch.event_s if effect.phase == "detect" else self._dispatch.clock.time()
+        fields = about(subtask=", ".join(names) or None, generation=self._deployment.generation, phase=effect.phase)
+        log.info("rollback %d, %s: %s", effect.recovery, effect.phase, effect.reason, extra=fields)
+        self._recoveries.entered(
+            "rollback", effect.recovery, effect.phase, effect.failure, names, effect.reason, detected_s
+        )
+
+    def _start(self, generation: Generation) -> None:
+        deployment = self._deployment
+        if deployment.first_started_s is None:
+            deployment.first_started_s = self._dispatch.clock.monotonic()
+        self._dispatch.tell_all(control.Start(generation, deployment.run, deployment.age_s))
+        if deployment.draining:
+            self._dispatch.tell_all(control.Drain(generation))
+        self._dispatch.storage.submit(self._collect_garbage, generation)
+        running = events.JobRunning(tuple(deployment.assignment), self._sources, generation, self._heads)
+        self._machines.step_checkpoints(running)
+        restored, self._restored = self._restored, (CheckpointId(0), {})  # they may be large, and have served
+        self.started(*restored)
+
+    def _collect_garbage(self, generation: Generation) -> None:
+        try:
+            self._commits.collect_garbage(generation)
+        except (OSError, FlinkPlusError) as error:
+            log.warning("could not remove unused state files: %s", error)
+
+    def _retract(self, checkpoint: CheckpointId | None, reason: str) -> None:
+        where = "the start" if checkpoint is None else f"checkpoint {checkpoint}"
+        log.warning("rolling back to %s and retracting the output committed since: %s", where, reason)
+        self._recoveries.fell_back(f"to {where}: {reason}")
+        self._machines.step_checkpoints(events.CheckpointsAbandoned(checkpoint))
+        self._dispatch.soon(  # after the void checkpoints are dropped
+            lambda: self._dispatch.work(
+                self._dispatch.storage,
+                lambda: self._commits.retract_after(checkpoint),
+                JobWorkDone(events.OutputRetracted(checkpoint)),
+                lambda why: JobWorkDone(events.RetractionFailed(checkpoint, why)),
+            )
+        )
+
+    def _deploy(self, generation: Generation, restore: CheckpointId | None, assignment: dict[SubtaskId, int]) -> None:
+        self._deployment.generation = generation
+        self._deployment.assignment = assignment
+        self._deployment.generations = dict.fromkeys(assignment, generation)
+        self._recoveries.restored_from(restore)
+        try:
+            handles = {} if restore is None else self._commits.handles(restore)
+        except (CorruptCheckpoint, CorruptState, UntrustedCheckpoint) as error:
+            assert restore is not None
+            self._machines.step_job(events.RestoreFailed(generation, restore, str(error)))
+            return
+        if self.match is not None:
+            handles = self.match(handles)
+        self._restored = restore or CheckpointId(0), handles
+        names = {str(subtask): slot for subtask, slot in assignment.items()}
+        for member in self._dispatch.members.needed():
+            mine = {name for name, host in names.items() if host == member.slot}
+            deploy = control.Deploy(
+                generation,
+                restore,
+                names,
+                self._dispatch.members.addresses(),
+                {name: handle for name, handle in handles.items() if name in mine},
+                {name: rows for name, rows in self._recoveries.marks.items() if name in mine},
+                self._deployment.lost_at is not None,
+            )
+            try:
+                self._dispatch.tell(member.slot, deploy)
+            except ControlMessageTooLarge as error:  # the checkpoint is sound: nothing may be taken back for that
+                raise ControlMessageTooLarge(f"checkpoint {restore} on slot {member.slot}: {error}") from error

@@ -1,0 +1,71 @@
+"""Last words of slots. An input that has ended two processes at the same place ends the job; the error names it.
+
+Rules: only the coordinator's thread calls this. Last words of a process that FlinkPlus itself has ended are ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from flinkplus.errors import ProcessCrashed
+from flinkplus.graph import JobGraph
+from flinkplus.protocol.job.crashes import Crashes, Place
+from flinkplus.protocol.vocabulary import events
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.runtime.base.logs import about
+from flinkplus.runtime.base.step_note import EDGE, FIRST_ROW, OPERATOR, PRODUCER, ROWS, SEQ, SUBTASK, LastWords
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Machines
+
+MAX_ENDED = 1000
+"""Processes ended on purpose that are remembered; the oldest are forgotten first."""
+
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class CrashReports:
+    """Drives ``Crashes``."""
+
+    def __init__(self, graph: JobGraph, parallelism: int, machines: Machines, deployment: Deployment) -> None:
+        self._graph = graph
+        self._parallelism = parallelism
+        self._machines = machines
+        self._deployment = deployment
+        self._crashes = Crashes()
+        self._ended: list[str] = []
+
+    def ended_on_purpose(self, name: str) -> None:
+        """The process whose pulse has this name is about to be ended from here."""
+        self._ended = [*self._ended, name][-MAX_ENDED:]
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """``checkpoint`` is complete."""
+        self._crashes.on_progress(checkpoint)
+
+    def take(self, words: LastWords) -> None:
+        """A process has ended inside an operator."""
+        place = self._place_of(words)
+        if place is None or words.name in self._ended:
+            return
+        fields = about(subtask=str(place.subtask), phase="detect")
+        cause = place.signal or "no signal of its own, as when it is killed or short of memory"
+        log.warning(
+            "the process of %s ended in operator %r (%s), %s", place.subtask, place.operator, cause, place, extra=fields
+        )
+        blamed = self._crashes.ended(place, self._deployment.triggered)
+        if blamed is not None:
+            subtask = f"{blamed.operator}[{blamed.subtask.index}]"
+            error = ProcessCrashed(blamed.operator, subtask, blamed.where, blamed.row, place.signal)
+            self._machines.step_job(events.InputEndsProcesses(str(error), error))
+
+    def _place_of(self, words: LastWords) -> Place | None:
+        numbers = words.numbers
+        vertex, index = divmod(numbers[SUBTASK] - 1, self._parallelism)
+        node = numbers[OPERATOR] - 1
+        if not (0 <= vertex < len(self._graph.vertices) and 0 <= node < len(self._graph.nodes)):
+            return None
+        subtask = SubtaskId(self._graph.vertices[vertex].name, index)
+        message = ""
+        if numbers[EDGE]:
+            message = f"{ChannelId(numbers[EDGE] - 1, numbers[PRODUCER], index)}#{numbers[SEQ]}"
+        rows = numbers[FIRST_ROW], numbers[FIRST_ROW] + numbers[ROWS]
+        return Place(subtask, self._graph.nodes[node].name, message, rows, words.text, words.signal)

@@ -1,0 +1,303 @@
+"""Spare slots: started and ended while the job runs, as many as somebody wants.
+
+The life of one::
+
+    STARTING -- it has joined --> THERE -- wanted no more --> LEAVING -- nothing is on it --> ENDING --> gone
+        |                           ^------- wanted again -------'                              ^
+        '-- not in time, or wanted no more -----------------------------------------------------'
+
+Rules: in the coordinator's thread. A spare slot has a number that no other ever has, from the number of needed slots
+on. It joins the running job like a slot that comes back; what is on it, and whether it can be done without, is for the
+machine of local failover. Nobody ends one that is in a chain. The last request holds: an earlier one that is not done
+is cancelled by it. A rollback changes nothing about which spare slots there are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from chain_backup.failover.effects import MoveReported, MoveStatus
+from chain_backup.failover.events import ScaleRequested
+from flinkplus.errors import InsufficientSlots
+from flinkplus.protocol.vocabulary import events
+from flinkplus.protocol.vocabulary.ids import invariant
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, Machines
+
+if TYPE_CHECKING:
+    from flinkplus.runtime.coordinator.drivers.failover import Failovers
+
+ENDING_S = 10.0
+"""For a slot to end by itself, before its Spark job is cancelled."""
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class SpareState(Enum):
+    """See above."""
+
+    STARTING = "starting"
+    THERE = "there"
+    LEAVING = "leaving"
+    ENDING = "ending"
+
+
+@dataclass(slots=True)
+class Spare:
+    """One spare slot. ``until_s``: when it must have joined (monotonic clock)."""
+
+    state: SpareState
+    until_s: float
+
+
+@dataclass(frozen=True)
+class ScaleReported:
+    """What became of a request, as ``MoveReported``. ``left``: also slots that are on their way. ``no_room``: Spark
+    does not run so many."""
+
+    request: int
+    status: MoveStatus
+    reason: str = ""
+    left: tuple[str, ...] = ()
+    at_risk: bool = False
+    no_room: bool = False
+
+
+@dataclass(slots=True)
+class _Scale:
+    """A request. ``going``: slots that are to go. ``asked``: the number of the request to the machine, once it has been
+    made; ``left``: subtasks that the machine says are left; ``settled``: it is done, for the machine."""
+
+    request: int
+    force: bool
+    going: tuple[int, ...] = ()
+    asked: int | None = None
+    left: tuple[str, ...] = ()
+    settled: bool = False
+
+
+class SpareJobs(Protocol):
+    """What starts and ends the processes of spare slots."""
+
+    def check(self, slots: int) -> None:
+        """Raises ``InsufficientSlots`` when it is known that so many slots cannot run at once."""
+
+    def start(self, slot: int) -> None:
+        """Have a process of ``slot`` started, and again whenever it dies."""
+
+    def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
+        """Start it no more, let it end by itself for so long, end it, and call ``then``, in any thread."""
+
+
+class Spares:
+    """The spare slots of one job. ``timeout_s``: for one to start, and to join. ``number``: makes one for a request to
+    the machine. ``report``: takes what is said of requests. ``ask``: runs something in the coordinator's thread."""
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        machines: Machines,
+        deployment: Deployment,
+        failovers: Failovers,
+        timeout_s: float,
+        number: Callable[[], int],
+        report: Callable[[ScaleReported], None],
+        ask: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._dispatch = dispatch
+        self._machines = machines
+        self._deployment = deployment
+        self._failovers = failovers
+        self._timeout_s = timeout_s
+        self._number = number
+        self._report = report
+        self._ask = ask
+        self._next = dispatch.members.slots
+        self._spares: dict[int, Spare] = {}
+        self._open: _Scale | None = None
+        self._candidate: _Scale | None = None
+        self._reported: ScaleReported | None = None
+        self.jobs: SpareJobs | None = None
+        """Said before the job starts."""
+
+    @property
+    def states(self) -> dict[int, SpareState]:
+        """Of every spare slot there is."""
+        return {slot: spare.state for slot, spare in self._spares.items()}
+
+    # --- requests
+
+    def scale(self, request: int, count: int, force: bool) -> None:
+        """Have ``count`` spare slots. ``force``: even if chains get shorter, or share hosts, by that."""
+        self._note_joined()
+        staying = self._in(SpareState.STARTING, SpareState.THERE)
+        if count < len(staying):
+            self._shrink(request, staying, len(staying) - count, force)
+        else:
+            self._grow(request, staying, count, force)
+
+    def _in(self, *states: SpareState) -> list[int]:
+        return sorted(slot for slot, spare in self._spares.items() if spare.state in states)
+
+    def _grow(self, request: int, staying: list[int], count: int, force: bool) -> None:
+        assert self.jobs is not None
+        leaving = self._in(SpareState.LEAVING)
+        back = leaving[: count - len(staying)]
+        new = count - len(staying) - len(back)
+        try:
+            if new:
+                self.jobs.check(self._dispatch.members.slots + len(staying) + len(leaving) + new)
+        except InsufficientSlots as error:
+            self._report(ScaleReported(request, "refused", str(error), no_room=True))
+            return
+        self._begin(_Scale(request, force))
+        for slot in back:
+            self._spares[slot].state = SpareState.THERE
+        for _ in range(new):
+            self._start()
+        self.look()
+
+    def _shrink(self, request: int, staying: list[int], count: int, force: bool) -> None:
+        """Those that are not there yet go first, then those that are away, then those with the least work."""
+        here = {member.slot for member in self._dispatch.members.all()}
+
+        def worth(slot: int) -> tuple[bool, bool, int, int]:
+            there = self._spares[slot].state is SpareState.THERE
+            return there, slot in here, len(self._deployment.on(slot)), -slot
+
+        going = tuple(sorted(sorted(staying, key=worth)[:count]))
+        known = [slot for slot in going if self._spares[slot].state is SpareState.THERE]
+        scale = self._candidate = _Scale(request, force, going)
+        self._ask_machine(scale, (*self._in(SpareState.LEAVING), *known))
+        if self._candidate is scale:
+            self._candidate = None
+            self._report(ScaleReported(request, "refused", "the job is being interrupted; try again when it runs"))
+
+    def _ask_machine(self, scale: _Scale, retiring: tuple[int, ...]) -> None:
+        scale.asked = self._number()
+        self._failovers.step(ScaleRequested(scale.asked, tuple(sorted(retiring)), scale.force))
+
+    def _begin(self, scale: _Scale) -> None:
+        """From now on this is the request that holds."""
+        before, self._open, self._candidate = self._open, scale, None
+        if before is not None:
+            self._report(ScaleReported(before.request, "cancelled", "another number of spare slots was asked for"))
+
+    # --- what the machine says
+
+    def told(self, report: MoveReported) -> bool:
+        """News of a request to the machine; false when it is none of these."""
+        scale = next((s for s in (self._candidate, self._open) if s is not None and s.asked == report.request), None)
+        if scale is None:
+            return False
+        if report.status in ("refused", "cancelled"):
+            if scale is self._candidate:
+                self._candidate = None
+            else:
+                self._open = None
+            self._report(ScaleReported(scale.request, report.status, report.reason, at_risk=report.at_risk))
+            return True
+        if scale is self._candidate:
+            self._begin(scale)
+            for slot in scale.going:
+                if self._spares[slot].state is SpareState.THERE:
+                    self._spares[slot].state = SpareState.LEAVING
+                else:
+                    self._end(slot)
+        scale.left = tuple(str(subtask) for subtask in report.left)
+        if report.status == "done":
+            scale.settled = True
+            for slot in self._in(SpareState.LEAVING):
+                self._end(slot)
+        self._dispatch.soon(self.look)
+        return True
+
+    # --- what is due
+
+    def next_deadline_ms(self) -> int | None:
+        """When ``look`` has something to do if nothing happens before."""
+        starting = [spare.until_s for spare in self._spares.values() if spare.state is SpareState.STARTING]
+        return int(min(starting) * 1000) + 1 if starting else None
+
+    def look(self) -> None:
+        """See to whatever has come about, or has not in time."""
+        if not self._spares and self._open is None:
+            return
+        self._note_joined()
+        now_s = self._dispatch.clock.monotonic()
+        late = [slot for slot in self._in(SpareState.STARTING) if now_s >= self._spares[slot].until_s]
+        if late:
+            self._give_up(late)
+        scale = self._open
+        if scale is None:
+            return
+        starting = self._in(SpareState.STARTING)
+        if scale.asked is None and not starting and self._failovers.running:
+            self._ask_machine(scale, tuple(self._in(SpareState.LEAVING)))
+        if self._open is scale:
+            self._tell_how_it_is(scale, starting + self._in(SpareState.LEAVING, SpareState.ENDING))
+
+    def _tell_how_it_is(self, scale: _Scale, slots: list[int]) -> None:
+        report = ScaleReported(scale.request, "under_way", left=(*(f"slot-{slot}" for slot in slots), *scale.left))
+        if scale.settled and not slots:
+            self._open = None
+            report = replace(report, status="done", left=())
+        if report != self._reported:
+            self._reported = report
+            self._report(report)
+
+    def _note_joined(self) -> None:
+        for slot in self._in(SpareState.STARTING):
+            if self._failovers.has_joined(slot):
+                self._spares[slot].state = SpareState.THERE
+
+    def _give_up(self, late: list[int]) -> None:
+        named = f"{', '.join(f'slot-{slot}' for slot in late)}"
+        here = [slot for slot in late if self._dispatch.members.get(slot) is not None]
+        what = "joined" if here else "been started by Spark, which may have no room for more"
+        why = f"{named} had not {what} after {self._timeout_s:g} s"
+        log.warning("giving up spare slots: %s", why)
+        for slot in late:
+            self._end(slot)
+        scale, self._open = self._open, None
+        if scale is not None:
+            left = len(self._in(SpareState.STARTING, SpareState.THERE))
+            reason = f"{why}; given up, and there {'is' if left == 1 else 'are'} {left} spare now"
+            self._report(ScaleReported(scale.request, "cancelled", reason, no_room=True))
+
+    # --- one slot
+
+    def _start(self) -> None:
+        assert self.jobs is not None
+        slot, self._next = self._next, self._next + 1
+        self._spares[slot] = Spare(SpareState.STARTING, self._dispatch.clock.monotonic() + self._timeout_s)
+        self._dispatch.members.add(slot)
+        self._machines.step_job(events.SpareAdded(slot))
+        log.info("starting spare slot %d", slot)
+        self.jobs.start(slot)
+
+    def _end(self, slot: int) -> None:
+        """Nothing is on ``slot``, or ever was."""
+        assert self.jobs is not None
+        members = self._dispatch.members
+        invariant(
+            all(slot not in chain for chain in self._failovers.chains.values()), "a slot that is used ends", slot=slot
+        )
+        self._spares[slot].state = SpareState.ENDING
+        log.info("ending spare slot %d", slot)
+        members.end(slot)
+        self._failovers.slot_over(slot)
+        self._dispatch.tell(slot, control.Stop())
+        graceful_s = 0.0 if members.get(slot) is None else ENDING_S
+        self.jobs.end(slot, graceful_s, lambda: self._ask(lambda: self._gone(slot)))
+
+    def _gone(self, slot: int) -> None:
+        member = self._dispatch.members.remove(slot)
+        if member is not None:
+            self._dispatch.drop(member)
+        self._machines.step_job(events.SpareTaken(slot))
+        del self._spares[slot]
+        self.look()

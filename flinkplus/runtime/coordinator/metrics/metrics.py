@@ -1,0 +1,281 @@
+"""Figures of a running job: rows, rates, state, checkpoints, as the coordinator hears them.
+
+Rules: written by the coordinator's thread, read by any: values are replaced, never changed in place. Row counts are
+those of the subtasks' state, so that a rollback takes them back and the last ones are exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from dedup.filter import FilterCounts
+from flinkplus.graph import JobGraph
+from flinkplus.operators.event_time.event_time import MAX_LATE_MS
+from flinkplus.protocol.vocabulary.effects import CheckpointOutcome, CheckpointStats
+from flinkplus.protocol.vocabulary.in_flight import AbortCause, in_flight_bytes
+from flinkplus.runtime.control.names import parse_subtask
+from flinkplus.runtime.coordinator.metrics.late_rows import LateRowWarnings
+
+KEPT_CHECKPOINTS = 1000
+MAXIMA = frozenset({MAX_LATE_MS})
+UNALIGNED = "unaligned"
+PENDING = "pending"
+ORIGINS = ("received", "from_storage", "kept")
+"""Of the state files of standbys."""
+PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms")
+
+
+@dataclass
+class CheckpointFigures:
+    """Figures of one checkpoint; times in milliseconds, sizes in bytes.
+
+    Since it was triggered: ``trigger_ms`` until the last source has begun its snapshot, ``durable_ms`` until the last
+    snapshot is in the durable store, ``chain_ms`` until all standbys have it too (``None``: not, or there are none),
+    ``duration_ms`` until it is complete. The longest of any subtask: ``alignment_ms``, ``sync_ms``, ``async_ms``.
+    ``mode``: how it was taken, ``unaligned`` if that is so of any subtask; ``in_flight_bytes``: of messages that are a
+    part of it, as they are stored; in ``bytes_new`` and ``bytes_total``, too. ``cause``: of an aborted one.
+    """
+
+    checkpoint: int
+    triggered_s: float
+    mode: str
+    status: str = PENDING
+    final: bool = False
+    reason: str = ""
+    cause: str = ""
+    duration_ms: float | None = None
+    trigger_ms: float | None = None
+    durable_ms: float | None = None
+    chain_ms: float | None = None
+    alignment_ms: float = 0.0
+    sync_ms: float = 0.0
+    async_ms: float = 0.0
+    bytes_new: int = 0
+    bytes_total: int = 0
+    keys: int = 0
+    in_flight_bytes: int = 0
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.checkpoint,
+            "status": self.status,
+            "final": self.final,
+            "mode": self.mode,
+            "reason": self.reason,
+            "cause": self.cause,
+            "triggered_s": round(self.triggered_s, 3),
+            "duration_ms": self.duration_ms,
+            **{phase: _rounded(getattr(self, phase)) for phase in PHASES},
+            "bytes_new": self.bytes_new + self.in_flight_bytes,
+            "bytes_total": self.bytes_total + self.in_flight_bytes,
+            "keys": self.keys,
+            "in_flight_bytes": self.in_flight_bytes,
+        }
+
+
+class Figures:
+    """What the job has done so far."""
+
+    def __init__(self, graph: JobGraph, checkpoint_mode: str = "aligned") -> None:
+        self._mode = "aligned" if checkpoint_mode == UNALIGNED else checkpoint_mode  # unless somebody says otherwise
+        self._order = [node.name for node in graph.nodes]
+        self._sources = frozenset(vertex.name for vertex in graph.vertices if vertex.is_source)
+        self._subtasks: dict[str, dict[str, Any]] = {}
+        self._checkpoints: dict[int, CheckpointFigures] = {}
+        self._kept: deque[int] = deque()
+        self.last_complete: int | None = None
+        self.completed = self.aborted = self.over_budget = 0
+        self._final = False
+        self._late_rows = LateRowWarnings(graph)
+        self._dropped: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._copied: dict[tuple[int, int], dict[str, int]] = {}
+        self.id_conflicts = 0
+        """How often the filter of message IDs and a cursor disagreed."""
+        self.fenced_reports = 0
+        """Of slots that were given up, or of subtasks of older generations; without effect."""
+
+    def heard_of_strangers(self, process: tuple[int, int], refused: int, malformed: int, fenced: int = 0) -> None:
+        """What the process of a slot (slot, incarnation) has refused and dropped so far."""
+        told = (refused, malformed, fenced)
+        if any(told) and self._dropped.get(process) != told:
+            self._dropped = {**self._dropped, process: told}
+
+    def heard_of_copies(self, process: tuple[int, int], copied: dict[str, int]) -> None:
+        """Bytes of state files that the standbys of a process (slot, incarnation) took in so far, by origin."""
+        if any(copied.values()) and self._copied.get(process) != copied:
+            self._copied = {**self._copied, process: copied}
+
+    def copied_by(self, slot: int) -> list[dict[str, int]]:
+        """What the processes of a slot took in, each, in their order; none that took in nothing."""
+        return [self._copied[process] for process in sorted(self._copied) if process[0] == slot]
+
+    @property
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes of state files that the standbys of all processes took in, by origin; see ``control.Heartbeat``."""
+        return {name: sum(copied.get(name, 0) for copied in self._copied.values()) for name in ORIGINS}
+
+    @property
+    def refused(self) -> int:
+        """Connections refused by slots."""
+        return sum(refused for refused, _, _ in self._dropped.values())
+
+    @property
+    def malformed(self) -> int:
+        """Frames dropped by slots."""
+        return sum(malformed for _, malformed, _ in self._dropped.values())
+
+    @property
+    def fenced_messages(self) -> int:
+        """Messages, credit and versions of fenced generations that came to slots, without effect."""
+        return sum(fenced for _, _, fenced in self._dropped.values())
+
+    def heard(self, subtasks: dict[str, dict[str, Any]]) -> None:
+        """A slot's heartbeat. One that was under way when the last checkpoint completed has nothing new to say."""
+        if self._final:
+            return
+        self._subtasks = {**self._subtasks, **subtasks}
+        self._late_rows.check(self.operators)
+
+    def triggered(self, checkpoint: int) -> None:
+        """A checkpoint was triggered; or some of its sources were told again."""
+        if checkpoint in self._checkpoints:
+            return
+        self._checkpoints = {**self._checkpoints, checkpoint: CheckpointFigures(checkpoint, time.time(), self._mode)}
+        self._kept.append(checkpoint)
+        if len(self._kept) > KEPT_CHECKPOINTS:
+            oldest = self._kept.popleft()
+            self._checkpoints = {c: f for c, f in self._checkpoints.items() if c != oldest}
+
+    def snapshot(self, checkpoint: int, subtask: str, handle: dict[str, Any]) -> None:
+        """One subtask's part of a checkpoint; its row counts are the exact ones of the cut."""
+        figures = self._checkpoints.get(checkpoint)
+        if figures is None or figures.status != PENDING:  # a successor says again what counts no more
+            return
+        if parse_subtask(subtask).vertex in self._sources:
+            begun_ms = (handle.get("begun_s", figures.triggered_s) - figures.triggered_s) * 1e3
+            figures.trigger_ms = max(figures.trigger_ms or 0.0, begun_ms)
+        figures.durable_ms = (time.time() - figures.triggered_s) * 1e3
+        figures.alignment_ms = max(figures.alignment_ms, handle.get("alignment_ms", 0.0))
+        figures.sync_ms = max(figures.sync_ms, handle.get("sync_ms", 0.0))
+        figures.async_ms = max(figures.async_ms, handle.get("async_ms", 0.0))
+        figures.sizes[subtask] = (
+            handle.get("keys", 0),
+            handle.get("bytes_total", 0),
+            handle.get("bytes_new", 0),
+            in_flight_bytes(handle),
+        )
+        figures.keys, figures.bytes_total, figures.bytes_new, figures.in_flight_bytes = map(
+            sum, zip(*figures.sizes.values(), strict=True)
+        )
+        if handle.get("overtaken"):
+            figures.mode = UNALIGNED
+        figures.parts[subtask] = handle["operator_state"].get("operators", {})
+
+    def replicated(self, checkpoint: int) -> None:
+        """All standbys have their parts of a checkpoint."""
+        figures = self._checkpoints.get(checkpoint)
+        if figures is not None and figures.chain_ms is None:
+            figures.chain_ms = (time.time() - figures.triggered_s) * 1e3
+
+    def checkpoint(self, stats: CheckpointStats) -> None:
+        """A checkpoint ended, one way or the other."""
+        figures = self._checkpoints.get(stats.checkpoint)
+        if figures is None:
+            return
+        figures.status = stats.outcome.value
+        figures.reason = stats.reason
+        figures.final = stats.final
+        figures.duration_ms = float(stats.ended_ms - stats.triggered_ms)
+        if stats.cause is not None:
+            figures.cause = stats.cause.value
+            self.aborted += 1
+            self.over_budget += stats.cause is AbortCause.OVER_BUDGET
+        if stats.outcome is CheckpointOutcome.COMPLETE:
+            self.last_complete = stats.checkpoint
+            self.completed += 1
+            if stats.final:
+                self._adopt_cut(figures)
+        figures.parts, figures.sizes = {}, {}
+
+    def _adopt_cut(self, figures: CheckpointFigures) -> None:
+        """The last checkpoint's counters are the job's final ones; heartbeats may lag behind them."""
+        self._final = True
+        merged = dict(self._subtasks)
+        for subtask, operators in figures.parts.items():
+            known = merged.get(subtask, {"busy_s": 0.0, "rows_out": 0, "operators": {}})
+            counters = {
+                name: {
+                    **known["operators"].get(name, {}),
+                    **entry.get("own", {}),
+                    "rows_in": entry["rows_in"],
+                    "rows_out": entry["rows_out"],
+                }
+                for name, entry in operators.items()
+            }
+            keys, size, *_ = figures.sizes[subtask]
+            merged[subtask] = {**known, "operators": counters, "keys": keys, "bytes": size}
+        self._subtasks = merged
+        self._late_rows.check(self.operators)
+
+    def adopt(self, checkpoint: int, handles: dict[str, dict[str, Any]]) -> None:
+        """Take the figures of a job that an earlier run has finished from the snapshots of its final ``checkpoint``."""
+        self.last_complete = checkpoint
+        final = CheckpointFigures(checkpoint, time.time(), self._mode)
+        for subtask, handle in handles.items():
+            final.parts[subtask] = handle["operator_state"].get("operators", {})
+            final.sizes[subtask] = (handle.get("keys", 0), handle.get("bytes_total", 0), 0, 0)
+        self._adopt_cut(final)
+
+    def operators(self) -> dict[str, dict[str, int]]:
+        """Per operator, summed over its subtasks (of ``MAXIMA`` the largest): rows in, rows out, its own counters."""
+        totals: dict[str, dict[str, int]] = {name: {"rows_in": 0, "rows_out": 0} for name in self._order}
+        for counters in self._subtasks.values():
+            for name, values in counters["operators"].items():
+                for key, value in values.items():
+                    known = totals[name].get(key, 0)
+                    totals[name][key] = max(known, value) if key in MAXIMA else known + value
+        return totals
+
+    def totals(self) -> dict[str, Any]:
+        """State and work, summed over all subtasks."""
+        every = self._subtasks.values()
+        payload, determinants = (sum(c.get(name, 0) for c in every) for name in ("payload_bytes", "determinant_bytes"))
+        ids = FilterCounts(*(sum(c.get(f"ids_{part.name}", 0) for c in every) for part in fields(FilterCounts)))
+        rate = round(ids.false_positive_rate, 6)
+        return {
+            "message_ids": {**asdict(ids), "false_positive_rate": rate, "conflicts": self.id_conflicts},
+            "payload_bytes": payload,
+            "determinant_bytes": determinants,
+            "determinant_share": round(determinants / payload, 6) if payload else 0.0,
+            "state_keys": sum(c["keys"] for c in every),
+            "state_bytes": sum(c["bytes"] for c in every),
+            "busy_s": round(sum(c["busy_s"] for c in every), 3),
+        }
+
+    def blocked(self) -> dict[str, str]:
+        """Subtasks that stand still, and why."""
+        return {name: c["blocked"] for name, c in sorted(self._subtasks.items()) if c.get("blocked")}
+
+    def rows_out(self, operator: str) -> dict[str, int]:
+        """Rows that have left each subtask of one operator."""
+        found = {}
+        for subtask, counters in sorted(self._subtasks.items()):
+            if operator in counters["operators"]:
+                found[f"{operator}[{subtask.rpartition('[')[2]}"] = counters["operators"][operator]["rows_out"]
+        return found
+
+    def subtasks(self) -> dict[str, dict[str, Any]]:
+        return dict(self._subtasks)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """The last checkpoints, oldest first."""
+        return [self._checkpoints[c].as_dict() for c in sorted(self._checkpoints)]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

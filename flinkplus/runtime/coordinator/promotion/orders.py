@@ -1,0 +1,117 @@
+"""What a new head is told: the snapshot handle of its version, and what the fenced slots have answered.
+
+Rules: a handle is kept until a newer checkpoint is complete, or its own is given up and the next version is there;
+answers are of one attempt, the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from chain_backup.failover.topology import Topology
+from flinkplus.protocol.determinants.determinants import Run, unite
+from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
+from flinkplus.protocol.vocabulary.lineage import Lineage
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.names import parse_subtask
+from flinkplus.runtime.control.promotion_order import PromotionOrder
+
+
+class Handles:
+    """Snapshot handles of the running deployment, from its first version on."""
+
+    def __init__(self) -> None:
+        self._handles: dict[SubtaskId, dict[CheckpointId, dict[str, Any]]] = {}
+
+    def reset(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
+        """A deployment begins with these handles (subtask as text) of ``version``."""
+        self._handles = {parse_subtask(name): {version: handle} for name, handle in handles.items()}
+
+    def add(self, subtask: SubtaskId, version: CheckpointId, handle: dict[str, Any]) -> None:
+        self._handles.setdefault(subtask, {})[version] = handle
+
+    def get(self, subtask: SubtaskId, version: CheckpointId) -> dict[str, Any]:
+        """The handle, empty for the very start of the job. Raises ``KeyError`` for a version that nobody has told."""
+        return self._handles[subtask][version] if version else {}
+
+    def keep(self, subtask: SubtaskId, versions: Collection[int]) -> None:
+        """It goes back to none but these."""
+        known = self._handles.get(subtask, {})
+        self._handles[subtask] = {kept: handle for kept, handle in known.items() if kept in versions}
+
+    def drop_before(self, version: CheckpointId) -> None:
+        """Nobody goes back before ``version``."""
+        for subtask, known in self._handles.items():
+            self._handles[subtask] = {kept: handle for kept, handle in known.items() if kept >= version}
+
+
+class FenceAnswers:
+    """The answers to one attempt's ``Fence``, put together. ``kept``: channel -> the oldest ``seq`` that can be sent
+    again."""
+
+    def __init__(self, lineage: Lineage) -> None:
+        self._lineage = lineage
+        self._attempt = 0
+        self._received: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
+        self._determinants: dict[SubtaskId, tuple[Run, ...]] = {}
+        self._parts: dict[SubtaskId, list[Run]] = {}
+        self._digests: dict[str, list[list[Any]]] = {}
+        self.kept: dict[str, int] = {}
+
+    def reset(self, attempt: int) -> None:
+        """A new attempt: what was answered before no longer counts."""
+        self._attempt = attempt
+        self._received, self._sent, self._determinants, self._digests = {}, {}, {}, {}
+        self._parts = {}
+        self.kept = {}
+
+    def add(self, answer: control.Fenced) -> None:
+        """One slot's answer; of another attempt it has no effect."""
+        if answer.attempt != self._attempt:
+            return
+        self._received.update(answer.received)
+        self._sent.update(answer.sent)
+        self.kept.update(answer.kept)
+        self.add_part(answer)
+        for subtask, runs in self._parts.items():
+            self._determinants[subtask] = unite([*self._determinants.get(subtask, ()), *runs])
+        self._parts = {}
+
+    def add_part(self, part: control.Fenced | control.FencedPart) -> None:
+        """A part of one slot's answer, which ``add`` ends; of another attempt it has no effect."""
+        if part.attempt != self._attempt:
+            return
+        for channel, found in part.digests.items():
+            self._digests.setdefault(channel, []).extend(found)
+        for name, runs in part.determinants.items():
+            self._parts.setdefault(parse_subtask(name), []).extend(control.runs_from_json(runs))
+
+    def sent(self, channel: str) -> int | None:
+        """The next ``seq`` that a living producer had not sent on it."""
+        return self._sent.get(channel)
+
+    def order(
+        self, subtask: SubtaskId, topology: Topology, version: CheckpointId, handle: dict[str, Any]
+    ) -> PromotionOrder:
+        """The order for the new head of ``subtask``, which resumes from ``handle`` of ``version``."""
+        ancestors = self._lineage.asked_of([subtask])
+        outputs = [str(channel) for channel in topology.outputs(subtask)]
+        inputs = [str(channel) for channel in topology.inputs(subtask)]
+        return PromotionOrder(
+            version=version,
+            handle=handle,
+            received={name: self._received[name] for name in outputs if name in self._received},
+            marks={name: self._sent[name] for name in inputs if name in self._sent},
+            digests={name: self._digests[name] for name in outputs if name in self._digests},
+            determinants=self._runs_of(subtask),
+            ancestors={str(a): self._runs_of(a) for a in sorted(self._determinants) if a.vertex in ancestors},
+        )
+
+    def runs_of(self, subtask: SubtaskId) -> tuple[Run, ...]:
+        """What is known of how its steps began."""
+        return self._determinants.get(subtask, ())
+
+    def _runs_of(self, subtask: SubtaskId) -> list[list[Any]]:
+        return control.runs_to_json(self.runs_of(subtask))

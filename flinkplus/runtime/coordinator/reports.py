@@ -1,0 +1,163 @@
+"""What slots report, and which machine it is for.
+
+Rules: what a subtask says counts while it is in its present generation; to the machines of the job and of checkpoints
+it is then of the deployment's generation, for they know no other. What comes on a connection that was given up has no
+effect.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from typing_extensions import assert_never
+
+from flinkplus.errors import FlinkPlusError, JobFailed, MessageIdConflict, NondeterministicOperator, UserFunctionError
+from flinkplus.protocol.vocabulary import events
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import in_flight_bytes
+from flinkplus.runtime.base.logs import about
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.names import parse_subtask
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, Machines
+from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.drivers.failover import Failovers
+from flinkplus.runtime.coordinator.membership.presence import Presence
+from flinkplus.runtime.coordinator.metrics.metrics import Figures
+from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
+
+SubtaskReport = (
+    control.SubtaskFailure | control.SnapshotAcked | control.SnapshotRefused | control.Exhausted | control.Progressed
+)
+MISMATCHES = {error.__name__: error for error in (NondeterministicOperator, MessageIdConflict)}
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class Reports:
+    """Takes every message of every slot."""
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        machines: Machines,
+        deployment: Deployment,
+        recoveries: RecoveryLog,
+        figures: Figures,
+        presence: Presence,
+        failovers: Failovers | None,
+    ) -> None:
+        self._dispatch = dispatch
+        self._machines = machines
+        self._deployment = deployment
+        self._recoveries = recoveries
+        self._figures = figures
+        self._presence = presence
+        self._failovers = failovers
+
+    def take(self, connection: int, message: control.ControlMessage) -> None:
+        """A message on a connection. Raises ``PeerProtocolError`` for one that cannot be."""
+        if isinstance(message, control.Register):
+            self._presence.register(connection, message)
+            return
+        if isinstance(message, control.StartFailed):
+            self._presence.start_failed(connection, message)
+            return
+        member = self._dispatch.members.on(connection)
+        if member is None:
+            self._figures.fenced_reports += 1
+            return  # a connection that was given up
+        member.heard_s = self._dispatch.clock.monotonic()
+        match message:
+            case control.Heartbeat(generation, subtasks, refused, malformed, fenced, copied):
+                self._figures.heard_of_strangers((member.slot, member.incarnation), refused, malformed, fenced)
+                self._figures.heard_of_copies((member.slot, member.incarnation), copied)
+                self._heard(member, generation, subtasks)
+            case control.Deployed(generation, restore_ms):
+                if generation == self._deployment.generation:
+                    self._recoveries.restored(restore_ms)
+                self._machines.step_job(events.SlotDeployed(Generation(generation), member.slot))
+            case control.RestoreRefused(generation, checkpoint, subtask, reason):
+                why = f"state of {subtask}: {reason}"
+                self._machines.step_job(events.RestoreFailed(Generation(generation), CheckpointId(checkpoint), why))
+            case control.PeersUnreached():
+                self._presence.peers_unreached(member, message)
+            case control.SessionLost(reason):
+                self._presence.lose(member, reason)
+            case control.Stopped():
+                self._machines.step_job(events.SlotStopped(member.slot))
+            case _ if isinstance(message, SubtaskReport):
+                self._take_of_subtask(message)
+            case _:
+                if self._failovers is None or not self._failovers.take(member, message):
+                    log.warning("%s is not for the coordinator", type(message).__name__)
+
+    def _take_of_subtask(
+        self,
+        message: SubtaskReport,
+    ) -> None:
+        """What a subtask says counts while it is in its present generation; to the other machines it is of the
+        deployment's.
+        """
+        name, said = parse_subtask(message.subtask), Generation(message.generation)
+        if not self._is_current(name, said):
+            self._figures.fenced_reports += 1
+            return
+        generation = self._deployment.generation
+        match message:
+            case control.SubtaskFailure():
+                self._subtask_failed(name, message)
+            case control.SnapshotAcked(_, checkpoint, subtask, handle):
+                self._figures.snapshot(checkpoint, subtask, handle)
+                number = CheckpointId(checkpoint)
+                if self._failovers is not None:
+                    self._failovers.acknowledged(name, said, number, handle)
+                held = in_flight_bytes(handle)
+                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle, held))
+            case control.SnapshotRefused(_, checkpoint, _, reason):
+                cause = message.abort_cause
+                self._machines.step_checkpoints(
+                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason, cause)
+                )
+            case control.Exhausted():
+                self._machines.step_checkpoints(events.SourceExhausted(name, generation))
+            case control.Progressed(_, subtask, time_s):
+                self._recoveries.progressed(subtask, time_s)
+            case _:
+                assert_never(message)
+
+    def _is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
+        if subtask not in self._deployment.assignment:
+            return False
+        if self._failovers is not None and self._failovers.running:
+            return self._failovers.is_current(subtask, generation)
+        return generation == self._deployment.generation
+
+    def _heard(self, member: Member, generation: int, subtasks: dict[str, dict[str, Any]]) -> None:
+        if generation != self._deployment.generation:
+            return
+        mine = {str(subtask) for subtask in self._deployment.on(member.slot)}
+        heard = {name: counters for name, counters in subtasks.items() if name in mine}
+        self._figures.heard(heard)
+        for name, counters in heard.items():
+            self._recoveries.heard(name, counters["rows_out"])
+
+    def _subtask_failed(self, subtask: SubtaskId, failure: control.SubtaskFailure) -> None:
+        error: FlinkPlusError
+        mismatch = MISMATCHES.get(failure.kind)
+        if mismatch is not None:
+            error = mismatch(f"{failure.subtask}: {failure.reason}")
+            self._figures.id_conflicts += mismatch is MessageIdConflict
+        elif failure.operator:
+            error = UserFunctionError(
+                failure.operator, failure.subtask, failure.row, failure.cause, told=failure.reason
+            )
+        else:
+            error = JobFailed(f"{failure.subtask}: {failure.reason}")
+        fields = about(subtask=failure.subtask, generation=failure.generation, phase="detect")
+        log.info("subtask %s failed: %s", failure.subtask, failure.reason, extra=fields)
+        self._recoveries.subtask_failed(failure.subtask, failure.time_s)
+        if self._failovers is not None and self._failovers.running:
+            self._failovers.subtask_failed(subtask, Generation(failure.generation), failure.reason, error)
+        else:
+            generation = self._deployment.generation
+            self._machines.step_job(events.SubtaskFailed(generation, subtask, failure.reason, error))

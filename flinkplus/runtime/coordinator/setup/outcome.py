@@ -1,0 +1,55 @@
+"""Where a job begins and how it ends, as the driver sees it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from flinkplus.errors import FlinkPlusError, InsufficientSlots, JobCancelled, JobFailed
+from flinkplus.protocol.vocabulary.effects import JobEnded, JobState
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
+
+FIRST_CHECKPOINT = CheckpointId(1)
+NO_GENERATION = Generation(0)
+
+
+@dataclass
+class Restore:
+    """Where a resumed job begins: a complete checkpoint, those it could fall back to, and the generation before.
+
+    ``draining``: the input was being ended. So it must be again: some sources may have ended early, and for good.
+    ``finished``: the checkpoint is the final one of a job that has finished; nothing is left to run.
+    """
+
+    checkpoint: CheckpointId | None = None
+    available: tuple[CheckpointId, ...] = ()
+    next_checkpoint: CheckpointId = FIRST_CHECKPOINT
+    generation: Generation = NO_GENERATION
+    draining: bool = False
+    finished: bool = False
+
+
+@dataclass
+class JobResult:
+    """How the job ended; ``error`` is what ``await_finish`` raises."""
+
+    state: JobState | None = None
+    error: FlinkPlusError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+def error_of(ended: JobEnded, slots: int) -> FlinkPlusError | None:
+    """What the user is told about the end of a job that needed ``slots`` slots; nothing when it finished."""
+    if ended.state is JobState.FINISHED:
+        return None
+    if ended.state is JobState.CANCELLED:
+        return JobCancelled("the job was cancelled")
+    if ended.failure == "slots" and ended.error is None:
+        return InsufficientSlots(
+            f"{ended.reason}; the job needs {slots} Spark tasks at once: give the executors more cores, or lower "
+            "parallelism; if none registered, see the executors' logs: their Python must have flinkplus"
+        )
+    failed = JobFailed(ended.reason)
+    if isinstance(ended.error, BaseException):
+        failed.__cause__ = ended.error
+    return failed

@@ -1,0 +1,4 @@
+"""From a graph to a running job, and from a running job to nothing left behind.
+
+Ring 2. Process: driver. Thread: the user's.
+"""

@@ -1,0 +1,87 @@
+"""Which driver may run the job of a checkpoint directory: a lock in it, where the directory is on a local (or mounted)
+disk.
+
+The system takes the lock from a process that ends, however it does. It does not take it from one that hangs, nor, on
+some network file systems, from a host that is gone: there the election in an ensemble that both drivers know decides
+(``flinkplus.runtime.coordinator.dispatch.registry``), and the lock is only tried. In any case a driver that was
+replaced finds out before it changes anything (``CheckpointStorage.begin_run``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from pyarrow import fs
+
+from flinkplus.errors import CheckpointDirectoryError, JobRunsElsewhere
+from flinkplus.local_files import NoRegularFile, open_regular
+from flinkplus.printable import printable
+from flinkplus.state.files import filesystem_of
+
+LOCK_FILE = ".driver.lock"
+
+
+class Claim:
+    """The lock of the checkpoint directory at ``location``, held until ``release``; of object stores there is none.
+
+    Raises ``JobRunsElsewhere`` when another process has it, unless it is only ``tried``; ``CheckpointDirectoryError``
+    when there is something else in the lock's place, such as a link to a file that must not be written.
+    """
+
+    def __init__(self, location: str, tried: bool = False) -> None:
+        self._handle: int | None = None
+        with contextlib.suppress(OSError, ValueError):  # what is wrong with the directory is found out and told later
+            filesystem, path = filesystem_of(location)
+            if isinstance(filesystem, fs.LocalFileSystem):
+                Path(path).mkdir(parents=True, exist_ok=True)
+                self._handle = _opened(os.path.join(path, LOCK_FILE))
+        if self._handle is None:
+            return
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = os.pread(self._handle, 300, 0).decode("utf-8", "replace").strip()
+            holder = printable(said) or "another process"
+            self.release()
+            if not tried:
+                raise JobRunsElsewhere(
+                    f"the job in {location!r} is run by {holder}; end that driver first, or, if it hangs where it "
+                    "cannot be reached, run the job with an ensemble (zookeeper='host:port,...'), which notices"
+                ) from None
+        except OSError:  # this file system has no locks
+            self.release()
+        else:
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let others have it. May be called twice."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+
+
+def _opened(path: str) -> int:
+    """The lock file, for its owner alone: another user who could read it could also take the lock."""
+    try:
+        handle = open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP or isinstance(error, NoRegularFile):
+            raise _in_the_way(path) from None
+        raise
+    found = os.fstat(handle)
+    if found.st_nlink > 1:
+        os.close(handle)
+        raise _in_the_way(path)
+    if found.st_uid == os.geteuid():
+        os.fchmod(handle, 0o600)
+    return handle
+
+
+def _in_the_way(path: str) -> CheckpointDirectoryError:
+    return CheckpointDirectoryError(f"{path!r} is a link, or no file, where the driver's lock is to be; remove it")

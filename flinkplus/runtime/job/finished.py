@@ -1,0 +1,79 @@
+"""A job that an earlier run has finished: what ``resume="auto"`` returns instead of running it again.
+
+It is a job that is over, in every respect: ``await_finish`` returns at once, and its figures are those of its final
+checkpoint. Nothing runs for it; nothing has to be ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from flinkplus.config import Options
+from flinkplus.graph import JobGraph
+from flinkplus.runtime.coordinator.coordinator import Coordinator, dispatch_at
+from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.coordinator.setup.outcome import Restore
+from flinkplus.runtime.job.launcher import LOOPBACK
+from flinkplus.runtime.transport.auth.credentials import Credentials
+
+
+class FinishedJob:
+    """See ``RunningJob``, whose place it takes behind a ``JobHandle``. ``restore`` is the final checkpoint."""
+
+    running_s = 0.0
+
+    def __init__(
+        self,
+        name: str,
+        job_id: str,
+        graph: JobGraph,
+        options: Options,
+        checkpoint_dir: str,
+        commits: Commits,
+        restore: Restore,
+    ) -> None:
+        assert restore.checkpoint is not None
+        self.name = name
+        self.job_id = job_id
+        self.checkpoint_dir = checkpoint_dir
+        self.restored_from = restore.checkpoint
+        self.closed = threading.Event()
+        alone = replace(options, transport="tcp", hang_timeout=None, record_machines=None, faults=())
+        self.coordinator = Coordinator(graph, alone, commits, restore, dispatch_at(alone, LOOPBACK, Credentials(b"")))
+        self.coordinator.stand_for_finished(restore.checkpoint)
+        self.closed.set()
+
+    def cancel(self) -> None:
+        """Nothing: it is over."""
+
+    def metrics(self) -> dict[str, Any]:
+        """The figures of the final checkpoint; see ``JobHandle.metrics``."""
+        return metrics_of(self.coordinator, 0.0, self.running_s, zookeeper_restarts=0)
+
+
+def metrics_of(
+    coordinator: Coordinator, elapsed_s: float, running_s: float | None, zookeeper_restarts: int
+) -> dict[str, Any]:
+    """What ``JobHandle.metrics`` returns."""
+    figures = coordinator.figures
+    return {
+        "state": coordinator.state,
+        "elapsed_s": round(elapsed_s, 3),
+        "running_s": round(running_s or 0.0, 3),
+        "operators": figures.operators(),
+        "committed_rows": dict(coordinator.commits.rows),
+        **figures.totals(),
+        "blocked": figures.blocked(),
+        "checkpoints_completed": figures.completed,
+        "checkpoints_aborted": figures.aborted,
+        "checkpoints_over_budget": figures.over_budget,
+        "last_checkpoint": figures.last_complete,
+        "recoveries": len(coordinator.recoveries),
+        **coordinator.security_figures(),
+        "slot_restarts": coordinator.slot_restarts,
+        "copied_bytes": figures.copied_bytes,
+        **coordinator.failover_figures(),
+        "zookeeper_restarts": zookeeper_restarts,
+    }

@@ -1,0 +1,98 @@
+"""Which executor Spark should start a slot on.
+
+Each slot is a Spark job of its own, which Spark would start on any executor with room. So the slots could all come
+together on one executor, also after some restarts, and one failure would take them all. Each slot therefore has a home
+among the executors that are there when the slots start: one host after the other in turn, and the executors of a host
+in turn. Spark starts a slot at its home if that has room. After ``spark.locality.wait`` it takes any executor of the
+same host, and after the same time again any executor.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from itertools import zip_longest
+from typing import Any, NewType
+
+from py4j.protocol import Py4JError
+from pyspark import RDD, SparkContext
+from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
+
+from flinkplus.errors import first_line
+from flinkplus.runtime.job.local_masters import local_master
+
+READY_POLL_S = 0.05
+Home = NewType("Home", str)
+"""A place as Spark's scheduler writes it: ``executor_HOST_ID``."""
+
+log = logging.getLogger("flinkplus.launcher")
+
+
+def homes_of(context: SparkContext, stopping: threading.Event) -> list[Home]:
+    """The executors, in the order in which slots get them. Waits until Spark itself would start tasks: it has enough
+    executors, or its time limit is over. Empty for a local master, and where Spark does not list its executors.
+    """
+    if local_master(context.master) is not None:
+        return []
+    try:
+        return in_turn(_executors(context, stopping))
+    except Py4JError as error:  # a Spark that is made differently inside
+        log.info("slots have no preferred hosts: %s", first_line(error))
+        return []
+
+
+def in_turn(executors: list[tuple[str, str]]) -> list[Home]:
+    """Of (host, executor): the first executor of each host, then the second of each, and so on."""
+    hosts: dict[str, list[Home]] = {}
+    for host, executor in sorted(executors):
+        hosts.setdefault(host, []).append(Home(f"executor_{host}_{executor}"))
+    return [home for row in zip_longest(*hosts.values()) for home in row if home is not None]
+
+
+def _executors(context: SparkContext, stopping: threading.Event) -> list[tuple[str, str]]:
+    """(host, executor), of all that live."""
+    assert context._jsc is not None
+    spark = context._jsc.sc()
+    while not spark.schedulerBackend().isReady() and not stopping.wait(READY_POLL_S):
+        pass
+    addresses = spark.getExecutorMemoryStatus().keysIterator()  # the driver's is among them
+    hosts = set()
+    while addresses.hasNext():
+        hosts.add(str(addresses.next()).rpartition(":")[0])
+    return [(host, executor) for host in sorted(hosts) for executor in _executors_on(spark, host)]
+
+
+def _executors_on(spark: Any, host: str) -> list[str]:
+    alive = spark.taskScheduler().getExecutorsAliveOnHost(host)
+    if not alive.isDefined():
+        return []
+    executors = alive.get().iterator()
+    found = []
+    while executors.hasNext():
+        found.append(str(executors.next()))
+    return sorted(found)
+
+
+def at_home(context: SparkContext, slot: int, home: Home | None) -> RDD[int]:
+    """An RDD of one row in one partition, which Spark prefers to compute at ``home``."""
+    if home is None:
+        return context.parallelize([slot], 1)
+    try:
+        return _preferring(context, slot, home)
+    except Py4JError as error:  # a Spark that is made differently inside
+        log.info("slot %d has no preferred host: %s", slot, first_line(error))
+        return context.parallelize([slot], 1)
+
+
+def _preferring(context: SparkContext, slot: int, home: Home) -> RDD[int]:
+    """What ``parallelize`` makes, with a preferred place, for which PySpark has no parameter."""
+    assert context._jsc is not None and context._jvm is not None
+    jvm = context._jvm
+    to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
+    preferred, entries = jvm.java.util.ArrayList(), jvm.java.util.ArrayList()
+    preferred.add(home)
+    entries.add(jvm.scala.Tuple2(pickle.dumps([slot]), to_seq(preferred)))
+    tags = getattr(getattr(jvm.scala.reflect, "ClassTag$"), "MODULE$")
+    made = context._jsc.sc().makeRDD(to_seq(entries), tags.apply(jvm.java.lang.Class.forName("[B")))
+    return RDD(made.toJavaRDD(), context, AutoBatchedSerializer(CPickleSerializer()))

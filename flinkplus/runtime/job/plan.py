@@ -1,0 +1,128 @@
+"""The plan of a job: what its checkpoint directory keeps, so that the job can be resumed.
+
+The file is a line with the format's number, then a pickle. The number is outside of the pickle: classes move between
+versions, so a plan of another version may not be loadable at all, and the error must say why.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import cloudpickle
+
+from flinkplus.config import Options
+from flinkplus.errors import CheckpointDirectoryError, ConfigurationError, described
+from flinkplus.graph import JobGraph
+from flinkplus.path_names import checked_name
+from flinkplus.printable import printable
+from flinkplus.runtime.job.signing import find_key
+from flinkplus.sinks.base import Sink
+from flinkplus.sources.base import Source
+from flinkplus.state.storage import PLAN_BLOB, CheckpointStorage, check_same_job
+
+PLAN_FORMAT = 2
+MAGIC = b"flinkplus plan "
+HEADER = MAGIC + b"%d" % PLAN_FORMAT
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a checkpoint directory keeps to resume a job."""
+
+    name: str
+    output_id: str
+    graph: JobGraph
+    options: Options
+
+
+def written(plan: Plan) -> bytes:
+    """The plan as it is stored."""
+    return HEADER + b"\n" + cloudpickle.dumps(plan)
+
+
+def load_plan(storage: CheckpointStorage, where: str) -> Plan:
+    """The plan, which is not unpickled before it is known who has signed it, and in which format it is."""
+    try:
+        data = storage.get_signed(PLAN_BLOB)
+    except OSError as error:
+        raise CheckpointDirectoryError(f"the plan in {where} cannot be read: {error}; check the path") from error
+    header, _, pickled = data.partition(b"\n")
+    if header != HEADER:
+        found = header.removeprefix(MAGIC).decode(errors="replace") if header.startswith(MAGIC) else "older than that"
+        raise CheckpointDirectoryError(
+            f"the format of the plan in {where} is {printable(found)}, and this version reads {PLAN_FORMAT}: resume "
+            "the job with the version that wrote it, or start it with another checkpoint directory"
+        )
+    try:
+        plan = cloudpickle.loads(pickled)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the functions of the job in {where} need a Python module that is not found here ({error}): resume it "
+            "where that can be imported, as where the job was started (PYTHONPATH=DIRECTORY has Python look there)"
+        ) from error
+    except Exception as error:  # modules of the user's are imported, and objects of theirs made
+        raise ConfigurationError(
+            f"the functions of the job in {where} cannot be loaded here ({described(error)}): resume it "
+            "with the program and the versions that it was started with"
+        ) from error
+    if not isinstance(plan, Plan):
+        raise CheckpointDirectoryError(f"the file in {where} is not a plan: it holds {printable(type(plan).__name__)}")
+    storage.job_id = checked_name(plan.output_id)
+    return plan
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A job that can be continued: its checkpoint directory and its plan, each read once."""
+
+    checkpoint_dir: str
+    storage: CheckpointStorage
+    plan: Plan
+
+
+def find_job(
+    checkpoint_dir: str,
+    signing_key: str | os.PathLike[str] | None = None,
+    trust: bool = False,
+    name: str | None = None,
+) -> FoundJob:
+    """The job that ``checkpoint_dir`` belongs to. ``name``: of the job that must be there; ``None``: any.
+
+    Raises ``CheckpointDirectoryError`` when the directory holds no job, or a job of another name,
+    ``UntrustedCheckpoint`` unless its plan is signed with the key here or ``trust``, ``ConfigurationError`` when its
+    functions cannot be loaded here.
+    """
+    storage = CheckpointStorage(checkpoint_dir, trust=trust)
+    key_file = None if signing_key is None else os.fspath(signing_key)
+    found = storage.job(lambda: find_key(key_file, checkpoint_dir, make=trust)).get("name")
+    if name is not None and found != name:
+        raise CheckpointDirectoryError(
+            f"checkpoint directory {checkpoint_dir!r} belongs to job {printable(found)}, not to {name!r}; check the "
+            "path, and who can write there"
+        )
+    return FoundJob(checkpoint_dir, storage, load_plan(storage, checkpoint_dir))
+
+
+def identity_of(name: str, graph: JobGraph, options: Options) -> dict[str, Any]:
+    """What a checkpoint directory is told of the job that it belongs to."""
+    parallelism = options.parallelism
+    return {"name": name, "fingerprint": graph.fingerprint(parallelism), "shape": graph.shape(parallelism)}
+
+
+def load_plan_of(asked: dict[str, Any], storage: CheckpointStorage, where: str) -> Plan:
+    """The plan, which is that of the job ``asked`` for (``identity_of``) or a ``CheckpointDirectoryError``."""
+    plan = load_plan(storage, where)
+    check_same_job(identity_of(plan.name, plan.graph, plan.options), asked, where)
+    return plan
+
+
+def adopt(graph: JobGraph, old: Plan) -> None:
+    """Staged input and output identity are those of the earlier run: positions and staged files refer to them."""
+    before = {node.name: node for node in old.graph.nodes}
+    for node in graph.nodes:
+        if isinstance(node.body, Source):
+            node.body = before[node.name].body
+        elif isinstance(node.body, Sink):
+            node.body = node.body.bind(node.schema, old.output_id)

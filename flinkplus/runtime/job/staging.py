@@ -1,0 +1,62 @@
+"""Batch DataFrames as replayable input: Spark writes their rows to Parquet files, which every slot can read from
+any position.
+
+Rules:
+
+- what is staged belongs to the checkpoint directory, and lives as long as checkpoints that point into it;
+- rows are staged as they come, partition by partition: Spark is asked for no other partitions, since every way to make
+  them takes the order of the rows. The source splits what is staged into contiguous ranges of rows.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from flinkplus.errors import LONGEST_DESCRIPTION, ConfigurationError, InputError, first_line
+from flinkplus.printable import printable
+from flinkplus.runtime.job.spark_types import arrow_schema
+from flinkplus.sources.parquet import StagedParquet
+
+STAGED = "staged"
+
+
+def check_dataframe(df: DataFrame) -> None:
+    """Raises ``ConfigurationError`` for what cannot be a source."""
+    if not isinstance(df, DataFrame):
+        raise ConfigurationError(f"from_spark takes a DataFrame, such as spark.read.parquet(...), not {df!r:.100}")
+    if df.isStreaming:
+        raise ConfigurationError(
+            "from_spark takes batch DataFrames; a streaming one (spark.readStream) is not supported yet"
+        )
+
+
+def arrow_schema_of(df: DataFrame) -> pa.Schema:
+    """The Arrow schema of a DataFrame. Raises ``ConfigurationError`` for a column that cannot be staged."""
+    return arrow_schema(df.schema)
+
+
+def stage(df: DataFrame, source: StagedParquet, directory: str) -> StagedParquet:
+    """Let Spark write ``df`` below ``directory``; returns the source that reads it, in the order of ``df``.
+
+    Raises ``InputError`` when Spark cannot read the input.
+    """
+    target = f"{directory.rstrip('/')}/{STAGED}/{source.name}"
+    try:
+        df.write.mode("overwrite").parquet(target)
+    except Exception as error:  # pyspark's and py4j's errors: to the user they are one
+        raise InputError(
+            f"source {source.name!r}: Spark could not stage the DataFrame: {spark_reason(error)}"
+        ) from error
+    return source.staged_at(target)
+
+
+def spark_reason(error: Exception) -> str:
+    """What was wrong in the first place, in one line: of an error in the JVM, the message of its innermost cause."""
+    cause = getattr(error, "java_exception", None)
+    if cause is None:
+        return first_line(error)
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    message = printable((str(cause.getMessage() or "").splitlines() or [""])[0], LONGEST_DESCRIPTION)
+    return f"{cause.getClass().getSimpleName()}: {message}"

@@ -1,0 +1,169 @@
+"""A connection from each slot's process to the driver that is cut the moment the process dies.
+
+The control stream breaks too, but late: the kernel closes the files of a killed process when the last of its threads
+has ended and its memory is given back, some ten to thirty milliseconds later on a busy machine. The lifeline belongs to
+one thread that has a table of open files for itself (``unshare``), with nothing else in it; such a table is closed when
+its thread ends, which after SIGKILL is at once.
+
+Rules: nothing is said on a lifeline but who it is of. It is the driver that ends it, or the slot with ``close``; where
+a thread cannot have files of its own (other systems than Linux), there is no lifeline, and the control stream has to
+do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flinkplus.errors import PeerRefused
+from flinkplus.runtime.base.inbox import Inbox
+from flinkplus.runtime.transport.auth import handshake
+from flinkplus.runtime.transport.auth.credentials import Credentials
+from flinkplus.runtime.transport.auth.handshake import Connecting, Listening, Refusals
+from flinkplus.runtime.transport.auth.tls import context
+from flinkplus.runtime.transport.tcp.connections import Broken, Connection, Listener
+from flinkplus.runtime.transport.tcp.dialing import dial
+from flinkplus.runtime.transport.wire.frames import Frame
+from flinkplus.runtime.transport.wire.ports import COORDINATOR
+
+log = logging.getLogger("flinkplus.lifeline")
+
+PROTOCOL = b"flinkplus-lifeline/2"
+CONNECT_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 5.0
+CLONE_FILES = 0x400
+
+
+@dataclass(frozen=True, slots=True)
+class LifelineCut:
+    """The process that had given this name is gone (or its driver has dropped it)."""
+
+    name: str
+    time_s: float
+
+
+class Lifelines:
+    """The coordinator's end, in its loop. ``cut`` only enqueues."""
+
+    def __init__(
+        self, host: str, credentials: Credentials, inbox: Inbox[Any], cut: Callable[[LifelineCut], None]
+    ) -> None:
+        self._cut = cut
+        self._held: dict[str, Connection] = {}
+        self.refusals = Refusals()
+        self._listener = Listener(inbox, host, PROTOCOL, COORDINATOR, credentials, self.refusals, self._welcome)
+        self.address = self._listener.address
+
+    def _welcome(self, connection: Connection, found: Listening) -> None:
+        name = found.name
+        if not name or name in self._held:
+            raise PeerRefused(handshake.IDENTITY, f"a second lifeline of {name!r}")
+
+        def gone(_reason: str) -> None:
+            if self._held.pop(name, None) is not None:
+                self._cut(LifelineCut(name, time.time()))
+
+        def heard(frame: Frame) -> None:
+            raise Broken(f"{len(frame)} bytes on a lifeline")
+
+        self._held[name] = connection
+        connection.welcome(found.welcome, heard, gone, limit=0)
+
+    def drop(self, name: str) -> None:
+        """End one from this side."""
+        connection = self._held.pop(name, None)
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        self._listener.close()
+        for connection in self._held.values():
+            connection.close()
+        self._held.clear()
+
+
+class Lifeline:
+    """The slot's end."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._keep: int | None = None
+
+    def open(self, address: str, credentials: Credentials, name: str) -> bool:
+        """Connect as ``name``; false when there can be none, and the reason is logged."""
+        if not address:
+            return False
+        done = threading.Event()
+        found: list[BaseException] = []
+        tls = None if credentials.certificates is None else context(credentials.certificates, False)
+        end, self._keep = os.pipe()
+
+        def hold() -> None:
+            try:
+                _have_no_files_but(end)
+                connection = _connect(address, credentials, name, tls)
+            except BaseException as error:  # whatever it is, there is no lifeline
+                found.append(error)
+                done.set()
+                return
+            waiting = select.poll()
+            for one in (end, connection.fileno()):
+                waiting.register(one, select.POLLIN)
+            done.set()
+            waiting.poll()
+            connection.close()
+
+        self._thread = threading.Thread(target=hold, name="flinkplus-lifeline", daemon=True)
+        # A collection in that thread could close the files of others by numbers that mean nothing in its table.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._thread.start()
+            done.wait()
+        finally:
+            if collecting:
+                gc.enable()
+            os.close(end)
+        if found:
+            log.info("could not open a lifeline to %s: %s", address, found[0])
+            self.close()
+        return not found
+
+    def close(self) -> None:
+        """End it."""
+        keep, self._keep = self._keep, None
+        if keep is not None:
+            os.close(keep)  # the thread's own copy is closed: it sees the end of the pipe
+        if self._thread is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+            self._thread = None
+
+
+def _have_no_files_but(kept: int) -> None:
+    """Give this thread a file table of its own, with one file of the process in it. Raises ``OSError``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "unshare") or libc.unshare(CLONE_FILES) != 0:
+        raise OSError(ctypes.get_errno(), "a thread cannot have files of its own here")
+    highest = max(int(name) for name in os.listdir(f"/proc/self/task/{threading.get_native_id()}/fd"))
+    os.closerange(0, kept)
+    os.closerange(kept + 1, highest + 1)
+
+
+def _connect(address: str, credentials: Credentials, name: str, tls: ssl.SSLContext | None) -> socket.socket:
+    connecting = Connecting(credentials.secret, PROTOCOL, name, COORDINATOR)
+    connection = dial(address, connecting, tls, CONNECT_TIMEOUT_S)
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return connection

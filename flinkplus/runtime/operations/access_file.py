@@ -1,0 +1,312 @@
+"""How a shell finds a running job, and shows that it may command it: the job's *access file*.
+
+The file, ``COMMANDS.json``, is in the job's own directory on the driver's host (mode 700), and only the user that the
+job runs as can read it (mode 600). It has the address of the job's door for commands, the key to it (which opens
+nothing else), the certificates for it if the job has TLS, and whose driver it is. It goes with the job. In the
+checkpoint directory, which more people may read, and which may be on another machine, is only where it is.
+
+Rules: a file that others can read or could have written is not used, and when jobs are looked for, nothing of a
+directory that is not this user's own. A process that writes the checkpoint directory can only point to an access
+file, and to that of this very job. What a killed driver has left behind is told from what runs: by the process on
+the driver's own host, elsewhere by nobody answering.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flinkplus.documents import fits, parse_document
+from flinkplus.errors import ConfigurationError, CorruptCheckpoint, NoRunningJob, PeerProtocolError, PeerRefused
+from flinkplus.local_files import open_regular
+from flinkplus.path_names import checked_name
+from flinkplus.printable import printable
+from flinkplus.runtime.host.scratch import JOB_PREFIX, is_own_directory
+from flinkplus.runtime.operations.command_server import PROTOCOL, SHELL, SOCKET
+from flinkplus.runtime.operations.commands import REPLY_BYTES, Body, decode_reply, encode_request
+from flinkplus.runtime.transport.auth import tls
+from flinkplus.runtime.transport.auth.credentials import Credentials
+from flinkplus.runtime.transport.auth.handshake import Connecting
+from flinkplus.runtime.transport.tcp.connections import parse_address
+from flinkplus.runtime.transport.tcp.dialing import dial, receive_frame
+from flinkplus.runtime.transport.wire.frames import framed
+from flinkplus.runtime.transport.wire.ports import COORDINATOR
+from flinkplus.state.storage import CheckpointStorage
+
+FORMAT = 1
+ACCESS_FILE = "COMMANDS.json"
+ACCESS_BLOB = "commands"
+MAX_BYTES = 1 << 20
+MAX_PID = 1 << 31
+CONNECT_TIMEOUT_S = 5.0
+REPLY_TIMEOUT_S = 60.0
+ELSEWHERE = "copy that file to a place of your own (mode 600) and give it as --access FILE"
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the file holds. ``driver``: its process and when that was created, on ``host``.
+
+    ``local``: the socket beside the file, where there is one: only who may enter the directory reaches that.
+    """
+
+    job_id: str
+    name: str
+    address: str
+    host: str
+    driver: tuple[int, float]
+    credentials: Credentials = field(repr=False)
+    local: str | None = field(default=None, compare=False)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the driver is known to be gone; on another host that cannot be seen."""
+        if self.host != socket.gethostname():
+            return False
+        pid, created_s = self.driver
+        try:
+            process = psutil.Process(pid)
+            return process.create_time() != created_s or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+
+def write_access(directory: Path, access: Access) -> Path:
+    """Write the file of a job into its own directory; whole, or not at all."""
+    certificates = access.credentials.tls
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "job_id": access.job_id,
+        "name": access.name,
+        "address": access.address,
+        "host": access.host,
+        "pid": access.driver[0],
+        "created_s": access.driver[1],
+        "key": access.credentials.secret.hex(),
+        "tls": certificates if certificates is None or isinstance(certificates, str) else _pem(certificates),
+    }
+    path, made = directory / ACCESS_FILE, directory / f".{ACCESS_FILE}.tmp"
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(document, file)
+    made.rename(path)
+    return path
+
+
+def _pem(certificates: tls.Certificates) -> dict[str, str]:
+    return {name: value.decode("ascii") for name, value in vars(certificates).items()}
+
+
+def publish(storage: CheckpointStorage, path: Path, access: Access) -> None:
+    """Say in the checkpoint directory where the job's access file is."""
+    told = {"format": FORMAT, "job_id": access.job_id, "host": access.host, "file": str(path)}
+    storage.put_blob(ACCESS_BLOB, json.dumps(told).encode())
+
+
+def withdraw(storage: CheckpointStorage, path: Path) -> None:
+    """Say so no more, unless another run of the job has said something since."""
+    try:
+        if parse_document(storage.get_blob(ACCESS_BLOB)).get("file") == str(path):
+            storage.drop_blob(ACCESS_BLOB)
+    except CorruptCheckpoint:
+        return  # it was never said, or is gone
+
+
+def read_access(path: str | Path) -> Access:
+    """Raises ``NoRunningJob`` when there is no such file or the job is over, ``ConfigurationError`` when it is not to
+    be used.
+    """
+    try:
+        with open(open_regular(path, follow=True), "rb") as file:
+            _check_owner(path, os.fstat(file.fileno()))
+            data = file.read(MAX_BYTES)
+    except FileNotFoundError:
+        raise NoRunningJob(f"there is no {str(path)!r}: the job is over, or runs on another host") from None
+    except OSError as error:
+        raise ConfigurationError(f"{str(path)!r} cannot be read: {error}") from error
+    access = parse_access(data, str(path))
+    if access.is_over:
+        raise NoRunningJob(f"job {access.name!r} ({access.job_id}) is over: its driver ended unexpectedly")
+    return replace(access, local=_socket_beside(Path(path)))
+
+
+def _socket_beside(path: Path) -> str | None:
+    """The door for shells on this host, if the file is where the job has put it."""
+    with contextlib.suppress(OSError):
+        found = path.resolve().with_name(SOCKET)
+        if stat.S_ISSOCK(found.lstat().st_mode) and found.lstat().st_uid == path.stat().st_uid:
+            return str(found)
+    return None
+
+
+def _check_owner(path: str | Path, found: os.stat_result) -> None:
+    if not hasattr(os, "geteuid"):
+        return
+    if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigurationError(
+            f"{str(path)!r} is not yours alone (mode {stat.S_IMODE(found.st_mode):03o}): others may have read the key "
+            "in it, or have put it there; use the one that the job has made, as the user that the job runs as"
+        )
+
+
+def parse_access(data: bytes, where: str) -> Access:
+    """What an access file holds. Raises ``ConfigurationError``."""
+    try:
+        return _parse(parse_document(data))
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise ConfigurationError(f"{where!r} is no access file of this version: {error!r:.200}") from error
+
+
+def _parse(found: Any) -> Access:
+    hints = {
+        "format": int,
+        "job_id": str,
+        "name": str,
+        "address": str,
+        "host": str,
+        "pid": int,
+        "created_s": float,
+        "key": str,
+        "tls": str | dict[str, str] | None,
+    }
+    for name, hint in hints.items():
+        if not fits(found[name], hint):
+            raise TypeError(f"{name} is something else")
+    if found["format"] != FORMAT:
+        raise ValueError(f"format {found['format']!r:.100}, known is {FORMAT}")
+    if not 0 < found["pid"] < MAX_PID:
+        raise ValueError(f"{found['pid']!r:.100} is no process")
+    _check_address(found["address"])
+    if not found["key"]:
+        raise ValueError("no key")
+    checked_name(found["job_id"])
+    certificates = found["tls"]
+    if isinstance(certificates, dict):
+        certificates = tls.Certificates(**{name: text.encode("ascii") for name, text in certificates.items()})
+    return Access(
+        found["job_id"],
+        printable(found["name"]),
+        found["address"],
+        printable(found["host"]),
+        (found["pid"], float(found["created_s"])),
+        Credentials(bytes.fromhex(found["key"]), tls=certificates),
+    )
+
+
+def _check_address(address: str) -> None:
+    """Raises ``ValueError``."""
+    host, port = parse_address(address)
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"{port!r:.100} is no port")
+    if not host or not host.isprintable():
+        raise ValueError(f"{host!r:.100} is no host")
+    host.encode("idna")
+
+
+def access_of(checkpoint_dir: str) -> Access:
+    """The running job that ``checkpoint_dir`` belongs to. Raises as ``read_access``, and
+    ``CheckpointDirectoryError`` for a directory of no job.
+    """
+    storage = CheckpointStorage(checkpoint_dir)
+    storage.job()
+    try:
+        job_id, host, file = parse_whereabouts(storage.get_blob(ACCESS_BLOB))
+    except OSError as error:
+        raise ConfigurationError(f"the checkpoint directory {checkpoint_dir!r} cannot be read: {error}") from error
+    except (CorruptCheckpoint, ValueError, KeyError, TypeError):
+        raise NoRunningJob(f"no job runs on the checkpoint directory {checkpoint_dir!r}") from None
+    if host != socket.gethostname() and not os.path.exists(file):
+        raise NoRunningJob(
+            f"the job's driver is on {printable(host)}, where {file!r:.300} is: run this there, or {ELSEWHERE}"
+        )
+    try:
+        access = read_access(file)
+    except NoRunningJob as error:
+        raise NoRunningJob(f"the job on the checkpoint directory {checkpoint_dir!r} has ended: {error}") from None
+    if access.job_id != job_id:
+        raise ConfigurationError(
+            f"the checkpoint directory {checkpoint_dir!r} says that job {job_id!r} is commanded by {file!r:.300}, "
+            f"which is the access file of job {access.job_id!r}: something else changed the directory"
+        )
+    return access
+
+
+def parse_whereabouts(data: bytes) -> tuple[str, str, str]:
+    """What ``publish`` says: the job's id, the host, and the path of the access file there.
+
+    Raises ``ValueError``, ``KeyError`` or ``TypeError`` for anything else.
+    """
+    found = parse_document(data)
+    if not all(isinstance(found[name], str) for name in ("job_id", "host", "file")):
+        raise TypeError("a text is expected")
+    folder, name = os.path.split(found["file"])
+    if checked_name(name) != ACCESS_FILE or not os.path.isabs(folder) or os.path.normpath(folder) != folder:
+        raise ValueError(f"{found['file']!r:.200} is no access file")
+    return checked_name(found["job_id"]), found["host"], found["file"]
+
+
+def running_jobs(directory: str | None = None) -> list[tuple[Path, Access]]:
+    """The access files of jobs whose own directories are in ``directory`` (``None``: the system's temporary space),
+    that this user may use, with what they hold. Jobs that are over are left out, and each is there once: a directory of
+    a stranger's, or a link to one of ours, counts for nothing.
+    """
+    found = []
+    for folder in sorted(Path(directory or tempfile.gettempdir()).glob(f"{JOB_PREFIX}*")):
+        path = folder / ACCESS_FILE
+        try:
+            if is_own_directory(folder):
+                found.append((path, read_access(path)))
+        except (ConfigurationError, NoRunningJob):
+            continue  # of somebody else, or of the past
+    return found
+
+
+def the_running_job() -> Access:
+    """The only job of this user on this host. Raises ``NoRunningJob``, ``ConfigurationError`` when there are more."""
+    found = running_jobs()
+    if not found:
+        raise NoRunningJob("no running job of yours was found on this host; give --checkpoint-dir or --access")
+    if len(found) > 1:
+        jobs = "".join(f"\n  {access.name}: --access {path}" for path, access in found)
+        raise ConfigurationError(f"there are {len(found)} running jobs; say which:{jobs}")
+    return found[0][1]
+
+
+def call(access: Access, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Body:
+    """Have the job carry out ``request``, and wait for its answer.
+
+    Raises ``CommandRefused`` when it does not, ``NoRunningJob`` when nobody answers, in ``timeout_s`` or at all.
+    """
+    job = f"job {access.name!r} ({access.job_id}) at {access.address}"
+    certificates = access.credentials.certificates
+    try:
+        connection = dial(
+            access.local or access.address,
+            Connecting(access.credentials.secret, PROTOCOL, SHELL, COORDINATOR),
+            None if certificates is None else tls.context(certificates, False),
+            CONNECT_TIMEOUT_S,
+        )
+    except (OSError, PeerRefused) as error:
+        raise NoRunningJob(f"{job} refused this shell, or has ended: {error}") from error
+    with connection:
+        try:
+            connection.sendall(framed(encode_request(request)))
+            reply = receive_frame(connection, time.monotonic() + timeout_s, REPLY_BYTES)
+        except TimeoutError:
+            raise NoRunningJob(f"{job} has not answered within {timeout_s:g} s") from None
+        except OSError as error:
+            raise NoRunningJob(f"{job} ended before it had answered: {error}") from error
+    try:
+        return decode_reply(reply)
+    except PeerProtocolError as error:
+        raise NoRunningJob(f"{job}: {error}") from error

@@ -1,0 +1,364 @@
+"""The slot's part in a local failover: fence, promote, hold standbys, join again.
+
+The coordinator decides (``chain_backup.failover.machine``), this obeys:
+
+- *fence*: subtasks of the failed set that are active here are retired; whoever talked to them notes the new generation
+  and the new slot, closes the channel, and says how far it has come. Whoever knows how steps of the failed, or of their
+  ancestors, began says that. From then on nothing old has an effect here;
+- *promote*: the standby's state is made ready, the subtask is built on it, says to its producers where it goes on, and
+  runs. The streams it needs have been there since the job started;
+- *join*: a new incarnation of a slot hosts nothing, holds standbys, and gets work back by a promotion like any other.
+
+In partial recovery there are no standbys: what a subtask needs to begin anew comes from the durable store, as far as
+this slot does not have it. Whoever is alive and goes back with the failed is retired by the fence, and promoted here.
+
+Rules: the slot's loop thread alone. A promotion continues when others fail meanwhile, except for the subtasks that
+their fence takes over. A promotion is kept exactly as long as it waits for a standby: it ends when the last one is
+ready, also when that is because a fence took the others over, and when a fence has taken all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeAlias
+
+from flinkplus.errors import described
+from flinkplus.protocol.determinants.determinants import KnownSteps, Run, merge, unite
+from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.lineage import Lineage
+from flinkplus.runtime.base.clock import Clock
+from flinkplus.runtime.base.logs import about
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.names import parse_subtask
+from flinkplus.runtime.control.promotion_order import PromotionOrder
+from flinkplus.runtime.slot.control.active import ActiveSubtasks
+from flinkplus.runtime.slot.control.ports import GraphPort, PreparedPort, S, StandbyReady, StandbysPort
+
+Runs: TypeAlias = Sequence[tuple[int, Any]]
+"""Values one after the other, each run with the number of its first."""
+PART_VALUES = 100_000
+"""Determinants and digests in one message at most: about a megabyte, which takes some 50 ms to write."""
+log = logging.getLogger("flinkplus.slot")
+
+
+class Host(Protocol[S]):
+    """What the slot offers."""
+
+    index: int
+    parallelism: int
+    lineage: Lineage
+    runs_ahead: bool
+    notes_rows: bool
+    active: ActiveSubtasks[S]
+    slots: dict[SubtaskId, int]
+    generations: dict[SubtaskId, Generation]
+
+    @property
+    def graph(self) -> GraphPort:
+        """The job's."""
+
+    def report(self, message: control.ControlMessage) -> None:
+        """Send to the coordinator."""
+
+    def build(
+        self, name: SubtaskId, handle: dict[str, Any], checkpoint: CheckpointId, mark: int | None, promotion: Promotion
+    ) -> S:
+        """A subtask that is not yet active."""
+
+    def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None:
+        """Run ``action``; an exception is the subtask's failure."""
+
+    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
+        """A point of fault injection; see ``faults.points``."""
+
+
+@dataclass
+class _Promotion:
+    """A promotion under way. ``given_up``, ``overtaking``, ``complete``: checkpoints, meanwhile."""
+
+    order: control.Promote
+    begun: float
+    subtasks: dict[SubtaskId, PromotionOrder]
+    ready: dict[SubtaskId, PreparedPort] = field(default_factory=dict)
+    given_up: list[CheckpointId] = field(default_factory=list)
+    overtaking: list[CheckpointId] = field(default_factory=list)
+    complete: int = 0
+
+    def drop(self, name: SubtaskId) -> None:
+        """Another attempt has taken this one over."""
+        self.subtasks.pop(name, None)
+        prepared = self.ready.pop(name, None)
+        if prepared is not None:
+            prepared.close()
+
+
+class SlotFailover(Generic[S]):
+    """One slot's end of the failover protocol. ``part_values``: determinants and digests in one message at most."""
+
+    def __init__(self, host: Host[S], standbys: StandbysPort, clock: Clock, part_values: int = PART_VALUES) -> None:
+        self._host = host
+        self._part_values = part_values
+        self._clock = clock
+        self._promotions: dict[int, _Promotion] = {}
+        self.standbys = standbys
+
+    def reset(self) -> None:
+        """The whole job is deployed anew."""
+        for attempt in list(self._promotions):
+            self._drop(attempt)
+
+    # --- fence
+
+    def fence(self, order: control.Fence) -> None:
+        """Take no more of the failed set's older generations, and answer how far everyone has come."""
+        host = self._host
+        failed = {parse_subtask(name): slot for name, slot in order.failed.items()}
+        for name, slot in failed.items():
+            host.generations[name] = Generation(order.generation)
+            host.slots[name] = slot
+            for promotion in self._promotions.values():
+                promotion.drop(name)
+            subtask = host.active.get(name)
+            if subtask is not None and slot == host.index:
+                host.active.retire_for_successor(subtask)
+            elif subtask is not None:
+                host.active.retire(subtask)
+            self.standbys.retire(str(name))
+        answer = control.Fenced(order.attempt, {}, {}, {})
+        digests: dict[str, Runs] = {}
+        for promotion in self._promotions.values():
+            self._fence_promotion(promotion, failed, answer)
+        for subtask in host.active:
+            self._fence_inputs(subtask, failed, order.generation, answer, digests)
+            self._fence_outputs(subtask, failed, order.generation, answer)
+            subtask.stand_in_for(failed)
+        for message in in_parts(answer, self._known_steps(failed), digests.items(), self._part_values):
+            host.report(message)
+        for attempt in list(self._promotions):
+            self._end_when_ready(attempt)
+
+    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Run, ...]]]:
+        """What is known here of the failed, and of the ancestors that what they are to repeat may depend on; put
+        together one subtask after the other, which takes its time when it is much.
+        """
+        ancestors = self._host.lineage.asked_of(failed)
+        known = [subtask.known for subtask in self._host.active if subtask.known is not None]
+        for promotion in self._promotions.values():
+            known += [KnownSteps(_ancestors_of(told, self._host.runs_ahead)) for told in promotion.subtasks.values()]
+        runs: dict[SubtaskId, list[Run]] = {}
+        for one in known:
+            for subtask in [s for s in one.subtasks() if s in failed or s.vertex in ancestors]:
+                run = one.of(subtask)
+                if run is not None:
+                    runs.setdefault(subtask, []).append(run)
+        for subtask in sorted(runs):
+            yield str(subtask), unite(runs[subtask])
+
+    def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
+        """What is about to become active begins where its version was taken."""
+        for name, told in promotion.subtasks.items():
+            saved = told.handle.get("operator_state", {})
+            inputs = {**saved.get("inputs", {}), **told.inputs}
+            for channel, producer in self._host.graph.inputs_of(name, self._host.parallelism):
+                if producer in failed:
+                    answer.received[str(channel)] = inputs.get(str(channel), 0)
+
+    def _fence_inputs(
+        self,
+        subtask: S,
+        failed: dict[SubtaskId, int],
+        generation: int,
+        answer: control.Fenced,
+        digests: dict[str, Runs],
+    ) -> None:
+        for channel, _, expected in subtask.fence_inputs(failed, Generation(generation)):
+            answer.received[str(channel)] = expected
+            digests[str(channel)] = subtask.received_digests(channel)
+
+    def _fence_outputs(self, subtask: S, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced) -> None:
+        for channel in subtask.outputs.channels:
+            if subtask.consumer_of(channel) in failed:
+                answer.sent[str(channel)] = subtask.fence_output(channel, Generation(generation))
+                answer.kept[str(channel)] = subtask.outputs.channels[channel].log.trimmed
+
+    # --- promote
+
+    def promote(self, order: control.Promote) -> None:
+        """Begin: have the standbys ready."""
+        told = {parse_subtask(name): found for name, found in order.subtasks.items()}
+        self._promotions[order.attempt] = _Promotion(order, self._clock.monotonic(), told)
+        for name, found in told.items():
+            self._host.reach("promotion", order.generation - 1, name)
+            self.standbys.prepare(order.attempt, str(name), found.version, found.handle, order.generation)
+
+    def ready(self, event: StandbyReady) -> None:
+        """A standby is ready; when all of its promotion are, they become active together."""
+        promotion = self._promotions.get(event.attempt)
+        name = parse_subtask(event.subtask)
+        if promotion is None or name not in promotion.subtasks:
+            if event.prepared is not None:
+                event.prepared.close()
+            return
+        if event.prepared is None:
+            self._refuse(promotion, name, event.reason)
+            return
+        promotion.ready[name] = event.prepared
+        self._end_when_ready(event.attempt)
+
+    def _end_when_ready(self, attempt: int) -> None:
+        """Activate the subtasks of a promotion, and end it, unless it waits for one of them."""
+        promotion = self._promotions[attempt]
+        if len(promotion.ready) < len(promotion.subtasks):
+            return
+        del self._promotions[attempt]
+        if promotion.subtasks:
+            self._activate(promotion)
+
+    def _refuse(self, promotion: _Promotion, name: SubtaskId, reason: str) -> None:
+        self._host.report(control.PromotionRefused(promotion.order.attempt, str(name), reason))
+        self._drop(promotion.order.attempt)
+
+    def _activate(self, promotion: _Promotion) -> None:
+        host, order = self._host, promotion.order
+        host.notes_rows = order.notes_rows
+        # Whoever has this generation is promoted with these; whoever has a newer one will be. All say where they go on.
+        resuming = frozenset(n for n, generation in host.generations.items() if generation >= order.generation)
+        built: list[S] = []
+        for name, told in promotion.subtasks.items():
+            prepared = promotion.ready.pop(name)
+            try:
+                plan = _promotion_of(told, resuming, prepared, host.runs_ahead)
+                subtask = host.build(name, told.handle, CheckpointId(told.version), told.mark, plan)
+            except Exception as error:
+                log.info("promoting %s failed", name, exc_info=True)
+                prepared.close()
+                for done in built:
+                    host.active.retire(done)
+                self._refuse(promotion, name, described(error))
+                for left in promotion.ready.values():
+                    left.close()
+                return
+            host.active.add(subtask)
+            built.append(subtask)
+        for subtask in built:
+            subtask.go_on_after(CheckpointId(max(order.complete, promotion.complete)))
+            given_up = [*promotion.subtasks[subtask.id].given_up, *promotion.given_up]
+            overtaking = [*promotion.subtasks[subtask.id].overtaking, *promotion.overtaking]
+            fields = about(subtask=str(subtask.id), generation=order.generation, phase="replay")
+            log.info("promoted subtask starts from version %d", promotion.subtasks[subtask.id].version, extra=fields)
+            host.guard(subtask, self._begin, subtask, order, given_up, overtaking)
+            host.reach("promoted", order.generation - 1, subtask.id)
+        milliseconds = (self._clock.monotonic() - promotion.begun) * 1e3
+        host.report(control.Promoted(order.attempt, round(milliseconds, 3), self._clock.time()))
+
+    def _begin(self, subtask: S, order: control.Promote, given_up: list[int], overtaking: list[int]) -> None:
+        subtask.inputs.announce()
+        subtask.begin(order.run, order.run_age_s)
+        for checkpoint in given_up:  # their barriers will come again, and perhaps not on all inputs
+            subtask.abort(CheckpointId(checkpoint))
+        for checkpoint in overtaking:
+            subtask.overtake(CheckpointId(checkpoint))
+        if order.draining:
+            subtask.drain()
+
+    def _drop(self, attempt: int) -> None:
+        promotion = self._promotions.pop(attempt, None)
+        if promotion is not None:
+            for name in list(promotion.subtasks):
+                promotion.drop(name)
+
+    def abort(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is given up: who is about to become active has to know, and who keeps versions."""
+        self.standbys.abort(checkpoint)
+        for promotion in self._promotions.values():
+            promotion.given_up.append(checkpoint)
+
+    def overtake(self, checkpoint: CheckpointId) -> None:
+        """Barriers of a checkpoint may overtake: who is about to become active has to know."""
+        for promotion in self._promotions.values():
+            promotion.overtaking.append(checkpoint)
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is complete: who is about to become active has to know."""
+        for promotion in self._promotions.values():
+            promotion.complete = checkpoint
+
+    # --- versions
+
+    def chains(self, order: control.Chains) -> None:
+        """Who follows whom."""
+        self.standbys.form({name: (int(found[0]), tuple(found[1])) for name, found in order.chains.items()})
+
+    def trim(self, version: CheckpointId) -> None:
+        """Nobody goes back before ``version``."""
+        for subtask in self._host.active:
+            self._host.guard(subtask, subtask.trim, version)
+        self.standbys.trim(version)
+
+    def close(self, keeps: bool = False) -> None:
+        """Close the standbys. ``keeps``: their files stay, for the slot's next process."""
+        self.reset()
+        self.standbys.close(keeps)
+
+
+def in_parts(
+    answer: control.Fenced, known: Iterable[tuple[str, Runs]], digests: Iterable[tuple[str, Runs]], most: int
+) -> Iterator[control.FencedPart | control.Fenced]:
+    """The messages of an answer to a fence, ``answer`` last. ``known``: determinants, by subtask; ``digests``: by
+    channel. ``most``: how many of both together one message has.
+    """
+    part, left = control.FencedPart(answer.attempt, {}, {}), most
+    kinds = ("determinants", known, control.runs_to_json), ("digests", digests, control.digests_to_json)
+    for field_name, found, to_json in kinds:
+        for name, runs in found:
+            getattr(part, field_name)[name] = []
+            for first, values in _pieces(runs, most):
+                if len(values) > left:
+                    yield part
+                    part, left = control.FencedPart(answer.attempt, {}, {}), most
+                getattr(part, field_name).setdefault(name, []).extend(to_json([(first, values)]))
+                left -= len(values)
+    answer.determinants.update(part.determinants)
+    answer.digests.update(part.digests)
+    yield answer
+
+
+def _pieces(runs: Runs, most: int) -> Iterator[tuple[int, Any]]:
+    """The same runs, none longer than ``most``."""
+    for first, values in runs:
+        for at in range(0, len(values), most) or (0,):
+            yield first + at, values[at : at + most]
+
+
+def _promotion_of(
+    told: PromotionOrder, resuming: frozenset[SubtaskId], state: PreparedPort | None, runs_ahead: bool
+) -> Promotion:
+    first = told.handle.get("operator_state", {}).get("steps", 0)
+    determinants = merge(first, control.runs_from_json(told.determinants))
+    had = {channel: control.digests_from_json(runs) for channel, runs in told.digests.items()}
+    return Promotion(
+        told.received,
+        determinants,
+        _ancestors_of(told, runs_ahead),
+        told.marks,
+        resuming,
+        state,
+        had,
+        told.inputs,
+        told.pass_over,
+    )
+
+
+def _ancestors_of(told: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Run]:
+    """What a promotion tells of ancestors. Where barriers run ahead some survivors may have heard of none of an
+    ancestor's steps since a checkpoint, and others have let go of all before it: what is older than the gap is of no
+    use to anybody."""
+    found: dict[SubtaskId, Run] = {}
+    for name, told_runs in told.ancestors.items():
+        runs = control.runs_from_json(told_runs)
+        first = unite(runs)[-1][0] if runs_ahead else min(start for start, _ in runs)
+        found[parse_subtask(name)] = first, merge(first, runs)
+    return found

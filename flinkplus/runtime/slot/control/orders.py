@@ -1,0 +1,392 @@
+"""What a slot does about its coordinator's orders, about messages and credit, and about streams that are new.
+
+It keeps who is active here, who is where and in which generation. How frames travel, what state is made of, where an
+event waits: all that is the slot's own (``flinkplus.runtime.slot.process.slot``), and the simulator's.
+
+Rules: one thread. A slot obeys its coordinator and nobody else. What is of another deployment than the present one has
+no effect. A message or credit for a subtask that is not here goes nowhere, but credit is kept for one that may come.
+Another slot is believed about its own subtasks only: what it sends on a channel whose end is elsewhere has no effect,
+and counts as a malformed frame.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Generic
+
+from flinkplus.errors import CorruptState, ForeignMessage, described
+from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
+from flinkplus.protocol.vocabulary.lineage import Lineage
+from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.runtime.base.clock import Clock
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.names import parse_subtask
+from flinkplus.runtime.slot.control.active import ActiveSubtasks, Credit
+from flinkplus.runtime.slot.control.failover import SlotFailover
+from flinkplus.runtime.slot.control.peers import Peers
+from flinkplus.runtime.slot.control.ports import GraphPort, S
+
+NO_EPOCH = CheckpointId(0)
+log = logging.getLogger("flinkplus.slot")
+
+
+class SlotOrders(ABC, Generic[S]):
+    """The protocol of slot ``index``, one of ``parallelism``; a driver derives from it. ``_failover`` is set by the
+    driver when there are standbys, ``_peers`` always."""
+
+    _peers: Peers
+
+    def __init__(
+        self,
+        index: int,
+        parallelism: int,
+        graph: GraphPort,
+        clock: Clock,
+        sharing_depth: int | None = None,
+        unaligned: bool = False,
+        in_flight_bytes: int = InFlightBudget().slot_bytes,
+    ) -> None:
+        self.index = index
+        self.parallelism = parallelism
+        self.graph = graph
+        self.clock = clock
+        edges = [(graph.producer_vertex(x.edge).name, graph.consumer_vertex(x.edge).name) for x in graph.exchanges]
+        self._consumer_vertices = {x.edge: consumer for x, (_, consumer) in zip(graph.exchanges, edges, strict=True)}
+        self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
+        self.cycles = graph.cycles()
+        self.runs_ahead = unaligned or bool(self.cycles)
+        self.in_flight = InFlightBudget(in_flight_bytes, slots=parallelism)
+        self.active: ActiveSubtasks[S] = ActiveSubtasks(graph)
+        self.slots: dict[SubtaskId, int] = {}
+        self.generations: dict[SubtaskId, Generation] = {}
+        self._generation = Generation(0)
+        self._failover: SlotFailover[S] | None = None
+        self._peers_serial: int | None = None
+        self._deploying: control.Deploy | None = None
+        self._restore_ms = 0.0
+        self.malformed_frames = 0
+        self._stopping = False
+        self._silent: dict[int, int] = {}
+        self._unreached = control.PeersUnreached({})
+        self.notes_rows = False
+        """Whether a process was lost since the last complete checkpoint, as the last deployment or promotion said."""
+
+    # --- by the driver
+
+    @abstractmethod
+    def report(self, message: control.ControlMessage) -> None:
+        """Send to the coordinator."""
+
+    @abstractmethod
+    def build(
+        self,
+        name: SubtaskId,
+        handle: dict[str, Any],
+        checkpoint: CheckpointId,
+        mark: int | None,
+        promotion: Promotion | None = None,
+    ) -> S:
+        """A subtask restored from ``handle`` (empty: the start), not yet active. Raises whatever restoring raises."""
+
+    @abstractmethod
+    def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None:
+        """Run ``action``; an exception is the subtask's failure, reported once, and the subtask stops."""
+
+    @abstractmethod
+    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
+        """A point of fault injection; see ``faults.points``."""
+
+    @abstractmethod
+    def _send_credit(self, slot: int, credit: Message) -> None:
+        """Send credit back to another slot."""
+
+    @abstractmethod
+    def _renew(self, peer: int, reason: str) -> None:
+        """Break the streams from and to another slot; they are opened again."""
+
+    @abstractmethod
+    def _fail(self, subtask: S, error: Exception) -> None:
+        """Retire a subtask and report its failure, unless it is retired already."""
+
+    @abstractmethod
+    def _welcome(self, incarnation: int) -> None:
+        """The coordinator knows this slot now, as this incarnation."""
+
+    @abstractmethod
+    def _die(self) -> None:
+        """Fault injection: end this process by force."""
+
+    # --- messages and credit
+
+    def take_all(self, peer: int, messages: Iterable[tuple[Message, Any]]) -> None:
+        """The messages of a frame of slot ``peer``, up to the first that is not its to send."""
+        try:
+            for message, payload in messages:
+                self.take(peer, message, payload)
+        except ForeignMessage as error:
+            self.frame_malformed(peer, error)
+
+    def take(self, peer: int, message: Message, payload: Any) -> None:
+        """A message of slot ``peer``. Raises ``ForeignMessage``, and has no effect, when it is not that slot's."""
+        channel = message.channel
+        if message.kind is Kind.CREDIT:
+            self._check_consumer(peer, message)
+            self._take_credit(channel, (message.generation, message.seq, peer))
+        elif message.kind is Kind.REPLICA:
+            if self._failover is not None:
+                self._failover.standbys.receive(peer, bytes(payload))
+        else:
+            consumer = self.active.consumer(channel)
+            if consumer is not None:
+                end = consumer.inputs.channels.get(channel)
+                if end is None or not end.is_from(peer, message.generation):
+                    raise _foreign(peer, message, None if end is None else end.peer)
+                self.guard(consumer, consumer.receive, message, payload)
+
+    def _check_consumer(self, peer: int, credit: Message) -> None:
+        """Raises ``ForeignMessage`` when the channel's consumer is not on slot ``peer``. Where older generations of it
+        were is not known any more, and what they say has no effect.
+        """
+        channel = credit.channel
+        vertex = self._consumer_vertices.get(channel.edge)
+        if vertex is None or channel.producer >= self.parallelism:
+            raise _foreign(peer, credit, None)
+        consumer = SubtaskId(vertex, channel.consumer)
+        slot = self.slots.get(consumer)
+        if slot != peer and credit.generation >= self.generations.get(consumer, Generation(0)):
+            raise _foreign(peer, credit, slot)
+
+    def _take_credit(self, channel: ChannelId, credit: Credit) -> None:
+        producer = self.active.producer(channel)
+        if producer is None:
+            self.active.credit(channel, credit)
+        else:
+            self.guard(producer, self._credit, producer, channel, credit)
+
+    def _credit(self, producer: S, channel: ChannelId, credit: Credit) -> None:
+        end = producer.outputs.channels[channel]
+        if credit[0] < end.consumer_generation:
+            self.active.stale_credit()
+        end.credit(*credit)
+        producer.outputs.pump(end)
+
+    def _hand_over(self, message: Message, payload: Any) -> None:
+        """Within the slot. What goes wrong in a consumer is not its producer's failure, nor the other way round."""
+        consumer = self.active.consumer(message.channel)
+        if consumer is not None:
+            self.guard(consumer, consumer.receive, message, payload)
+
+    def _grant(self, generation: Generation, end: InputChannel, consumed: int) -> None:
+        channel = end.channel
+        if end.peer is None:
+            self._take_credit(channel, (generation, consumed, None))
+            return
+        self._send_credit(end.peer, Message(Kind.CREDIT, channel, generation, Seq(consumed), NO_EPOCH))
+
+    # --- streams
+
+    def peer_connected(self, peer: int, incarnation: int) -> None:
+        """There is a stream to ``peer``. In the place of one that broke: what was sent on that may be lost."""
+        again = self._peers.connected(peer, incarnation) and self._deploying is None
+        self._report_unreached()
+        if again:
+            for subtask in self.active:
+                for end in subtask.outputs.channels.values():
+                    if end.peer == peer:
+                        end.reconnect()
+                self.guard(subtask, subtask.outputs.pump)
+        if self._failover is not None:
+            self._failover.standbys.peer_connected(peer)
+        self._finish_deployment()
+
+    def peer_broken(self, peer: int, incarnation: int, reason: str) -> None:
+        """The stream to ``peer`` broke, or could not be opened: it is tried again, as long as ``peer`` is wanted."""
+        log.debug("slot %d: cannot connect to slot %d: %s", self.index, peer, reason)
+        self._peers.broken(peer, incarnation)
+        self._report_unreached()
+
+    def frame_malformed(self, peer: int, error: Exception) -> None:
+        """A frame of ``peer`` could not be read: what was in it is lost, and so is what follows on its channels. Over
+        new streams it is all sent again.
+        """
+        log.warning("slot %d: malformed frame from slot %d: %s", self.index, peer, error)
+        self.malformed_frames += 1
+        self._peers.malformed(peer)
+        self._renew(peer, f"malformed frame: {error}")
+        self._report_unreached()
+
+    def peers_silent(self, silent: dict[int, int]) -> None:
+        """The peers (slot -> incarnation) of which nothing comes back, though something was sent to them."""
+        self._silent = silent
+        self._report_unreached()
+
+    def _report_unreached(self) -> None:
+        """Report all peers that are not reached, when that changes."""
+        blamed = self._peers.to_blame
+        peers = {**self._silent, **blamed}
+        unreached = control.PeersUnreached(
+            {str(peer): peers[peer] for peer in sorted(peers)}, {str(peer): blamed[peer] for peer in blamed}
+        )
+        if unreached != self._unreached:
+            self._unreached = unreached
+            self.report(unreached)
+
+    def peer_attached(self, peer: int) -> None:
+        """A peer has a new stream to this slot: credit that went the old way may be lost."""
+        for subtask in self.active:
+            for end in subtask.inputs.channels.values():
+                if end.peer == peer:
+                    subtask.inputs.grant_anew(end)
+
+    # --- the coordinator's orders
+
+    def _obey(self, message: control.ControlMessage) -> None:
+        match message:
+            case control.Deploy():
+                self._deploy(message)
+            case control.Start(generation, run, run_age_s):
+                if generation == self._generation:
+                    for subtask in self.active:
+                        self.guard(subtask, subtask.begin, run, run_age_s)
+            case control.Suspend(generation):
+                if generation >= self._generation:
+                    self._retire_all()
+            case control.Drain(generation):
+                if generation == self._generation:
+                    for subtask in self.active:
+                        subtask.drain()
+            case control.Trigger(generation, checkpoint, subtasks):
+                if generation == self._generation:
+                    for subtask in [s for s in self.active if str(s.id) in subtasks]:
+                        subtask.trigger(CheckpointId(checkpoint))
+            case control.Overtake(generation, checkpoint):
+                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.overtake)
+            case control.Abort(generation, checkpoint, _):
+                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.abort)
+            case control.Complete(generation, checkpoint):
+                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.complete)
+            case control.Stop():
+                self._retire_all()
+                self.report(control.Stopped())
+                self._stopping = True
+            case control.Die():
+                self._die()
+            case control.Welcome(incarnation):
+                self._welcome(incarnation)
+            case control.Join():
+                self._join(message)
+            case control.Peers(serial, addresses):
+                self._peers_serial = serial
+                self._peers.connect(addresses)
+                self._finish_deployment()
+            case _ if self._failover is not None:
+                self._obey_failover(self._failover, message)
+            case _:
+                log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
+
+    def _tell_all(
+        self, generation: int, checkpoint: CheckpointId, order: Callable[[Any], Callable[[CheckpointId], None]]
+    ) -> None:
+        """What is said of a checkpoint, to all that are at work, and to those who are about to be."""
+        if generation != self._generation:
+            return
+        for subtask in self.active:
+            self.guard(subtask, order(subtask), checkpoint)
+        if self._failover is not None:
+            order(self._failover)(checkpoint)
+
+    def _obey_failover(self, failover: SlotFailover[S], message: control.ControlMessage) -> None:
+        match message:
+            case control.Fence():
+                failover.fence(message)
+            case control.Promote():
+                failover.promote(message)
+            case control.Chains():
+                failover.chains(message)
+            case control.Trim(version):
+                failover.trim(CheckpointId(version))
+            case _:
+                log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
+
+    def _retire_all(self) -> None:
+        self.active.retire_all()
+        if self._failover is not None:
+            self._failover.reset()
+        self._deploying = None
+
+    def _join(self, join: control.Join) -> None:
+        """This slot comes late: the job runs. What it did before a rollback, if anything, is over."""
+        if join.generation > self._generation:
+            self._retire_all()
+            self._peers.forget()
+        self._generation = Generation(join.generation)
+        self.slots = {parse_subtask(name): slot for name, slot in join.assignment.items()}
+        self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
+
+    def _deploy(self, deploy: control.Deploy) -> None:
+        self.notes_rows = deploy.notes_rows
+        if deploy.generation <= self._generation:
+            return
+        begun = self.clock.monotonic()
+        self._retire_all()
+        self._generation = Generation(deploy.generation)
+        self._peers_serial = None
+        self._peers.forget()
+        self._peers.connect(deploy.addresses)
+        self.slots = {parse_subtask(name): slot for name, slot in deploy.assignment.items()}
+        self.generations = dict.fromkeys(self.slots, self._generation)
+        for subtask_id in sorted(s for s, slot in self.slots.items() if slot == self.index):
+            if not self._open(subtask_id, deploy):
+                return
+        self._deploying = deploy
+        self._restore_ms = (self.clock.monotonic() - begun) * 1e3
+        self._finish_deployment()
+
+    def _snapshotted(self, name: SubtaskId, generation: Generation, handle: dict[str, Any]) -> None:
+        if self._failover is not None:
+            self._failover.standbys.persisted(str(name), generation, handle)
+
+    def _open(self, name: SubtaskId, deploy: control.Deploy) -> bool:
+        """Restore one subtask; ``False`` when that failed, which is reported and ends the deployment here."""
+        handle = deploy.handles.get(str(name), {})
+        try:
+            subtask = self.build(name, handle, CheckpointId(deploy.checkpoint or 0), deploy.marks.get(str(name)))
+        except CorruptState as error:
+            refusal = control.RestoreRefused(self._generation, deploy.checkpoint or 0, str(name), str(error))
+            self.report(refusal)
+            return False
+        except Exception as error:
+            log.info("deploying %s failed", name, exc_info=True)
+            reason = described(error)
+            kind, now_s = type(error).__name__, self.clock.time()
+            self.report(control.SubtaskFailure(self._generation, str(name), kind, reason, time_s=now_s))
+            return False
+        self.active.add(subtask)
+        if handle:
+            self._snapshotted(name, self._generation, handle)
+        return True
+
+    def _finish_deployment(self) -> None:
+        """Answer the coordinator once every peer is connected, and what was to be restored is."""
+        if not self._peers.complete:
+            return
+        deploy, self._deploying = self._deploying, None
+        serial, self._peers_serial = self._peers_serial, None
+        if deploy is not None:
+            self.report(control.Deployed(deploy.generation, self._restore_ms))
+        if serial is not None:
+            self.report(control.PeersReady(serial))
+
+
+def _foreign(peer: int, message: Message, slot: int | None) -> ForeignMessage:
+    """``slot``: where the end of the channel is that ``peer`` speaks for, if that is another slot."""
+    where = "here or on no slot" if slot is None else f"on slot {slot}"
+    return ForeignMessage(
+        f"slot {peer} sends {message.kind.name} of generation {message.generation} on channel {message.channel}, "
+        f"whose end is {where}"
+    )

@@ -1,0 +1,163 @@
+"""What a slot's control needs of the rest of the slot: the job's graph, active subtasks, standbys.
+
+The slot's process gives real ones (``slot.subtasks``, ``slot.process``), the simulator its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from flinkplus.protocol.channels.inputs import InputGate
+from flinkplus.protocol.channels.outputs import OutputChannels
+from flinkplus.protocol.determinants.determinants import KnownSteps
+from flinkplus.protocol.loops.cycles import Cycles
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.messages import Message
+from flinkplus.runtime.control.names import NamedVertex
+
+
+class VertexPort(NamedVertex, Protocol):
+    """A vertex of the job graph. ``inputs``, ``outputs``: its edges."""
+
+    @property
+    def inputs(self) -> Sequence[int]: ...
+
+    @property
+    def outputs(self) -> Sequence[int]: ...
+
+
+class ExchangePort(Protocol):
+    """An edge of the job graph."""
+
+    @property
+    def edge(self) -> int: ...
+
+
+class GraphPort(Protocol):
+    """The job graph, as far as a slot's control looks at it."""
+
+    @property
+    def vertices(self) -> Sequence[VertexPort]: ...
+
+    @property
+    def exchanges(self) -> Sequence[ExchangePort]: ...
+
+    def producer_vertex(self, edge: int) -> VertexPort: ...
+
+    def consumer_vertex(self, edge: int) -> VertexPort: ...
+
+    def cycles(self) -> Cycles: ...
+
+    def inputs_of(self, subtask: SubtaskId, parallelism: int) -> Iterable[tuple[ChannelId, SubtaskId]]: ...
+
+
+class PlanPort(Protocol):
+    """What an active subtask was built from."""
+
+    @property
+    def vertex(self) -> VertexPort: ...
+
+
+class ActiveSubtask(Protocol):
+    """A subtask that runs in this slot: ``protocol.subtask.SubtaskSteps``, and what a driver adds to it."""
+
+    @property
+    def id(self) -> SubtaskId: ...
+
+    @property
+    def plan(self) -> PlanPort: ...
+
+    @property
+    def inputs(self) -> InputGate: ...
+
+    @property
+    def outputs(self) -> OutputChannels: ...
+
+    @property
+    def known(self) -> KnownSteps | None: ...
+
+    def begin(self, run: int, run_age_s: float) -> None: ...
+
+    def close(self) -> None: ...
+
+    def receive(self, message: Message, payload: Any) -> None: ...
+
+    def trigger(self, checkpoint: CheckpointId) -> None: ...
+
+    def overtake(self, checkpoint: CheckpointId) -> None: ...
+
+    def abort(self, checkpoint: CheckpointId) -> None: ...
+
+    def complete(self, checkpoint: CheckpointId) -> None: ...
+
+    def trim(self, version: CheckpointId) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def go_on_after(self, checkpoint: CheckpointId) -> None: ...
+
+    def consumer_of(self, channel: ChannelId) -> SubtaskId: ...
+
+    def stand_in_for(self, failed: Collection[SubtaskId]) -> None: ...
+
+    def fence_inputs(
+        self, failed: Mapping[SubtaskId, int], generation: Generation
+    ) -> Iterable[tuple[ChannelId, Any, int]]: ...
+
+    def received_digests(self, channel: ChannelId) -> Sequence[tuple[int, Any]]: ...
+
+    def fence_output(self, channel: ChannelId, generation: Generation) -> int: ...
+
+
+S = TypeVar("S", bound=ActiveSubtask)
+"""The kind of active subtask that a slot has."""
+
+
+class PreparedPort(Protocol):
+    """What a promoted standby begins with: its state."""
+
+    def close(self) -> None:
+        """Not needed after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyReady:
+    """``prepare`` ended: with what the standby holds, or with a reason why it cannot take over."""
+
+    attempt: int
+    subtask: str
+    prepared: PreparedPort | None
+    reason: str
+
+
+class StandbysPort(Protocol):
+    """The standby copies on this slot. ``malformed``, ``fenced``: frames, and offers of older generations, in vain."""
+
+    @property
+    def malformed(self) -> int: ...
+
+    @property
+    def fenced(self) -> int: ...
+
+    @property
+    def copied_bytes(self) -> dict[str, int]: ...
+
+    def prepare(self, attempt: int, subtask: str, version: int, handle: dict[str, Any], generation: int) -> None: ...
+
+    def retire(self, subtask: str) -> None: ...
+
+    def abort(self, checkpoint: CheckpointId) -> None: ...
+
+    def form(self, chains: dict[str, tuple[int, tuple[int, ...]]]) -> None: ...
+
+    def trim(self, version: CheckpointId) -> None: ...
+
+    def receive(self, peer: int, frame: bytes) -> None: ...
+
+    def peer_connected(self, peer: int) -> None: ...
+
+    def persisted(self, subtask: str, generation: int, handle: dict[str, Any]) -> None: ...
+
+    def close(self, keeps: bool = False) -> None: ...

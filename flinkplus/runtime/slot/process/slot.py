@@ -1,0 +1,671 @@
+"""A slot: the main loop that runs in a process of its own, below one long-lived Spark task, and hosts the subtasks
+assigned to it. The task's own process is the slot's keeper (``keeper``), which starts the slot's process again.
+
+One thread, the loop, owns all subtasks and, with ``transport="tcp"``, all sockets. Other threads (the snapshot pool,
+the standbys, gRPC) only put events into its inbox. The loop takes all events there
+are, lets every runnable subtask do one step, consumers before producers, writes what that has put out, and sleeps on
+inbox and sockets when nothing can run.
+
+Rules: a slot obeys its coordinator and nobody else; when the control stream breaks, it closes everything and ends
+with an error, so that its keeper starts a new process if the job still lives. A subtask's failure is reported and the
+subtask stops; the slot lives on. Its scratch directory is removed at its end, unless its next process has a use for the
+state files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import queue
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from pyspark import cloudpickle
+from typing_extensions import assert_never
+
+from chain_backup.zookeeper.records import (
+    SessionBack,
+    SessionExpired,
+    SessionOpened,
+    SessionSuspended,
+    SlotRecord,
+)
+from dedup.filter import MessageFilter
+from dedup.store import RocksStore
+from flinkplus.errors import (
+    CorruptState,
+    FlinkPlusError,
+    NondeterministicOperator,
+    PeerProtocolError,
+    StateError,
+    UserFunctionError,
+    described,
+)
+from flinkplus.graph import JobGraph
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime.base.inbox import Inbox
+from flinkplus.runtime.base.logs import about, install, speak_as
+from flinkplus.runtime.base.step_note import StepNote, disown
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.faults.injections import Injections
+from flinkplus.runtime.faults.points import Faults
+from flinkplus.runtime.host.allocator import use_one_arena
+from flinkplus.runtime.host.cleanup import clear_away, remove_tree
+from flinkplus.runtime.host.priority import Preference
+from flinkplus.runtime.host.scratch import (
+    TIDY_S,
+    is_alive,
+    is_over,
+    is_removed,
+    leave_scratch,
+    make_scratch,
+    remove_scratch,
+)
+from flinkplus.runtime.liveness.lifeline import Lifeline
+from flinkplus.runtime.liveness.pulse import Pulse
+from flinkplus.runtime.slot.control.failover import SlotFailover
+from flinkplus.runtime.slot.control.orders import SlotOrders
+from flinkplus.runtime.slot.control.peers import Peers
+from flinkplus.runtime.slot.control.ports import StandbyReady
+from flinkplus.runtime.slot.process.config import SlotConfig, slot_host
+from flinkplus.runtime.slot.process.standbys import Standbys
+from flinkplus.runtime.slot.process.start_failure import report_failed_start
+from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
+from flinkplus.runtime.slot.subtasks.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.transport.auth.tls import context
+from flinkplus.runtime.transport.factory import control_link, data_plane
+from flinkplus.runtime.transport.wire.ports import (
+    ControlArrived,
+    ControlLost,
+    FrameArrived,
+    PeerAttached,
+    PeerBroken,
+    PeerConnected,
+)
+from flinkplus.runtime.transport.wire.wire import Message, decode_frame, encode
+from flinkplus.state import removal
+from flinkplus.state.backend import SubtaskState
+from flinkplus.state.storage import CheckpointStorage
+from upstream_cache.retention import Retention
+
+if TYPE_CHECKING:
+    from chain_backup.zookeeper.session import SlotSession
+
+SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpreter
+ORPHAN_PATIENCE_S = 2.0
+LOOKS_IN_TIMEOUT = 4
+GIVEN_UP_SHARE = 2
+"""Of ``heartbeat_timeout``: a slot whose heartbeats have not been answered for so long was given up long ago."""
+SILENT_SHARE = 0.75
+"""Of ``hang_timeout``: for so long nothing may come back of what was sent. The rest is for the driver, to decide."""
+MOST_PASSED_OVER = 4
+"""Turns that a subtask which repeats steps gives up to others, one after the other."""
+
+log = logging.getLogger("flinkplus.slot")
+
+
+class SessionGone(FlinkPlusError):
+    """The slot's ZooKeeper session expired: what it did is no longer its to do."""
+
+
+class CoordinatorLost(FlinkPlusError):
+    """The control stream broke: the driver is gone, or has given this attempt up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    """The asynchronous part of a snapshot ended."""
+
+    generation: Generation
+    subtask: SubtaskId
+    checkpoint: CheckpointId
+    handle: dict[str, Any] | None
+    reason: str
+
+
+SlotEvent = (
+    ControlArrived
+    | ControlLost
+    | FrameArrived
+    | PeerConnected
+    | PeerAttached
+    | PeerBroken
+    | SnapshotWritten
+    | StandbyReady
+    | SessionOpened
+    | SessionSuspended
+    | SessionBack
+    | SessionExpired
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a slot's process. ``attempt``: the ID of the attempt of the Spark task, larger than those of all
+    earlier ones; ``tries``: how many processes in a row have not started before it. ``welcomed`` is called when the
+    driver has let the process in. ``last``: if this process does not start either, the task fails.
+    """
+
+    attempt: int = 0
+    tries: int = 0
+    welcomed: Callable[[], object] = lambda: None
+    last: bool = False
+
+
+def run_slot(index: int, config: SlotConfig, start: Start = Start()) -> None:
+    """Run slot ``index`` until the job ends, in this process. Raises ``CoordinatorLost`` when the driver is gone, and
+    whatever else ends the slot; that is logged here, in one line. Does nothing when the job is over already.
+
+    A slot that fails before its driver knows of it reports why to the driver.
+    """
+    made: list[Slot] = []
+    try:
+        _run_slot(index, config, start, made)
+    except Exception as error:
+        level = logging.INFO if isinstance(error, CoordinatorLost) else logging.WARNING
+        if (
+            level == logging.WARNING
+            and not any(slot.welcomed for slot in made)
+            and report_failed_start(index, config, start.tries, error)
+        ):
+            level = logging.DEBUG  # the driver says it
+        log.log(level, "slot %d ends: %s", index, described(error))
+        log.debug("traceback", exc_info=True)
+        raise
+
+
+def refuse_slot(error: Exception, index: int, config: SlotConfig, start: Start) -> None:
+    """Report that slot ``index`` cannot start, and why; raises ``error``."""
+    report_failed_start(index, config, start.tries, error)
+    raise error
+
+
+def _run_slot(index: int, config: SlotConfig, start: Start, made: list[Slot]) -> None:
+    if is_over(config.directory):
+        _remove_job(config, orphaned=False)
+        return
+    speak_as(whole_process=True, job=config.application, slot=index)
+    install(config.log)
+    use_one_arena()
+    previous = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
+    scratch = make_scratch(config.job_id, index, config.scratch)
+    failure: Exception | None = None
+    try:
+        slot = Slot(index, config, scratch.path, start)
+        made.append(slot)
+        slot.keep_tidy(scratch.tidy)
+        slot.run()
+    except Exception as error:
+        failure = error
+        if not (isinstance(error, CoordinatorLost) and is_over(config.directory)):
+            raise
+    finally:
+        welcomed = any(slot.welcomed for slot in made)
+        keeps = failure is not None and _has_successor(config, failure, welcomed, start.last)
+        for slot in made:
+            slot.close(keeps)
+        if keeps:
+            leave_scratch(scratch)
+        else:
+            remove_scratch(scratch)
+        removal.hurry()
+        _remove_job(config, any(slot.orphaned for slot in made))
+        sys.setswitchinterval(previous)
+        signal.signal(signal.SIGHUP, hang_up)
+
+
+def _has_successor(config: SlotConfig, failure: Exception, welcomed: bool, last: bool) -> bool:
+    """Whether the job runs on after ``failure`` of this process, as far as is known here: then its keeper starts the
+    next one, which has a use for the state files of this one.
+
+    Away from the driver's host the driver may be dead, and then nothing but the slot's processes removes the files.
+    """
+    if config.directory is not None:
+        return is_alive(*config.driver) and not is_over(config.directory)
+    if welcomed:
+        return not isinstance(failure, CoordinatorLost)
+    return not last
+
+
+def _remove_job(config: SlotConfig, orphaned: bool) -> None:
+    """Remove the job's own directory when nobody else will: the driver is dead, or has done so before the slot put
+    something there.
+    """
+    directory = config.directory
+    if directory is not None and ((orphaned and not is_alive(*config.driver)) or is_removed(directory)):
+        remove_tree(directory, ORPHAN_PATIENCE_S)
+
+
+class Slot(SlotOrders[Subtask]):
+    """The loop and what it owns."""
+
+    graph: JobGraph
+
+    def __init__(self, index: int, config: SlotConfig, scratch: Path, start: Start = Start()) -> None:
+        graph: JobGraph = cloudpickle.loads(config.plan)
+        unaligned = self._unaligned = config.options.checkpoint_mode == "unaligned"
+        options = config.options
+        super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
+        self._config = config
+        self._start = start
+        self._options = options
+        self._scratch = scratch
+        self._storage = CheckpointStorage(config.checkpoint_dir)
+        self._inbox: Inbox[SlotEvent] = Inbox()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
+        self._tending = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-bases")
+        self._data = data_plane(index, config.options, config.credentials, slot_host(config), self._inbox)
+        self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
+        self._lifeline = Lifeline()
+        self._pulse = Pulse()
+        self._note = StepNote(scratch)
+        self._faults = Faults(config.options.faults, config.first_generation)
+        self._injections = Injections([self._data, self._link], self._pulse, self._inbox, self._faults.arm)
+        self._retention: Retention[tuple[Message, Any]] | None = None
+        self._ids: RocksStore | None = None
+        if self._options.standbys or self.cycles:
+            self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
+        if self._options.local:
+            standbys = Standbys(
+                index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put, self._in_turn
+            )
+            self._failover = SlotFailover(self, standbys, time)
+            if self._options.promises.repeats:
+                self._ids = RocksStore(scratch / "ids")
+        self._filters = 0
+        self._session: SlotSession | None = None
+        self._address = ""
+        self._next_heartbeat = 0.0
+        hang_s = config.options.hang_timeout
+        self._silence_s = None if hang_s is None else hang_s * SILENT_SHARE
+        refused_s = config.options.heartbeat_timeout * SILENT_SHARE if self._silence_s is None else self._silence_s
+        self._peers = Peers(index, self._data, refused_s=refused_s)
+        looks_s = config.options.heartbeat_interval if hang_s is None else hang_s / LOOKS_IN_TIMEOUT
+        self._heartbeat_s = min(config.options.heartbeat_interval, looks_s)
+        self._deaf_since: float | None = None
+        self._passed_over = 0
+        self._preference = Preference()
+        self.orphaned = self.welcomed = False
+
+    # --- the loop
+
+    def run(self) -> None:
+        """Register and obey until told to stop."""
+        address = self._address = self._data.start()
+        self._link.open()
+        name = f"{self.index}-{secrets.token_hex(8)}"
+        lifeline = name if self._lifeline.open(self._config.lifelines, self._config.credentials, name) else ""
+        host, pid = socket.gethostname(), os.getpid()
+        created_s = psutil.Process().create_time()
+        self._link.send(
+            control.Register(self.index, self._start.attempt, pid, host, address, lifeline, name, created_s)
+        )
+        if self._config.pulses is not None and self._options.hang_timeout is not None:
+            known = self._config.credentials
+            timeout_s, hides_rows = self._options.hang_timeout, known.tls is not None
+            self._pulse.open(self._config.pulses, known.secret, name, timeout_s, self._note, hides_rows)
+        gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
+        while True:
+            self._drain()
+            self._data.flush()
+            if self._stopping:
+                return
+            now = time.monotonic()
+            if now >= self._next_heartbeat:
+                self._heartbeat(now)
+            self._peers.reconnect(now)
+            if self._run_subtasks(now) or not self._inbox.empty():
+                self._inbox.poll()
+            else:
+                self._sleep(now)
+
+    def keep_tidy(self, tidy: Callable[[], None]) -> None:
+        """Have ``tidy`` run beside the stream, now and every ``TIDY_S`` seconds."""
+        self._beside(tidy)
+        self._inbox.call_later(TIDY_S, lambda: self.keep_tidy(tidy))
+
+    def _drain(self) -> None:
+        for _ in range(10_000):
+            try:
+                event = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._handle(event)
+
+    def _sleep(self, now: float) -> None:
+        wake = self._next_heartbeat
+        for subtask in self.active:
+            deadline = subtask.deadline(now)
+            if now < deadline < wake:
+                wake = deadline
+        if self._peers.next_reconnect is not None:
+            wake = min(wake, self._peers.next_reconnect)
+        self._inbox.sleep(wake - now)
+
+    def _run_subtasks(self, now: float) -> bool:
+        progress = False
+        for subtask in self.active:
+            if progress and subtask.repeating and self._passed_over < MOST_PASSED_OVER:
+                self._passed_over += 1  # most of what it does is known to everybody: what is new goes first
+                continue
+            if subtask.runnable(now):
+                progress = True
+                if subtask.repeating:
+                    self._passed_over = 0
+                self._injections.before_step(subtask)
+                self.guard(subtask, subtask.run)
+                self._data.flush()
+                if self._unaligned:
+                    self._let_overtake()
+        return progress
+
+    def _let_overtake(self) -> None:
+        """Barriers that overtake do not wait until it is a subtask's turn."""
+        for subtask in self.active:
+            if subtask.overdue and subtask.runnable(time.monotonic()):
+                self.guard(subtask, subtask.run)
+                self._data.flush()
+
+    def guard(self, subtask: Subtask, action: Callable[..., None], /, *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except Exception as error:
+            fields = about(subtask=str(subtask.id), generation=subtask.generation, phase="detect")
+            log.info("subtask %s failed", subtask.id, exc_info=True, extra=fields)
+            self._fail(subtask, error)
+
+    def _fail(self, subtask: Subtask, error: Exception) -> None:
+        if not self.active.retire(subtask):
+            return
+        error = _nondeterminism(error) or error
+        kind = type(error).__name__
+        operator, row, cause, reason = "", "", "", described(error)
+        if isinstance(error, UserFunctionError):
+            operator, row, cause, reason = error.operator, error.row, error.cause, str(error)
+        self._link.send(
+            control.SubtaskFailure(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
+        )
+
+    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
+        self._faults.reach(point, Generation(generation), str(name))
+
+    def report(self, message: control.ControlMessage) -> None:
+        self._link.send(message)
+
+    def _send_credit(self, slot: int, credit: Message) -> None:
+        self._data.send_back(slot, encode(credit))
+
+    def _renew(self, peer: int, reason: str) -> None:
+        self._data.renew(peer, reason)
+
+    def _die(self) -> None:
+        disown()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _staged(self, subtask: str, generation: int, version: int) -> None:
+        self._faults.reach("staged", generation, subtask)
+        self._link.send(control.VersionStaged(generation, subtask, version))
+
+    def _heartbeat(self, now: float) -> None:
+        self._next_heartbeat = now + self._heartbeat_s
+        self._data.expire(now)
+        if self._silence_s is not None:
+            self._look_for_silence(now, self._silence_s)
+        else:
+            self.peers_silent({})
+        self._preference.end(now)
+        progress = {str(subtask.id): subtask.counters() for subtask in self.active}
+        refused, malformed, fenced = self._data.refusals.total, self.malformed_frames, self.active.stale
+        copied: dict[str, int] = {}
+        if self._failover is not None:
+            malformed += self._failover.standbys.malformed
+            fenced += self._failover.standbys.fenced
+            copied = self._failover.standbys.copied_bytes
+        self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced, copied)
+
+    def _look_for_silence(self, now: float, limit_s: float) -> None:
+        """Report which peers are not reached; that the driver is not, in a way that may still get there."""
+        self.peers_silent(self._data.silent(now, limit_s))
+        deaf = self._link.is_silent(now, limit_s)
+        if deaf != (self._deaf_since is not None):
+            self._deaf_since = now if deaf else None
+            self._pulse.tell(deaf)
+        patience_s = GIVEN_UP_SHARE * self._options.heartbeat_timeout
+        if self._deaf_since is not None and now - self._deaf_since > patience_s:
+            self._handle(ControlLost(0, f"nothing has come back from it for {patience_s} s", time.time()))
+
+    # --- events
+
+    def _handle(self, event: SlotEvent) -> None:
+        match event:
+            case FrameArrived(peer, frame):
+                self._take_frame(peer, frame)
+            case ControlArrived(_, message, _):
+                if isinstance(message, control.Promote):
+                    self._preference.begin(time.monotonic())
+                if isinstance(message, control.Inject):
+                    self._injections.obey(message, list(self.active), self.guard)
+                elif isinstance(message, control.RegistryAddress):
+                    self._registry_moved(message.hosts)
+                else:
+                    self._obey(message)
+            case SnapshotWritten(generation, name, checkpoint, handle, reason):
+                subtask = self.active.get(name)
+                if subtask is not None and subtask.generation == generation:
+                    self.guard(subtask, subtask.persisted, checkpoint, handle, reason)
+            case PeerConnected(peer, incarnation):
+                self.peer_connected(peer, incarnation)
+            case PeerBroken(peer, incarnation, reason):
+                self.peer_broken(peer, incarnation, reason)
+            case PeerAttached(peer):
+                self.peer_attached(peer)
+            case StandbyReady():
+                assert self._failover is not None
+                self._failover.ready(event)
+            case SessionOpened() | SessionSuspended() | SessionBack():
+                log.info("slot %d: %s", self.index, type(event).__name__)
+            case SessionExpired():
+                self._lose_session()
+            case ControlLost(_, reason, _):
+                if self._stopping:
+                    return  # told to stop: the coordinator closes as soon as it has heard the answer
+                self.orphaned = True
+                raise CoordinatorLost(f"slot {self.index} lost its coordinator: {reason}")
+            case _:
+                assert_never(event)
+
+    def _take_frame(self, peer: int, frame: bytes | bytearray | memoryview) -> None:
+        try:
+            messages = decode_frame(frame)
+        except PeerProtocolError as error:
+            self.frame_malformed(peer, error)
+            return
+        self.take_all(peer, messages)
+
+    # --- the session
+
+    def _welcome(self, incarnation: int) -> None:
+        config = self._config
+        self.welcomed = True
+        self._start.welcomed()
+        self._data.incarnation = incarnation
+        if config.zookeeper is None:
+            return
+        from chain_backup.zookeeper.session import SlotSession
+
+        certificates = config.credentials.registry_certificates
+        record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
+        self._session = SlotSession(
+            config.zookeeper,
+            config.application,
+            self.index,
+            record,
+            self._options.session_timeout,
+            self._inbox.put,
+            config.credentials.zookeeper,
+            None if certificates is None else context(certificates, False),
+        )
+
+    def _registry_moved(self, hosts: str) -> None:
+        self._config = replace(self._config, zookeeper=hosts)
+        if self._session is not None:
+            self._session.move_to(hosts)
+
+    def _lose_session(self) -> None:
+        """Others may have taken over: stop sending at once, and begin anew."""
+        reason = f"the ZooKeeper session of slot {self.index} expired"
+        self._link.send(control.SessionLost(reason))
+        self.active.retire_all()
+        raise SessionGone(reason)
+
+    # --- for the protocol: see SlotOrders
+
+    def build(
+        self,
+        name: SubtaskId,
+        handle: dict[str, Any],
+        checkpoint: CheckpointId,
+        mark: int | None,
+        promotion: Promotion | None = None,
+    ) -> Subtask:
+        """A subtask restored from ``handle`` (empty: the start), not yet active. Raises whatever restoring raises."""
+        plan = SubtaskPlan(
+            graph=self.graph,
+            vertex=self.graph.vertex_of(name.vertex),
+            subtask=name,
+            generation=self.generations[name],
+            options=self._options,
+            slots=self.slots,
+            generations=self.generations,
+            lineage=self.lineage,
+            cycles=self.cycles,
+            slot=self.index,
+            handle=handle,
+            checkpoint=checkpoint,
+            mark=mark,
+            salt=self._config.job_id,
+            promotion=promotion,
+            guarantee=self._options.promises,
+            stands_still=self._options.checkpoint_mode == "synchronous",
+            unaligned=self._unaligned,
+            in_flight=self.in_flight,
+            notes_rows=self.notes_rows,
+        )
+        ports = SubtaskPorts(
+            self._link.send,
+            self._data.send,
+            self._hand_over,
+            self._grant,
+            lambda point, subtask: self._faults.reach(point, self.generations[name], subtask),
+            self._persist,
+            lambda state: self._tending.submit(_tend, state),
+            self._beside,
+            self._make_state,
+            self._retention,
+            self._snapshotted,
+            self._make_filter,
+            self._note,
+        )
+        return Subtask(plan, ports)
+
+    def _make_state(self, plan: SubtaskPlan) -> SubtaskState:
+        return SubtaskState(
+            self._scratch,
+            self._storage,
+            str(plan.subtask),
+            plan.generation,
+            max_entries=self._options.memtable_entries,
+            prepared=plan.promotion.state if plan.promotion is not None else None,
+        )
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the slot is closing: its scratch directory goes as a whole
+            self._tending.submit(clear_away, work)
+
+    def _make_filter(self) -> MessageFilter | None:
+        if self._ids is None:
+            return None
+        self._filters += 1
+        return MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
+
+    def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
+        """Run the asynchronous part of a snapshot in the pool, in turn; its end comes back through the inbox."""
+        generation = self.generations[name]
+        due = time.monotonic() + self._turn_s
+
+        def in_turn() -> dict[str, Any]:
+            time.sleep(max(0.0, due - time.monotonic()))
+            return work()
+
+        future = self._pool.submit(in_turn)
+
+        def done(result: Future[dict[str, Any]]) -> None:
+            if result.cancelled():
+                return  # the slot is closing
+            error = result.exception()
+            handle = result.result() if error is None else None
+            reason = "" if error is None else described(error)
+            self._inbox.put(SnapshotWritten(generation, name, checkpoint, handle, reason))
+
+        future.add_done_callback(done)
+
+    @property
+    def _turn_s(self) -> float:
+        """How long this slot waits with what all slots are told at once. They take turns, for a part of the checkpoint
+        interval: all at once would keep the stream from the processors.
+        """
+        return self._options.snapshot_spread * (self.index % self.parallelism) / self.parallelism
+
+    def _in_turn(self, call: Callable[[], None]) -> None:
+        self._inbox.call_later(self._turn_s, call)
+
+    def close(self, keeps: bool = False) -> None:
+        """Give everything back, bounded. ``keeps``: the state files stay, for the slot's next process."""
+        self._retire_all()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._tending.shutdown(wait=True, cancel_futures=True)
+        if self._failover is not None:
+            self._failover.close(keeps)
+        if self._session is not None:
+            self._session.close()
+        if self._retention is not None:
+            self._retention.close()
+        if self._ids is not None:
+            self._ids.close()
+        self._link.close()
+        self._data.close()
+        self._inbox.close()
+        self._lifeline.close()
+        self._pulse.close()
+        self._note.close()
+        gc.unfreeze()
+
+
+def _tend(state: SubtaskState) -> None:
+    """What no checkpoint waits for. A state that was closed meanwhile needs nothing any more."""
+    try:
+        state.rebase()
+    except (StateError, CorruptState, OSError) as error:
+        log.info("%s: compaction failed, keeping the existing files: %s", state.subtask, error)
+    except Exception:
+        log.warning("%s: compaction failed, keeping the existing files", state.subtask, exc_info=True)
+
+
+def _nondeterminism(error: BaseException | None) -> NondeterministicOperator | None:
+    """The one behind ``error``, if there is one: it may have come through a user's function."""
+    while error is not None and not isinstance(error, NondeterministicOperator):
+        error = error.__cause__ or error.__context__
+    return error

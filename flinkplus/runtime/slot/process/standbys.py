@@ -1,0 +1,183 @@
+"""The standbys of a slot: the agent of its chains, run by one thread of its own.
+
+The slot's loop posts what concerns the chains; the agent sends frames over the same streams as the data, in pieces
+small enough not to hold it up. Its answers come back as events. What it fetches from durable storage is fetched by a
+second thread, so that a promotion never waits for that.
+
+Rules: a fault of a standby is never a fault of the stream: it is logged, the copy stays behind, and a failover finds
+another member or the durable store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from chain_backup.disk import SlotDisk
+from chain_backup.replication.agent import ReplicationAgent
+from flinkplus.errors import described
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.runtime.slot.control.ports import StandbyReady
+from flinkplus.runtime.transport.wire.wire import Kind, Message, encode
+from flinkplus.state.storage import CheckpointStorage
+
+log = logging.getLogger("flinkplus.slot")
+NO_CHANNEL = ChannelId(0, 0, 0)
+
+
+class Standbys:
+    """Called by the slot's loop; ``deliver`` may be called in any thread and must only enqueue. ``in_turn`` has the
+    loop call something when it is this slot's turn to do what all slots are told at once.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        work_dir: Path,
+        storage: CheckpointStorage,
+        send: Callable[[int, list[Any]], None],
+        staged: Callable[[str, int, int], None],
+        deliver: Callable[[StandbyReady], None],
+        in_turn: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._send = send
+        self._deliver = deliver
+        self._in_turn = in_turn
+        self._closed = False
+        self._lock = threading.Lock()
+        self._agents_turn = threading.Lock()
+        self._waiting = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-standbys")
+        self._fetching = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-fetching")
+        self._agent = ReplicationAgent(
+            slot,
+            lambda subtask: SlotDisk(work_dir, subtask, storage),
+            self._send_frame,
+            staged,
+            later=self._post,
+            beside=self._beside,
+        )
+
+    def _send_frame(self, slot: int, frame: bytes) -> None:
+        message = Message(Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0))
+        self._send(slot, encode(message, frame))
+
+    def _post(self, action: Callable[..., None], *arguments: Any) -> None:
+        def run() -> None:
+            try:
+                action(*arguments)
+            except Exception:
+                log.warning("replication task failed; the standby may lag until the next version", exc_info=True)
+
+        if not self._closed:  # what an action of the agent's own thread leaves for later needs not be done any more
+            self._submit(run)
+
+    def _beside(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._post(done, error)
+            else:
+                self._post(done, None)
+
+        with contextlib.suppress(RuntimeError):  # it is being closed
+            self._fetching.submit(run)
+
+    def _submit(self, run: Callable[[], None]) -> None:
+        def counted() -> None:
+            try:
+                with self._agents_turn:
+                    run()
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+
+        with self._lock:
+            self._waiting += 1
+        with contextlib.suppress(RuntimeError):  # it is being closed
+            self._pool.submit(counted)
+
+    @property
+    def malformed(self) -> int:
+        """Frames of replication that could not be read."""
+        return self._agent.figures.frames_malformed
+
+    def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
+        """Who follows whom, of all subtasks of the job."""
+        self._post(self._agent.form, chains)
+
+    def persisted(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
+        """An active subtask of this slot has a new version."""
+        self._post(self._agent.persisted, subtask, generation, handle)
+
+    def receive(self, peer: int, frame: bytes) -> None:
+        """A frame of another slot's agent."""
+        self._post(self._agent.receive, peer, frame)
+
+    def peer_connected(self, peer: int) -> None:
+        """The stream to another slot is new: what was on its way may be lost."""
+        self._post(self._agent.peer_connected, peer)
+
+    def trim(self, version: int) -> None:
+        """Nobody goes back before ``version``. What follows from that is work which nobody waits for."""
+        self._in_turn(lambda: self._post(self._agent.trim, version))
+
+    def abort(self, version: int) -> None:
+        """A checkpoint is given up."""
+        self._post(self._agent.abort, version)
+
+    def retire(self, subtask: str) -> None:
+        """An active subtask of this slot was fenced."""
+        self._post(self._agent.retire, subtask)
+
+    def prepare(self, attempt: int, subtask: str, version: int, handle: dict[str, Any], generation: int) -> None:
+        """Have a standby ready to take over with exactly ``version``; ``StandbyReady`` answers.
+
+        It is a matter of a millisecond, so it is done here, unless the agent has something to do.
+        """
+
+        def run() -> None:
+            try:
+                prepared = self._agent.prepare(subtask, version, handle, generation)
+            except Exception as error:
+                log.warning("could not prepare the standby of %s for promotion", subtask, exc_info=True)
+                self._deliver(StandbyReady(attempt, subtask, None, described(error)))
+            else:
+                self._deliver(StandbyReady(attempt, subtask, prepared, ""))
+
+        with self._lock:
+            idle = self._waiting == 0
+        if idle:
+            with self._agents_turn:  # something may have been fetched this very moment
+                if self._agent.has_all(subtask, handle):
+                    run()
+                    return
+        self._submit(run)
+
+    @property
+    def fenced(self) -> int:
+        """Versions that heads of older generations have offered, in vain."""
+        return self._agent.figures.offers_fenced
+
+    @property
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes of state files that the copies here took in, by where they came from."""
+        figures = self._agent.figures
+        return {
+            "received": figures.bytes_received,
+            "from_storage": figures.bytes_from_storage,
+            "kept": figures.bytes_kept,
+        }
+
+    def close(self, keeps: bool = False) -> None:
+        """Close every copy; waits for what is under way. ``keeps``: the files stay, for the slot's next process."""
+        self._closed = True
+        self._fetching.shutdown(wait=False, cancel_futures=True)  # what is on its way may take long, and has no effect
+        self._pool.submit(self._agent.close, keeps)
+        self._pool.shutdown(wait=True)

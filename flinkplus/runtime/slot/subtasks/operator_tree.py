@@ -1,0 +1,293 @@
+"""The fused operators of one subtask: a tree of instances through which batches are pushed.
+
+Rules: a push is a generator that yields whenever something has been appended to an output, so that its driver can
+wait for
+room; it must be exhausted before the next push or snapshot. Batches reach user functions and sinks with plain columns.
+Row counters belong to the state: they are saved and restored with it, so replayed rows are not counted twice.
+
+A watermark goes down the tree like a batch: what an operator emits because of it goes before it. Where an operator
+makes watermarks of its own, those from above end, and its own go on, behind the batch that they were made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from flinkplus.errors import CorruptState
+from flinkplus.graph import JobGraph, Node, Vertex
+from flinkplus.operators.base.operator import (
+    END_OF_TIME_MS,
+    Operator,
+    OperatorContext,
+    OperatorInstance,
+    WatermarkMaker,
+)
+from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
+from flinkplus.sinks.base import Sink, SinkWriter
+from flinkplus.sources.base import Source, SourceReader
+
+
+class Exchanges(Protocol):
+    """Where batches leave the subtask."""
+
+    def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
+        """Append the batch to the output logs of ``edge``; yields between two appends to the same log."""
+
+    def watermark(self, edge: int, watermark_ms: int) -> Iterator[None]:
+        """Append a watermark to each output log of ``edge``, and yield."""
+
+
+@dataclass
+class Member:
+    """One node of the vertex at work in this subtask."""
+
+    node: Node
+    context: OperatorContext
+    instance: OperatorInstance | None = None
+    reader: SourceReader | None = None
+    writer: SinkWriter | None = None
+    rows_in: int = 0
+    rows_out: int = 0
+    watermark_ms: int | None = None
+
+    @property
+    def own(self) -> dict[str, int]:
+        """The counters that the source or operator keeps itself."""
+        return self.reader.metrics if self.reader is not None else self.context.metrics
+
+    @property
+    def closable(self) -> OperatorInstance | SourceReader | SinkWriter | None:
+        return self.instance or self.reader or self.writer
+
+
+class FusedOperators:
+    """The operators of one vertex in one subtask."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        vertex: Vertex,
+        index: int,
+        parallelism: int,
+        generation: int,
+        state: Any,
+        exchanges: Exchanges,
+        now_ms: Callable[[], int],
+        rng: Callable[[], random.Random],
+        note: Numbers | None = None,
+        note_row: Callable[[object], None] | None = None,
+    ) -> None:
+        self._exchanges = exchanges
+        self._note = no_note() if note is None else note
+        self.members: dict[int, Member] = {}
+        parents = {child: node for node in vertex.nodes for child in graph.nodes[node].children}
+        for node_index in vertex.nodes:
+            node = graph.nodes[node_index]
+            parent = parents.get(node_index)
+            schema = graph.root_schema(vertex) if parent is None else graph.nodes[parent].schema
+            name = f"{node.name}[{index}]"
+            context = OperatorContext(
+                node.name, name, index, parallelism, schema, state, now_ms=now_ms, rng=rng, note_row=note_row
+            )
+            member = Member(node, context)
+            if isinstance(node.body, Operator):
+                member.instance = node.body.create(context)
+            elif isinstance(node.body, Source):
+                member.reader = node.body.reader(index, parallelism)
+            elif isinstance(node.body, Sink):
+                member.writer = node.body.writer(context, generation)
+            self.members[node_index] = member
+        self.root = vertex.nodes[0]
+        self._clocks = [i for i, member in self.members.items() if isinstance(member.instance, WatermarkMaker)]
+        self._heard = frozenset(edge for edge in vertex.outputs if graph.hears_watermarks(edge))
+        self._inputs = {edge: at for at, edge in enumerate(vertex.inputs)}
+        self._by_input = self.members[self.root].instance if self._tells_inputs_apart() else None
+
+    def _tells_inputs_apart(self) -> bool:
+        instance = self.members[self.root].instance
+        return instance is not None and type(instance).process_input is not OperatorInstance.process_input
+
+    @property
+    def tells_inputs_apart(self) -> bool:
+        """Whether batches of different edges must not be pushed as one."""
+        return self._by_input is not None
+
+    @property
+    def reader(self) -> SourceReader | None:
+        return self.members[self.root].reader
+
+    def push(self, batch: pa.RecordBatch, edge: int | None = None) -> Iterator[None]:
+        """Take a batch at the root: from the source, or from an input channel of exchange ``edge``."""
+        if self.reader is not None:
+            yield from self._emit(self.root, batch)
+        elif self._by_input is None or edge is None:
+            yield from self._process(self.root, batch)
+        else:
+            self._begin(self.root, batch.num_rows)
+            self.members[self.root].rows_in += batch.num_rows
+            yield from self._emit_all(self.root, self._by_input.process_input(self._inputs[edge], batch))
+        for index in self._clocks:
+            clock = self.members[index].instance
+            assert isinstance(clock, WatermarkMaker)
+            if clock.watermark_ms is not None:
+                yield from self._rise(index, clock.watermark_ms)
+
+    def advance(self, watermark_ms: int) -> Iterator[None]:
+        """The watermark of the input channels has risen."""
+        yield from self._advance(self.root, watermark_ms)
+
+    def end(self) -> Iterator[None]:
+        """All input has ended, and event time with it: flush every operator, upstream ones first."""
+        for index, member in self.members.items():
+            if member.instance is not None:
+                self._begin(index, 0)
+                yield from self._emit_all(index, member.instance.on_watermark(END_OF_TIME_MS))
+                self._begin(index, 0)
+                yield from self._emit_all(index, member.instance.end())
+
+    def _process(self, index: int, batch: pa.RecordBatch) -> Iterator[None]:
+        member = self.members[index]
+        self._begin(index, batch.num_rows)
+        member.rows_in += batch.num_rows
+        if member.writer is not None:
+            member.writer.write(batch)
+            member.rows_out += batch.num_rows
+            self._note[OPERATOR] = 0
+            return
+        assert member.instance is not None
+        yield from self._emit_all(index, member.instance.process(batch))
+
+    def read(self, rows: int) -> pa.RecordBatch | None:
+        """The next ``rows`` of the source, or fewer; ``None`` at its end."""
+        member = self.members[self.root]
+        assert member.reader is not None
+        self._begin(self.root, rows, member.rows_out)
+        batch = member.reader.read(rows)
+        self._note[OPERATOR] = 0
+        return batch
+
+    def _begin(self, index: int, rows: int, first: int | None = None) -> None:
+        """Operator ``index`` begins to work on so many rows: that is noted. ``first``: the number of the first."""
+        note = self._note
+        note[FIRST_ROW] = self.members[index].rows_in if first is None else first
+        note[ROWS], note[TEXT_BYTES] = rows, 0
+        note[OPERATOR] = index + 1
+
+    def _emit_all(self, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[None]:
+        """Emit what an operator gives. Only while it makes that is it noted as the one that is working."""
+        note, number = self._note, index + 1
+        for batch in batches:
+            note[OPERATOR] = 0
+            yield from self._emit(index, batch)
+            note[OPERATOR] = number
+        note[OPERATOR] = 0
+
+    def knows_rows_no_more(self) -> None:
+        """Rows need not be noted any more before operators work on them."""
+        for member in self.members.values():
+            member.context.note_row = None
+
+    def _emit(self, index: int, batch: pa.RecordBatch) -> Iterator[None]:
+        member = self.members[index]
+        member.rows_out += batch.num_rows
+        for child in member.node.children:
+            yield from self._process(child, batch)
+        for edge in member.node.exchanges:
+            yield from self._exchanges.append(edge, batch)
+
+    def _advance(self, index: int, watermark_ms: int) -> Iterator[None]:
+        member = self.members[index]
+        if isinstance(member.instance, WatermarkMaker):
+            return
+        if member.instance is not None:
+            self._begin(index, 0)
+            yield from self._emit_all(index, member.instance.on_watermark(watermark_ms))
+            watermark_ms -= member.instance.behind_ms
+        yield from self._rise(index, watermark_ms)
+
+    def _rise(self, index: int, watermark_ms: int) -> Iterator[None]:
+        """The watermark behind what a node has emitted, if it is higher than the last one."""
+        member = self.members[index]
+        if member.watermark_ms is not None and watermark_ms <= member.watermark_ms:
+            return
+        member.watermark_ms = watermark_ms
+        for child in member.node.children:
+            yield from self._advance(child, watermark_ms)
+        for edge in member.node.exchanges:
+            if edge in self._heard:
+                yield from self._exchanges.watermark(edge, watermark_ms)
+
+    def stage(self, checkpoint: int) -> dict[str, Any]:
+        """The operators' part of a snapshot, JSON: per operator its state, counters, position, staged output."""
+        saved: dict[str, Any] = {}
+        for member in self.members.values():
+            entry: dict[str, Any] = {"rows_in": member.rows_in, "rows_out": member.rows_out, "own": dict(member.own)}
+            if member.watermark_ms is not None:
+                entry["watermark_ms"] = member.watermark_ms
+            if member.reader is not None:
+                entry["position"] = member.reader.position()
+            if member.instance is not None:
+                entry["state"] = member.instance.snapshot(checkpoint)
+            if member.writer is not None:
+                entry["staged"] = member.writer.stage(checkpoint)
+            saved[member.node.name] = entry
+        return saved
+
+    def settle(self, saved: dict[str, Any]) -> None:
+        """Finish what sinks have set aside in ``stage``, and complete what that gave. In any thread. Raises whatever
+        finishing raises."""
+        for member in self.members.values():
+            if member.writer is not None:
+                entry = saved[member.node.name]
+                entry["staged"] = member.writer.settle(entry["staged"])
+
+    def restore(self, saved: dict[str, Any], promoted: bool = False) -> None:
+        """Take back what ``stage`` gave, or begin at the start when ``saved`` is empty.
+
+        ``promoted``: the job has gone on since; output that is staged may not be committed yet, and is still wanted.
+        """
+        for member in self.members.values():
+            if saved and member.node.name not in saved:
+                raise CorruptState(f"the snapshot of {member.context.subtask} holds nothing of it")
+            entry = saved.get(member.node.name, {})
+            member.rows_in = entry.get("rows_in", 0)
+            member.rows_out = entry.get("rows_out", 0)
+            member.watermark_ms = entry.get("watermark_ms")
+            if member.reader is not None:
+                member.reader.open(entry.get("position"))
+            if member.instance is not None and entry:
+                member.context.metrics.update(entry.get("own", {}))
+                member.instance.restore(entry["state"])
+            if member.writer is not None and promoted:
+                member.writer.adopt(entry.get("staged", []))
+
+    def checkpoint_complete(self, checkpoint: int) -> None:
+        for member in self.members.values():
+            if member.instance is not None:
+                member.instance.checkpoint_complete(checkpoint)
+            if member.writer is not None:
+                member.writer.checkpoint_complete(checkpoint)
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Per operator: rows in and out, and its own metrics."""
+        counters = {}
+        for member in self.members.values():
+            counters[member.node.name] = {**member.own, "rows_in": member.rows_in, "rows_out": member.rows_out}
+        return counters
+
+    @property
+    def rows_out(self) -> int:
+        """Rows that left the last operator: what the subtask has achieved."""
+        return next(reversed(self.members.values())).rows_out
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as closing:  # each of them, also when another one raises
+            for member in reversed(self.members.values()):
+                if member.closable is not None:
+                    closing.callback(member.closable.close)

@@ -1,0 +1,108 @@
+"""The output ends of a subtask's channels, as batches go into them and frames come out.
+
+The protocol is ``flinkplus.protocol.channels.outputs`` (and ``inputs``); here rows are split among consumers,
+encoded, logged.
+
+Rules: one thread (the slot's loop). Within a slot messages are handed over without being encoded, but as they would
+come over the wire; between slots they are encoded once, when appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from flinkplus.operators.base.canonical import canonical
+from flinkplus.operators.base.routes import Partitioner
+from flinkplus.protocol.channels.inputs import InputChannel, InputGate
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannel, OutputChannels, Peer
+from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog
+from flinkplus.protocol.vocabulary.ids import ChannelId, Generation
+from flinkplus.runtime.transport.wire.wire import Message, encode, encode_canonical, encode_records
+from upstream_cache.log import OutputLog
+from upstream_cache.retention import Retention
+
+MAX_UNSENT_BYTES = 16 << 20
+MAX_MESSAGE_BYTES = 8 << 20
+
+__all__ = ["InputChannel", "InputGate", "OutputChannel", "OutputGate", "Peer"]
+
+
+class OutputGate(OutputChannels):
+    """All output channels of a subtask. ``send``: buffers to another slot."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        window: int,
+        batch_rows: int,
+        send: Callable[[int, list[Any]], None],
+        hand_over: Callable[[Message, Any], None],
+        retention: Retention[Entry] | None = None,
+        retains: bool = False,
+        steps: StepLog | None = None,
+        ancestors: AncestorLog | None = None,
+        digest: Callable[[Message, Any], int] | None = None,
+    ) -> None:
+        def make_log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
+            spills_to = retention if may_spill else None
+            return OutputLog(
+                channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=spills_to, received=received
+            )
+
+        super().__init__(generation, window, hand_over, make_log, retention, retains, steps, ancestors, digest)
+        self._batch_rows = batch_rows
+        self._send = send
+        self._partitioners: dict[int, Partitioner] = {}
+
+    def add_edge(
+        self,
+        edge: int,
+        partitioner: Partitioner,
+        producer: int,
+        peers: Sequence[Peer],
+        first: Mapping[str, int],
+        is_back: bool = False,
+    ) -> None:
+        """Add the channels of one exchange, whose rows go as ``partitioner`` says; see ``add_channels``."""
+        self._partitioners[edge] = partitioner
+        self.add_channels(edge, producer, peers, first, is_back)
+
+    def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
+        """Split a batch among consumers and append a message to each channel concerned; yields between pieces of a
+        large one.
+        """
+        partitioner, ends = self._partitioners[edge], self._edges[edge]
+        rows = self._piece_rows(batch)
+        for at in range(0, batch.num_rows, rows):
+            piece = batch if rows >= batch.num_rows else batch.slice(at, rows)
+            for target, part in partitioner.split(piece):
+                end = ends[target]
+                if end.peer is None:
+                    records = canonical(part)
+                    self.append_records(end, records, None, records.nbytes)
+                else:
+                    payload = encode_records(part)
+                    self.append_records(end, None, payload, payload.size)
+            self.pump()
+            yield
+
+    def watermark(self, edge: int, watermark_ms: int) -> Iterator[None]:
+        """Append a watermark to each channel of an exchange, and yield."""
+        self.append_watermark(edge, watermark_ms)
+        yield
+
+    def _piece_rows(self, batch: pa.RecordBatch) -> int:
+        rows = max(1, 2 * self._batch_rows)
+        if batch.num_rows > 1 and batch.nbytes > MAX_MESSAGE_BYTES // 2:
+            size = canonical(batch).nbytes  # how the arrays came to be must not show in where a message ends
+            if size > MAX_MESSAGE_BYTES:
+                rows = min(rows, max(1, batch.num_rows * MAX_MESSAGE_BYTES // size))
+        return rows
+
+    def _transmit(self, slot: int, message: Message, payload: Any) -> None:
+        if payload is None and message.records is not None:  # it was made for a consumer in this slot
+            payload = encode_canonical(message.records)
+        self._send(slot, encode(message, payload if payload is not None else b""))

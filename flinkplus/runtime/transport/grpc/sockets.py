@@ -1,0 +1,178 @@
+"""The sockets that gRPC does not show: found among the open files of the process, by the address of their other end.
+
+gRPC has no call for them, but they are the process's own, and the system tells of each where it leads. So silence on a
+stream over gRPC is what it is over TCP (``silence``): nothing comes back of what the system has sent.
+
+Rules: a socket found here is gRPC's to write, to read and to close, also while one looks. So what is found is checked
+at every look, and searched for again when it is gone. Only questions are asked of it, except that a connection may be
+ended, as the other end could end it. That is done over a descriptor of its own: the number that it was found by may
+mean another file by then. Where the system does not tell (it is Linux that does), nothing is found, and nobody is ever
+silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+from flinkplus.runtime.transport.tcp.connections import parse_address
+from flinkplus.runtime.transport.tcp.silence import TCP_INFO, Silence
+
+SO_PEERNAME = 28
+"""The socket module does not name it. It tells, as ``getpeername`` does not, where a connection is about to lead."""
+OPEN_FILES = "/proc/self/fd"
+FAMILY_AND_PORT = struct.Struct("=H2s")
+V6_BYTES, V4_BYTES = 28, 16  # of ``struct sockaddr_in6``, ``struct sockaddr_in``
+MAPPED = bytes(10) + b"\xff\xff"
+"""Before an IPv4 address, makes it an IPv6 one: gRPC connects to all addresses by sockets of IPv6 where it can."""
+
+Place = tuple[bytes, int]
+"""An address as 16 bytes, and a port."""
+
+
+def place_of(address: str) -> Place | None:
+    """``host:port`` as the system names it; ``None`` for what stands for no address."""
+    try:
+        host, port = parse_address(address)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        packed = ipaddress.ip_address(str(found).partition("%")[0]).packed
+    except (OSError, ValueError, IndexError):
+        return None
+    return (packed if len(packed) == len(MAPPED) + 4 else MAPPED + packed), port
+
+
+def place_of_peer(peer: str) -> Place | None:
+    """What gRPC calls the other end of a call, as in ``ipv4:127.0.0.1:4000`` and ``ipv6:%5B::1%5D:4000``."""
+    return place_of(unquote(peer).partition(":")[2].replace("[", "").replace("]", ""))
+
+
+def _leads_to(sock: socket.socket) -> Place | None:
+    for size in (V6_BYTES, V4_BYTES):
+        with contextlib.suppress(OSError):  # its address is shorter, or it has none
+            told = sock.getsockopt(socket.SOL_SOCKET, SO_PEERNAME, size)
+            family, port = FAMILY_AND_PORT.unpack_from(told)
+            if family == socket.AF_INET6 and size == V6_BYTES:
+                return told[8:24], int.from_bytes(port, "big")
+            if family == socket.AF_INET:
+                return MAPPED + told[4:8], int.from_bytes(port, "big")
+    return None
+
+
+@contextlib.contextmanager
+def _borrowed(number: int) -> Iterator[socket.socket]:
+    """An open file as a socket, which stays open. Raises ``OSError`` when it is none."""
+    sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=number)
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+def _open_sockets() -> list[int]:
+    found = []
+    for number in map(int, os.listdir(OPEN_FILES)):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                found.append(number)
+    return found
+
+
+class Accepted:
+    """The connections that came in at one port. What an open socket is it stays, so each is asked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Place | None] = {}
+
+    def here(self, port: int) -> Iterator[tuple[int, int, Place]]:
+        """Of each the open file, its inode (no other socket has that while this one is open), and where it leads."""
+        if TCP_INFO is None:
+            return
+        known, self._known = self._known, {}
+        for number in map(int, os.listdir(OPEN_FILES)):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found = os.fstat(number)
+                if not stat.S_ISSOCK(found.st_mode):
+                    continue
+                inode = found.st_ino
+                place = self._known[inode] = known[inode] if inode in known else _accepted_from(number, port)
+                if place is not None:
+                    yield number, inode, place
+
+
+def _accepted_from(number: int, port: int) -> Place | None:
+    """Where a socket leads that was accepted at ``port``; ``None`` for every other. Raises ``OSError``."""
+    with _borrowed(number) as sock:
+        place = _leads_to(sock)
+        return place if place is not None and sock.getsockname()[1] == port else None
+
+
+def end_connection(number: int, inode: int) -> bool:
+    """End a connection that ``Accepted`` has found; false when it is gone, or has ended."""
+    try:
+        own = os.dup(number)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(own)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_ino != inode:
+            return False
+        with _borrowed(own) as sock:
+            sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False
+    finally:
+        os.close(own)
+    return True
+
+
+def shown(place: Place) -> str:
+    """For people."""
+    address = ipaddress.IPv6Address(place[0])
+    return f"{address.ipv4_mapped or address}"
+
+
+class HiddenConnection:
+    """The connection to ``remote``; with ``local_port``, the one that came in at this port. There may be several for a
+    moment, when one takes the place of another.
+    """
+
+    def __init__(self, remote: Place | None, local_port: int | None = None) -> None:
+        self._remote = remote
+        self._local_port = local_port
+        self._silences: dict[int, Silence] = {}
+
+    def is_silent(self, now_s: float, limit_s: float) -> bool:
+        """Whether nothing has come back for ``limit_s`` of what was sent; to be asked several times within that span,
+        by one thread.
+        """
+        if TCP_INFO is None or self._remote is None:
+            return False
+        if not any(self._is_it(number) for number in self._silences):
+            self._silences = {number: Silence() for number in self.numbers()}
+        return any([self._lasts_s(number, now_s, limit_s) >= limit_s for number in self._silences])
+
+    def numbers(self) -> list[int]:
+        """The open files that are this connection."""
+        return [number for number in _open_sockets() if self._is_it(number)]
+
+    def _is_it(self, number: int) -> bool:
+        try:
+            with _borrowed(number) as sock:
+                return _leads_to(sock) == self._remote and self._local_port in (None, sock.getsockname()[1])
+        except OSError:
+            return False
+
+    def _lasts_s(self, number: int, now_s: float, limit_s: float) -> float:
+        if not self._is_it(number):
+            return 0.0
+        try:
+            with _borrowed(number) as sock:
+                return self._silences[number].lasts_s(sock, now_s, limit_s)
+        except OSError:
+            return 0.0

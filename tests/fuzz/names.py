@@ -1,0 +1,54 @@
+"""What must hold of every name that a decoder lets through, said without the product's own check.
+
+Rule: a name that would lead out of a directory, or is of another form than its format has, is an ``AssertionError``,
+which no target expects.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import string
+from collections.abc import Mapping
+from typing import Any
+
+ALLOWED = frozenset(string.ascii_letters + string.digits + "_+-.,=~%[] ")
+TOP = "/top/of/all"
+
+
+def assert_inside(name: object, parts: int = 1, longest: int = 200) -> None:
+    """``name`` stays within any directory that it is joined to, ``parts`` levels down."""
+    if not isinstance(name, str):
+        raise AssertionError(f"{name!r} was taken for a name")
+    joined = posixpath.join(TOP, name)
+    pieces = name.split("/")
+    if posixpath.normpath(joined) != f"{TOP}/{name}" or len(pieces) != parts:
+        raise AssertionError(f"{name!r} leads elsewhere")
+    for piece in pieces:
+        if not piece or piece[0] == "." or len(piece) > longest or not ALLOWED.issuperset(piece):
+            raise AssertionError(f"{name!r} has a part that no name has")
+
+
+def assert_subtask(name: object) -> None:
+    """A subtask's name, which is a single part."""
+    assert_inside(name, longest=10_000)
+
+
+def assert_handle(handle: Mapping[str, Any]) -> None:
+    """Everything in a snapshot handle that becomes a path."""
+    for file in handle.get("files", ()):
+        assert_inside(file["name"], 2)
+        for name, *_ in file.get("replaces", ()):
+            assert_inside(name, 2)
+    for saved in handle.get("operator_state", {}).get("operators", {}).values():
+        for staged in saved.get("staged", ()):
+            assert_inside(staged["name"])
+
+
+def assert_manifest(manifest: Mapping[str, Any]) -> None:
+    """Everything in a manifest that becomes a path."""
+    for subtask, handle in manifest.get("subtasks", {}).items():
+        assert_subtask(subtask)
+        assert_handle(handle)
+    for committed in manifest.get("commits", {}).values():
+        for staged in committed.get("files", ()):
+            assert_inside(staged["name"])

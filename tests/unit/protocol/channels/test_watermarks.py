@@ -1,0 +1,58 @@
+"""The watermark of a subtask against the plain minimum over its channels."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, InputWatermarks
+from flinkplus.protocol.vocabulary.ids import ChannelId
+
+CHANNELS = [ChannelId(0, 0, 0), ChannelId(0, 1, 0), ChannelId(1, 0, 0)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(1, 5))), max_size=30),
+    st.sets(st.integers(0, 30)),
+)
+def test_the_least_of_all_channels(events: list[tuple[int, int | None]], restarts: set[int]) -> None:
+    """``None`` ends the channel, a number raises it by as much; a snapshot and its restoring change nothing."""
+    watermarks = InputWatermarks(CHANNELS)
+    known: dict[int, int] = {}
+    ended: set[int] = set()
+    told: int | None = None
+    for number, (at, rise) in enumerate(events):
+        if number in restarts:
+            watermarks = InputWatermarks(CHANNELS, watermarks.saved(), [CHANNELS[i] for i in sorted(ended)])
+            assert watermarks.combined_ms == told
+        if at in ended or (rise is None and len(ended) == 2):
+            continue
+        if rise is None:
+            ended.add(at)
+            risen = watermarks.end(CHANNELS[at])
+        else:
+            known[at] = known.get(at, -3) + rise
+            risen = watermarks.advance(CHANNELS[at], known[at])
+        waiting = [i for i in range(3) if i not in ended]
+        expected = min(known[i] for i in waiting) if all(i in known for i in waiting) else None
+        assert risen == (expected if expected != told else None)
+        assert expected is None or told is None or expected >= told
+        told = expected if expected is not None else told
+        assert watermarks.combined_ms == told
+
+
+@pytest.mark.parametrize("watermark_ms", [4, 5, END_OF_TIME_MS])
+def test_one_that_does_not_rise_changes_nothing(watermark_ms: int) -> None:
+    watermarks = InputWatermarks(CHANNELS[:1])
+    assert watermarks.advance(CHANNELS[0], 5) == 5
+    assert watermarks.advance(CHANNELS[0], watermark_ms) is None
+    assert watermarks.saved() == {"0:0->0": 5}
+    assert watermarks.advance(CHANNELS[0], 6) == 6
+
+
+def test_nothing_is_saved_where_nobody_sends_any() -> None:
+    watermarks = InputWatermarks(CHANNELS)
+    assert watermarks.end(CHANNELS[0]) is None
+    assert watermarks.saved() == {}
+    assert watermarks.combined_ms is None

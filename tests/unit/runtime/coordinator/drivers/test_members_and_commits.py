@@ -1,0 +1,129 @@
+"""The coordinator's tables: asked by any thread, and never at the cost of a snapshot still under way."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flinkplus.errors import ControlMessageTooLarge, PeerProtocolError, StateError
+from flinkplus.graph import JobGraph
+from flinkplus.protocol.vocabulary import effects
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.coordinator.drivers.job import JobDriver
+from flinkplus.state.delta import describe
+from flinkplus.state.storage import CheckpointStorage
+from tests.unit.runtime.coordinator.failover_job import Job
+
+
+@pytest.fixture
+def eager_switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_members_are_listed_while_slots_come_and_go(eager_switching: None) -> None:
+    members, over = Members(2), threading.Event()
+
+    def come_and_go() -> None:
+        connection = 0
+        while not over.is_set():
+            connection += 1
+            members.register(connection, control.Register(connection % 2, 0, 1, "host", "address"), 0.0)
+            members.remove((connection + 1) % 2)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(100_000):
+            assert len(members.all()) <= 2
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("slot", [2, -1, 1 << 40])
+def test_a_slot_that_the_job_does_not_have_cannot_register(slot: int) -> None:
+    members = Members(2)
+    with pytest.raises(PeerProtocolError, match="slots 0 to 1"):
+        members.register(1, control.Register(slot, 0, 1, "host", "address"), 0.0)
+    assert members.all() == [] and members.restarts == 0
+
+
+def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delta of checkpoint 1 is uploaded, and will not be again: checkpoint 2 names it too."""
+    storage = CheckpointStorage(tmp_path / "checkpoints")
+    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    (tmp_path / "delta").write_bytes(b"delta")
+    storage.upload(tmp_path / "delta", "count[0]/1-1-1.sst")
+    delta = describe(tmp_path / "delta", "count[0]/1-1-1.sst", "base", 1).to_json()
+    handles = [(SubtaskId("count", 0), {"files": [delta], "operator_state": {}})]
+    commits = Commits(JobGraph(), storage)
+
+    def fails(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fails)
+        with pytest.raises(StateError):
+            commits.store(CheckpointId(1), Generation(1), handles, False)
+    commits.drop(CheckpointId(1))
+    assert storage.checkpoints() == []
+    commits.store(CheckpointId(2), Generation(1), handles, False)
+    found = storage.latest_valid()
+    assert found is not None and found[0] == 2
+    commits.drop(CheckpointId(2))
+    assert not (tmp_path / "checkpoints/state/count[0]/1-1-1.sst").exists()
+
+
+def test_manifests_before_the_newest_committed_one_are_not_in_memory(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "checkpoints")
+    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    commits = Commits(JobGraph(), storage)
+    for number in range(1, 5):
+        handles = [(SubtaskId("count", 0), {"files": [], "operator_state": {"number": number}})]
+        commits.store(CheckpointId(number), Generation(1), handles, False)
+        if number < 4:
+            commits.commit(CheckpointId(number))
+    assert sorted(commits._manifests) == [3, 4]
+    assert commits.handles(CheckpointId(2))["count[0]"]["operator_state"] == {"number": 2}, "it is on storage"
+
+
+def test_a_deployment_that_nobody_would_take_ends_the_job_and_takes_nothing_back() -> None:
+    """The slot would break the connection, each time anew. The checkpoint is sound: no older one is gone back to."""
+    job = Job()
+
+    def send(connection: int, message: control.ControlMessage) -> None:
+        raise ControlMessageTooLarge("Deploy would take 9 bytes; the maximum is 8")
+
+    job.wires.send = send  # type: ignore[method-assign]
+    commits = SimpleNamespace(handles=lambda checkpoint: {"count[0]": {}})
+    driver = JobDriver(
+        job.dispatch, job, job.deployment, commits, job.recoveries, (), (), lambda *_: None, lambda _: None  # type: ignore[arg-type]
+    )  # fmt: skip
+    with pytest.raises(ControlMessageTooLarge, match="checkpoint 1 on slot 0: Deploy would take 9 bytes"):
+        driver.apply(effects.Deploy(Generation(2), CheckpointId(1), ((SubtaskId("count", 0), 0),)))
+    assert job.heard == []
+
+
+def test_a_message_that_is_too_large_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = control.SnapshotAcked(1, 1, "count[0]", {"operator_state": {"saved": "x" * 100}})
+    monkeypatch.setattr(control, "MAX_BYTES", len(control.encode(message)))
+    assert control.decode(control.encode(message)) == message
+    monkeypatch.setattr(control, "MAX_BYTES", control.MAX_BYTES - 1)
+    with pytest.raises(ControlMessageTooLarge, match=r"SnapshotAcked would take \d+ bytes; the maximum is \d+"):
+        control.encode(message)

@@ -1,0 +1,177 @@
+"""Requests for planned moves: from any thread to the machine, and back to whoever waits; from a shell, as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chain_backup.failover.effects import MoveReported
+from chain_backup.failover.events import DrainRequested, FailoverEvent, MoveRequested, UndrainRequested
+from flinkplus.errors import CommandRefused, MoveCancelled, MoveRefused, RedundancyAtRisk
+from flinkplus.protocol.vocabulary.ids import SubtaskId
+from flinkplus.runtime.coordinator.commands.moves import DrainHost, Migrate, MoveCommands, MoveNews, UndrainHost
+from flinkplus.runtime.coordinator.membership import moves
+from flinkplus.runtime.coordinator.membership.moves import Moves, PlannedMove
+from flinkplus.runtime.operations.commands import Commands, decode_reply, encode_request
+
+C0 = SubtaskId("count", 0)
+
+
+class Machine:
+    """Stands for ``Failovers``."""
+
+    def __init__(self) -> None:
+        self.running = True
+        self.events: list[FailoverEvent] = []
+        self.moved: Callable[[MoveReported], None] | None = None
+
+    def step(self, event: FailoverEvent) -> None:
+        self.events.append(event)
+
+    def says(self, number: int, status: Any, **told: Any) -> None:
+        assert self.moved is not None
+        self.moved(MoveReported(number, status, **told))
+
+
+def of_a_job(machine: Machine | None) -> Moves:
+    return Moves(lambda action: action(), lambda: "interrupted", machine)  # type: ignore[arg-type]
+
+
+def test_a_request_is_followed_to_its_end() -> None:
+    machine = Machine()
+    move = of_a_job(machine).migrate(C0, 3)
+    assert machine.events == [MoveRequested(1, C0, 3)]
+    assert (move.status, move.left) == (None, [])
+    with pytest.raises(TimeoutError, match=r"migrate count\[0\] to slot 3: no answer within 0.01 s"):
+        move.await_answer(0.01)
+    machine.says(1, "under_way", left=(C0,))
+    move.await_answer(0.01)
+    assert (move.status, move.left) == ("under_way", ["count[0]"])
+    with pytest.raises(TimeoutError, match=r"not done within 0.01 s; left: count\[0\]"):
+        move.await_done(0.01)
+    machine.says(1, "done")
+    move.await_done(0.01)
+    assert repr(move) == "<migrate count[0] to slot 3: done>" and move.left == []
+    machine.says(1, "cancelled")  # what is over, is over
+    move.await_done(0.01)
+
+
+@pytest.mark.parametrize(
+    ("status", "at_risk", "error"),
+    [("refused", False, MoveRefused), ("refused", True, RedundancyAtRisk), ("cancelled", False, MoveCancelled)],
+)
+def test_what_does_not_come_about_is_a_typed_error(status: str, at_risk: bool, error: type[Exception]) -> None:
+    machine = Machine()
+    move = of_a_job(machine).drain("worker-1", force=False)
+    assert machine.events == [DrainRequested(1, "worker-1", False)]
+    machine.says(1, status, reason="because", at_risk=at_risk)
+    for wait in (move.await_answer, move.await_done):
+        with pytest.raises(error, match=r"^drain worker-1: because$") as caught:
+            wait(0.01)
+        assert type(caught.value) is error
+    assert move.reason == "because"
+
+
+def test_a_job_that_does_not_run_refuses() -> None:
+    machine = Machine()
+    machine.running = False
+    with pytest.raises(MoveRefused, match="the job is interrupted; try again when it runs"):
+        of_a_job(machine).undrain("worker-1").await_answer(0.01)
+    assert machine.events == []
+
+
+def test_a_job_without_local_recovery_refuses() -> None:
+    with pytest.raises(MoveRefused, match="use recovery='standby'"):
+        of_a_job(None).migrate(C0, 1).await_answer(0.01)
+
+
+def test_a_job_that_ends_ends_its_requests() -> None:
+    machine = Machine()
+    job = of_a_job(machine)
+    move = job.migrate(C0, 1)
+    machine.says(1, "under_way", left=(C0,))
+    job.close()
+    with pytest.raises(MoveCancelled, match="the job is over"):
+        move.await_done(0.01)
+    with pytest.raises(MoveRefused, match="the job is over"):
+        job.migrate(C0, 1).await_answer(0.01)
+
+
+def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "KEPT", 2)
+    job = of_a_job(Machine())
+    asked = [job.migrate(C0, slot) for slot in range(4)]
+    assert [job.find(move.number) for move in asked] == [None, None, *asked[2:]]
+
+
+# --------------------------------------------------------------------------------------------------- from a shell
+
+
+class Shell:
+    """A job that takes commands, and the replies so far."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.commands = Commands()
+        self.replies: list[bytes] = []
+        graph: Any = None
+        options: Any = None
+        MoveCommands(of_a_job(machine), graph, options).add_to(self.commands)
+
+    def asks(self, request: Any) -> None:
+        self.commands.obey(encode_request(request), self.replies.append)
+
+    def reply(self) -> dict[str, Any]:
+        return decode_reply(self.replies[-1])
+
+
+def test_a_shell_is_answered_when_it_is_known_and_asks_on() -> None:
+    machine = Machine()
+    shell = Shell(machine)
+    shell.asks(DrainHost("worker-1", force=True))
+    assert machine.events == [DrainRequested(1, "worker-1", True)] and shell.replies == []
+    machine.says(1, "under_way", left=(C0,))
+    assert shell.reply() == {"number": 1, "status": "under_way", "left": ["count[0]"]}
+    machine.says(1, "done")
+    assert len(shell.replies) == 1, "one answer"
+    shell.asks(MoveNews(1))
+    assert shell.reply() == {"number": 1, "status": "done", "left": []}
+    shell.asks(UndrainHost("worker-1"))
+    assert machine.events[-1] == UndrainRequested(2, "worker-1")
+    machine.says(2, "refused", reason="it is not drained")
+    for request in (None, MoveNews(2), MoveNews(9)):
+        if request is not None:
+            shell.asks(request)
+        with pytest.raises(CommandRefused, match=r"not drained|request 9 is unknown"):
+            shell.reply()
+
+
+def test_a_request_that_is_refused_at_once_is_answered_at_once() -> None:
+    machine = Machine()
+    machine.running = False
+    shell = Shell(machine)
+    shell.asks(UndrainHost("worker-1"))
+    with pytest.raises(CommandRefused, match="try again when it runs"):
+        shell.reply()
+
+
+@pytest.mark.parametrize("body", [{"subtask": "count:0"}, {"subtask": "count:0", "slot": "3"}, {"host": 3}])
+def test_a_malformed_request_has_no_effect(body: dict[str, Any]) -> None:
+    machine = Machine()
+    shell = Shell(machine)
+    data = json.loads(encode_request(Migrate("count:0", 3)))
+    shell.commands.obey(json.dumps({**data, "body": body}).encode(), shell.replies.append)
+    with pytest.raises(CommandRefused):
+        shell.reply()
+    assert machine.events == []
+
+
+def test_a_move_that_was_answered_before_anybody_asked_to_be_told() -> None:
+    move = PlannedMove("move", 1)
+    move.told(MoveReported(1, "done"))
+    told: list[int] = []
+    move.on_answer = lambda: told.append(1)
+    move.told(MoveReported(1, "done"))
+    assert told == []

@@ -1,0 +1,190 @@
+"""Watermarks in the fused operators of a subtask: behind what they were made of, before what comes next, none twice."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from flinkplus.graph import JobGraph, Node
+from flinkplus.operators.base.operator import END_OF_TIME_MS, Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.event_time.event_time import WithWatermark
+from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.event_time.windows import TumblingWindow
+from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
+from flinkplus.sinks.discard import DiscardSink
+from flinkplus.sources.generator import Generator
+from tests.unit.operators.operator_fakes import FakeState
+
+SCHEMA = pa.schema([("ts", pa.int64())])
+Sent = list[tuple[int, Any]]
+
+
+@dataclass(frozen=True)
+class Firing(Operator):
+    """Gives a row with each watermark, and passes on what it gets."""
+
+    name: str
+    hears_watermarks = True
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _Firing()
+
+
+class _Firing(OperatorInstance):
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        return (batch,)
+
+    def on_watermark(self, watermark_ms: int) -> Iterable[pa.RecordBatch]:
+        yield rows(-watermark_ms)
+
+    def end(self) -> Iterable[pa.RecordBatch]:
+        yield rows(0)
+
+
+def rows(*times: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(times, pa.int64())], schema=SCHEMA)
+
+
+class Wires:
+    """What has left the subtask, by edge."""
+
+    def __init__(self) -> None:
+        self.sent: Sent = []
+
+    def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
+        self.sent.append((edge, batch.column(0).to_pylist()))
+        yield
+
+    def watermark(self, edge: int, watermark_ms: int) -> Iterator[None]:
+        self.sent.append((edge, watermark_ms))
+        yield
+
+    def take(self) -> Sent:
+        sent, self.sent = self.sent, []
+        return sent
+
+
+def graph_of(*operators: tuple[Operator, int, bool]) -> JobGraph:
+    """A source, then operators: each with its parent, and whether there is an exchange before it; a sink behind."""
+    graph = JobGraph()
+    graph.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
+    for operator, parent, exchanged in operators:
+        graph.add(Node(operator.name, "operator", operator, SCHEMA), parent, ("ts",) if exchanged else None)
+    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), len(operators), None)
+    return graph.fuse()
+
+
+def fused(
+    graph: JobGraph, vertex: int, wires: Wires, saved: dict[str, Any] | None = None, state: Any = None
+) -> FusedOperators:
+    operators = FusedOperators(graph, graph.vertices[vertex], 0, 1, 1, state, wires, lambda: 0, random.Random)
+    operators.restore({} if saved is None else json.loads(json.dumps(saved)))
+    return operators
+
+
+def exhaust(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
+
+
+def test_a_watermark_follows_the_rows_it_was_made_of() -> None:
+    graph = graph_of((WithWatermark("marks", "ts", 10), 0, False), (Firing("fires"), 1, True))
+    wires = Wires()
+    operators = fused(graph, 0, wires)
+    exhaust(operators.push(rows(30, 20)))
+    exhaust(operators.push(rows(25)))
+    exhaust(operators.push(rows(31)))
+    assert wires.take() == [(0, [30, 20]), (0, 20), (0, [25]), (0, [31]), (0, 21)]
+    again = fused(graph, 0, wires, operators.stage(1))
+    exhaust(again.push(rows(31)))
+    exhaust(again.push(rows(40)))
+    exhaust(again.end())
+    assert wires.take() == [(0, [31]), (0, [40]), (0, 30)]
+
+
+def test_what_an_operator_gives_comes_before_the_watermark() -> None:
+    graph = graph_of(
+        (WithWatermark("marks", "ts", 0), 0, False),
+        (Firing("first"), 1, True),
+        (Firing("second"), 2, False),
+        (Firing("third"), 3, True),
+    )
+    wires = Wires()
+    operators = fused(graph, 1, wires)
+    exhaust(operators.push(rows(7)))
+    exhaust(operators.advance(5))
+    assert wires.take() == [(1, [7]), (1, [-5]), (1, [-5]), (1, 5)]
+    exhaust(operators.end())
+    assert wires.take() == [(1, [-END_OF_TIME_MS]), (1, [0]), (1, [-END_OF_TIME_MS]), (1, [0])]
+
+
+def test_a_watermark_stays_behind_what_is_put_out() -> None:
+    window = TumblingWindow("window", (), "ts", 10, (Aggregate("n", "count"),))
+    graph = JobGraph()
+    graph.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
+    graph.add(Node("marks", "operator", WithWatermark("marks", "ts", 0), SCHEMA), 0, None)
+    graph.add(Node("window", "operator", window, window.output_schema(SCHEMA)), 1, ("ts",))
+    graph.add(Node("fires", "operator", Firing("fires"), SCHEMA), 2, ("n",))
+    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 3, None)
+    wires = Wires()
+    operators = fused(graph.fuse(), 1, wires, state=FakeState())
+    exhaust(operators.push(rows(1, 12, 19)))
+    exhaust(operators.advance(25))
+    start = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    assert wires.take() == [(1, [start]), (1, [start + datetime.timedelta(milliseconds=10)]), (1, 15)]
+
+
+def test_the_inputs_of_a_join_are_told_apart() -> None:
+    left, right = (JoinSide(SCHEMA, ("ts",), "ts", prefix) for prefix in ("left_", "right_"))
+    join = IntervalJoin("join", ("ts",), left, right, 0, 5)
+    join.check()
+    graph = JobGraph()
+    for name in ("one", "two"):
+        graph.add(Node(name, "source", Generator(name, lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
+    graph.add(Node("join", "operator", join, SCHEMA), None, None)
+    graph.link(0, 2, ("ts",))
+    graph.link(1, 2, ("ts",))
+    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 2, None)
+    operators = fused(graph.fuse(), 2, Wires(), state=FakeState())
+    exhaust(operators.push(rows(7, 8), 0))
+    exhaust(operators.push(rows(8, 9), 0))
+    assert operators.members[2].rows_out == 0
+    exhaust(operators.push(rows(8), 1))
+    assert (operators.members[2].rows_in, operators.members[2].rows_out) == (5, 2)
+
+
+def test_watermarks_end_where_others_are_made() -> None:
+    graph = graph_of(
+        (WithWatermark("marks", "ts", 0), 0, False),
+        (Firing("fires"), 1, True),
+        (WithWatermark("anew", "ts", 3), 2, False),
+        (Firing("last"), 3, True),
+    )
+    wires = Wires()
+    operators = fused(graph, 1, wires)
+    exhaust(operators.advance(9))
+    exhaust(operators.push(rows(20)))
+    assert wires.take() == [(1, [-9]), (1, [20]), (1, 17)]
+
+
+def test_nothing_is_sent_where_nobody_listens() -> None:
+    graph = graph_of(
+        (WithWatermark("marks", "ts", 0), 0, False),
+        (WithWatermark("anew", "ts", 3), 1, True),
+        (Firing("last"), 2, True),
+    )
+    wires = Wires()
+    exhaust(fused(graph, 0, wires).push(rows(20)))
+    assert wires.take() == [(0, [20])]
+    assert [graph.hears_watermarks(edge) for edge in (0, 1)] == [False, True]
+    assert [graph.has_watermarks(node) for node in range(5)] == [False, True, True, True, True]
