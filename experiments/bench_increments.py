@@ -19,6 +19,7 @@ import numpy as np
 
 from experiments.console import whole_numbers
 from flinkplus.cli.figures import write_json
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state import CheckpointStorage, SubtaskState
 
 VALUE_BYTES = 1_000
@@ -44,7 +45,7 @@ def fill(state: SubtaskState, key_count: int, rng: np.random.Generator) -> None:
     for first in range(0, key_count, FILLED_AT_ONCE):
         change(state, range(first, min(key_count, first + FILLED_AT_ONCE)), rng)
         state.spill_if_needed()
-    state.persist(state.freeze(1, {}))
+    state.persist(state.freeze(1, OperatorState()))
     state.checkpoint_complete(1)
     state.rebase()
 
@@ -63,10 +64,10 @@ def measure(folder: Path, key_count: int, share: float, same: int, rounds: int) 
         for _ in range(rounds):
             size = change(state, rng.choice(key_count, changed, replace=False).tolist(), rng)
             checkpoint += 1
-            handle = state.persist(state.freeze(checkpoint, {}))
+            handle = state.persist(state.freeze(checkpoint, OperatorState()))
             state.checkpoint_complete(checkpoint)
             state.rebase()
-            found.append((handle["bytes_new"] / size, handle["sync_ms"], handle["async_ms"]))
+            found.append((handle.bytes_new / size, handle.sync_ms, handle.async_ms))
         middle = [statistics.median(values) for values in zip(*found, strict=True)]
         figures[name] = {"changed_keys": changed} | dict(
             zip(("bytes_new_by_changed", "sync_ms", "async_ms"), [round(value, 4) for value in middle], strict=True)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from flinkplus.cli.figures import write_json
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state import BasePolicy, CheckpointStorage, NumberState, SubtaskState
 from flinkplus.state.delta import chunked, write_sst
 
@@ -104,11 +105,11 @@ def measure_sync_part(key_count: int = 100_000, rounds: int = 9) -> dict[str, An
         handles = []
         for checkpoint in range(1, rounds + 2):
             count_all(state.number_state("count"), keys, rng)
-            handles.append(state.persist(state.freeze(checkpoint, {})))
+            handles.append(state.persist(state.freeze(checkpoint, OperatorState())))
             state.checkpoint_complete(checkpoint)
         state.close()
         rate = sst_entries_per_s(keys, Path(directory), rounds)
-    sync, asynchronous = ([handle[part] for handle in handles[1:]] for part in ("sync_ms", "async_ms"))
+    sync, asynchronous = ([getattr(handle, part) for handle in handles[1:]] for part in ("sync_ms", "async_ms"))
     return {
         "dirty_keys": key_count,
         "rounds": rounds,
@@ -131,23 +132,23 @@ def measure(folder: Path, key_count: int, rounds: int) -> dict[str, float]:
         figures.setdefault(name, []).append(value)
 
     note("first_count_us_per_key", count_all(numbers, keys, rng) * 1e6 / key_count)
-    handle = state.persist(state.freeze(1, {}))
+    handle = state.persist(state.freeze(1, OperatorState()))
     for checkpoint in range(2, rounds + 2):
         note("count_us_per_key", count_all(numbers, keys, rng) * 1e6 / key_count)
-        pending = state.freeze(checkpoint, {})
+        pending = state.freeze(checkpoint, OperatorState())
         cpu = time.thread_time()
         handle = state.persist(pending)
         note("async_cpu_ms", (time.thread_time() - cpu) * 1e3)
-        note("sync_ms", handle["sync_ms"])
-        note("async_ms", handle["async_ms"])
-        note("file_mb", handle["files"][-1]["bytes"] / 1e6)
+        note("sync_ms", handle.sync_ms)
+        note("async_ms", handle.async_ms)
+        note("file_mb", handle.files[-1].bytes / 1e6)
         state.checkpoint_complete(checkpoint)
     for checkpoint in range(rounds + 2, 2 * rounds + 2):
         count_all(numbers, keys, rng)
-        pending = state.freeze(checkpoint, {})
+        pending = state.freeze(checkpoint, OperatorState())
         with pauses_ms() as pauses:
             handle = state.persist(pending)
-        note("async_beside_a_busy_thread_ms", handle["async_ms"])
+        note("async_beside_a_busy_thread_ms", handle.async_ms)
         note("longest_pause_of_it_ms", max(pauses, default=0.0))
         note("sum_of_pauses_ms", sum(pauses))
         state.checkpoint_complete(checkpoint)

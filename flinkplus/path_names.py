@@ -11,9 +11,7 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
 
 from flinkplus.errors import UnsafeName
 
@@ -46,43 +44,3 @@ def checked_name(name: object, parts: int = 1, longest: int = MAX_CHARACTERS) ->
 def checked_subtask(name: object) -> str:
     """The name of a subtask or vertex, which becomes the name of its folder. Raises ``UnsafeName``."""
     return checked_name(name, longest=MAX_SUBTASK_CHARACTERS)
-
-
-def check_handle(handle: object) -> None:
-    """Check the names in the handle of a subtask's snapshot: of its state files, of what those replace, and of the
-    output that is staged in it. Raises ``UnsafeName``."""
-    fields = _mapping(handle)
-    for file in _list(fields.get("files", ())):
-        described = _mapping(file)
-        checked_name(described.get("name"), STATE_FILE_PARTS)
-        for replaced in _list(described.get("replaces", ())):
-            checked_name(next(iter(_list(replaced)), None), STATE_FILE_PARTS)
-    for saved in _mapping(_mapping(fields.get("operator_state", {})).get("operators", {})).values():
-        check_staged(_mapping(saved).get("staged", ()))
-
-
-def check_staged(files: object) -> None:
-    """Check the names in descriptions of staged output. Raises ``UnsafeName``."""
-    for file in _list(files):
-        checked_name(_mapping(file).get("name"))
-
-
-def check_manifest(manifest: dict[str, Any]) -> None:
-    """Check the names in a manifest. Raises ``UnsafeName``."""
-    for subtask, handle in _mapping(manifest.get("subtasks", {})).items():
-        checked_subtask(subtask)
-        check_handle(handle)
-    for committed in _mapping(manifest.get("commits", {})).values():
-        check_staged(_mapping(committed).get("files", ()))
-
-
-def _mapping(found: object) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise UnsafeName(f"{found!r:.100} stands where names are expected, and has none")
-    return found
-
-
-def _list(found: object) -> Iterable[Any]:
-    if not isinstance(found, list | tuple):
-        raise UnsafeName(f"{found!r:.100} stands where a list of names is expected")
-    return found

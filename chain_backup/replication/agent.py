@@ -32,7 +32,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from typing_extensions import assert_never
 
@@ -46,8 +45,9 @@ from chain_backup.replication.transfers import MAX_RESYNCS, MAX_TRIES, Hop, Inbo
 from flinkplus.documents import parse_document
 from flinkplus.errors import CorruptState, PeerProtocolError, StateError
 from flinkplus.printable import printable
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.state.backend import Prepared
-from flinkplus.state.delta import StateFile
 
 MAX_EARLY_OFFERS = 1024
 MAX_ABORTED = 64
@@ -177,15 +177,14 @@ class ReplicationAgent:
 
     # -- the active side ------------------------------------------------------------------------------------------
 
-    def persisted(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
+    def persisted(self, subtask: str, generation: int, handle: SnapshotHandle) -> None:
         """The active subtask here has a new version, which is in storage. Raises ``CorruptState`` for a bad handle and
         ``StateError`` when its files are neither here nor there; the next version is another chance then.
         """
         member = self._member(subtask)
         if generation < member.generation or generation <= member.fenced:
             return  # too late: its successor is another
-        files = member.replica.files_of(handle)
-        number = int(handle["checkpoint"])
+        files, number = member.replica.files_of(handle), handle.checkpoint
         member.active = generation
         member.inbound = None
         self._discard_partial(member)
@@ -195,11 +194,11 @@ class ReplicationAgent:
         self._new_version(member)
         self._fetch_next(member)
 
-    def prepare(self, subtask: str, version: int, handle: dict[str, Any], generation: int) -> Prepared:
+    def prepare(self, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> Prepared:
         """Promotion: the open store of exactly that version, of which this slot is the head from now on.
 
-        An empty ``handle`` is the empty state. Files that are not here come from durable storage, which is slow. Raises
-        ``CorruptState`` or ``StateError`` when there is no way to them; nothing is promoted then.
+        Files that are not here come from durable storage, which is slow. Raises ``CorruptState`` or ``StateError`` when
+        there is no way to them; nothing is promoted then.
         """
         member = self._member(subtask)
         files = member.replica.files_of(handle)
@@ -207,18 +206,15 @@ class ReplicationAgent:
         self._discard_partial(member)
         prepared = member.replica.promote(files, generation)
         member.active = generation
-        if handle:
+        if handle.checkpoint:
             member.replica.stage(version, generation, encode_handle(handle), files)
         self._offer_next(member)
         return prepared
 
-    def has_all(self, subtask: str, handle: dict[str, Any]) -> bool:
+    def has_all(self, subtask: str, handle: SnapshotHandle) -> bool:
         """Whether ``prepare`` takes no time."""
         member = self._members.get(subtask)
-        try:
-            return not handle or (member is not None and not member.replica.missing(member.replica.files_of(handle)))
-        except CorruptState:
-            return True  # ``prepare`` tells
+        return not handle.files or (member is not None and not member.replica.missing(handle.files))
 
     def retire(self, subtask: str) -> None:
         """The active subtask here was fenced: a standby again, whose RocksDB is to be made anew."""
@@ -447,8 +443,8 @@ class ReplicationAgent:
         handle = bytes(frame.payload)
         known = member.replica.staged.get(topic.version)
         try:
-            files = member.replica.files_of(parse_document(handle))
-        except (ValueError, TypeError, AttributeError, CorruptState) as error:
+            files = member.replica.files_of(SnapshotHandle.from_json(parse_document(handle)))
+        except (ValueError, CorruptState) as error:
             self._hop(peer).say(Kind.FAILED, topic, {"reason": str(error)})
             return
         lacks = frozenset(frame.fields["lacks"])

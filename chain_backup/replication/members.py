@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chain_backup.replication.replica import Replica
 from chain_backup.replication.transfers import Inbound, Partial
-from flinkplus.state.delta import StateFile
+from flinkplus.protocol.snapshot.files import StateFile
 
 Chain = tuple[int, tuple[int, ...]]
 """Generation, and members, head first."""

@@ -26,13 +26,13 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from chain_backup.disk import Disk, base_name
 from chain_backup.replication.figures import ReplicationFigures
 from flinkplus.errors import CorruptState
-from flinkplus.state.backend import Prepared, parse_files
-from flinkplus.state.delta import StateFile
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.state.backend import Prepared
 from flinkplus.state.left import FILE_NAME
 from flinkplus.state.store import SubtaskStore
 
@@ -91,16 +91,15 @@ class Replica:
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def files_of(self, handle: dict[str, Any]) -> tuple[StateFile, ...]:
+    def files_of(self, handle: SnapshotHandle) -> tuple[StateFile, ...]:
         """The files of a handle; ``CorruptState`` unless they are all of this subtask."""
-        files = parse_files(handle) if handle else ()
-        for file in files:
+        for file in handle.files:
             folder, _, name = file.name.rpartition("/")
             if folder != self.disk.folder or not FILE_NAME.match(name) or file.bytes <= 0:
                 raise CorruptState(
                     f"a version in {self.disk.folder!r} names the state file {file.name!r} of {file.bytes} bytes"
                 )
-        return files
+        return handle.files
 
     def holds(self, file: StateFile) -> bool:
         return self._held.get(base_name(file.name)) == file
@@ -381,6 +380,6 @@ class Replica:
             self.disk.close()
 
 
-def encode_handle(handle: dict[str, Any]) -> bytes:
+def encode_handle(handle: SnapshotHandle) -> bytes:
     """A handle as bytes, the same for the same content."""
-    return _to_json(handle).encode()
+    return _to_json(handle.to_json()).encode()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from chain_backup.disk import Disk, Sink, Source, base_name
 from chain_backup.replication import frames
 from chain_backup.replication.frames import Frame, Kind, Topic
-from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
+from flinkplus.protocol.snapshot.files import CHECKSUM_BYTES, StateFile
 
 MAX_TRIES = 3
 MAX_RESYNCS = 16

@@ -26,6 +26,7 @@ import numpy as np
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.slot.subtasks.subtask import Subtask, SubtaskPlan, SubtaskPorts
@@ -85,7 +86,7 @@ class Bench:
     def __init__(self, graph: JobGraph, options: Options, directory: Path) -> None:
         self.graph, self.options, self.directory = graph, options, directory
         self.steps: list[_Step] = []
-        self.snapshots: list[dict[str, Any]] = []
+        self.snapshots: list[SnapshotHandle] = []
         self.frames = self.sampled_bytes = self.sampled_rows = 0
         self.decode_s = 0.0
         self._checkpoints = 0
@@ -117,7 +118,7 @@ class Bench:
             generations=dict.fromkeys(names, generation),
             lineage=lineage,
             slot=name.index,
-            handle={},
+            handle=START,
             checkpoint=CheckpointId(0),
             mark=None,
             salt="costs",
@@ -144,7 +145,7 @@ class Bench:
         )
         return Subtask(plan, ports)
 
-    def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
+    def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], SnapshotHandle]) -> None:
         self.subtasks[name].persisted(checkpoint, work(), "")
 
     def _send(self, slot: int, buffers: list[Any]) -> None:
@@ -231,7 +232,7 @@ def measure_costs(
 ) -> Iterator[Costs | None]:
     """``make``: the job at a parallelism. Gives ``None`` after each but the last step, and then what was found."""
     steps: list[_Step] = []
-    snapshots: list[dict[str, Any]] = []
+    snapshots: list[SnapshotHandle] = []
     decode_s = frames = sampled_bytes = sampled_rows = 0.0
     for parallelism in parallelisms:
         graph, options = make(parallelism)
@@ -256,7 +257,7 @@ def measure_costs(
     )
 
 
-def _fit(name: str, steps: list[_Step], snapshots: list[dict[str, Any]]) -> VertexCosts:
+def _fit(name: str, steps: list[_Step], snapshots: list[SnapshotHandle]) -> VertexCosts:
     """Least squares, in which no cost is negative: those that would be are taken as nothing, one after the other."""
     seconds = np.array([step.seconds for step in steps])
     columns = {
@@ -275,10 +276,10 @@ def _fit(name: str, steps: list[_Step], snapshots: list[dict[str, Any]]) -> Vert
         if found[worst] >= 0:
             break
         kept.remove(worst)
-    mine = [handle for handle in snapshots if handle["subtask"].startswith(f"{name}[")]
+    mine = [handle for handle in snapshots if handle.subtask.startswith(f"{name}[")]
 
     def middle(key: str) -> float:
-        return float(np.median([handle[key] for handle in mine])) / 1e3 if mine else 0.0
+        return float(np.median([getattr(handle, key) for handle in mine])) / 1e3 if mine else 0.0
 
     return VertexCosts(
         name,

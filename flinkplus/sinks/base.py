@@ -23,15 +23,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
-
-StagedFile: TypeAlias = dict[str, Any]
-"""JSON: ``name`` (unique in the job), ``rows``, ``bytes``, ``checkpoint``, and what else the sink's committer needs."""
+from flinkplus.protocol.snapshot.files import StagedFile
 
 
 class SinkContext(Protocol):
@@ -169,4 +167,4 @@ class Sink(ABC):
 
 def not_yet_committed(files: Iterable[StagedFile], committed_through: int) -> list[StagedFile]:
     """The files that no commit up to ``committed_through`` has made visible, ordered by name (see the rules above)."""
-    return sorted((f for f in files if f["checkpoint"] > committed_through), key=lambda f: f["name"])
+    return sorted((f for f in files if f.checkpoint > committed_through), key=lambda f: f.name)

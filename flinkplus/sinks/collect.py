@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.columns import plain
-from flinkplus.sinks.base import Sink, SinkCommitter, SinkContext, StagedFile, not_yet_committed
+from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.base import Sink, SinkCommitter, SinkContext, not_yet_committed
 from flinkplus.sinks.discard import MemoryWriter
 
 
@@ -51,13 +52,13 @@ class CollectWriter(MemoryWriter):
             raise self._sink.too_many()
         self._batches.append(plain(batch, self._sink.bound_schema))
 
-    def _take(self) -> StagedFile:
+    def _take(self) -> str:
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_stream(buffer, self._sink.bound_schema) as stream:
             for batch in self._batches:
                 stream.write_batch(batch)
         self._batches = []
-        return {"arrow": base64.b64encode(buffer.getvalue()).decode("ascii")}
+        return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 class CollectCommitter(SinkCommitter):
@@ -76,11 +77,11 @@ class CollectCommitter(SinkCommitter):
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
         new = not_yet_committed(files, self._committed_through)
         held = sum(table.num_rows for _, table in self._tables)
-        if held + sum(file["rows"] for file in new) > self._sink.max_rows:
+        if held + sum(file.rows for file in new) > self._sink.max_rows:
             raise self._sink.too_many()
-        read = [pa.ipc.open_stream(base64.b64decode(file["arrow"])).read_all() for file in new]
-        self._tables += [(file["checkpoint"], table) for file, table in zip(new, read, strict=True)]
-        self._committed_through = max([self._committed_through, *(file["checkpoint"] for file in new)])
+        read = [pa.ipc.open_stream(base64.b64decode(file.arrow)).read_all() for file in new]
+        self._tables += [(file.checkpoint, table) for file, table in zip(new, read, strict=True)]
+        self._committed_through = max([self._committed_through, *(file.checkpoint for file in new)])
 
     def retract_after(self, checkpoint: int | None) -> None:
         through = checkpoint or 0

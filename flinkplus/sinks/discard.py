@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from flinkplus.sinks.base import Sink, SinkCommitter, SinkContext, SinkWriter, StagedFile
+from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.base import Sink, SinkCommitter, SinkContext, SinkWriter
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,19 @@ class MemoryWriter(SinkWriter):
     def stage(self, checkpoint: int) -> list[StagedFile]:
         if self._rows:
             name = f"c{checkpoint:08d}-{self._name}"
-            self._staged.append(
-                {"name": name, "rows": self._rows, "bytes": 0, "checkpoint": checkpoint, **self._take()}
-            )
+            self._staged.append(StagedFile(name=name, rows=self._rows, checkpoint=checkpoint, arrow=self._take()))
             self._rows = 0
-        return [dict(file) for file in self._staged]
+        return list(self._staged)
 
     def adopt(self, staged: Sequence[StagedFile]) -> None:
-        self._staged = [dict(file) for file in staged]
+        self._staged = list(staged)
 
     def checkpoint_complete(self, checkpoint: int) -> None:
-        self._staged = [file for file in self._staged if file["checkpoint"] > checkpoint]
+        self._staged = [file for file in self._staged if file.checkpoint > checkpoint]
 
-    def _take(self) -> StagedFile:
-        """What goes into the description beside the numbers."""
-        return {}
+    def _take(self) -> str:
+        """The rows that go into the description beside the numbers."""
+        return ""
 
 
 class DiscardCommitter(SinkCommitter):

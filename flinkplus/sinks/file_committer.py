@@ -21,7 +21,8 @@ from contextlib import contextmanager
 
 from flinkplus.errors import OutputDirectoryError
 from flinkplus.printable import printable
-from flinkplus.sinks.base import SinkCommitter, StagedFile, not_yet_committed
+from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.base import SinkCommitter, not_yet_committed
 from flinkplus.sinks.file_names import OWNER_FILE, STAGING_DIRECTORY, OpenName, PartName, staging_directory
 from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
 from flinkplus.sinks.spark_log import LOG_DIRECTORY, LoggedFile, SparkFileLog, logged
@@ -108,16 +109,16 @@ class FileCommitter(SinkCommitter):
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
         with self._loaded() as committed_through:
             new = not_yet_committed(files, committed_through)
-            names = {file["name"] for file in new}
+            names = {file.name for file in new}
             for file in files:
-                if file["name"] not in names and self._files.info(file["name"]) is None:
+                if file.name not in names and self._files.info(file.name) is None:
                     raise self._lost(file)
             entries = [logged(self._files, self._placed(file)) for file in new]
             if entries:
                 self._log.append(entries)
-                self._committed_through = max(file["checkpoint"] for file in new)
+                self._committed_through = max(file.checkpoint for file in new)
             if self._is_new_generation(new):
-                self._sweep(checkpoint, {file["name"] for file in files})
+                self._sweep(checkpoint, {file.name for file in files})
             if self._files.uploads is not None:
                 self._files.uploads.abort_old(self._staging)
 
@@ -135,29 +136,29 @@ class FileCommitter(SinkCommitter):
 
     def _placed(self, file: StagedFile) -> FileEntry:
         """The file in its final place, moved there unless it is there already."""
-        name = file["name"]
+        name = file.name
         entry = self._files.info(name)
         if entry is None:
             staged = self._files.info(_join(self._staging, name))
-            if staged is None or staged.size != file["bytes"]:
+            if staged is None or staged.size != file.bytes:
                 raise self._lost(file)
             self._files.move(_join(self._staging, name), name)
             entry = self._files.info(name)
-        if entry is None or entry.size != file["bytes"]:
+        if entry is None or entry.size != file.bytes:
             raise self._lost(file)
         return entry
 
     def _lost(self, file: StagedFile) -> OutputDirectoryError:
         return OutputDirectoryError(
-            f"output directory {self._files.location}: file {file['name']} of checkpoint {file['checkpoint']} is "
-            f"missing or has not the {file['bytes']} bytes that were written; something else changed the directory"
+            f"output directory {self._files.location}: file {file.name} of checkpoint {file.checkpoint} is "
+            f"missing or has not the {file.bytes} bytes that were written; something else changed the directory"
         )
 
     def _is_new_generation(self, files: Sequence[StagedFile]) -> bool:
         """Note the generations of ``files``; true when one of them is newer than what was seen of its subtask."""
         is_new = False
         for file in files:
-            part = PartName.parse(file["name"])
+            part = PartName.parse(file.name)
             if part is not None and part.generation > self._generations.get(part.subtask, -1):
                 self._generations[part.subtask] = part.generation
                 is_new = True
@@ -191,7 +192,7 @@ class FileCommitter(SinkCommitter):
         """So that readers find the schema; returns its name."""
         name = PartName(0, 0, 0, 0).text(self._suffix)
         self._files.write(_join(self._staging, name), self._empty_file)
-        entry = self._placed({"name": name, "bytes": len(self._empty_file), "checkpoint": 0})
+        entry = self._placed(StagedFile(name=name, rows=0, bytes=len(self._empty_file), checkpoint=0))
         self._log.append([logged(self._files, entry)])
         return name
 

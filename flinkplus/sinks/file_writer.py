@@ -12,13 +12,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from flinkplus.operators.base.columns import SMALL_ROWS, merge, plain
-from flinkplus.sinks.base import SinkContext, SinkWriter, StagedFile
+from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.base import SinkContext, SinkWriter
 from flinkplus.sinks.file_names import OpenName, PartName, staging_directory
 from flinkplus.sinks.files import OutputFiles
 
@@ -40,13 +41,13 @@ class Encoder(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _SetAside:
-    """A file that takes no more rows and is not finished. ``described``: it, without its size."""
+    """A file that takes no more rows and is not finished. ``name``: as it is staged."""
 
     path: str
     stream: Any
     encoder: Encoder
     gathered: list[pa.RecordBatch]
-    described: StagedFile
+    name: str
 
 
 class FileSinkWriter(SinkWriter):
@@ -69,7 +70,7 @@ class FileSinkWriter(SinkWriter):
         self._schema = schema
         self._suffix = suffix
         self._new_encoder = new_encoder
-        self._staged: list[StagedFile] = []
+        self._staged: dict[str, StagedFile] = {}
         self._set_aside: deque[_SetAside] = deque()
         self._failure: Exception | None = None
         self._number = 0
@@ -113,16 +114,14 @@ class FileSinkWriter(SinkWriter):
         self._check()
         if self._encoder is not None:
             name = PartName(checkpoint, self._subtask, self._generation, self._number).text(self._suffix)
-            described: StagedFile = {"name": name, "rows": self._rows, "checkpoint": checkpoint}
-            file = _SetAside(self._open_path(), self._stream, self._encoder, self._gathered, described)
-            self._staged.append(described)
-            self._set_aside.append(file)
+            self._staged[name] = StagedFile(name=name, rows=self._rows, checkpoint=checkpoint)
+            self._set_aside.append(_SetAside(self._open_path(), self._stream, self._encoder, self._gathered, name))
             self._encoder = self._stream = None
             self._gathered = []
             self._gathered_bytes = 0
             self._number += 1
             self._rows = 0
-        return [dict(file) for file in self._staged]
+        return list(self._staged.values())
 
     def settle(self, staged: Sequence[StagedFile]) -> list[StagedFile]:
         self._check()  # what is half written must not be written on
@@ -133,8 +132,7 @@ class FileSinkWriter(SinkWriter):
         except Exception as error:
             self._failure = error
             raise
-        known = {file["name"]: file for file in self._staged}
-        return [dict(known[file["name"]]) for file in staged if file["name"] in known]
+        return [known for file in staged if (known := self._staged.get(file.name)) is not None]
 
     def _finish(self, file: _SetAside) -> None:
         if file.gathered:
@@ -142,14 +140,16 @@ class FileSinkWriter(SinkWriter):
         file.encoder.finish()
         size = file.stream.tell()
         file.stream.close()
-        self._files.move(file.path, f"{self._staging}/{file.described['name']}")
-        file.described["bytes"] = size
+        self._files.move(file.path, f"{self._staging}/{file.name}")
+        if (described := self._staged.get(file.name)) is not None:
+            self._staged[file.name] = replace(described, bytes=size)
 
     def adopt(self, staged: Sequence[StagedFile]) -> None:
-        self._staged = [dict(file) for file in staged]
+        self._staged = {file.name: file for file in staged}
 
     def checkpoint_complete(self, checkpoint: int) -> None:
-        self._staged = [file for file in self._staged if file["checkpoint"] > checkpoint]
+        for name in [file.name for file in list(self._staged.values()) if file.checkpoint <= checkpoint]:
+            del self._staged[name]  # in place, since another thread may be settling others
 
     def close(self) -> None:
         if self._stream is not None:

@@ -1,10 +1,9 @@
 """Keyed state on RocksDB, its snapshots, and durable checkpoint storage."""
 
 from flinkplus.state.backend import SubtaskState
-from flinkplus.state.delta import StateFile
 from flinkplus.state.memtable import NumberState
 from flinkplus.state.objects import ObjectState
-from flinkplus.state.storage import CheckpointStorage, manifest_files
+from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.versions import BasePolicy, PendingSnapshot
 
 __all__ = [
@@ -13,7 +12,5 @@ __all__ = [
     "NumberState",
     "ObjectState",
     "PendingSnapshot",
-    "StateFile",
     "SubtaskState",
-    "manifest_files",
 ]

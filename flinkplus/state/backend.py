@@ -21,14 +21,14 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.printable import printable
-from flinkplus.state.delta import StateFile
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
 from flinkplus.state.files import file_chunks, link_or_copy
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
@@ -38,7 +38,6 @@ from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
-HANDLE_FORMAT = 1
 MAX_FOLDER_CHARACTERS = 120
 
 State = NumberState | ObjectState
@@ -51,16 +50,6 @@ def folder_name(subtask: str) -> str:
         return name
     digest = hashlib.blake2b(subtask.encode(), digest_size=8).hexdigest()
     return f"{name.lstrip('.')[: MAX_FOLDER_CHARACTERS - 17]}-{digest}"
-
-
-def parse_files(handle: dict[str, Any]) -> tuple[StateFile, ...]:
-    """The files that a handle names, in the order they are ingested; ``CorruptState`` when they cannot be told."""
-    if handle.get("format") != HANDLE_FORMAT:
-        raise CorruptState(f"a state handle has format {handle.get('format')!r:.100}, known is {HANDLE_FORMAT}")
-    files = handle.get("files")
-    if not isinstance(files, list | tuple):
-        raise CorruptState(f"a state handle names the files {files!r:.100}")
-    return tuple(StateFile.from_json(entry) for entry in files)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +97,7 @@ class SubtaskState:
         self._files_folder = self._folder / FILES_FOLDER
         self._files_folder.mkdir(parents=True, exist_ok=True)
         self._states: dict[str, State] = {}
-        self._restored: dict[str, dict[str, Any]] = {}
+        self._restored: dict[str, KeyedPart] = {}
         self._last_checkpoint = 0
         self._opened = 0
         files = () if prepared is None else prepared.files
@@ -163,21 +152,20 @@ class SubtaskState:
         """Begin with what was restored under this name, if anything was."""
         restored = self._restored.get(name)
         if restored is not None:
-            wanted = _state_meta(state)
-            if (restored["kind"], restored.get("dtype")) != (wanted["kind"], wanted.get("dtype")):
+            if replace(restored, keys=state.live_keys) != _part_of(state):
                 raise ConfigurationError(
                     f"{self.subtask} asks for state {name!r} as {_describe(state)}, but the checkpoint holds it as "
-                    f"{printable(restored['kind'])} {printable(restored.get('dtype', ''))}; "
+                    f"{printable(restored.kind)} {printable(restored.dtype or '')}; "
                     "give the changed state a new name"
                 )
-            state.rebind(self._store, restored["keys"])
+            state.rebind(self._store, restored.keys)
             del self._restored[name]
         self._states[name] = state
 
     def state_keys(self) -> int:
         """Keys of all states."""
         return sum(state.live_keys for state in list(self._states.values())) + sum(
-            restored["keys"] for restored in list(self._restored.values())
+            restored.keys for restored in list(self._restored.values())
         )
 
     def state_bytes(self) -> int:
@@ -186,10 +174,10 @@ class SubtaskState:
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
-    def freeze(self, checkpoint: int, operator_state: dict[str, Any]) -> PendingSnapshot:
-        """The synchronous part: everything as it is now, on its way to disk. ``operator_state`` must be JSON-able."""
+    def freeze(self, checkpoint: int, operator_state: OperatorState) -> PendingSnapshot:
+        """The synchronous part: everything as it is now, on its way to disk."""
         begun = time.perf_counter()
-        encoded = json.dumps(operator_state)
+        encoded = json.dumps(operator_state.to_json())
         self._held = None
         self._thaw_failed()
         self._last_checkpoint = max(self._last_checkpoint, checkpoint)
@@ -199,7 +187,7 @@ class SubtaskState:
             self._freeze_states(full),
             full=full,
             keys=self.state_keys(),
-            states={**self._restored, **{name: _state_meta(state) for name, state in self._states.items()}},
+            states={**self._restored, **{name: _part_of(state) for name, state in self._states.items()}},
             operator_state=encoded,
         )
         self._versions.enqueue(pending)
@@ -240,23 +228,22 @@ class SubtaskState:
         self._versions.write_through(pending)
         return True
 
-    def persist(self, pending: PendingSnapshot) -> dict[str, Any]:
+    def persist(self, pending: PendingSnapshot) -> SnapshotHandle:
         """The asynchronous part: file, RocksDB, storage; the handle. Raises on failure, and then nothing is lost."""
         done = self._versions.persist(pending)
-        return {
-            "format": HANDLE_FORMAT,
-            "subtask": self.subtask,
-            "generation": self.generation,
-            "checkpoint": pending.checkpoint,
-            "files": [file.to_json() for file in done.files],
-            "states": pending.states,
-            "operator_state": json.loads(pending.operator_state),
-            "bytes_new": done.bytes_new,
-            "bytes_total": sum(file.bytes for file in done.files),
-            "keys": pending.keys,
-            "sync_ms": round(pending.sync_ms, 3),
-            "async_ms": round(done.async_ms, 3),
-        }
+        return SnapshotHandle(
+            subtask=self.subtask,
+            generation=self.generation,
+            checkpoint=pending.checkpoint,
+            files=done.files,
+            operator_state=OperatorState.from_json(json.loads(pending.operator_state)),
+            states=pending.states,
+            bytes_new=done.bytes_new,
+            bytes_total=sum(file.bytes for file in done.files),
+            keys=pending.keys,
+            sync_ms=round(pending.sync_ms, 3),
+            async_ms=round(done.async_ms, 3),
+        )
 
     def rebase(self) -> bool:
         """Replace the files of versions to come by one, if they have become many; true when that was done.
@@ -272,23 +259,20 @@ class SubtaskState:
 
     # -- restoring ------------------------------------------------------------------------------------------------
 
-    def restore(self, handle: dict[str, Any]) -> dict[str, Any]:
-        """Become what ``handle`` says, forgetting everything else; returns its ``operator_state``.
+    def restore(self, handle: SnapshotHandle) -> None:
+        """Become what ``handle`` says, forgetting everything else.
 
         Raises ``CorruptState`` when a file is missing or damaged in storage, ``StateError`` when storage or disk fails.
         """
-        files = parse_files(handle)
-        if not (files and files == self._held):
-            self._reload(files)
+        if not (handle.files and handle.files == self._held):
+            self._reload(handle.files)
         self._held = None
-        self._last_checkpoint = handle["checkpoint"]
-        self._restored = {name: dict(meta) for name, meta in handle.get("states", {}).items()}
+        self._last_checkpoint = handle.checkpoint
+        self._restored = dict(handle.states)
         states, self._states = self._states, {}
         for name, state in states.items():
             state.rebind(self._store, 0)
             self._adopt(name, state)
-        operator_state: dict[str, Any] = handle["operator_state"]
-        return operator_state
 
     def _reload(self, files: Sequence[StateFile]) -> None:
         """A new store with the content of ``files``."""
@@ -347,8 +331,7 @@ def _describe(state: State) -> str:
     return f"number state of {state.dtype}" if isinstance(state, NumberState) else "object state"
 
 
-def _state_meta(state: State) -> dict[str, Any]:
-    meta: dict[str, Any] = {"kind": state.kind, "keys": state.live_keys}
-    if isinstance(state, NumberState):
-        meta["dtype"] = state.dtype
-    return meta
+def _part_of(state: State) -> KeyedPart:
+    return KeyedPart(
+        kind=state.kind, keys=state.live_keys, dtype=state.dtype if isinstance(state, NumberState) else None
+    )

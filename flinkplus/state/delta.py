@@ -11,106 +11,24 @@ Rules:
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 from rocksdict import SstFileWriter
 
-from flinkplus.errors import CorruptState, StateError
-from flinkplus.path_names import STATE_FILE_PARTS, checked_name
-from flinkplus.printable import printable
+from flinkplus.errors import StateError
+from flinkplus.protocol.snapshot.files import Kind, StateFile, digest_of
 from flinkplus.state.files import file_chunks
 from flinkplus.state.spool import Spool
 from flinkplus.state.store import FORMAT_KEY, FORMAT_VALUE, sst_options
 
-CHECKSUM_BYTES = 20
 WRITE_CHUNK_ENTRIES = 2048
 YIELD_S = 50e-6
 
-Bytes = bytes  # ``StateFile.bytes`` hides the builtin inside that class
-Kind = Literal["base", "delta"]
 Chunk = tuple[list[bytes], list[bytes | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class StateFile:
-    """Name, size and checksum of one immutable state file, which say which one it is: two are equal when these are.
-
-    ``entries`` counts tombstones, not the format entry. ``replaces``: of a base, the files, in their order, that hold
-    the same content together; in one that was read from JSON they have no kind and no entries.
-    """
-
-    name: str
-    kind: Kind = field(compare=False)
-    entries: int = field(compare=False)
-    bytes: int
-    checksum: str
-    replaces: tuple[StateFile, ...] = field(default=(), compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = {
-            "name": self.name,
-            "kind": self.kind,
-            "entries": self.entries,
-            "bytes": self.bytes,
-            "checksum": self.checksum,
-        }
-        if self.replaces:
-            document["replaces"] = [[file.name, file.bytes, file.checksum] for file in self.replaces]
-        return document
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> StateFile:
-        """The inverse of ``to_json``; ``CorruptState`` when a field is missing or of a wrong kind, or a name is none of
-        a state file."""
-        try:
-            file = cls(
-                checked_name(document["name"], STATE_FILE_PARTS),
-                document["kind"],
-                document["entries"],
-                document["bytes"],
-                document["checksum"],
-                tuple(
-                    cls(checked_name(name, STATE_FILE_PARTS), "delta", 0, size, checksum)
-                    for name, size, checksum in document.get("replaces", ())
-                ),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptState(
-                f"a state file is described by {document!r:.200}, which describes none: {printable(error)}"
-            ) from error
-        known = (file, *file.replaces)
-        texts = [each.checksum for each in known]
-        numbers = [file.entries, *(each.bytes for each in known)]
-        if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
-            raise CorruptState(f"a state file is described by {document!r:.200}, which describes none")
-        if file.kind not in ("base", "delta"):
-            raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r:.100}")
-        return file
-
-    def check(self, chunks: Iterable[Bytes], where: str) -> None:
-        """Raise ``CorruptState`` unless ``chunks`` are the bytes of this file."""
-        size, checksum = digest_of(chunks)
-        if size != self.bytes:
-            raise CorruptState(f"state file {where} has {size} bytes instead of {self.bytes}")
-        if checksum != self.checksum:
-            raise CorruptState(f"state file {where} does not match its checksum: it was altered or damaged")
-
-
-def digest_of(chunks: Iterable[bytes]) -> tuple[int, str]:
-    """Bytes and blake2b checksum of a file given in pieces (hashlib lets other threads run meanwhile)."""
-    digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
-    size = 0
-    for chunk in chunks:
-        digest.update(chunk)
-        size += len(chunk)
-    return size, digest.hexdigest()
 
 
 def give_way() -> None:

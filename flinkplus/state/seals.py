@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from flinkplus.errors import CorruptCheckpoint, UnsafeName, UntrustedCheckpoint
 from flinkplus.path_names import checked_name
 from flinkplus.printable import printable
-from flinkplus.state.delta import CHECKSUM_BYTES
+from flinkplus.protocol.snapshot.files import CHECKSUM_BYTES
 
 SEALED_FORMAT = 1
 SIGNED_FORMAT = 2

@@ -23,7 +23,6 @@ Rules:
 - a driver takes the directory over with ``begin_run``; of one that had it before, wherever it stood still and whenever
   it goes on, no manifest appears any more, and it finds out with ``check_run`` before it does anything else. On object
   stores, where nothing is renamed, a manifest whose writing has begun may still appear: it is void (``cut``);
-- a manifest is the runtime's: storage reads only ``checkpoint``, ``generation`` and ``subtasks[*].files`` of it.
 
 Any thread may call anything here.
 """
@@ -50,14 +49,14 @@ from flinkplus.errors import (
     InvariantViolation,
     JobRunsElsewhere,
     StateError,
-    UnsafeName,
     UntrustedCheckpoint,
     without_secrets,
 )
 from flinkplus.local_files import NoRegularFile
-from flinkplus.path_names import STATE_FILE_PARTS, check_manifest, checked_name
+from flinkplus.path_names import STATE_FILE_PARTS, checked_name
 from flinkplus.printable import printable
-from flinkplus.state.delta import StateFile
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.state.files import open_directory
 from flinkplus.state.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
 from flinkplus.state.seals import SigningKey, checked, sealed, signed, unsealed
@@ -66,8 +65,6 @@ from flinkplus.state.uploads import uploads_of
 JOB_FORMAT = 5
 """2: a running sum that is 0 is noted beside the number; manifests have epochs. 3: of the files that a base replaces
 their sizes and checksums are known. 4: the plan and the manifests are signed. 5: so is ``JOB.json``."""
-MANIFEST_FORMAT = 1
-"""Of the JSON; that of the line before it is in ``seals``."""
 MANIFEST_MAGIC = b"flinkplus-manifest"
 BLOB_MAGIC = b"flinkplus-blob"
 JOB_MAGIC = b"flinkplus-job"
@@ -86,22 +83,8 @@ _CUTS_NAME = re.compile(rf"{CUTS_BLOB}[0-9]+\Z")
 
 log = logging.getLogger("flinkplus")
 
-Manifest = dict[str, Any]
 Resume: TypeAlias = bool | Literal["auto"]
 """Whether a job continues what is in its checkpoint directory; ``auto``: if there is something to continue."""
-
-
-def manifest_files(manifest: Manifest) -> list[StateFile]:
-    """Every state file a manifest names, without repeats, in the order of subtasks."""
-    files: dict[str, StateFile] = {}
-    for handle in manifest.get("subtasks", {}).values():
-        entries = handle.get("files", ()) if isinstance(handle, dict) else ()
-        if not isinstance(entries, list | tuple):
-            raise CorruptState(f"state files are described by {entries!r:.100}, which describes none")
-        for entry in entries:
-            file = StateFile.from_json(entry)
-            files[file.name] = file
-    return list(files.values())
 
 
 class CheckpointStorage:
@@ -446,10 +429,11 @@ class CheckpointStorage:
 
     # -- manifests ------------------------------------------------------------------------------------------------
 
-    def write_manifest(self, checkpoint: int, manifest: Manifest) -> None:
-        """Make ``checkpoint`` exist. Every state file it names must have been uploaded before."""
-        names = frozenset(file.name for file in manifest_files(manifest))
-        body = json.dumps(manifest, sort_keys=True).encode()
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Make a checkpoint exist. Every state file it names must have been uploaded before."""
+        names = frozenset(file.name for file in manifest.files)
+        body = json.dumps(manifest.to_json(), sort_keys=True).encode()
+        checkpoint = manifest.checkpoint
         try:
             name = _manifest_name(checkpoint, self._epoch)
             self._files.write(name, self._signed(MANIFEST_MAGIC, name, body), self.check_run)
@@ -468,23 +452,13 @@ class CheckpointStorage:
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"manifest {where} is missing") from error
         try:
-            manifest: Manifest = parse_document(body)
-        except ValueError as error:
-            raise CorruptCheckpoint(f"manifest {where} is not JSON: {error}") from error
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("subtasks", {}), dict):
-            raise CorruptCheckpoint(f"manifest {where} does not hold a manifest")
-        if manifest.get("format", MANIFEST_FORMAT) != MANIFEST_FORMAT:
-            raise CorruptCheckpoint(
-                f"manifest {where} has format {manifest.get('format')!r:.100}, not {MANIFEST_FORMAT}"
-            )
-        try:
-            check_manifest(manifest)
-        except UnsafeName as error:
-            raise CorruptCheckpoint(f"manifest {where}: {error}") from error
-        if manifest.get("checkpoint", checkpoint) != checkpoint:
-            raise CorruptCheckpoint(f"manifest {where} names checkpoint {manifest.get('checkpoint')!r:.100}")
-        with suppress(CorruptState), self._lock:
-            self._named[checkpoint] = frozenset(file.name for file in manifest_files(manifest))
+            manifest = Manifest.from_json(parse_document(body))
+        except (ValueError, CorruptCheckpoint) as error:
+            raise CorruptCheckpoint(f"manifest {where} holds none: {error}") from error
+        if manifest.checkpoint != checkpoint:
+            raise CorruptCheckpoint(f"manifest {where} names checkpoint {manifest.checkpoint}")
+        with self._lock:
+            self._named[checkpoint] = frozenset(file.name for file in manifest.files)
         return manifest
 
     def _read_manifest(self, name: str) -> bytes:
@@ -520,7 +494,7 @@ class CheckpointStorage:
         for checkpoint in reversed(self.checkpoints()):
             try:
                 manifest = self.read_manifest(checkpoint)
-                for file in manifest_files(manifest):
+                for file in manifest.files:
                     self._verify(file, verify_files)
             except (CorruptCheckpoint, CorruptState) as error:
                 skipped.append(f"checkpoint {checkpoint}: {error}")
@@ -655,7 +629,7 @@ class CheckpointStorage:
             known = self._named.get(checkpoint)
         if known is not None:
             return known
-        return frozenset(file.name for file in manifest_files(self.read_manifest(checkpoint)))
+        return frozenset(file.name for file in self.read_manifest(checkpoint).files)
 
 
 def check_same_job(found: dict[str, Any], asked: dict[str, Any], where: str) -> None:

@@ -29,10 +29,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from flinkplus.errors import StateError
-from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, Kind, StateFile, describe, write_sst
+from flinkplus.protocol.snapshot.files import Kind, StateFile
+from flinkplus.protocol.snapshot.handle import KeyedPart
+from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
 from flinkplus.state.files import link_or_copy
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
@@ -76,7 +77,7 @@ class PendingSnapshot:
     full: bool = False
     spill: bool = False
     keys: int = 0
-    states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    states: dict[str, KeyedPart] = field(default_factory=dict)
     operator_state: str = "{}"
     sync_ms: float = 0.0
     written: bool = False

@@ -15,6 +15,7 @@ from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.barriers.barriers import BarrierMachine
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
+from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Kind, Message
@@ -305,7 +306,7 @@ class OneSynchronousCheckpoint(OneCheckpoint):
             case events.CheckpointAborted(checkpoint):
                 self._steps.abort(checkpoint)
             case events.SnapshotPersisted(checkpoint):
-                self._steps.persisted(checkpoint, {}, "")
+                self._steps.persisted(checkpoint, START, "")
             case events.SnapshotFailed(checkpoint, reason):
                 self._steps.persisted(checkpoint, None, reason)
             case CheckpointCompleted(checkpoint):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import posixpath
 import string
-from collections.abc import Mapping
-from typing import Any
+
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.snapshot.manifest import Manifest
 
 ALLOWED = frozenset(string.ascii_letters + string.digits + "_+-.,=~%[] ")
 TOP = "/top/of/all"
@@ -33,22 +34,21 @@ def assert_subtask(name: object) -> None:
     assert_inside(name, longest=10_000)
 
 
-def assert_handle(handle: Mapping[str, Any]) -> None:
+def assert_handle(handle: SnapshotHandle) -> None:
     """Everything in a snapshot handle that becomes a path."""
-    for file in handle.get("files", ()):
-        assert_inside(file["name"], 2)
-        for name, *_ in file.get("replaces", ()):
-            assert_inside(name, 2)
-    for saved in handle.get("operator_state", {}).get("operators", {}).values():
-        for staged in saved.get("staged", ()):
-            assert_inside(staged["name"])
+    for file in handle.files:
+        for each in (file, *file.replaces):
+            assert_inside(each.name, 2)
+    for part in handle.operator_state.operators.values():
+        for staged in part.staged:
+            assert_inside(staged.name)
 
 
-def assert_manifest(manifest: Mapping[str, Any]) -> None:
+def assert_manifest(manifest: Manifest) -> None:
     """Everything in a manifest that becomes a path."""
-    for subtask, handle in manifest.get("subtasks", {}).items():
+    for subtask, handle in manifest.subtasks.items():
         assert_subtask(subtask)
         assert_handle(handle)
-    for committed in manifest.get("commits", {}).values():
-        for staged in committed.get("files", ()):
-            assert_inside(staged["name"])
+    for committed in manifest.commits.values():
+        for staged in committed.files:
+            assert_inside(staged.name)

@@ -37,6 +37,7 @@ from flinkplus.errors import (
     UntrustedCheckpoint,
 )
 from flinkplus.protocol.determinants.determinants import Choice, decode_runs, encode_ancestor, encode_run, pack, unpack
+from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
@@ -54,9 +55,8 @@ from flinkplus.runtime.transport.wire import wire
 from flinkplus.runtime.transport.wire.frames import framed
 from flinkplus.runtime.transport.wire.wire import Kind, Message
 from flinkplus.sinks.spark_log import parse_logged
-from flinkplus.state.backend import parse_files
 from flinkplus.state.seals import SigningKey, checked, signed
-from flinkplus.state.storage import JOB_FILE, JOB_FORMAT, JOB_MAGIC, MANIFEST_MAGIC, CheckpointStorage, manifest_files
+from flinkplus.state.storage import JOB_FILE, JOB_FORMAT, JOB_MAGIC, MANIFEST_MAGIC, CheckpointStorage
 from tests.fuzz import names
 from tests.fuzz.messages import assert_readable
 from tests.fuzz.mutate import mutated, mutated_document
@@ -288,7 +288,10 @@ _FILE = {
 }  # fmt: skip
 _STAGED = {"name": "part-c00000003-s1-g1-0.parquet", "rows": 3, "bytes": 90, "checkpoint": 3}
 _SAVED = {"operators": {"out": {"rows_in": 3, "rows_out": 3, "own": {}, "staged": [_STAGED]}}}
-_HANDLE = {"format": 1, "checkpoint": 3, "files": [_FILE, {**_FILE, "kind": "delta"}], "operator_state": _SAVED}
+_HANDLE = SnapshotHandle.from_json({
+    "format": 1, "subtask": "count[1]", "generation": 2, "checkpoint": 3, "files": [_FILE, {**_FILE, "kind": "delta"}],
+    "operator_state": _SAVED, "states": {"count": {"kind": "number", "keys": 3, "dtype": "int64"}}, "bytes_new": 400,
+})  # fmt: skip
 _NAMED: dict[str, Any] = {
     "assignment": {"count[1]": 7}, "generations": {"count[1]": 7}, "failed": {"count[1]": 7}, "marks": {"count[1]": 7},
     "handle": _HANDLE, "handles": {"count[1]": _HANDLE},
@@ -304,7 +307,7 @@ _ORDER = PromotionOrder(
 def _example(cls: type[Any], name: str, hint: Any) -> Any:
     if cls is control.Promote and name == "subtasks":
         return {"count[1]": _ORDER}
-    return _NAMED.get(name, _EXAMPLES[hint])
+    return _NAMED[name] if name in _NAMED else _EXAMPLES[hint]
 
 
 def _control_seeds() -> tuple[bytes, ...]:
@@ -342,7 +345,7 @@ def _assert_names(message: Any) -> None:
     for field in ("subtasks", "assignment", "generations", "chains", "failed", "marks", "handles"):
         for subtask in told.get(field, ()):
             names.assert_subtask(subtask)
-    names.assert_handle(told.get("handle", {}))
+    names.assert_handle(told.get("handle", START))
     for handle in told.get("handles", {}).values():
         names.assert_handle(handle)
     if isinstance(message, control.Promote):
@@ -434,14 +437,9 @@ def _reseal_frame(rng: random.Random, data: bytes) -> bytes:
 
 
 def _decode_handle(data: bytes) -> object:
-    handle = json.loads(data)  # handles come within documents that were parsed already
-    if not isinstance(handle, dict):
-        return None
-    files = parse_files(handle)
-    for file in files:
-        for each in (file, *file.replaces):
-            names.assert_inside(each.name, 2)
-    return files
+    handle = SnapshotHandle.from_json(json.loads(data))  # handles come within documents that were parsed already
+    names.assert_handle(handle)
+    return handle.files
 
 
 def _decode_step(data: bytes) -> object:
@@ -501,7 +499,7 @@ class _Folder:
         self._files.data = data
         manifest = self._storage.read_manifest(3)
         names.assert_manifest(manifest)
-        return manifest_files(manifest)
+        return manifest.files
 
     def decode_job(self, data: bytes) -> object:
         self._files.data = data
@@ -603,13 +601,13 @@ def _record(data: bytes) -> object:
 def targets() -> list[Target]:
     """All of them."""
     folder = _Folder()
-    handle = json.dumps(_HANDLE).encode()
+    handle = json.dumps(_HANDLE.to_json()).encode()
     manifest = json.dumps(
         {
             "format": 1,
             "checkpoint": 3,
             "generation": 2,
-            "subtasks": {"count[1]": _HANDLE},
+            "subtasks": {"count[1]": _HANDLE.to_json()},
             "commits": {"out": {"files": [_STAGED], "rows": 3}},
         }
     ).encode()

@@ -16,6 +16,7 @@ from flinkplus.runtime.operations.access_file import read_access
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.state.files import LocalDirectory
 from flinkplus.state.storage import JOB_FILE, CheckpointStorage
+from tests.handles import manifest_of
 
 pytestmark = pytest.mark.security
 
@@ -92,7 +93,7 @@ def test_nothing_waits_for_a_pipe_and_no_device_is_read(shared: Path) -> None:
     storage = CheckpointStorage(shared)
     storage.prepare({"name": "a", "fingerprint": "b"}, resume=False)
     for checkpoint in (1, 2):
-        storage.write_manifest(checkpoint, {"checkpoint": checkpoint, "generation": 1, "subtasks": {}})
+        storage.write_manifest(manifest_of(checkpoint))
     newest = max((shared / "checkpoints").iterdir())
     newest.unlink()
     os.mkfifo(newest)

@@ -26,7 +26,8 @@ from flinkplus.errors import (
     UnsafeName,
 )
 from flinkplus.graph import JobGraph, Node
-from flinkplus.path_names import check_handle, checked_name
+from flinkplus.path_names import checked_name
+from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
@@ -35,9 +36,9 @@ from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.spark_log import SparkFileLog
-from flinkplus.state.backend import parse_files
 from flinkplus.state.seals import signed
 from flinkplus.state.storage import MANIFEST_MAGIC, CheckpointStorage
+from tests.handles import manifest_of
 
 pytestmark = pytest.mark.security
 
@@ -52,14 +53,21 @@ def state_file(name: str, **more: Any) -> dict[str, Any]:
 
 
 def staged(name: str) -> dict[str, Any]:
-    return {"operators": {"out": {"staged": [{"name": name, "rows": 1, "bytes": 1, "checkpoint": 1}]}}}
+    return {
+        "operators": {
+            "out": {"rows_in": 0, "rows_out": 0, "staged": [{"name": name, "rows": 1, "bytes": 1, "checkpoint": 1}]}
+        }
+    }
 
 
-BAD_HANDLES = (
-    {"files": [state_file(OUTSIDE)]},
-    {"files": [state_file("a/1-1-1.sst", replaces=[[OUTSIDE, 1, "0"]])]},
-    {"files": [], "operator_state": staged(OUTSIDE)},
-    {"files": [], "operator_state": staged("_spark_metadata/0")},
+BAD_HANDLES = tuple(
+    {**START.to_json(), **change}
+    for change in (
+        {"files": [state_file(OUTSIDE)]},
+        {"files": [state_file("a/1-1-1.sst", replaces=[[OUTSIDE, 1, "0"]])]},
+        {"operator_state": staged(OUTSIDE)},
+        {"operator_state": staged("_spark_metadata/0")},
+    )
 )
 
 
@@ -106,7 +114,7 @@ def test_a_manifest_that_names_what_is_elsewhere_is_refused(
     storage: CheckpointStorage, victim: Path, handle: dict[str, Any]
 ) -> None:
     forge(storage, 1, subtasks={"count[0]": handle})
-    storage.write_manifest(2, {"checkpoint": 2, "generation": 1, "subtasks": {}})
+    storage.write_manifest(manifest_of(2))
     with pytest.raises(CorruptCheckpoint, match="may become a path"):
         storage.read_manifest(1)
     assert storage.drop(1) == [] and victim.read_text() == "precious"
@@ -126,8 +134,6 @@ def test_nothing_outside_the_store_is_read_or_written(storage: CheckpointStorage
         storage.download(OUTSIDE, tmp_path / "out")
     with pytest.raises(UnsafeName):
         storage.upload(victim, "../../other")
-    with pytest.raises(CorruptState):
-        storage.write_manifest(1, {"subtasks": {"count[0]": {"files": [state_file(OUTSIDE)]}}})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "victim"]
 
 
@@ -144,25 +150,25 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path: Path, folder:
     assert precious.read_text() == "precious"
 
 
-def order(handle: dict[str, Any]) -> PromotionOrder:
-    return PromotionOrder(version=1, handle=handle, received={}, marks={}, digests={}, determinants=[], ancestors={})
+def order() -> PromotionOrder:
+    return PromotionOrder(version=1, handle=START, received={}, marks={}, digests={}, determinants=[], ancestors={})
 
 
 @pytest.mark.parametrize("handle", BAD_HANDLES)
 def test_handles_in_messages_are_checked_when_they_arrive(handle: dict[str, Any]) -> None:
-    with pytest.raises(UnsafeName):
-        check_handle(handle)
-    if handle["files"]:
-        with pytest.raises(CorruptState):
-            parse_files({"format": 1, **handle})
+    with pytest.raises(CorruptState):
+        SnapshotHandle.from_json(handle)
+    good = json.dumps(START.to_json()).encode()
     messages: list[control.ControlMessage] = [
-        control.SnapshotAcked(1, 1, "count[0]", handle),
-        control.Deploy(1, 1, {"count[0]": 0}, {}, {"count[0]": handle}),
-        control.Promote(1, 2, 0, 0.0, False, 1, {"count[0]": order(handle)}),
+        control.SnapshotAcked(1, 1, "count[0]", START),
+        control.Deploy(1, 1, {"count[0]": 0}, {}, {"count[0]": START}),
+        control.Promote(1, 2, 0, 0.0, False, 1, {"count[0]": order()}),
     ]
     for message in messages:
-        with pytest.raises(PeerProtocolError, match="UnsafeName"):
-            control.decode(control.encode(message))
+        encoded = control.encode(message)
+        assert good in encoded and control.decode(encoded) == message
+        with pytest.raises(PeerProtocolError, match="may become a path"):
+            control.decode(encoded.replace(good, json.dumps(handle).encode()))
 
 
 @pytest.mark.parametrize("name", ["../x[0]", "/x[0]", "", ".x[0]", "a/b[0]", "a\n[0]"])
@@ -172,8 +178,8 @@ def test_subtasks_in_messages_are_checked_when_they_arrive(name: str) -> None:
         control.Deploy(1, None, {name: 0}, {}),
         control.Join(1, {}, {name: 1}),
         control.Fence(1, 2, {name: 1}),
-        control.Promote(1, 2, 0, 0.0, False, 1, {name: order({})}),
-        control.SnapshotAcked(1, 1, name, {}),
+        control.Promote(1, 2, 0, 0.0, False, 1, {name: order()}),
+        control.SnapshotAcked(1, 1, name, START),
         control.Trigger(1, 1, [name]),
     ]
     for message in messages:

@@ -27,13 +27,15 @@ from flinkplus.errors import (
     UntrustedCheckpoint,
 )
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.snapshot.files import StateFile, digest_of
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.runtime.job.plan import HEADER, Plan, find_job, identity_of, load_plan, load_plan_of, written
 from flinkplus.runtime.job.signing import KEY_VARIABLE, default_path, find_key, make_key, read_key
 from flinkplus.state.backend import SubtaskState
-from flinkplus.state.delta import StateFile, digest_of
 from flinkplus.state.files import file_chunks
 from flinkplus.state.seals import SigningKey, checked, sealed, signed
 from flinkplus.state.storage import BLOB_MAGIC, JOB_FILE, MANIFEST_MAGIC, PLAN_BLOB, ZOOKEEPER_BLOB, CheckpointStorage
+from tests.handles import manifest_of
 
 pytestmark = pytest.mark.security
 
@@ -70,7 +72,7 @@ def begun(root: Path, key: SigningKey = OURS) -> CheckpointStorage:
     plan = Plan("words", "job-1", JobGraph(), Options(parallelism=3))
     storage.put_signed(PLAN_BLOB, written(plan))
     for checkpoint in (1, 2):
-        storage.write_manifest(checkpoint, {"format": 1, "checkpoint": checkpoint, "generation": 1, "subtasks": {}})
+        storage.write_manifest(manifest_of(checkpoint))
     return storage
 
 
@@ -241,7 +243,7 @@ def test_a_manifest_that_was_forged_is_not_restored_and_not_passed_over(root: Pa
     again = opened(root)
     with pytest.raises(UntrustedCheckpoint, match=path.name):
         again.latest_valid()
-    assert again.read_manifest(1)["checkpoint"] == 1
+    assert again.read_manifest(1).checkpoint == 1
     with pytest.raises(UntrustedCheckpoint):
         again.unnamed()  # as long as that is not known, nothing is removed
     assert storage.drop(2) == [] and again.latest_valid()[0] == 1
@@ -256,12 +258,12 @@ def test_what_was_signed_for_one_place_or_job_is_of_no_use_for_another(tmp_path:
         opened(root).read_manifest(2)
     other = begun(tmp_path / "other")
     other.job_id = "job-2"
-    other.write_manifest(1, {"format": 1, "checkpoint": 1, "generation": 1, "subtasks": {}})
+    other.write_manifest(manifest_of(1))
     found = min((tmp_path / "other" / "checkpoints").iterdir())
     first.write_bytes(found.read_bytes())
     with pytest.raises(UntrustedCheckpoint, match="signed for the job 'job-2', and this is 'job-1'"):
         opened(root).read_manifest(1)
-    assert opened(root, job_id="job-2").read_manifest(1)["checkpoint"] == 1
+    assert opened(root, job_id="job-2").read_manifest(1).checkpoint == 1
 
 
 def test_pickled_state_of_somebody_elses_is_refused(tmp_path: Path, root: Path) -> None:
@@ -269,16 +271,16 @@ def test_pickled_state_of_somebody_elses_is_refused(tmp_path: Path, root: Path) 
     storage = begun(root)
     state = SubtaskState(tmp_path / "work", storage, "count[0]", 1)
     state.object_state("seen").put_many([b"k"], [[1]])
-    handle = state.persist(state.freeze(3, {}))
+    handle = state.persist(state.freeze(3, OperatorState()))
     state.close()
-    storage.write_manifest(3, {"format": 1, "checkpoint": 3, "generation": 1, "subtasks": {"count[0]": handle}})
+    storage.write_manifest(manifest_of(3, subtasks={"count[0]": handle}))
 
     evil = SubtaskState(tmp_path / "evil", opened(tmp_path / "theirs"), "count[0]", 1)
     evil.object_state("seen").put_many([b"k"], [Bomb(tmp_path / "struck")])
-    forged = evil.persist(evil.freeze(3, {}))
+    forged = evil.persist(evil.freeze(3, OperatorState()))
     evil.close()
-    target = root / "state" / handle["files"][0]["name"]
-    target.write_bytes((tmp_path / "theirs" / "state" / forged["files"][0]["name"]).read_bytes())
+    target = root / "state" / handle.files[0].name
+    target.write_bytes((tmp_path / "theirs" / "state" / forged.files[0].name).read_bytes())
 
     fresh = SubtaskState(tmp_path / "fresh", opened(root), "count[0]", 2)
     with pytest.raises(CorruptState):
@@ -286,7 +288,7 @@ def test_pickled_state_of_somebody_elses_is_refused(tmp_path: Path, root: Path) 
     assert opened(root).latest_valid()[0] == 2, "the state file is not what the manifest says"
 
     size, checksum = digest_of(file_chunks(target))
-    file = StateFile(handle["files"][0]["name"], "base", 1, size, checksum)
+    file = StateFile(handle.files[0].name, "base", 1, size, checksum)
     path = max((root / "checkpoints").iterdir())
     manifest = json.loads(path.read_bytes().partition(b"\n")[2])
     manifest["subtasks"]["count[0]"]["files"] = [file.to_json()]
@@ -295,7 +297,7 @@ def test_pickled_state_of_somebody_elses_is_refused(tmp_path: Path, root: Path) 
         opened(root).latest_valid()
 
     trusting = opened(root, trust=True).latest_valid()
-    fresh.restore(trusting[1]["subtasks"]["count[0]"])
+    fresh.restore(trusting[1].subtasks["count[0]"])
     fresh.object_state("seen").get_many([b"k"])
     fresh.close()
     assert (tmp_path / "struck").exists(), "without the signature it would have struck"

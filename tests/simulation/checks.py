@@ -26,6 +26,7 @@ from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
@@ -36,7 +37,7 @@ from flinkplus.runtime.control.names import parse_subtask
 from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
 from tests.simulation.network import GARBLED
-from tests.simulation.subtask import event_time_ms, fold, packed_bytes
+from tests.simulation.subtask import event_time_ms, fold, packed_bytes, work_of
 
 if TYPE_CHECKING:
     from flinkplus.protocol.channels.inputs import InputChannel
@@ -331,11 +332,11 @@ class Checks:
         if subtask.overdue:
             self._wrong("unaligned", f"{subtask.id} goes on while a barrier is to overtake")
 
-    def _check_in_flight(self, checkpoint: int, subtask: SubtaskId, saved: dict[str, Any]) -> None:
+    def _check_in_flight(self, checkpoint: int, subtask: SubtaskId, saved: OperatorState) -> None:
         """What a snapshot holds of each channel is all from what its state was to take next up to the barrier."""
-        for channel, first in saved["work"]["next"].items():
-            held = [message[3] for message in saved.get("in_flight", {}).get(channel, ())]
-            end = saved["inputs"][channel]
+        for channel, first in work_of(saved)["next"].items():
+            held = [message[3] for message in saved.in_flight.get(channel, ())]
+            end = saved.inputs[channel]
             if held != list(range(first, end)):
                 self._wrong(
                     "unaligned",
@@ -437,25 +438,26 @@ class Checks:
 
     # --- checkpoints and output
 
-    def completed(self, checkpoint: int, handles: dict[SubtaskId, Any]) -> None:
+    def completed(self, checkpoint: int, handles: dict[SubtaskId, SnapshotHandle]) -> None:
         """The manifest of a checkpoint is stored."""
         self.counts["cuts"] += 1
         world, cut = self._world, {}
         for subtask in world.graph.subtasks:
             if subtask not in handles:
                 self._wrong("checkpoints", f"checkpoint {checkpoint} has nothing of {subtask}")
-            for name in handles[subtask]["files"]:
+            names = tuple(file.name for file in handles[subtask].files)
+            for name in names:
                 if name not in world.durable.state:
                     self._wrong("checkpoints", f"checkpoint {checkpoint} names {name}, which is not stored")
-            self._files_of[subtask, checkpoint] = tuple(handles[subtask]["files"])
+            self._files_of[subtask, checkpoint] = names
             if world.parameters.aligned_timeout_ms is not None:
-                self._check_in_flight(checkpoint, subtask, handles[subtask]["operator_state"])
-            for logged in handles[subtask]["operator_state"].get("in_flight", {}).values():
+                self._check_in_flight(checkpoint, subtask, handles[subtask].operator_state)
+            for logged in handles[subtask].operator_state.in_flight.values():
                 self.counts["in_flight"] += sum(message[0] == Kind.RECORDS for message in logged)
         self._check_budget(checkpoint, handles)
         for channel, producer, consumer in world.channels:
-            sent = handles[producer]["operator_state"]["outputs"].get(str(channel), 0)
-            received = handles[consumer]["operator_state"]["inputs"].get(str(channel), 0)
+            sent = handles[producer].operator_state.outputs.get(str(channel), 0)
+            received = handles[consumer].operator_state.inputs.get(str(channel), 0)
             cut[channel] = received
             if sent != received and self.exact:
                 self._wrong(
@@ -464,7 +466,7 @@ class Checks:
                     f"{consumer} had taken {received}",
                 )
         self._cuts.append((checkpoint, cut))
-        self._steps_at.append(self._steps_that_were_taken({s: h["operator_state"] for s, h in handles.items()}))
+        self._steps_at.append(self._steps_that_were_taken({s: h.operator_state for s, h in handles.items()}))
         self._world.note("checkpoint %s is complete", checkpoint)
         self._check_that_logs_are_trimmed()
         self._check_leaks()
@@ -497,25 +499,25 @@ class Checks:
         if newest < committed:
             self._wrong("storage", f"checkpoint {newest} is resumed, and the output of {committed} is visible")
 
-    def _steps_that_were_taken(self, saved: dict[SubtaskId, dict[str, Any]]) -> dict[SubtaskId, int]:
+    def _steps_that_were_taken(self, saved: dict[SubtaskId, OperatorState]) -> dict[SubtaskId, int]:
         """Of each subtask, the steps whose messages nobody had still to take at a checkpoint."""
-        steps = {subtask: state["steps"] for subtask, state in saved.items()}
+        steps = {subtask: state.steps for subtask, state in saved.items()}
         if self._world.parameters.aligned_timeout_ms is None:
             return steps
         for subtask, state in saved.items():
-            for number, step in state.get("reached", {}).items():
+            for number, step in state.reached.items():
                 ancestor = self._at_work[subtask]._incarnation.lineage.subtask(int(number))
                 steps[ancestor] = min(steps[ancestor], step)
         return steps
 
-    def _check_budget(self, checkpoint: int, handles: dict[SubtaskId, Any]) -> None:
+    def _check_budget(self, checkpoint: int, handles: dict[SubtaskId, SnapshotHandle]) -> None:
         """What was in flight in a checkpoint is little enough to be restored, wherever that is."""
         slot_bytes = self._world.parameters.in_flight_bytes
         if slot_bytes is None:
             return
         held: dict[int, int] = {}
         for subtask, handle in handles.items():
-            logs = handle["operator_state"].get("in_flight", {}).values()
+            logs = handle.operator_state.in_flight.values()
             size = sum(packed_bytes(message) for logged in logs for message in logged)
             held[subtask.index] = held.get(subtask.index, 0) + size
             if size > slot_bytes // SUBTASK_SHARE:
@@ -717,9 +719,9 @@ class Checks:
 
     # --- the copies of state
 
-    def made(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
+    def made(self, subtask: str, generation: int, handle: SnapshotHandle) -> None:
         """The head of ``generation`` has a version, which it made or began from."""
-        self._made[subtask, generation, int(handle["checkpoint"])] = tuple(handle["files"])
+        self._made[subtask, generation, handle.checkpoint] = tuple(file.name for file in handle.files)
 
     def formed(self, slot: SimSlot, chains: dict[str, tuple[int, tuple[int, ...]]]) -> None:
         """A slot is told who follows whom."""
@@ -762,7 +764,7 @@ class Checks:
         guarantee = self._world.options.promises
         last = self._world.commits.manifests[max(self._world.commits.manifests)]["handles"]
         for subtask in sorted(last):
-            if not last[subtask]["operator_state"]["ended"]:
+            if not last[subtask].operator_state.ended:
                 self._wrong("results", f"the job has finished, and {subtask} has not reached the end of its input")
         missing = self._expected.missing() if guarantee.repeats else self._expected.lost()
         if missing is not None and guarantee.replays:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chain_backup.failover.effects import ChainRecordLike
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.state.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
+from tests.simulation.subtask import work_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -56,8 +58,7 @@ class Durable:
 
     def named(self) -> set[str]:
         """What the manifests name."""
-        handles = (handle for manifest in self.valid().values() for handle in manifest["handles"].values())
-        return {name for handle in handles for name in handle["files"]}
+        return {name for manifest in self.valid().values() for name in names_in(manifest)}
 
     def unnamed(self) -> list[str]:
         """State files that no manifest names."""
@@ -68,6 +69,11 @@ class Durable:
         """State files go."""
         for name in names:
             self.state.pop(name, None)
+
+
+def names_in(manifest: dict[str, Any]) -> set[str]:
+    """The state files that a manifest names."""
+    return {file.name for handle in manifest["handles"].values() for file in handle.files}
 
 
 class SimCommits:
@@ -133,7 +139,7 @@ class SimCommits:
             raise Unavailable("commit refused")
         rows: list[Any] = []
         for handle in self.manifests[checkpoint]["handles"].values():
-            for name, staged_for, staged in handle["operator_state"]["work"].get("staged", ()):
+            for name, staged_for, staged in work_of(handle.operator_state)["staged"]:
                 if name not in durable.visible:
                     world.checks.is_staged(name, staged_for, durable.removed)
                     durable.visible.add(name)
@@ -151,9 +157,7 @@ class SimCommits:
             self._settle_unsure()
             return
         dropped = [key for key in durable.manifests if key[0] == checkpoint]
-        mine = {
-            name for key in dropped for handle in durable.manifests[key]["handles"].values() for name in handle["files"]
-        }
+        mine = {name for key in dropped for name in names_in(durable.manifests[key])}
         for key in dropped:
             del durable.manifests[key]
         durable.remove(mine - durable.named())
@@ -175,7 +179,7 @@ class SimCommits:
             self._withdraw_after(self.newest)
             self._unsure = False
 
-    def handles(self, checkpoint: CheckpointId) -> dict[str, dict[str, Any]]:
+    def handles(self, checkpoint: CheckpointId) -> dict[str, SnapshotHandle]:
         return {str(subtask): handle for subtask, handle in self.manifests[checkpoint]["handles"].items()}
 
     def collect_garbage(self, generation: Generation) -> None:

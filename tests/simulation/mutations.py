@@ -558,7 +558,7 @@ def the_clock_is_read_anew(original: Any) -> Any:
 @mutation(SubtaskSteps, "saved_cursors")
 def the_clock_forgotten(original: Any) -> Any:
     """A version does not say what time it was."""
-    return lambda self, checkpoint: {**original(self, checkpoint), "clock_ms": 0}
+    return lambda self, checkpoint: replace(original(self, checkpoint), clock_ms=0)
 
 
 @mutation(OutputChannels, "_compare")
@@ -990,10 +990,8 @@ def only_the_first_is_logged(original: Any) -> Any:
 def logged_and_sent_again(original: Any) -> Any:
     """What is in flight on a back edge is in the snapshot, and its cursor stands before it."""
 
-    def add_logs(self: Any, checkpoint: Any, saved: Any) -> None:
-        before = dict(saved["inputs"])
-        original(self, checkpoint, saved)
-        saved["inputs"] = before
+    def add_logs(self: Any, logs: Any, saved: Any) -> Any:
+        return replace(original(self, logs, saved), inputs=saved.inputs)
 
     return add_logs
 
@@ -1301,7 +1299,7 @@ def complete_with_the_first_barrier(original: Any) -> Any:
 @mutation(SubtaskSteps, "_saved_of_ancestors", scenario="43")
 def ancestors_are_known_anew(original: Any) -> Any:
     """A version does not say how far ancestors were known, though messages in flight tell of steps before it."""
-    return lambda self: {name: found for name, found in original(self).items() if name != "reached"}
+    return lambda self: {}
 
 
 @mutation(OutputChannel, "may_be_overdrawn", scenario="44")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dedup.store import MemoryStore
 from flinkplus.errors import ForeignMessage, NondeterministicOperator, PeerProtocolError, UserFunctionError
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
@@ -217,7 +218,7 @@ class SimSlot(SlotOrders[SimSubtask]):
     def build(
         self,
         name: SubtaskId,
-        handle: dict[str, Any],
+        handle: SnapshotHandle,
         checkpoint: CheckpointId,
         mark: int | None,
         promotion: Promotion | None = None,

@@ -11,22 +11,24 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from chain_backup.disk import Sink, Source, base_name
 from chain_backup.replication.agent import ReplicationAgent, at_once
 from flinkplus.errors import CorruptState, StateError
+from flinkplus.protocol.snapshot.files import CHECKSUM_BYTES, StateFile
+from flinkplus.protocol.snapshot.files import Kind as FileKind
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.messages import Kind, Message
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.state.backend import Prepared
-from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
-from flinkplus.state.delta import Kind as FileKind
 from flinkplus.state.left import newest_checkpoint
 from tests.simulation.disk import flipped
-from tests.simulation.subtask import HANDLE_FORMAT, Count
+from tests.simulation.subtask import Count
 
 if TYPE_CHECKING:
     from tests.simulation.slot import SimSlot
@@ -55,7 +57,7 @@ class StateFiles:
         self._counts = counts
         self._replaced = replaced
         self._bytes: dict[str, bytes] = {}
-        self._cards: dict[str, dict[str, Any]] = {}
+        self._cards: dict[str, StateFile] = {}
 
     def data(self, name: str) -> bytes:
         data = self._bytes.get(name)
@@ -63,16 +65,12 @@ class StateFiles:
             data = self._bytes[name] = encode(self._counts[name])
         return data
 
-    def handle(self, handle: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of a subtask's handle that its copies need."""
-        files = [self._card(name) for name in handle["files"]]
-        return {"format": HANDLE_FORMAT, "checkpoint": int(handle["checkpoint"]), "files": files}
-
-    def _card(self, name: str) -> dict[str, Any]:
+    def card(self, name: str) -> StateFile:
+        """What a handle says of a file."""
         card = self._cards.get(name)
         if card is None:
             replaces = tuple(self._file(replaced) for replaced in self.replaced_by(name))
-            card = self._cards[name] = self._file(name, replaces).to_json()
+            card = self._cards[name] = self._file(name, replaces)
         return card
 
     def _file(self, name: str, replaces: tuple[StateFile, ...] = ()) -> StateFile:
@@ -84,6 +82,11 @@ class StateFiles:
     def replaced_by(self, name: str) -> tuple[str, ...]:
         """What a file replaces: of a base, the files that hold the same content together."""
         return self._replaced.get(name, ())
+
+
+def for_copies(handle: SnapshotHandle) -> SnapshotHandle:
+    """The part of a handle that the copies need: the rest is no JSON here."""
+    return replace(handle, operator_state=OperatorState())
 
 
 class SimStore:
@@ -329,9 +332,9 @@ class SimStandbys:
         self._world.checks.formed(self._slot, chains)
         self._do(self.agent.form, chains)
 
-    def persisted(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
+    def persisted(self, subtask: str, generation: int, handle: SnapshotHandle) -> None:
         self._world.checks.made(subtask, generation, handle)
-        self._do(self.agent.persisted, subtask, generation, self._world.state_files.handle(handle))
+        self._do(self.agent.persisted, subtask, generation, for_copies(handle))
 
     def receive(self, peer: int, frame: bytes) -> None:
         self._do(self.agent.receive, peer, frame)
@@ -348,11 +351,11 @@ class SimStandbys:
     def retire(self, subtask: str) -> None:
         self._do(self.agent.retire, subtask)
 
-    def prepare(self, attempt: int, subtask: str, version: int, handle: dict[str, Any], generation: int) -> None:
+    def prepare(self, attempt: int, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> None:
         delay_ms = self._world.rng_work.randint(0, 3)
         self._slot.later(delay_ms, self._prepare, attempt, subtask, version, handle, generation)
 
-    def _prepare(self, attempt: int, subtask: str, version: int, handle: dict[str, Any], generation: int) -> None:
+    def _prepare(self, attempt: int, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> None:
         failover = self._slot._failover
         assert failover is not None
         prepared: Prepared | None = None
@@ -361,10 +364,9 @@ class SimStandbys:
             self.refuse_next = False
         else:
             try:
-                files = self._world.state_files.handle(handle) if handle else {}
-                if handle:
+                if handle.checkpoint:
                     self._world.checks.made(subtask, generation, handle)
-                prepared, reason = self.agent.prepare(subtask, version, files, generation), ""
+                prepared, reason = self.agent.prepare(subtask, version, for_copies(handle), generation), ""
             except (OSError, CorruptState, StateError) as error:
                 if self._slot.volume.fails_with is None:
                     reason = str(error)

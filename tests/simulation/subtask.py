@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
@@ -16,6 +16,7 @@ from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.channels.channel import InputCursor
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
+from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from tests.simulation.slot import SimSlot
     from tests.simulation.world import World
 
-HANDLE_FORMAT = 1
 MAX_FILES = 3
 RECORD_BYTES = 100
 MS_A_RECORD = 10
@@ -42,6 +42,8 @@ CLOCK_BYTES = 50
 MAX_UNSENT_BYTES = 16 << 20
 Count = tuple[int, int]
 """(key, records so far)."""
+WORK = "work"
+"""The only operator."""
 LOOP_POINTS = ("logging", "returned", "round")
 WITHOUT_REFERENCES = 2
 """Version of marshal in which equal values are equal bytes."""
@@ -126,7 +128,7 @@ class SimPlan(Incarnation):
     """What ``SubtaskPlan`` is to the runtime."""
 
     vertex: Vertex
-    handle: dict[str, Any]
+    handle: SnapshotHandle
 
 
 class SimSubtask(SubtaskSteps):
@@ -141,7 +143,7 @@ class SimSubtask(SubtaskSteps):
         world, graph, vertex = slot.world, slot.graph, plan.vertex
         self._world = world
         self._at = graph.vertices.index(vertex)
-        saved = plan.handle.get("operator_state", {})
+        saved = plan.handle.operator_state
         seen = None
         local = world.options.local
         if local and not vertex.is_source and plan.guarantee.repeats:
@@ -173,7 +175,7 @@ class SimSubtask(SubtaskSteps):
             self._digest_of,
         )
         self.outputs.slot = slot
-        own = saved.get("work", {})
+        own = work_of(saved)
         self._read_to: int = own.get("position", 0)
         self.depends: dict[SubtaskId, int] = dict(own.get("depends", {}))
         self._staged: list[tuple[str, int, tuple[Row, ...]]] = []
@@ -189,7 +191,7 @@ class SimSubtask(SubtaskSteps):
             consumer = graph.consumer_vertex(edge).name
             peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(graph.parallelism)])
             is_back = edge in plan.cycles.back_edges
-            self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}), is_back)
+            self.outputs.add_channels(edge, self.id.index, peers, saved.outputs, is_back)
         self.begin_from(saved)
         waiting = [message for end in self.inputs.channels.values() for message, _ in end.queue]
         again = sum(len(message.records) for message in waiting if message.kind is Kind.RECORDS)
@@ -201,11 +203,11 @@ class SimSubtask(SubtaskSteps):
 
     def _restore_state(self) -> None:
         plan = self.plan
-        self._files: tuple[str, ...] = tuple(plan.handle.get("files", ()))
+        self._files: tuple[str, ...] = tuple(file.name for file in plan.handle.files)
         prepared = None if plan.promotion is None else plan.promotion.state
         self._counts: dict[int, int] = self.slot.fold(self._files) if prepared is None else counts_of(prepared)
         self._dirty: dict[int, int] = {}
-        self._frozen: list[tuple[CheckpointId, dict[int, int], dict[str, Any]]] = []
+        self._frozen: list[tuple[CheckpointId, dict[int, int], OperatorState]] = []
 
     def _make_log(self, channel: ChannelId, first: int, received: int, may_spill: bool) -> WatchedLog:
         spills_to = self.slot.retention if may_spill else None
@@ -414,18 +416,16 @@ class SimSubtask(SubtaskSteps):
             name = f"{self.id}-{self.generation}-{checkpoint}"
             self._staged.append((name, checkpoint, tuple(self._open)))
             self._open = []
-        saved = {
-            "work": {
-                "position": self._read_to,
-                "staged": tuple(self._staged),
-                "depends": dict(self.depends),
-                "held": tuple(self._held),
-                "advanced_ms": self.advanced_ms,
-                **self._next_of_inputs(),
-            },
-            **self.saved_cursors(checkpoint),
-            "drained": self._draining,
+        work = {
+            "position": self._read_to,
+            "staged": tuple(self._staged),
+            "depends": dict(self.depends),
+            "held": tuple(self._held),
+            "advanced_ms": self.advanced_ms,
+            **self._next_of_inputs(),
         }
+        part = OperatorPart(rows_in=0, rows_out=0, state=work)
+        saved = replace(self.saved_cursors(checkpoint), operators={WORK: part})
         self._frozen.append((checkpoint, self._dirty, saved))
         self._dirty = {}
         self._world.reach("snapshot", self.slot, self.id)
@@ -439,7 +439,8 @@ class SimSubtask(SubtaskSteps):
 
     def _persist(self, checkpoint: CheckpointId) -> None:
         saved = next(saved for number, _, saved in self._frozen if number == checkpoint)
-        self.add_logs(self.logs_of(checkpoint), saved)
+        saved = self.add_logs(self.logs_of(checkpoint), saved)
+        self._frozen = [(number, dirty, saved if number == checkpoint else old) for number, dirty, old in self._frozen]
         if self._is_source:
             self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
             self.persisted(checkpoint, self._handle(checkpoint, saved), "")
@@ -447,15 +448,14 @@ class SimSubtask(SubtaskSteps):
         self._world.reach("upload", self.slot, self.id)
         self.slot.upload(self, checkpoint)
 
-    def _handle(self, checkpoint: CheckpointId, saved: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "format": HANDLE_FORMAT,
-            "subtask": str(self.id),
-            "generation": self.generation,
-            "checkpoint": checkpoint,
-            "files": self._files,
-            "operator_state": saved,
-        }
+    def _handle(self, checkpoint: CheckpointId, saved: OperatorState) -> SnapshotHandle:
+        return SnapshotHandle(
+            subtask=str(self.id),
+            generation=self.generation,
+            checkpoint=checkpoint,
+            files=tuple(map(self._world.state_files.card, self._files)),
+            operator_state=saved,
+        )
 
     def uploaded(self, checkpoint: CheckpointId, reason: str) -> None:
         """The asynchronous part ended: what was frozen up to here is one file more, or stays for the next one."""
@@ -493,7 +493,7 @@ class SimSubtask(SubtaskSteps):
     def _discard(self, checkpoint: CheckpointId) -> None:
         return None
 
-    def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
+    def _acknowledge(self, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
         self.slot._snapshotted(self.id, self.generation, handle)
         self.slot.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
 
@@ -508,6 +508,11 @@ class SimSubtask(SubtaskSteps):
         self.release_logs()
         if self.seen is not None:
             self.seen.close()
+
+
+def work_of(saved: OperatorState) -> dict[str, Any]:
+    """What the work itself has saved."""
+    return saved.operators[WORK].state if saved.operators else {}
 
 
 def unpacked(packed: Any) -> Message:

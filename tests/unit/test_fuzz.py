@@ -21,16 +21,17 @@ from flinkplus import path_names
 from flinkplus.documents import parse_document
 from flinkplus.errors import CorruptCheckpoint, CorruptState, PeerProtocolError
 from flinkplus.protocol.determinants.determinants import decode_runs
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_channel, parse_subtask
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
-from flinkplus.state.backend import parse_files
-from flinkplus.state.delta import StateFile
 from flinkplus.state.seals import signed
 from flinkplus.state.storage import MANIFEST_MAGIC, CheckpointStorage
 from tests.fuzz import __main__ as fuzzer
 from tests.fuzz.mutate import HOSTILE, LONG, places
 from tests.fuzz.targets import Target, _wire_seeds, targets
+from tests.handles import handle_of
 
 CASES = 400
 ALL = {target.name: target for target in targets()}
@@ -216,7 +217,7 @@ def test_handles_and_manifests_name_files(tmp_path: Any) -> None:
     wrong: list[Any] = [None, 3, {"a": 1}, [3], [{}], [file]]
     for files in wrong:
         with pytest.raises(CorruptState):
-            parse_files({"format": 1, "files": files})
+            SnapshotHandle.from_json({**handle_of().to_json(), "files": files})
     with pytest.raises(CorruptState):
         StateFile.from_json({"name": "a", "kind": "base", "entries": 1, "bytes": "1", "checksum": "", "replaces": []})
     storage = CheckpointStorage(tmp_path)

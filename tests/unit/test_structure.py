@@ -25,18 +25,18 @@ LONG_FUNCTIONS = {
 FILE_LINES = 500
 LONG_FILES = {
     "chain_backup/failover/machine.py": 758,
-    "chain_backup/replication/agent.py": 666,
+    "chain_backup/replication/agent.py": 662,
     "flinkplus/protocol/checkpoints/checkpointing.py": 558,
     "flinkplus/protocol/job/job.py": 566,
     "flinkplus/protocol/subtask/subtask.py": 667,
-    "flinkplus/runtime/control/messages.py": 566,
+    "flinkplus/runtime/control/messages.py": 560,
     "flinkplus/runtime/coordinator/coordinator.py": 680,
     "flinkplus/runtime/coordinator/drivers/failover.py": 512,
     "flinkplus/runtime/job/running.py": 669,
     "flinkplus/runtime/slot/process/slot.py": 671,
-    "flinkplus/runtime/slot/subtasks/subtask.py": 544,
+    "flinkplus/runtime/slot/subtasks/subtask.py": 525,
     "flinkplus/runtime/transport/tcp/connections.py": 506,
-    "flinkplus/state/storage.py": 696,
+    "flinkplus/state/storage.py": 670,
 }
 FOLDER_MODULES = 15
 LARGE_FOLDERS = {"flinkplus/state": 16}

@@ -6,10 +6,10 @@ What a round is, and why it tells that a loop has ended, is in ``rounds``; which
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from flinkplus.protocol.loops.rounds import LoopRounds, Round, encoded
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.snapshots import SubtaskSnapshots
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId, invariant
 
@@ -29,23 +29,20 @@ class SubtaskLoop(SubtaskSnapshots):
         back: Sequence[ChannelId],
         channels: Sequence[ChannelId],
         ended: Sequence[ChannelId],
-        saved: Mapping[str, Any],
+        saved: OperatorState,
     ) -> None:
         """All ``channels`` are there, ``back`` edges among them, and those that have ``ended``."""
         cycles = self._incarnation.cycles
         self._back = frozenset(back)
         self._rounds = None
         if cycles.head_of(self.id.vertex) is not None:
-            self._rounds = LoopRounds(back or channels, bool(back), ended, saved.get("rounds"))
+            self._rounds = LoopRounds(back or channels, bool(back), ended, saved.rounds)
             self._loop_edges = sorted({c.edge for c in self.outputs.channels if c.edge in cycles.inner_edges})
 
     @property
     def _is_head(self) -> bool:
         """Whether it is at the head of a loop: the job goes on for as long as it does not say that it has ended."""
         return bool(self._back)
-
-    def _saved_of_loop(self) -> dict[str, Any]:
-        return {} if self._rounds is None else {"rounds": self._rounds.saved()}
 
     def _record_came_round(self, channel: ChannelId) -> None:
         assert self._rounds is not None

@@ -7,7 +7,7 @@ channels stood at each snapshot, what was sent and may be let go, how a snapshot
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import assert_never
@@ -15,6 +15,7 @@ from typing_extensions import assert_never
 from flinkplus.protocol.barriers.barriers import BarrierMachine
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import OutputChannels
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.subtask.work import SubtaskWork
 from flinkplus.protocol.vocabulary import effects, events
@@ -25,7 +26,6 @@ from flinkplus.protocol.vocabulary.in_flight import (
     ChannelLogged,
     Logs,
     SnapshotLogs,
-    in_flight_bytes,
 )
 from flinkplus.protocol.vocabulary.messages import Kind, Message
 
@@ -66,10 +66,10 @@ class SubtaskSnapshots(SubtaskWork):
         self._persisting: dict[CheckpointId, SnapshotLogs] = {}
         """What was in flight at those snapshots whose asynchronous part is under way."""
 
-    def _handle_barriers(self, machine: BarrierMachine, version: CheckpointId, saved: Mapping[str, Any]) -> None:
+    def _handle_barriers(self, machine: BarrierMachine, version: CheckpointId, saved: OperatorState) -> None:
         """All channels are there, as they were at ``version``; ``machine`` decides from now on."""
         self.outputs.epoch = version
-        self._cursors_at[version] = dict(saved.get("outputs", {}))
+        self._cursors_at[version] = dict(saved.outputs)
         self._barriers = machine
 
     def _saved_checkpoints(self, checkpoint: CheckpointId) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class SubtaskSnapshots(SubtaskWork):
         return {
             "inputs": {**self.inputs.cursors(), **self._inputs_at.get(checkpoint, {})},
             "outputs": self._cursors_behind_barrier(),
-            "aborted": list(self._barriers.aborted),
+            "aborted": tuple(self._barriers.aborted),
         }
 
     def _note_in_flight(self, channel: ChannelId, message: Message, payload: Any) -> None:
@@ -113,15 +113,18 @@ class SubtaskSnapshots(SubtaskWork):
         self._persisting[checkpoint] = logs
         return logs.channels
 
-    def add_logs(self, logs: Logs, saved: dict[str, Any]) -> None:
-        """Add to ``saved`` (what ``saved_cursors`` gave when the state was copied) what was in flight then, and what
+    def add_logs(self, logs: Logs, saved: OperatorState) -> OperatorState:
+        """``saved`` (what ``saved_cursors`` gave when the state was copied) with what was in flight then, and what
         that takes there: ``in_flight_bytes``. In any thread."""
         if not logs:
-            return
+            return saved
         packed = {str(channel): [self._pack(*message) for message in log.messages] for channel, log in logs.items()}
-        saved["inputs"] |= {str(channel): log.next for channel, log in logs.items()}
-        saved["in_flight"] = packed
-        saved["in_flight_bytes"] = sum(self._size_of(message) for messages in packed.values() for message in messages)
+        return replace(
+            saved,
+            inputs=saved.inputs | {str(channel): log.next for channel, log in logs.items()},
+            in_flight=packed,
+            in_flight_bytes=sum(self._size_of(message) for messages in packed.values() for message in messages),
+        )
 
     def release_logs(self) -> None:
         """The subtask is closed: it holds nothing of what was in flight."""
@@ -150,12 +153,12 @@ class SubtaskSnapshots(SubtaskWork):
         if self._halted is not None and self._halted <= checkpoint:
             self._halted = None
 
-    def persisted(self, checkpoint: CheckpointId, handle: dict[str, Any] | None, reason: str) -> None:
+    def persisted(self, checkpoint: CheckpointId, handle: SnapshotHandle | None, reason: str) -> None:
         """The asynchronous part of a snapshot ended, with a handle or a reason why not."""
         logs, excess = self._persisting.pop(checkpoint, None), ""
         if logs is not None:
             if handle is not None:
-                logs.stored(in_flight_bytes(handle))
+                logs.stored(handle.operator_state.in_flight_bytes)
             logs.release()
             excess = logs.excess
         if excess:
@@ -191,7 +194,7 @@ class SubtaskSnapshots(SubtaskWork):
             case effects.PersistSnapshot(checkpoint):
                 self._persist(checkpoint)
             case effects.AcknowledgeCheckpoint(checkpoint, handle):
-                assert isinstance(handle, dict)
+                assert isinstance(handle, SnapshotHandle)
                 self._acknowledge(checkpoint, handle)
             case effects.DeclineCheckpoint(checkpoint, reason, cause):
                 self._decline(checkpoint, reason, cause)

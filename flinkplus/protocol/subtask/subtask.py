@@ -46,6 +46,7 @@ from flinkplus.protocol.determinants.determinants import (
     unpack,
 )
 from flinkplus.protocol.determinants.progress import AncestorProgress, KnownProgress, ProgressLog
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.subtask.loops import SubtaskLoop
@@ -68,15 +69,15 @@ DIGEST_MASK = (1 << 64) - 1
 class SubtaskSteps(SubtaskLoop):
     """The protocol of one active subtask of one generation; a driver derives from it.
 
-    ``saved``: what ``saved_cursors`` gave at the version that it begins from (empty: the start). ``local``: whether
-    others go on when one fails. ``seen``: the filter of what comes in, empty (``None``: there is none).
+    ``saved``: what ``saved_cursors`` gave at the version that it begins from. ``local``: whether others go on when one
+    fails. ``seen``: the filter of what comes in, empty (``None``: there is none).
     Made in two parts, since the work may need the first and the channels need the work.
     """
 
     def __init__(
         self,
         incarnation: Incarnation,
-        saved: Mapping[str, Any],
+        saved: OperatorState,
         is_source: bool,
         has_outputs: bool,
         local: bool,
@@ -98,11 +99,11 @@ class SubtaskSteps(SubtaskLoop):
         tells = local and guarantee is not Guarantee.AT_LEAST_ONCE
         passes_on = tells and has_outputs
         logs = passes_on and (guarantee.repeats or is_source)
-        self._progress = ProgressLog(saved.get("steps", 0)) if logs and not guarantee.repeats else None
-        self._steps = StepLog(saved.get("steps", 0)) if logs and guarantee.repeats else self._progress
+        self._progress = ProgressLog(saved.steps) if logs and not guarantee.repeats else None
+        self._steps = StepLog(saved.steps) if logs and guarantee.repeats else self._progress
         self._to_pass_over = promotion.pass_over if promotion is not None else 0
-        self._unlogged = 0 if self._steps is not None else int(saved.get("steps", 0))
-        self._clock = StepClock(saved.get("clock_ms", 0))
+        self._unlogged = 0 if self._steps is not None else saved.steps
+        self._clock = StepClock(saved.clock_ms)
         self._clock_is_read = False
         self.step_number = 0  # of the one under way; a repeated step has the number that it had
         self._passes_on = frozenset(incarnation.lineage.passed_on(self.id.vertex))
@@ -122,21 +123,20 @@ class SubtaskSteps(SubtaskLoop):
         self._unaligned: UnalignedBarriers | None = None
         self._merged = MERGED_WHERE_BARRIERS_OVERTAKE if incarnation.unaligned else MERGED_MESSAGES
 
-    def _reached_at(self, saved: Mapping[str, Any]) -> dict[int, int]:
+    def _reached_at(self, saved: OperatorState) -> dict[int, int]:
         """How far ancestors were known at the version that it begins from. It matters only where barriers run ahead:
         there, what is told of one of them need not begin at the same step on all channels."""
-        return {int(number): step for number, step in saved.get("reached", {}).items()}
+        return {int(number): step for number, step in saved.reached.items()}
 
-    def add_inputs(self, saved: Mapping[str, Any], inputs: Sequence[tuple[ChannelId, SubtaskId]]) -> None:
+    def add_inputs(self, saved: OperatorState, inputs: Sequence[tuple[ChannelId, SubtaskId]]) -> None:
         """Add every input channel, each with its producer; ``inputs`` is made by then."""
         incarnation = self._incarnation
-        ended, first = frozenset(saved.get("ended_channels", ())), dict(saved.get("inputs", {}))
+        ended, first = frozenset(saved.ended_channels), dict(saved.inputs)
         if incarnation.promotion is not None:
             first.update(incarnation.promotion.inputs)
-        in_flight = saved.get("in_flight", {})
         for channel, producer in inputs:
             name = str(channel)
-            again = [self._unpack(message) for message in in_flight.get(name, ())]
+            again = [self._unpack(message) for message in saved.in_flight.get(name, ())]
             slot, generation = incarnation.slot_of(producer), incarnation.generations[producer]
             replayed = incarnation.promotion is not None
             self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, replayed, again)
@@ -149,13 +149,13 @@ class SubtaskSteps(SubtaskLoop):
             self._incarnation.peer(consumer, ChannelId(edge, self.id.index, consumer.index)) for consumer in consumers
         ]
 
-    def begin_from(self, saved: Mapping[str, Any]) -> None:
+    def begin_from(self, saved: OperatorState) -> None:
         """All channels are there: be as the version was that it begins from."""
-        self.ended = bool(saved.get("ended", False))
+        self.ended = saved.ended
         channels = tuple(sorted(self.inputs.channels))
         self._by_position = [self.inputs.channels[channel] for channel in channels]
         self._position = {channel: at for at, channel in enumerate(channels)}
-        aborted = [CheckpointId(number) for number in saved.get("aborted", ())]
+        aborted = [CheckpointId(number) for number in saved.aborted]
         cycles = self._incarnation.cycles
         back = tuple(channel for channel in channels if channel.edge in cycles.back_edges)
         version = self._incarnation.checkpoint
@@ -168,27 +168,27 @@ class SubtaskSteps(SubtaskLoop):
             machine = self._unaligned = UnalignedBarriers(self.id, channels, version, aborted=aborted)
         self._handle_barriers(machine, version, saved)
         ended = [end.channel for end in self._by_position if end.ended]
-        self._watermarks = InputWatermarks(channels, saved.get("watermarks"), ended)
+        self._watermarks = InputWatermarks(channels, saved.watermarks, ended)
         self._begin_loop(back, channels, ended, saved)
 
-    def saved_cursors(self, checkpoint: CheckpointId) -> dict[str, Any]:
-        """The protocol's part of the snapshot of ``checkpoint``, JSON: where every channel stands, the number of the
-        next step and its time, what has ended, which later checkpoints are given up already, how far event time is."""
-        return {
+    def saved_cursors(self, checkpoint: CheckpointId) -> OperatorState:
+        """The protocol's part of the snapshot of ``checkpoint``."""
+        return OperatorState(
             **self._saved_checkpoints(checkpoint),
-            "ended": self.ended,
-            "steps": self._steps.next_step if self._steps is not None else self._unlogged,
-            "clock_ms": self._clock.ms,
-            "ended_channels": [str(e.channel) for e in self.inputs.channels.values() if e.ended],
-            "watermarks": self._watermarks.saved(),
-            **self._saved_of_ancestors(),
-            **self._saved_of_loop(),
-        }
+            ended=self.ended,
+            steps=self._steps.next_step if self._steps is not None else self._unlogged,
+            clock_ms=self._clock.ms,
+            ended_channels=tuple(str(e.channel) for e in self.inputs.channels.values() if e.ended),
+            watermarks=self._watermarks.saved(),
+            reached=self._saved_of_ancestors(),
+            rounds=None if self._rounds is None else self._rounds.saved(),
+            drained=self._draining,
+        )
 
-    def _saved_of_ancestors(self) -> dict[str, Any]:
+    def _saved_of_ancestors(self) -> dict[str, int]:
         if not self._incarnation.runs_ahead or not isinstance(self._ancestors, AncestorLog):
             return {}
-        return {"reached": {str(number): step for number, step in self._ancestors.reached.items()}}
+        return {str(number): step for number, step in self._ancestors.reached.items()}
 
     # --- orders
 

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.protocol.vocabulary.messages import Message
@@ -99,7 +100,7 @@ class SubtaskWork(ABC):
         """A snapshot is of no use any more."""
 
     @abstractmethod
-    def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
+    def _acknowledge(self, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
         """Tell the chain and the coordinator."""
 
     @abstractmethod

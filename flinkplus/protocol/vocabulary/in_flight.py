@@ -77,11 +77,6 @@ def cost_of(message: Message) -> int:
     return as_text(message.size + len(message.determinants) + MESSAGE_OVERHEAD_BYTES)
 
 
-def in_flight_bytes(handle: Mapping[str, Any]) -> int:
-    """What messages that were in flight take in a handle."""
-    return int(handle.get("operator_state", {}).get("in_flight_bytes", 0))
-
-
 @dataclass(slots=True)
 class ChannelLogged:
     """What was in flight on a channel at a snapshot. ``next``: the ``seq`` behind it, when it is all there."""

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dedup.digests import Digests, pack_digests, unpack_digests
-from flinkplus.documents import check_fields, parse_document, whole
-from flinkplus.errors import ControlMessageTooLarge, PeerProtocolError
-from flinkplus.path_names import check_handle, checked_subtask
+from flinkplus.documents import Document, check_fields, hints_of, parse_document, readers, whole
+from flinkplus.errors import ControlMessageTooLarge, CorruptState, PeerProtocolError
+from flinkplus.path_names import checked_subtask
 from flinkplus.printable import printable
 from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.control.promotion_order import PromotionOrder
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: the start of a job is a handle of checkpoint 0, and not an empty one."""
 MAX_BYTES = 256 << 20
 """The longest message that is sent or taken: a promotion tells of all determinants and digests since the last
 checkpoint, a deployment of all that was in flight."""
@@ -120,7 +121,7 @@ class SnapshotAcked:
     generation: int
     checkpoint: int
     subtask: str
-    handle: dict[str, Any]
+    handle: SnapshotHandle
 
 
 @dataclass(frozen=True)
@@ -288,18 +289,18 @@ class Welcome:
 class Deploy:
     """Stop what runs, restore, wire the channels, answer ``Deployed``; do not run yet.
 
-    ``assignment``: subtask -> slot, all of them. ``addresses``: slot -> [incarnation, host:port]. ``handles``:
-    subtask ->
-    snapshot handle, for this slot's subtasks only, empty without a checkpoint. ``marks``: subtask -> rows it had put
-    out before the failure (``Progressed`` is due when it goes beyond). ``notes_rows``: a process was lost since the
-    last complete checkpoint, so rows are noted before users' functions get them.
+    ``assignment``: subtask -> slot, all of them. ``addresses``: slot -> [incarnation, host:port].
+    ``handles``: subtask -> snapshot handle, for this slot's subtasks only, empty without a checkpoint.
+    ``marks``: subtask -> rows it had put out before the failure (``Progressed`` is due when it goes beyond).
+    ``notes_rows``: a process was lost since the last complete checkpoint, so rows are noted before users' functions get
+    them.
     """
 
     generation: int
     checkpoint: int | None
     assignment: dict[str, int]
     addresses: dict[str, list[Any]]
-    handles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    handles: dict[str, SnapshotHandle] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     notes_rows: bool = False
 
@@ -494,7 +495,7 @@ ControlMessage = (
 )
 
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__args__}
-_HINTS: dict[str, dict[str, Any]] = {name: typing.get_type_hints(cls) for name, cls in _CLASSES.items()}
+_HINTS: dict[str, dict[str, Any]] = {name: hints_of(cls) for name, cls in _CLASSES.items()}
 _SUBTASKS = {"subtask", "subtasks", "assignment", "generations", "chains", "failed", "marks", "handles"}
 """Fields that are, list, or are keyed by, names of subtasks."""
 _LONG = {"reason", "cause", "row", "trace"}
@@ -534,18 +535,19 @@ def decode(data: bytes) -> ControlMessage:
         for name, (longest, keep) in _TEXTS[outer["type"]].items():
             if type(body.get(name)) is str:
                 body[name] = printable(body[name], longest, keep)
-        if outer["type"] == Promote.__name__:
-            body["subtasks"] = {name: PromotionOrder.from_json(found) for name, found in {**body["subtasks"]}.items()}
+        for name, read in readers(_CLASSES[outer["type"]]).items():
+            if name in body:
+                body[name] = read(body[name])
         message: ControlMessage = _CLASSES[outer["type"]](**body)
         check_fields(message, _HINTS[outer["type"]])
         _check_names(message)
-    except (ValueError, KeyError, TypeError) as error:
-        raise PeerProtocolError(f"malformed control message: {error!r:.300}") from error
+    except (ValueError, KeyError, TypeError, CorruptState) as error:
+        raise PeerProtocolError(f"malformed control message: {error!r:.500}") from error
     return message
 
 
 def _document(value: object) -> dict[str, Any]:
-    if isinstance(value, PromotionOrder):
+    if isinstance(value, Document):
         return value.to_json()
     raise TypeError(f"{type(value).__name__} has no place in a control message")
 
@@ -556,9 +558,3 @@ def _check_names(message: ControlMessage) -> None:
         found = getattr(message, name)
         for subtask in [found] if isinstance(found, str) else found:
             checked_subtask(subtask)
-    match message:
-        case SnapshotAcked():
-            check_handle(message.handle)
-        case Deploy():
-            for handle in message.handles.values():
-                check_handle(handle)

@@ -6,23 +6,20 @@ written here, and a handle whose names may become paths; anything else is refuse
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
-from flinkplus.documents import check_fields
+from flinkplus.documents import Document
 from flinkplus.errors import PeerProtocolError
-from flinkplus.path_names import check_handle
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromotionOrder:
+class PromotionOrder(Document):
     """One subtask's part of a ``Promote``. Channels and subtasks are written as text.
 
     ``version``: the checkpoint to resume from; 0 is the start of the job.
-    ``handle``: the snapshot handle of that version, empty for version 0.
+    ``handle``: the snapshot handle of that version, ``START`` for version 0.
     ``given_up``: newer checkpoints that were given up.
     ``overtaking``: newer checkpoints whose barriers may overtake.
     ``received``: output channel -> next ``seq`` that a living consumer expects.
@@ -35,8 +32,10 @@ class PromotionOrder:
     ``mark``: rows put out before the failure, as in ``Deploy``; set in partial recovery only.
     """
 
+    REFUSED: ClassVar[type[Exception]] = PeerProtocolError
+
     version: int
-    handle: dict[str, Any]
+    handle: SnapshotHandle
     given_up: list[int] = field(default_factory=list)
     overtaking: list[int] = field(default_factory=list)
     received: dict[str, int]
@@ -47,27 +46,3 @@ class PromotionOrder:
     inputs: dict[str, int] = field(default_factory=dict)
     pass_over: int = 0
     mark: int | None = None
-
-    @classmethod
-    def from_json(cls, document: Any) -> PromotionOrder:
-        """The order in a parsed document. Raises ``PeerProtocolError``."""
-        try:
-            order = cls(**document)
-            check_fields(order, _hints())
-            check_handle(order.handle)
-        except (TypeError, ValueError) as error:
-            raise PeerProtocolError(f"malformed promotion order: {error!r:.300}") from error
-        return order
-
-    def to_json(self) -> dict[str, Any]:
-        """The inverse of ``from_json``. The last three fields are left out at their defaults."""
-        document = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for name, default in ("inputs", {}), ("pass_over", 0), ("mark", None):
-            if document[name] == default:
-                del document[name]
-        return document
-
-
-@cache
-def _hints() -> dict[str, Any]:
-    return typing.get_type_hints(PromotionOrder)

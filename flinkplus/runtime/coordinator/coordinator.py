@@ -68,7 +68,7 @@ from flinkplus.runtime.coordinator.dispatch.slot_table import Members
 from flinkplus.runtime.coordinator.drivers.checkpoints import CheckpointDriver
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
-from flinkplus.runtime.coordinator.drivers.job import JobDriver
+from flinkplus.runtime.coordinator.drivers.job import Handles, JobDriver
 from flinkplus.runtime.coordinator.drivers.last_words import CrashReports
 from flinkplus.runtime.coordinator.membership.moves import Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
@@ -284,7 +284,7 @@ class Coordinator:
         )
         return moves.spares
 
-    def _started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
+    def _started(self, version: CheckpointId, handles: Handles) -> None:
         assert self._failovers is not None
         self._failovers.started(version, handles)
         self._presence.let_spares_join()

@@ -15,7 +15,6 @@ from typing_extensions import assert_never
 from flinkplus.errors import FlinkPlusError, JobFailed, MessageIdConflict, NondeterministicOperator, UserFunctionError
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.vocabulary.in_flight import in_flight_bytes
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
@@ -111,7 +110,7 @@ class Reports:
                 number = CheckpointId(checkpoint)
                 if self._failovers is not None:
                     self._failovers.acknowledged(name, said, number, handle)
-                held = in_flight_bytes(handle)
+                held = handle.operator_state.in_flight_bytes
                 self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle, held))
             case control.SnapshotRefused(_, checkpoint, _, reason):
                 cause = message.abort_cause

@@ -272,7 +272,7 @@ def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
             return 0
         log.warning("the number of earlier runs is taken from the newest checkpoint: %s", error)
     found = storage.latest_valid()
-    return 1 if found is None else int(found[1]["generation"]) // GENERATIONS_PER_RUN + 1
+    return 1 if found is None else found[1].generation // GENERATIONS_PER_RUN + 1
 
 
 def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore) -> Restore:
@@ -294,8 +294,8 @@ def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore
     restore.checkpoint = CheckpointId(checkpoint)
     restore.available = tuple(CheckpointId(c) for c in known if c <= checkpoint)
     restore.next_checkpoint = CheckpointId(max(known) + 1)
-    restore.draining = any(handle["operator_state"].get("drained") for handle in manifest["subtasks"].values())
-    restore.finished = bool(manifest.get("final"))
+    restore.draining = any(handle.operator_state.drained for handle in manifest.subtasks.values())
+    restore.finished = manifest.final
     if restore.finished:
         commits.finish()
     return restore

@@ -14,8 +14,8 @@ import pytest
 
 from chain_backup.disk import Disk, SlotDisk
 from flinkplus.errors import CorruptState, StateError
-from flinkplus.state import CheckpointStorage, StateFile
-from flinkplus.state.delta import digest_of
+from flinkplus.protocol.snapshot.files import StateFile, digest_of
+from flinkplus.state import CheckpointStorage
 from tests.simulation.disk import SimVolume
 from tests.simulation.parameters import Parameters, child
 from tests.simulation.standbys import SimDisk, StateFiles, encode

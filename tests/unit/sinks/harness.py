@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 
-from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter, StagedFile
+from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.text import TextSink
 
@@ -27,6 +28,11 @@ class Context:
 
 def rows(*pairs: tuple[str, int], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([dict(zip(schema.names, pair, strict=True)) for pair in pairs], schema=schema)
+
+
+def copied(staged: list[StagedFile]) -> list[StagedFile]:
+    """As they are after they were JSON."""
+    return [StagedFile.from_json(json.loads(json.dumps(file.to_json()))) for file in staged]
 
 
 class Job:
@@ -52,9 +58,8 @@ class Job:
         for index, writer in enumerate(self.writers):
             if with_rows:
                 writer.write(rows((f"r{checkpoint:04d}", index)))
-            described += writer.settle(json.loads(json.dumps(writer.stage(checkpoint))))
-        copied: list[StagedFile] = json.loads(json.dumps(described))
-        return copied
+            described += writer.settle(copied(writer.stage(checkpoint)))
+        return copied(described)
 
     def complete(self, checkpoint: int) -> None:
         for writer in self.writers:

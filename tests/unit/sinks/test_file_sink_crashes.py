@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flinkplus.errors import OutputDirectoryError
+from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks import spark_log, text
-from flinkplus.sinks.base import StagedFile
 from flinkplus.sinks.file_names import OWNER_FILE
 from tests.unit.sinks.harness import Crash, FaultyFiles, Job, expected_lines, text_job, visible_lines
 

@@ -123,11 +123,11 @@ def test_a_job_that_was_discarded_can_be_resumed(tmp_path: Path) -> None:
 def test_a_writer_describes_what_it_does_not_know_to_be_complete(tmp_path: Path) -> None:
     job = text_job(tmp_path)
     first = job.stage(1)
-    assert [(f["checkpoint"], f["rows"], f["bytes"]) for f in first] == [(1, 1, 8), (1, 1, 8)]
-    assert [f["name"] for f in first] == [f"part-c00000001-s{i}-g2-0.txt" for i in range(2)]
-    assert [f["checkpoint"] for f in job.stage(2)] == [1, 2, 1, 2]
+    assert [(f.checkpoint, f.rows, f.bytes) for f in first] == [(1, 1, 8), (1, 1, 8)]
+    assert [f.name for f in first] == [f"part-c00000001-s{i}-g2-0.txt" for i in range(2)]
+    assert [f.checkpoint for f in job.stage(2)] == [1, 2, 1, 2]
     job.complete(1)
-    assert [f["checkpoint"] for f in job.stage(3, with_rows=False)] == [2, 2]
+    assert [f.checkpoint for f in job.stage(3, with_rows=False)] == [2, 2]
     job.complete(3)
     assert job.stage(4, with_rows=False) == []
 
@@ -163,7 +163,7 @@ def test_small_and_large_batches_keep_their_order(
         written += batch
         job.writers[0].write(rows(*batch))
     (staged,) = job.writers[0].settle(job.writers[0].stage(1))
-    assert staged["rows"] == len(written)
+    assert staged.rows == len(written)
     job.committer.commit(1, [staged])
     (path,) = visible_files(tmp_path / "out")
     if kind is ParquetSink:
@@ -188,18 +188,18 @@ def test_the_stream_does_not_wait_for_what_is_set_aside(tmp_path: Path, monkeypa
     for count in range(3):
         writer.write(rows(("a", count)))
     first = writer.stage(1)
-    assert ["bytes" in file for file in first] == [False]
+    assert [file.bytes for file in first] == [0]
     assert names(staging) == {"open-s0-g2-0.parquet"}
     writer.write(rows(("b", 3)))
     second = writer.stage(2)
     writer.write(rows(("c", 4)))
     assert names(staging) == {f"open-s0-g2-{number}.parquet" for number in range(3)}
     (settled,) = writer.settle(first)
-    assert settled["bytes"] == (staging / settled["name"]).stat().st_size
+    assert settled.bytes == (staging / settled.name).stat().st_size
     job.committer.commit(1, [settled])
     writer.checkpoint_complete(1)
     (later,) = writer.settle(second)  # what is complete by now is left out
-    assert (later["checkpoint"], later["rows"]) == (2, 1)
+    assert (later.checkpoint, later.rows) == (2, 1)
     job.committer.commit(2, [later])
     read = [pq.read_table(path).to_pylist() for path in visible_files(tmp_path)]
     assert sorted(row["count"] for file in read for row in file) == [0, 1, 2, 3]
@@ -211,7 +211,7 @@ def test_what_a_discarded_snapshot_set_aside_is_settled_with_the_next(tmp_path: 
     writer.write(rows(("a", 1)))
     writer.stage(1)
     described = writer.settle(writer.stage(2))
-    assert [(file["checkpoint"], file["bytes"]) for file in described] == [(1, 4)]
+    assert [(file.checkpoint, file.bytes) for file in described] == [(1, 4)]
 
 
 def test_a_file_that_cannot_be_finished_fails_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_the_operator_context_will_do(tmp_path: Path) -> None:
     sink.committer().prepare(resume=False)
     writer = sink.writer(OperatorContext("out", "out[3]", 3, 4, SCHEMA), 7)
     writer.write(rows(("a", 1)))
-    assert writer.stage(1)[0]["name"] == "part-c00000001-s3-g7-0.txt"
+    assert writer.stage(1)[0].name == "part-c00000001-s3-g7-0.txt"
 
 
 # --- commits ----------------------------------------------------------------------------------------------------------
@@ -317,15 +317,15 @@ def test_a_staged_file_that_has_gone_is_said(tmp_path: Path, committed_already: 
     if committed_already:
         job.committer.commit(1, described)
     where = tmp_path if committed_already else tmp_path / "_staging" / "job-1"
-    (where / described[1]["name"]).unlink()
-    with pytest.raises(OutputDirectoryError, match=f"{described[1]['name']} of checkpoint 1 is missing"):
+    (where / described[1].name).unlink()
+    with pytest.raises(OutputDirectoryError, match=f"{described[1].name} of checkpoint 1 is missing"):
         job.committer.commit(1, described)
 
 
 def test_a_staged_file_that_was_cut_is_said(tmp_path: Path) -> None:
     job = text_job(tmp_path)
     described = job.stage(1)
-    (tmp_path / "_staging" / "job-1" / described[0]["name"]).write_text("r")
+    (tmp_path / "_staging" / "job-1" / described[0].name).write_text("r")
     with pytest.raises(OutputDirectoryError, match="has not the 8 bytes"):
         job.committer.commit(1, described)
     assert visible_lines(tmp_path) == []

@@ -105,7 +105,7 @@ def test_discarded_rows_are_counted_once(tmp_path: Path) -> None:
     job = Job(DiscardSink("out"))
     job.stage(1)
     described = job.stage(2)
-    assert [(f["name"], f["rows"]) for f in described] == [
+    assert [(f.name, f.rows) for f in described] == [
         (f"c{checkpoint:08d}-s{index}-g2", 1) for index in range(2) for checkpoint in (1, 2)
     ]
     job.committer.commit(2, described)

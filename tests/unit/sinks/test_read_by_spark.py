@@ -144,7 +144,7 @@ def test_a_streaming_reader_gets_every_row_once(
             described = job.stage(checkpoint)
             if checkpoint == 5:  # moved into the directory and not listed, as after a crash: nobody's data yet
                 for file in described:
-                    os.rename(out / "_staging" / "job-1" / file["name"], out / file["name"])
+                    os.rename(out / "_staging" / "job-1" / file.name, out / file.name)
                 query.processAllAvailable()
                 assert spark.table("streamed").count() == 8
             job.committer.commit(checkpoint, described)

@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flinkplus.errors import ConfigurationError, CorruptState, StateError
-from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, StateFile, SubtaskState, versions
+from flinkplus.errors import ConfigurationError, StateError
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
+from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, SubtaskState, versions
 from flinkplus.state.backend import folder_name
 from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, write_sst
 from flinkplus.state.versions import FIRST_CHUNK_ENTRIES, FIRST_LEAD
+from tests.handles import manifest_of, part_of
 
 NEVER = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=10_000)
 
@@ -31,10 +34,10 @@ def read(state: SubtaskState, *keys: bytes) -> list[int]:
     return numbers.gather(numbers.indices(list(keys))).tolist()
 
 
-def snapshot(state: SubtaskState, checkpoint: int, **operator_state) -> dict:
-    handle = state.persist(state.freeze(checkpoint, operator_state))
+def snapshot(state: SubtaskState, checkpoint: int, **saved) -> SnapshotHandle:
+    handle = state.persist(state.freeze(checkpoint, OperatorState(**saved)))
     state.rebase()
-    return json.loads(json.dumps(handle))
+    return SnapshotHandle.from_json(json.loads(json.dumps(handle.to_json())))
 
 
 def many(count: int) -> list[bytes]:
@@ -45,15 +48,16 @@ def test_restored_in_a_fresh_process_from_storage_alone(open_state) -> None:
     first = open_state()
     add(first, b"a", b"b", b"a")
     first.object_state("seen").put_many([b"x", b"y"], [{"n": 1}, (1, "2")])
-    handle = snapshot(first, 1, source={"offset": 7})
+    handle = snapshot(first, 1, steps=7)
     add(first, b"a", amount=100)
     second = open_state(generation=2, work="elsewhere")
-    assert second.restore(handle) == {"source": {"offset": 7}}
+    second.restore(handle)
+    assert handle.operator_state.steps == 7
     assert second.state_keys() == 4
     assert read(second, b"a", b"b", b"c") == [1, 1, 0]
     assert second.object_state("seen").get_many([b"x", b"y", b"z"]) == [{"n": 1}, (1, "2"), None]
     assert second.state_keys() == 5
-    assert second.state_bytes() == handle["bytes_total"] > 0
+    assert second.state_bytes() == handle.bytes_total > 0
 
 
 def test_a_handle_says_what_it_holds(open_state) -> None:
@@ -61,36 +65,35 @@ def test_a_handle_says_what_it_holds(open_state) -> None:
     add(state, *many(100))
     first = snapshot(state, 1)
     add(state, b"key000000")
-    second = snapshot(state, 2, any=[1])
+    second = snapshot(state, 2, steps=8)
     third = snapshot(state, 3)
-    assert first["format"] == 1
-    assert (first["subtask"], first["generation"], first["checkpoint"], first["keys"]) == ("count[0]", 1, 1, 100)
-    assert [(file["name"], file["kind"], file["entries"]) for file in second["files"]] == [
+    assert (first.subtask, first.generation, first.checkpoint, first.keys) == ("count[0]", 1, 1, 100)
+    assert [(file.name, file.kind, file.entries) for file in second.files] == [
         ("count[0]/1-1-1.sst", "base", 100),
         ("count[0]/1-2-2.sst", "delta", 1),
     ]
-    assert second["bytes_total"] == sum(file["bytes"] for file in second["files"])
-    assert second["bytes_new"] == second["files"][1]["bytes"]
-    assert second["operator_state"] == {"any": [1]}
-    assert (third["files"], third["bytes_new"]) == (second["files"], 0)
-    assert second["states"] == {"count": {"kind": "number", "dtype": "int64", "keys": 100}}
-    assert 0 <= second["sync_ms"] < 1_000 and 0 < second["async_ms"] < 60_000
+    assert second.bytes_total == sum(file.bytes for file in second.files)
+    assert second.bytes_new == second.files[1].bytes
+    assert second.operator_state == OperatorState(steps=8)
+    assert (third.files, third.bytes_new) == (second.files, 0)
+    assert second.states == {"count": KeyedPart(kind="number", dtype="int64", keys=100)}
+    assert 0 <= second.sync_ms < 1_000 and 0 < second.async_ms < 60_000
 
 
 def test_an_empty_state_has_a_snapshot_too(open_state) -> None:
-    handle = snapshot(open_state(), 1, offset=3)
-    assert handle["files"] == []
+    handle = snapshot(open_state(), 1, steps=3)
+    assert handle.files == ()
     second = open_state(generation=2)
-    assert second.restore(handle) == {"offset": 3}
+    second.restore(handle)
     assert read(second, b"a") == [0]
 
 
 def test_a_snapshot_is_of_the_moment_it_was_frozen(open_state) -> None:
     state = open_state()
     add(state, b"a", b"b")
-    one = state.freeze(1, {})
+    one = state.freeze(1, OperatorState())
     add(state, b"a", b"c")
-    two = state.freeze(2, {})
+    two = state.freeze(2, OperatorState())
     add(state, b"a")
     second_handle, first_handle = state.persist(two), state.persist(one)
     fresh = open_state(generation=2)
@@ -102,12 +105,12 @@ def test_a_snapshot_is_of_the_moment_it_was_frozen(open_state) -> None:
 
 def test_operator_state_must_be_json_and_is_copied(open_state) -> None:
     state = open_state()
-    offsets = {"offset": [1]}
-    pending = state.freeze(1, offsets)
-    offsets["offset"].append(2)
-    assert state.persist(pending)["operator_state"] == {"offset": [1]}
+    offsets = [1]
+    pending = state.freeze(1, OperatorState(operators={"read": part_of(position=offsets)}))
+    offsets.append(2)
+    assert state.persist(pending).operator_state.operators == {"read": part_of(position=[1])}
     with pytest.raises(TypeError, match="JSON"):
-        state.freeze(2, {"bad": object()})
+        state.freeze(2, OperatorState(operators={"bad": part_of(state=object())}))
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -171,10 +174,10 @@ def test_a_base_straight_from_memory_when_most_keys_changed(open_state) -> None:
     add(state, *keys)
     snapshot(state, 1)
     add(state, *keys[:400])
-    assert [file["kind"] for file in snapshot(state, 2)["files"]] == ["base", "delta"]
+    assert [file.kind for file in snapshot(state, 2).files] == ["base", "delta"]
     add(state, *keys[:500])
     handle = snapshot(state, 3)
-    assert [(file["kind"], file["entries"]) for file in handle["files"]] == [("base", 1_000)]
+    assert [(file.kind, file.entries) for file in handle.files] == [("base", 1_000)]
     second = open_state(generation=2)
     second.restore(handle)
     assert read(second, keys[0], keys[450], keys[999]) == [3, 2, 1]
@@ -195,14 +198,14 @@ def test_a_base_from_rocksdb_when_deltas_pile_up(open_state, tmp_path: Path) -> 
         add(state, *keys[:3])
         handle = snapshot(state, checkpoint)
         state.checkpoint_complete(checkpoint)
-        kinds.append([file["kind"] for file in handle["files"]])
+        kinds.append([file.kind for file in handle.files])
     assert all(1 <= len(files) <= 5 and files[0] == "base" for files in kinds)
     assert ["base", "delta"] in kinds
     second = open_state(generation=2, work="elsewhere")
     second.restore(handle)
     assert read(second, *keys) == [8] * 3 + [1] * 197
     assert second.object_state("o").get_many(keys[3:7]) == [None, None, 5, 6]
-    assert len(list((tmp_path / "work" / "count[0]" / "files").iterdir())) == len(handle["files"])
+    assert len(list((tmp_path / "work" / "count[0]" / "files").iterdir())) == len(handle.files)
 
 
 def test_a_base_says_what_it_replaces_and_no_version_waits_for_it(open_state) -> None:
@@ -212,43 +215,43 @@ def test_a_base_says_what_it_replaces_and_no_version_waits_for_it(open_state) ->
     for checkpoint in (2, 3):
         add(state, *many(checkpoint))
         before = snapshot(state, checkpoint)
-    assert len(before["files"]) == 3
+    assert len(before.files) == 3
     add(state, b"x")
-    base, *deltas = snapshot(state, 4)["files"]
-    assert base["replaces"] == [[file["name"], file["bytes"], file["checksum"]] for file in before["files"]]
-    assert StateFile.from_json(base).replaces == tuple(StateFile.from_json(file) for file in before["files"])
+    base, *deltas = snapshot(state, 4).files
+    assert base.replaces == before.files
+    assert StateFile.from_json(base.to_json()).replaces == before.files
     assert len(deltas) == 1
-    assert "replaces" not in deltas[0]
+    assert "replaces" not in deltas[0].to_json()
 
 
 def test_a_base_that_comes_too_late_is_given_up(open_state, storage: CheckpointStorage, tmp_path: Path) -> None:
     """Garbage collection may have taken it: no version names it, and it belongs to a checkpoint that has passed."""
     state = open_state(policy=BasePolicy(max_deltas=0))
     add(state, *many(100))
-    state.persist(state.freeze(1, {}))
+    state.persist(state.freeze(1, OperatorState()))
     add(state, *many(1))
-    state.persist(state.freeze(2, {}))
+    state.persist(state.freeze(2, OperatorState()))
     upload = CheckpointStorage.upload
-    handles: list[dict] = []
+    handles: list[SnapshotHandle] = []
 
     def overtaken(self: CheckpointStorage, local: Path, name: str) -> None:
         upload(self, local, name)
         patch.undo()
         for checkpoint in range(3, 3 + FIRST_LEAD):
             add(state, *many(1))
-            handles.append(state.persist(state.freeze(checkpoint, {})))
+            handles.append(state.persist(state.freeze(checkpoint, OperatorState())))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CheckpointStorage, "upload", overtaken)
         assert not state.rebase()
     last = handles[-1]
-    storage.write_manifest(last["checkpoint"], {"checkpoint": last["checkpoint"], "subtasks": {"s": last}})
-    storage.collect_garbage(1, last["checkpoint"])
-    assert len(last["files"]) == 2 + FIRST_LEAD
+    storage.write_manifest(manifest_of(last.checkpoint, subtasks={"s": last}))
+    storage.collect_garbage(1, last.checkpoint)
+    assert len(last.files) == 2 + FIRST_LEAD
     assert len(list((tmp_path / "work" / "count[0]" / "files").iterdir())) == 2 + FIRST_LEAD
     assert state.rebase()
     handle = snapshot(state, 100)
-    assert len(handle["files"]) == 1
+    assert len(handle.files) == 1
     second = open_state(generation=2, work="elsewhere")
     second.restore(handle)
     assert read(second, *many(2)) == [2 + FIRST_LEAD, 1]
@@ -280,7 +283,7 @@ def test_more_keys_than_fit_are_spilled(open_state) -> None:
         assert len(state.number_state("count")._table) <= 141
     assert state.state_keys() == 4_000
     handle = snapshot(state, 1)
-    assert len(handle["files"]) > 5
+    assert len(handle.files) > 5
     assert read(state, keys[0], keys[1_999]) == [50, 1]
     second = open_state(generation=2, work="elsewhere")
     second.restore(handle)
@@ -291,7 +294,7 @@ def test_more_keys_than_fit_are_spilled(open_state) -> None:
 def test_a_spill_between_freeze_and_persist_is_not_in_the_handle(open_state) -> None:
     state = open_state(max_entries=10, policy=BasePolicy(max_deltas=0))
     add(state, *many(11))
-    pending = state.freeze(1, {})
+    pending = state.freeze(1, OperatorState())
     add(state, *many(11))
     read(state, b"key000000")
     assert state.spill_if_needed()
@@ -309,22 +312,22 @@ def test_files_of_a_later_version_carry_a_later_checkpoint(open_state, storage: 
     add(state, *many(11))
     snapshot(state, 1)
     add(state, *many(5))
-    pending = state.freeze(2, {})
+    pending = state.freeze(2, OperatorState())
     add(state, *many(11))
     read(state, b"key000000")
     assert state.spill_if_needed()
     manifests = {2: state.persist(pending)}
     assert state.rebase()
     manifests[3] = snapshot(state, 3)
-    storage.write_manifest(2, {"checkpoint": 2, "subtasks": {"s": manifests[2]}})
+    storage.write_manifest(manifest_of(2, subtasks={"s": manifests[2]}))
     storage.collect_garbage(1, 2)
-    storage.write_manifest(3, {"checkpoint": 3, "subtasks": {"s": manifests[3]}})
+    storage.write_manifest(manifest_of(3, subtasks={"s": manifests[3]}))
     storage.collect_garbage(1, 3)
     for checkpoint, expected in ((2, 2), (3, 3)):
         second = open_state(generation=checkpoint, work=f"elsewhere{checkpoint}")
-        second.restore(storage.read_manifest(checkpoint)["subtasks"]["s"])
+        second.restore(storage.read_manifest(checkpoint).subtasks["s"])
         assert read(second, b"key000000") == [expected]
-    carried = [int(file["name"].split("-")[1]) for file in manifests[3]["files"]]
+    carried = [int(file.name.split("-")[1]) for file in manifests[3].files]
     assert min(carried) >= 3
 
 
@@ -347,9 +350,9 @@ def test_a_base_is_read_in_pieces_of_limited_size(
     count = FIRST_CHUNK_ENTRIES + 3 * most
     values = [os.urandom(size) for _ in range(count)]
     state.object_state("seen").put_many(many(count), values)
-    state.persist(state.freeze(1, {}))
+    state.persist(state.freeze(1, OperatorState()))
     state.object_state("seen").put_many(many(1), values[-1:])
-    state.persist(state.freeze(2, {}))
+    state.persist(state.freeze(2, OperatorState()))
     monkeypatch.setattr(versions, "write_sst", noted)
     assert state.rebase()
     assert sum(found) == count
@@ -405,7 +408,7 @@ def test_snapshots_beside_the_stream(open_state) -> None:
         model[chosen] += 1
         state.spill_if_needed()
         if batch % 20 == 19:
-            queue.append((state.freeze(batch, {}), model.copy()))
+            queue.append((state.freeze(batch, OperatorState()), model.copy()))
             wake.release()
     done.set()
     wake.release()
@@ -437,7 +440,7 @@ def test_close_abandons_a_persist_under_way(open_state, monkeypatch: pytest.Monk
         except BaseException as error:
             errors.append(error)
 
-    pending = state.freeze(1, {})
+    pending = state.freeze(1, OperatorState())
     thread = threading.Thread(target=persist)
     thread.start()
     assert reached.wait(60)
@@ -448,15 +451,4 @@ def test_close_abandons_a_persist_under_way(open_state, monkeypatch: pytest.Monk
     assert "closed" in str(errors[0])
     assert not list((tmp_path / "work" / "count[0]").glob("db-*"))
     with pytest.raises(StateError, match="closed"):
-        state.persist(state.freeze(2, {}))
-
-
-def test_unknown_handles_are_refused(open_state) -> None:
-    state = open_state()
-    add(state, b"a")
-    handle = snapshot(state, 1)
-    second = open_state(generation=2)
-    with pytest.raises(CorruptState, match="format 9"):
-        second.restore({**handle, "format": 9})
-    with pytest.raises(CorruptState, match="describes none"):
-        second.restore({**handle, "files": [{"name": "x"}]})
+        state.persist(state.freeze(2, OperatorState()))

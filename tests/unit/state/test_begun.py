@@ -8,6 +8,7 @@ import pytest
 
 from flinkplus.errors import CheckpointDirectoryError
 from flinkplus.state.storage import PLAN_BLOB, CheckpointStorage
+from tests.handles import manifest_of
 
 JOB = {"name": "job", "fingerprint": "f"}
 
@@ -39,7 +40,7 @@ def test_what_has_begun_is_continued_and_kept(tmp_path: Path, left: str) -> None
     if left == "plan":
         first.put_blob(PLAN_BLOB, b"plan")
     else:
-        first.write_manifest(1, {"format": 1, "subtasks": {}})
+        first.write_manifest(manifest_of(1))
     state = tmp_path / "checkpoints/state/a/1-1-1.sst"
     state.parent.mkdir(parents=True)
     state.write_bytes(b"of the job")

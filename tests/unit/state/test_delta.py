@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from flinkplus.errors import CorruptState, StateError
-from flinkplus.state.delta import Chunk, StateFile, describe, write_sst
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.state.delta import Chunk, describe, write_sst
 from flinkplus.state.files import file_chunks
 
 

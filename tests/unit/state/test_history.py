@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.history import MAX_CUTS, Cut, Cuts, UnusedFiles, left_behind
 from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.versions import BasePolicy
+from tests.handles import manifest_of
 
 NUMBERS = st.integers(0, 8)
 
@@ -85,11 +87,10 @@ class JobOfOneSubtask:
         numbers = self.state.number_state("n")
         rows = numbers.indices([b"k%d" % (number % 7), b"k"])
         numbers.scatter(rows, numbers.gather(rows) + 1)
-        handle = self.state.persist(self.state.freeze(number, {}))
+        handle = self.state.persist(self.state.freeze(number, OperatorState()))
         if not is_complete:
             return
-        manifest = {"format": 1, "checkpoint": number, "generation": self.generation, "subtasks": {"s": handle}}
-        self.storage.write_manifest(number, manifest)
+        self.storage.write_manifest(manifest_of(number, generation=self.generation, subtasks={"s": handle}))
         self.state.checkpoint_complete(number)
         self.complete.append(number)
         while len(self.complete) > 2:
@@ -120,10 +121,10 @@ def test_files_of_a_dead_head_and_of_an_unfinished_upload_go_while_the_job_runs(
     job.checkpoint(1, is_complete=True)
     dead = job.state
     job.open()
-    job.state.restore(job.storage.read_manifest(1)["subtasks"]["s"])
+    job.state.restore(job.storage.read_manifest(1).subtasks["s"])
     rows = dead.number_state("n").indices([b"k"])
     dead.number_state("n").scatter(rows, 99)
-    dead.persist(dead.freeze(2, {}))  # a zombie
+    dead.persist(dead.freeze(2, OperatorState()))  # a zombie
     dead.close()
     torn = tmp_path / "checkpoints/state/count[0]/1-2-9.sst.0a1b.tmp"
     torn.write_bytes(b"its process was killed")

@@ -6,11 +6,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flinkplus.errors import CorruptState, StateError
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState, delta, versions
 from flinkplus.state.delta import Chunk
 from flinkplus.state.store import SubtaskStore
@@ -30,8 +32,8 @@ def read(state: SubtaskState, *keys: bytes) -> list[int]:
     return numbers.gather(numbers.indices(list(keys))).tolist()
 
 
-def snapshot(state: SubtaskState, checkpoint: int) -> dict:
-    handle = state.persist(state.freeze(checkpoint, {"at": checkpoint}))
+def snapshot(state: SubtaskState, checkpoint: int) -> SnapshotHandle:
+    handle = state.persist(state.freeze(checkpoint, OperatorState(steps=checkpoint)))
     state.rebase()
     return handle
 
@@ -77,7 +79,8 @@ def test_the_next_snapshot_carries_what_a_failed_one_could_not(open_state, stage
     add(state, KEYS[0])
     handle = snapshot(state, 3)
     second = open_state(generation=2, work="elsewhere")
-    assert second.restore(handle) == {"at": 3}
+    second.restore(handle)
+    assert handle.operator_state.steps == 3
     assert read(second, KEYS[0], KEYS[1], KEYS[299]) == [3, 2, 1]
     assert second.object_state("o").get_many([b"x"]) == ["x"]
 
@@ -86,9 +89,9 @@ def test_the_next_snapshot_carries_what_a_failed_one_could_not(open_state, stage
 def test_a_snapshot_frozen_before_the_failure_carries_it_too(open_state, stage: str) -> None:
     state = open_state(policy=NEVER)
     add(state, *KEYS)
-    one = state.freeze(1, {})
+    one = state.freeze(1, OperatorState())
     add(state, *KEYS[:10])
-    two = state.freeze(2, {})
+    two = state.freeze(2, OperatorState())
     with failing(*STAGES[stage]), pytest.raises(StateError):
         state.persist(one)
     add(state, *KEYS[:10])
@@ -113,7 +116,7 @@ def test_a_long_outage_does_not_pile_up(open_state, stage: str, tmp_path: Path) 
     assert len(state._versions._queue) <= 1
     handle = snapshot(state, 21)
     state.checkpoint_complete(21)
-    assert len(list(folder.iterdir())) == len(handle["files"])
+    assert len(list(folder.iterdir())) == len(handle.files)
     second = open_state(generation=2, work="elsewhere")
     second.restore(handle)
     assert read(second, *KEYS) == [20] * len(KEYS)
@@ -123,10 +126,10 @@ def test_a_long_outage_does_not_pile_up(open_state, stage: str, tmp_path: Path) 
 def test_a_snapshot_that_was_thawed_is_declined(open_state) -> None:
     state = open_state()
     add(state, *KEYS)
-    one = state.freeze(1, {})
+    one = state.freeze(1, OperatorState())
     with failing(*STAGES["writing"]), pytest.raises(StateError):
         state.persist(one)
-    state.freeze(2, {})
+    state.freeze(2, OperatorState())
     with pytest.raises(StateError, match="a newer one has its changes"):
         state.persist(one)
 
@@ -134,10 +137,10 @@ def test_a_snapshot_that_was_thawed_is_declined(open_state) -> None:
 def test_one_failure_does_not_take_others_along(open_state) -> None:
     state = open_state(policy=NEVER)
     add(state, *KEYS)
-    one, two = state.freeze(1, {}), state.freeze(2, {})
+    one, two = state.freeze(1, OperatorState()), state.freeze(2, OperatorState())
     with failing(*STAGES["writing"]), pytest.raises(StateError):
         state.persist(one)
-    three = state.freeze(3, {})
+    three = state.freeze(3, OperatorState())
     for pending in (two, three):
         second = open_state(generation=2, work="elsewhere")
         second.restore(state.persist(pending))
@@ -147,7 +150,7 @@ def test_one_failure_does_not_take_others_along(open_state) -> None:
 def test_failures_do_not_pile_up_behind_a_snapshot_that_nobody_persists(open_state) -> None:
     state = open_state(policy=NEVER)
     add(state, *KEYS)
-    early = [state.freeze(checkpoint, {}) for checkpoint in (1, 2)]
+    early = [state.freeze(checkpoint, OperatorState()) for checkpoint in (1, 2)]
     with failing(*STAGES["writing"]):
         for checkpoint in range(3, 23):
             add(state, *KEYS)
@@ -165,10 +168,10 @@ def test_failures_do_not_pile_up_behind_a_snapshot_that_nobody_persists(open_sta
 def test_a_snapshot_that_nobody_persists_is_carried(open_state) -> None:
     state = open_state(policy=NEVER)
     add(state, *KEYS)
-    state.freeze(1, {})
+    state.freeze(1, OperatorState())
     add(state, KEYS[0])
     handle = snapshot(state, 2)
-    assert len(handle["files"]) == 2
+    assert len(handle.files) == 2
     second = open_state(generation=2, work="elsewhere")
     second.restore(handle)
     assert read(second, KEYS[0], KEYS[1]) == [2, 1]
@@ -185,8 +188,8 @@ def test_a_base_that_fails_is_tried_again(open_state) -> None:
                 snapshot(state, checkpoint)
         else:
             handle = snapshot(state, checkpoint)
-    assert [file["kind"] for file in handle["files"]] == ["base", "delta", "delta", "delta"]
-    assert [file["kind"] for file in snapshot(state, 5)["files"]] == ["base"]
+    assert [file.kind for file in handle.files] == ["base", "delta", "delta", "delta"]
+    assert [file.kind for file in snapshot(state, 5).files] == ["base"]
     second = open_state(generation=2, work="elsewhere")
     second.restore(handle)
     assert read(second, KEYS[0], KEYS[1]) == [4, 1]
@@ -212,20 +215,20 @@ def test_a_spill_that_fails_loses_nothing(open_state, stage: str) -> None:
 
 
 @pytest.fixture
-def three_files(open_state) -> dict:
+def three_files(open_state) -> SnapshotHandle:
     """The handle of a base and two deltas, whose work directory has local copies of all."""
     state = open_state(policy=NEVER)
     for checkpoint in (1, 2, 3):
         add(state, *KEYS[: 300 // checkpoint**2])
         handle = snapshot(state, checkpoint)
     state.close()
-    assert len(handle["files"]) == 3
+    assert len(handle.files) == 3
     return handle
 
 
-def copies(tmp_path: Path, handle: dict, where: str) -> list[Path]:
+def copies(tmp_path: Path, handle: SnapshotHandle, where: str) -> list[Path]:
     folder = tmp_path / ("work/count[0]/files" if where == "local" else "checkpoints/state/count[0]")
-    return [folder / file["name"].rpartition("/")[2] for file in handle["files"]]
+    return [folder / file.name.rpartition("/")[2] for file in handle.files]
 
 
 def damage(path: Path, how: str) -> None:
@@ -248,7 +251,7 @@ def check(state: SubtaskState) -> None:
     assert read(state, KEYS[0], KEYS[40], KEYS[299]) == [3, 2, 1]
 
 
-def test_local_copies_are_enough(open_state, tmp_path: Path, three_files: dict) -> None:
+def test_local_copies_are_enough(open_state, tmp_path: Path, three_files: SnapshotHandle) -> None:
     shutil.rmtree(tmp_path / "checkpoints" / "state")
     state = open_state(generation=2)
     state.restore(three_files)
@@ -257,7 +260,9 @@ def test_local_copies_are_enough(open_state, tmp_path: Path, three_files: dict) 
 
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_bad_local_copies_are_replaced(open_state, tmp_path: Path, three_files: dict, how: str, which: int) -> None:
+def test_bad_local_copies_are_replaced(
+    open_state, tmp_path: Path, three_files: SnapshotHandle, how: str, which: int
+) -> None:
     path = copies(tmp_path, three_files, "local")[which]
     whole = path.read_bytes()
     damage(path, how)
@@ -269,44 +274,46 @@ def test_bad_local_copies_are_replaced(open_state, tmp_path: Path, three_files: 
 
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_bad_stored_files_are_refused(open_state, tmp_path: Path, three_files: dict, how: str, which: int) -> None:
+def test_bad_stored_files_are_refused(
+    open_state, tmp_path: Path, three_files: SnapshotHandle, how: str, which: int
+) -> None:
     stored = copies(tmp_path, three_files, "stored")
     damage(stored[which], how)
     state = open_state(generation=2, work="elsewhere")
     with pytest.raises(CorruptState, match=stored[which].name):
         state.restore(three_files)
-    older = {**three_files, "files": three_files["files"][:which]}  # as an older checkpoint would have it
+    older = replace(three_files, files=three_files.files[:which])  # as an older checkpoint would have it
     state.restore(older)
     assert read(state, KEYS[0]) == [which]
 
 
-def test_a_restored_state_goes_on(open_state, tmp_path: Path, three_files: dict) -> None:
+def test_a_restored_state_goes_on(open_state, tmp_path: Path, three_files: SnapshotHandle) -> None:
     state = open_state(generation=2, policy=NEVER)
     state.restore(three_files)
     add(state, KEYS[0], b"new")
     handle = snapshot(state, 4)
-    assert [file["name"].split("/")[1] for file in handle["files"]] == [
+    assert [file.name.split("/")[1] for file in handle.files] == [
         "1-1-1.sst",
         "1-2-2.sst",
         "1-3-3.sst",
         "2-4-1.sst",
     ]
-    assert handle["bytes_new"] == handle["files"][3]["bytes"]
+    assert handle.bytes_new == handle.files[3].bytes
     third = open_state(generation=3, work="elsewhere")
     third.restore(handle)
     assert read(third, KEYS[0], b"new", KEYS[299]) == [4, 1, 1]
     assert third.state_keys() == 301
 
 
-def test_restoring_an_older_version_forgets_the_newer(open_state, three_files: dict, tmp_path: Path) -> None:
+def test_restoring_an_older_version_forgets_the_newer(open_state, three_files: SnapshotHandle, tmp_path: Path) -> None:
     state = open_state(generation=2)
     add(state, b"gone")
-    state.restore({**three_files, "checkpoint": 1, "files": three_files["files"][:1]})
+    state.restore(replace(three_files, checkpoint=1, files=three_files.files[:1]))
     assert read(state, KEYS[0], b"gone") == [1, 0]
     assert [path.name for path in (tmp_path / "work/count[0]/files").iterdir()] == ["1-1-1.sst"]
 
 
-def test_leftovers_of_a_dead_process_are_no_trouble(open_state, tmp_path: Path, three_files: dict) -> None:
+def test_leftovers_of_a_dead_process_are_no_trouble(open_state, tmp_path: Path, three_files: SnapshotHandle) -> None:
     folder = tmp_path / "work" / "count[0]"
     (folder / "db-2-1").mkdir()
     (folder / "db-2-1" / "CURRENT").write_text("half")

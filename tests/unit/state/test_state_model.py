@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flinkplus.errors import StateError
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, SubtaskState, delta
 from flinkplus.state.store import SubtaskStore
 from tests.examples import examples
+from tests.handles import manifest_of
 
 KEYS = [b"", b"\x00", b"\xff", *(b"k%d" % number for number in range(20))]
 SOME_KEYS = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8, unique=True)
@@ -49,7 +51,7 @@ class StateMachine(RuleBasedStateMachine):
         self.checkpoint = 0
         self.complete = 0
         self.pending: list[tuple[PendingSnapshot, Model]] = []
-        self.handles: dict[int, dict[str, Any]] = {}
+        self.handles: dict[int, SnapshotHandle] = {}
         self.versions: dict[int, Model] = {}
         self.open_next()
 
@@ -118,7 +120,7 @@ class StateMachine(RuleBasedStateMachine):
     @rule()
     def freeze(self) -> None:
         self.checkpoint += 1
-        pending = self.state.freeze(self.checkpoint, {"at": self.checkpoint})
+        pending = self.state.freeze(self.checkpoint, OperatorState(steps=self.checkpoint))
         self.pending.append((pending, copy.deepcopy(self.model)))
 
     @precondition(lambda self: self.pending)
@@ -131,7 +133,7 @@ class StateMachine(RuleBasedStateMachine):
                 handle = self.state.persist(pending)
             except StateError:
                 return  # declined
-        assert handle["keys"] == len(model.numbers) + len(model.floats) + len(model.objects)
+        assert handle.keys == len(model.numbers) + len(model.floats) + len(model.objects)
         if pending.checkpoint > self.complete:
             self.handles[pending.checkpoint], self.versions[pending.checkpoint] = handle, model
 
@@ -166,9 +168,7 @@ class StateMachine(RuleBasedStateMachine):
         waiting = sorted(number for number in self.handles if number > self.complete)
         number = data.draw(st.sampled_from(waiting))
         handle = self.handles[number]
-        self.storage.write_manifest(
-            number, {"format": 1, "checkpoint": number, "generation": self.generation, "subtasks": {"s": handle}}
-        )
+        self.storage.write_manifest(manifest_of(number, generation=self.generation, subtasks={"s": handle}))
         self.complete = number
         self.state.checkpoint_complete(number)
         for other in list(self.handles):
@@ -209,8 +209,9 @@ class StateMachine(RuleBasedStateMachine):
         for newer in [other for other in retained if other > number]:
             self.storage.drop(newer)
             del self.handles[newer], self.versions[newer]
-        handle = self.storage.read_manifest(number)["subtasks"]["s"]
-        assert self.state.restore(handle) == {"at": number}
+        handle = self.storage.read_manifest(number).subtasks["s"]
+        self.state.restore(handle)
+        assert handle.operator_state.steps == number
         self.complete = number
         self.model = copy.deepcopy(self.versions[number])
 

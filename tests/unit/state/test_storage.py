@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyarrow import fs
 
 from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, CorruptState, StateError
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.state.delta import describe
-from flinkplus.state.storage import CheckpointStorage, manifest_files
+from flinkplus.state.storage import CheckpointStorage
+from tests.handles import manifest_of
 
 JOB = {"name": "wordcount", "fingerprint": "abc", "extra": 1}
 
@@ -30,16 +31,11 @@ def storage(request: pytest.FixtureRequest, root: Path) -> CheckpointStorage:
     return storage
 
 
-def put_state(storage: CheckpointStorage, tmp_path: Path, name: str, content: bytes = b"content") -> dict[str, Any]:
+def put_state(storage: CheckpointStorage, tmp_path: Path, name: str, content: bytes = b"content") -> StateFile:
     local = tmp_path / "local"
     local.write_bytes(content)
     storage.upload(local, name)
-    return describe(local, name, "delta", 1).to_json()
-
-
-def manifest(checkpoint: int, *files: dict[str, Any]) -> dict[str, Any]:
-    handles = {f"count[{index}]": {"files": [file]} for index, file in enumerate(files)}
-    return {"format": 1, "checkpoint": checkpoint, "generation": 1, "subtasks": handles, "commits": {}}
+    return describe(local, name, "delta", 1)
 
 
 # -- the directory ----------------------------------------------------------------------------------------------------
@@ -84,7 +80,7 @@ def test_a_directory_that_is_none_is_told(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_not_overwritten_by_a_new_run(storage: CheckpointStorage, tmp_path: Path) -> None:
-    storage.write_manifest(1, manifest(1, put_state(storage, tmp_path, "a/1-1-1.sst")))
+    storage.write_manifest(manifest_of(1, put_state(storage, tmp_path, "a/1-1-1.sst")))
     with pytest.raises(CheckpointDirectoryError, match="already has checkpoints of this job; resume it"):
         storage.prepare(JOB, resume=False)
     storage.prepare(JOB, resume=True)
@@ -160,12 +156,14 @@ def test_blob_comes_back_or_is_refused(storage: CheckpointStorage, root: Path) -
 
 
 def test_manifest_comes_back(storage: CheckpointStorage, tmp_path: Path) -> None:
-    written = manifest(12, put_state(storage, tmp_path, "a/1-12-1.sst"), put_state(storage, tmp_path, "b/1-12-1.sst"))
-    storage.write_manifest(12, written)
-    storage.write_manifest(3, manifest(3))
+    written = manifest_of(
+        12, put_state(storage, tmp_path, "a/1-12-1.sst"), put_state(storage, tmp_path, "b/1-12-1.sst")
+    )
+    storage.write_manifest(written)
+    storage.write_manifest(manifest_of(3))
     assert storage.read_manifest(12) == written
     assert storage.checkpoints() == [3, 12]
-    assert [file.name for file in manifest_files(written)] == ["a/1-12-1.sst", "b/1-12-1.sst"]
+    assert [file.name for file in written.files] == ["a/1-12-1.sst", "b/1-12-1.sst"]
     with pytest.raises(CorruptCheckpoint, match="missing"):
         storage.read_manifest(4)
 
@@ -176,7 +174,7 @@ def test_damaged_manifest_is_refused_and_the_previous_used(
 ) -> None:
     for checkpoint in (1, 2):
         file = put_state(storage, tmp_path, f"a/1-{checkpoint}-1.sst")
-        storage.write_manifest(checkpoint, manifest(checkpoint, file))
+        storage.write_manifest(manifest_of(checkpoint, file))
     path = root / "checkpoints" / "00000002.json"
     content = path.read_bytes()
     damaged = {
@@ -194,7 +192,7 @@ def test_damaged_manifest_is_refused_and_the_previous_used(
     found = storage.latest_valid()
     assert found is not None
     checkpoint, document, skipped = found
-    assert (checkpoint, document["checkpoint"]) == (1, 1)
+    assert (checkpoint, document.checkpoint) == (1, 1)
     assert len(skipped) == 1 and "00000002.json" in skipped[0]
 
 
@@ -204,7 +202,7 @@ def test_checkpoint_with_a_damaged_state_file_is_skipped(
 ) -> None:
     for checkpoint in (1, 2):
         file = put_state(storage, tmp_path, f"a/1-{checkpoint}-1.sst")
-        storage.write_manifest(checkpoint, manifest(checkpoint, file))
+        storage.write_manifest(manifest_of(checkpoint, file))
     path = root / "state" / "a" / "1-2-1.sst"
     match damage:
         case "flip":
@@ -222,7 +220,7 @@ def test_checkpoint_with_a_damaged_state_file_is_skipped(
 
 def test_no_checkpoint_and_no_whole_checkpoint_differ(storage: CheckpointStorage, root: Path) -> None:
     assert storage.latest_valid() is None
-    storage.write_manifest(1, manifest(1))
+    storage.write_manifest(manifest_of(1))
     (root / "checkpoints" / "00000001.json").write_bytes(b"")
     with pytest.raises(CorruptCheckpoint, match=r"no checkpoint in .* can be restored: checkpoint 1"):
         storage.latest_valid()
@@ -234,7 +232,7 @@ def test_failing_storage_says_what_could_not_be_stored(storage: CheckpointStorag
     with pytest.raises(StateError, match=r"a/1-1-1\.sst cannot be stored"):
         put_state(storage, tmp_path, "a/1-1-1.sst")
     with pytest.raises(StateError, match="manifest 1 cannot be stored"):
-        storage.write_manifest(1, manifest(1))
+        storage.write_manifest(manifest_of(1))
 
 
 # -- removal ----------------------------------------------------------------------------------------------------------
@@ -243,8 +241,8 @@ def test_failing_storage_says_what_could_not_be_stored(storage: CheckpointStorag
 def test_drop_removes_what_only_that_checkpoint_names(storage: CheckpointStorage, root: Path, tmp_path: Path) -> None:
     shared = put_state(storage, tmp_path, "a/1-1-1.sst")
     old = put_state(storage, tmp_path, "b/1-1-1.sst")
-    storage.write_manifest(1, manifest(1, shared, old))
-    storage.write_manifest(2, manifest(2, shared, put_state(storage, tmp_path, "b/1-2-2.sst")))
+    storage.write_manifest(manifest_of(1, shared, old))
+    storage.write_manifest(manifest_of(2, shared, put_state(storage, tmp_path, "b/1-2-2.sst")))
     fresh = CheckpointStorage(root)  # another process has no memory of what manifests name
     assert fresh.drop(1) == ["b/1-1-1.sst"]
     assert fresh.checkpoints() == [2]
@@ -260,7 +258,7 @@ def test_garbage_is_what_no_manifest_names_and_no_running_snapshot_may_name(
         put_state(storage, tmp_path, name)
     (root / "state" / "a" / "1-8-1.sst.tmp").write_bytes(b"half")
     (root / "state" / "a" / "notes.txt").write_bytes(b"not ours")
-    storage.write_manifest(4, manifest(4, named))
+    storage.write_manifest(manifest_of(4, named))
     removed = storage.collect_garbage(2, 4, live=["b/2-4-2.sst"])
     assert removed == ["a/1-8-1.sst.tmp", "a/1-9-1.sst", "a/2-3-1.sst"]
     assert storage.collect_garbage(3, 1) == ["a/2-5-2.sst", "a/3-1-1.sst", "b/2-4-2.sst"]
@@ -292,8 +290,8 @@ def two_checkpoints(storage: CheckpointStorage, folder: Path) -> list[str]:
     """Their state files: one of each, one of both, and one that no manifest names."""
     put_state(storage, folder, "a/1-1-9.sst")
     first, both, second = (put_state(storage, folder, f"a/1-{n}-1.sst") for n in range(1, 4))
-    storage.write_manifest(1, manifest(1, first, both))
-    storage.write_manifest(2, manifest(2, both, second))
+    storage.write_manifest(manifest_of(1, first, both))
+    storage.write_manifest(manifest_of(2, both, second))
     assert storage.sweep(1, 1) == [], "the file that no manifest names was seen for the first time"
     return storage._files.names("state")
 

@@ -26,11 +26,12 @@ from flinkplus.errors import (
     UntrustedCheckpoint,
 )
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
 from flinkplus.state.storage import CheckpointStorage
-
-MANIFEST_FORMAT = 1
 
 log = logging.getLogger("flinkplus")
 
@@ -43,10 +44,10 @@ class Commits:
         self._taken_over: Callable[[str], None] = lambda reason: None
         self.sinks: dict[str, Sink] = {n.name: n.body for n in graph.nodes if isinstance(n.body, Sink)}
         self.committers: dict[str, SinkCommitter] = {name: sink.committer() for name, sink in self.sinks.items()}
-        self._manifests: dict[int, dict[str, Any]] = {}
+        self._manifests: dict[int, Manifest] = {}
         self._newest = CheckpointId(0)
         self._unsure = False  # whether the last manifest may be stored, or may appear, although that failed
-        self._uncommitted: dict[str, list[dict[str, Any]]] = {name: [] for name in self.sinks}
+        self._uncommitted: dict[str, Sequence[StagedFile]] = dict.fromkeys(self.sinks, ())
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
         for committer in self.committers.values():
             committer.allow_only_if(self._check)
@@ -97,43 +98,42 @@ class Commits:
         commits = {}
         for name, files in staged.items():
             fresh = not_yet_committed(files, self._newest)
-            rows = self.rows[name] + sum(file["rows"] for file in fresh)
-            commits[name] = {"files": [*self._uncommitted[name], *fresh], "rows": rows}
-        manifest = {
-            "format": MANIFEST_FORMAT,
-            "checkpoint": checkpoint,
-            "generation": generation,
-            "final": final,
-            "time_s": time.time(),
-            "subtasks": {str(subtask): handle for subtask, handle in handles},
-            "commits": commits,
-        }
+            rows = self.rows[name] + sum(file.rows for file in fresh)
+            commits[name] = CommittedOutput(files=(*self._uncommitted[name], *fresh), rows=rows)
+        manifest = Manifest(
+            checkpoint=checkpoint,
+            generation=generation,
+            final=final,
+            time_s=time.time(),
+            subtasks={str(subtask): handle for subtask, handle in handles},
+            commits=commits,
+        )
         self._unsure = True
-        self._storage.write_manifest(checkpoint, manifest)
+        self._storage.write_manifest(manifest)
         self._unsure = False
         self._manifests[checkpoint] = manifest
         self._newest = checkpoint
-        self.rows = {name: part["rows"] for name, part in commits.items()}
-        self._uncommitted = {name: part["files"] for name, part in commits.items()}
+        self.rows = {name: part.rows for name, part in commits.items()}
+        self._uncommitted = {name: part.files for name, part in commits.items()}
 
-    def _staged(self, handles: Sequence[tuple[SubtaskId, Any]]) -> dict[str, list[dict[str, Any]]]:
-        staged: dict[str, list[dict[str, Any]]] = {name: [] for name in self.sinks}
+    def _staged(self, handles: Sequence[tuple[SubtaskId, SnapshotHandle]]) -> dict[str, list[StagedFile]]:
+        staged: dict[str, list[StagedFile]] = {name: [] for name in self.sinks}
         for _, handle in handles:
-            for name, entry in handle["operator_state"].get("operators", {}).items():
+            for name, part in handle.operator_state.operators.items():
                 if name in staged:
-                    staged[name].extend(entry.get("staged", ()))
+                    staged[name].extend(part.staged)
         return staged
 
     def commit(self, checkpoint: CheckpointId) -> None:
         """Make visible what the checkpoint covers; may be called again."""
         self._check()
         manifest = self.manifest(checkpoint)
-        for name, part in manifest["commits"].items():
-            self.committers[name].commit(checkpoint, part["files"])
+        for name, part in manifest.commits.items():
+            self.committers[name].commit(checkpoint, part.files)
             self._uncommitted[name] = not_yet_committed(self._uncommitted[name], checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if c >= checkpoint}
 
-    def manifest(self, checkpoint: CheckpointId) -> dict[str, Any]:
+    def manifest(self, checkpoint: CheckpointId) -> Manifest:
         """The manifest, from memory or storage. Raises ``CorruptCheckpoint`` or ``UntrustedCheckpoint``."""
         known = self._manifests.get(checkpoint)
         if known is None:
@@ -141,7 +141,7 @@ class Commits:
             self._manifests[checkpoint] = known
         return known
 
-    def adopt(self, checkpoint: CheckpointId, manifest: dict[str, Any]) -> None:
+    def adopt(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
         """Continue from a checkpoint of an earlier run: what is newer is dropped, its output is committed where it was
         not.
         """
@@ -156,13 +156,13 @@ class Commits:
         for committer in self.committers.values():
             committer.retract_after(checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if checkpoint is not None and c <= checkpoint}
-        self._uncommitted = {name: [] for name in self.sinks}
+        self._uncommitted = dict.fromkeys(self.sinks, ())
         try:
-            commits = {} if checkpoint is None else self.manifest(checkpoint)["commits"]
+            commits = {} if checkpoint is None else self.manifest(checkpoint).commits
         except (CorruptCheckpoint, UntrustedCheckpoint):
             commits = {}  # whoever restores it will see that, and go back further
         self._newest = checkpoint or CheckpointId(0)
-        self.rows = {name: commits.get(name, {}).get("rows", 0) for name in self.sinks}
+        self.rows = {name: commits[name].rows if name in commits else 0 for name in self.sinks}
 
     def collect_garbage(self, generation: Generation) -> None:
         """Remove state files that no manifest names and no running snapshot may name: a deployment begins."""
@@ -195,10 +195,9 @@ class Commits:
             self._storage.withdraw_after(self._newest)
             self._unsure = False
 
-    def handles(self, checkpoint: CheckpointId) -> dict[str, dict[str, Any]]:
+    def handles(self, checkpoint: CheckpointId) -> dict[str, SnapshotHandle]:
         """Subtask -> snapshot handle of a checkpoint."""
-        subtasks: dict[str, dict[str, Any]] = self.manifest(checkpoint)["subtasks"]
-        return subtasks
+        return self.manifest(checkpoint).subtasks
 
     def end(self, finished: bool, resumable: bool) -> None:
         """The job is over, no slot is left, and nothing that was given to the storage worker is under way.

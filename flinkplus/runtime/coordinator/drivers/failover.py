@@ -13,7 +13,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from typing_extensions import assert_never
 
@@ -23,6 +22,7 @@ from chain_backup.failover.placement import PlacementError
 from chain_backup.failover.recovery_line import Cursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ControlMessageTooLarge, HistoryMismatch
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import FailureKind, JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
@@ -123,7 +123,7 @@ class Failovers:
             log.warning("cannot place the subtasks without the drained hosts: %s", error)
             return {}
 
-    def started(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
+    def started(self, version: CheckpointId, handles: dict[str, SnapshotHandle]) -> None:
         """All slots but the spare ones were told to start what was restored from these handles of ``version`` (0: the
         very start)."""
         self._handles.reset(version, handles)
@@ -273,7 +273,7 @@ class Failovers:
         return True
 
     def acknowledged(
-        self, subtask: SubtaskId, generation: Generation, checkpoint: CheckpointId, handle: dict[str, Any]
+        self, subtask: SubtaskId, generation: Generation, checkpoint: CheckpointId, handle: SnapshotHandle
     ) -> None:
         """The head has a new version, and so has the durable store."""
         self._handles.add(subtask, checkpoint, handle)
@@ -454,7 +454,7 @@ class Failovers:
         order = replace(order, inputs=following(handle, subtask, self._topology, self._start_of))
         if self._guarantee.replays:
             return order
-        read = handle.get("operator_state", {}).get("steps", 0)
+        read = handle.operator_state.steps
         seen = max((rows for rows, _ in self._answers.runs_of(subtask)), default=0)
         return replace(order, determinants=[], ancestors={}, pass_over=max(0, seen - read))
 
@@ -503,10 +503,10 @@ class Failovers:
         self.fallback_reasons.append(reason)
 
 
-def cursors_of(handle: dict[str, Any]) -> Cursors:
-    """The cursors that a snapshot was taken at; those of an empty handle are all 0."""
-    saved = handle.get("operator_state", {})
+def cursors_of(handle: SnapshotHandle) -> Cursors:
+    """The cursors that a snapshot was taken at; those of ``START`` are all 0."""
+    saved = handle.operator_state
     return Cursors(
-        {parse_channel(name): seq for name, seq in saved.get("inputs", {}).items()},
-        {parse_channel(name): seq for name, seq in saved.get("outputs", {}).items()},
+        {parse_channel(name): seq for name, seq in saved.inputs.items()},
+        {parse_channel(name): seq for name, seq in saved.outputs.items()},
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from typing_extensions import assert_never
 
@@ -15,6 +14,7 @@ from flinkplus.errors import (
     FlinkPlusError,
     UntrustedCheckpoint,
 )
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import RecoveryPhase
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
@@ -25,7 +25,7 @@ from flinkplus.runtime.coordinator.dispatch.slot_table import Member
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
-Handles = dict[str, dict[str, Any]]
+Handles = dict[str, SnapshotHandle]
 log = logging.getLogger("flinkplus.coordinator")
 
 

@@ -14,8 +14,9 @@ from typing import Any
 from dedup.filter import FilterCounts
 from flinkplus.graph import JobGraph
 from flinkplus.operators.event_time.event_time import MAX_LATE_MS
+from flinkplus.protocol.snapshot.handle import OperatorPart, SnapshotHandle
 from flinkplus.protocol.vocabulary.effects import CheckpointOutcome, CheckpointStats
-from flinkplus.protocol.vocabulary.in_flight import AbortCause, in_flight_bytes
+from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.metrics.late_rows import LateRowWarnings
 
@@ -57,7 +58,7 @@ class CheckpointFigures:
     bytes_total: int = 0
     keys: int = 0
     in_flight_bytes: int = 0
-    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parts: dict[str, dict[str, OperatorPart]] = field(default_factory=dict)
     sizes: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -151,30 +152,26 @@ class Figures:
             oldest = self._kept.popleft()
             self._checkpoints = {c: f for c, f in self._checkpoints.items() if c != oldest}
 
-    def snapshot(self, checkpoint: int, subtask: str, handle: dict[str, Any]) -> None:
+    def snapshot(self, checkpoint: int, subtask: str, handle: SnapshotHandle) -> None:
         """One subtask's part of a checkpoint; its row counts are the exact ones of the cut."""
         figures = self._checkpoints.get(checkpoint)
         if figures is None or figures.status != PENDING:  # a successor says again what counts no more
             return
         if parse_subtask(subtask).vertex in self._sources:
-            begun_ms = (handle.get("begun_s", figures.triggered_s) - figures.triggered_s) * 1e3
+            begun_ms = (handle.begun_s - figures.triggered_s) * 1e3
             figures.trigger_ms = max(figures.trigger_ms or 0.0, begun_ms)
         figures.durable_ms = (time.time() - figures.triggered_s) * 1e3
-        figures.alignment_ms = max(figures.alignment_ms, handle.get("alignment_ms", 0.0))
-        figures.sync_ms = max(figures.sync_ms, handle.get("sync_ms", 0.0))
-        figures.async_ms = max(figures.async_ms, handle.get("async_ms", 0.0))
-        figures.sizes[subtask] = (
-            handle.get("keys", 0),
-            handle.get("bytes_total", 0),
-            handle.get("bytes_new", 0),
-            in_flight_bytes(handle),
-        )
+        figures.alignment_ms = max(figures.alignment_ms, handle.alignment_ms)
+        figures.sync_ms = max(figures.sync_ms, handle.sync_ms)
+        figures.async_ms = max(figures.async_ms, handle.async_ms)
+        held = handle.operator_state.in_flight_bytes
+        figures.sizes[subtask] = (handle.keys, handle.bytes_total, handle.bytes_new, held)
         figures.keys, figures.bytes_total, figures.bytes_new, figures.in_flight_bytes = map(
             sum, zip(*figures.sizes.values(), strict=True)
         )
-        if handle.get("overtaken"):
+        if handle.overtaken:
             figures.mode = UNALIGNED
-        figures.parts[subtask] = handle["operator_state"].get("operators", {})
+        figures.parts[subtask] = handle.operator_state.operators
 
     def replicated(self, checkpoint: int) -> None:
         """All standbys have their parts of a checkpoint."""
@@ -211,24 +208,24 @@ class Figures:
             counters = {
                 name: {
                     **known["operators"].get(name, {}),
-                    **entry.get("own", {}),
-                    "rows_in": entry["rows_in"],
-                    "rows_out": entry["rows_out"],
+                    **part.own,
+                    "rows_in": part.rows_in,
+                    "rows_out": part.rows_out,
                 }
-                for name, entry in operators.items()
+                for name, part in operators.items()
             }
             keys, size, *_ = figures.sizes[subtask]
             merged[subtask] = {**known, "operators": counters, "keys": keys, "bytes": size}
         self._subtasks = merged
         self._late_rows.check(self.operators)
 
-    def adopt(self, checkpoint: int, handles: dict[str, dict[str, Any]]) -> None:
+    def adopt(self, checkpoint: int, handles: dict[str, SnapshotHandle]) -> None:
         """Take the figures of a job that an earlier run has finished from the snapshots of its final ``checkpoint``."""
         self.last_complete = checkpoint
         final = CheckpointFigures(checkpoint, time.time(), self._mode)
         for subtask, handle in handles.items():
-            final.parts[subtask] = handle["operator_state"].get("operators", {})
-            final.sizes[subtask] = (handle.get("keys", 0), handle.get("bytes_total", 0), 0, 0)
+            final.parts[subtask] = handle.operator_state.operators
+            final.sizes[subtask] = (handle.keys, handle.bytes_total, 0, 0)
         self._adopt_cut(final)
 
     def operators(self) -> dict[str, dict[str, int]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.determinants.determinants import Run, unite
+from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.control import messages as control
@@ -22,18 +23,18 @@ class Handles:
     """Snapshot handles of the running deployment, from its first version on."""
 
     def __init__(self) -> None:
-        self._handles: dict[SubtaskId, dict[CheckpointId, dict[str, Any]]] = {}
+        self._handles: dict[SubtaskId, dict[CheckpointId, SnapshotHandle]] = {}
 
-    def reset(self, version: CheckpointId, handles: dict[str, dict[str, Any]]) -> None:
+    def reset(self, version: CheckpointId, handles: dict[str, SnapshotHandle]) -> None:
         """A deployment begins with these handles (subtask as text) of ``version``."""
         self._handles = {parse_subtask(name): {version: handle} for name, handle in handles.items()}
 
-    def add(self, subtask: SubtaskId, version: CheckpointId, handle: dict[str, Any]) -> None:
+    def add(self, subtask: SubtaskId, version: CheckpointId, handle: SnapshotHandle) -> None:
         self._handles.setdefault(subtask, {})[version] = handle
 
-    def get(self, subtask: SubtaskId, version: CheckpointId) -> dict[str, Any]:
-        """The handle, empty for the very start of the job. Raises ``KeyError`` for a version that nobody has told."""
-        return self._handles[subtask][version] if version else {}
+    def get(self, subtask: SubtaskId, version: CheckpointId) -> SnapshotHandle:
+        """The handle, ``START`` for version 0. Raises ``KeyError`` for a version that nobody has told."""
+        return self._handles[subtask][version] if version else START
 
     def keep(self, subtask: SubtaskId, versions: Collection[int]) -> None:
         """It goes back to none but these."""
@@ -93,7 +94,7 @@ class FenceAnswers:
         return self._sent.get(channel)
 
     def order(
-        self, subtask: SubtaskId, topology: Topology, version: CheckpointId, handle: dict[str, Any]
+        self, subtask: SubtaskId, topology: Topology, version: CheckpointId, handle: SnapshotHandle
     ) -> PromotionOrder:
         """The order for the new head of ``subtask``, which resumes from ``handle`` of ``version``."""
         ancestors = self._lineage.asked_of([subtask])

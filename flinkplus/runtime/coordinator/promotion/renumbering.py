@@ -8,30 +8,28 @@ stands (or begins) that it gets them from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
 from chain_backup.failover.topology import Topology
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.runtime.control.names import parse_subtask
 
-Handle = dict[str, Any]
 
-
-def output_cursor(handle: Handle, channel: ChannelId) -> int:
+def output_cursor(handle: SnapshotHandle, channel: ChannelId) -> int:
     """Where the producer with this snapshot goes on."""
-    cursors: dict[str, int] = handle.get("operator_state", {}).get("outputs", {})
-    return cursors.get(str(channel), 0)
+    return handle.operator_state.outputs.get(str(channel), 0)
 
 
 def following(
-    handle: Handle, subtask: SubtaskId, topology: Topology, starts: Callable[[ChannelId, int], int]
+    handle: SnapshotHandle, subtask: SubtaskId, topology: Topology, starts: Callable[[ChannelId, int], int]
 ) -> dict[str, int]:
     """Where a consumer goes on: on each of its inputs what ``starts`` says, given where it stands in ``handle``."""
-    known: dict[str, int] = handle.get("operator_state", {}).get("inputs", {})
+    known = handle.operator_state.inputs
     return {str(channel): starts(channel, known.get(str(channel), 0)) for channel in topology.inputs(subtask)}
 
 
-def matched(handles: Mapping[str, Handle], topology: Topology) -> dict[str, Handle]:
+def matched(handles: Mapping[str, SnapshotHandle], topology: Topology) -> dict[str, SnapshotHandle]:
     """The snapshots of a checkpoint, each consumer where its producers are."""
 
     def start(channel: ChannelId, _: int) -> int:
@@ -40,5 +38,5 @@ def matched(handles: Mapping[str, Handle], topology: Topology) -> dict[str, Hand
     found = {}
     for name, handle in handles.items():
         inputs = following(handle, parse_subtask(name), topology, start)
-        found[name] = {**handle, "operator_state": {**handle["operator_state"], "inputs": inputs}}
+        found[name] = replace(handle, operator_state=replace(handle.operator_state, inputs=inputs))
     return found

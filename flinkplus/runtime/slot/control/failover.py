@@ -26,6 +26,7 @@ from typing import Any, Generic, Protocol, TypeAlias
 
 from flinkplus.errors import described
 from flinkplus.protocol.determinants.determinants import KnownSteps, Run, merge, unite
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
@@ -64,7 +65,7 @@ class Host(Protocol[S]):
         """Send to the coordinator."""
 
     def build(
-        self, name: SubtaskId, handle: dict[str, Any], checkpoint: CheckpointId, mark: int | None, promotion: Promotion
+        self, name: SubtaskId, handle: SnapshotHandle, checkpoint: CheckpointId, mark: int | None, promotion: Promotion
     ) -> S:
         """A subtask that is not yet active."""
 
@@ -160,8 +161,7 @@ class SlotFailover(Generic[S]):
     def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
         """What is about to become active begins where its version was taken."""
         for name, told in promotion.subtasks.items():
-            saved = told.handle.get("operator_state", {})
-            inputs = {**saved.get("inputs", {}), **told.inputs}
+            inputs = {**told.handle.operator_state.inputs, **told.inputs}
             for channel, producer in self._host.graph.inputs_of(name, self._host.parallelism):
                 if producer in failed:
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
@@ -336,8 +336,7 @@ def _pieces(runs: Runs, most: int) -> Iterator[tuple[int, Any]]:
 def _promotion_of(
     told: PromotionOrder, resuming: frozenset[SubtaskId], state: PreparedPort | None, runs_ahead: bool
 ) -> Promotion:
-    first = told.handle.get("operator_state", {}).get("steps", 0)
-    determinants = merge(first, control.runs_from_json(told.determinants))
+    determinants = merge(told.handle.operator_state.steps, control.runs_from_json(told.determinants))
     had = {channel: control.digests_from_json(runs) for channel, runs in told.digests.items()}
     return Promotion(
         told.received,

@@ -18,6 +18,7 @@ from typing import Any, Generic
 
 from flinkplus.errors import CorruptState, ForeignMessage, described
 from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
@@ -86,12 +87,12 @@ class SlotOrders(ABC, Generic[S]):
     def build(
         self,
         name: SubtaskId,
-        handle: dict[str, Any],
+        handle: SnapshotHandle,
         checkpoint: CheckpointId,
         mark: int | None,
         promotion: Promotion | None = None,
     ) -> S:
-        """A subtask restored from ``handle`` (empty: the start), not yet active. Raises whatever restoring raises."""
+        """A subtask restored from ``handle``, not yet active. Raises whatever restoring raises."""
 
     @abstractmethod
     def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None:
@@ -347,13 +348,13 @@ class SlotOrders(ABC, Generic[S]):
         self._restore_ms = (self.clock.monotonic() - begun) * 1e3
         self._finish_deployment()
 
-    def _snapshotted(self, name: SubtaskId, generation: Generation, handle: dict[str, Any]) -> None:
+    def _snapshotted(self, name: SubtaskId, generation: Generation, handle: SnapshotHandle) -> None:
         if self._failover is not None:
             self._failover.standbys.persisted(str(name), generation, handle)
 
     def _open(self, name: SubtaskId, deploy: control.Deploy) -> bool:
         """Restore one subtask; ``False`` when that failed, which is reported and ends the deployment here."""
-        handle = deploy.handles.get(str(name), {})
+        handle = deploy.handles.get(str(name), START)
         try:
             subtask = self.build(name, handle, CheckpointId(deploy.checkpoint or 0), deploy.marks.get(str(name)))
         except CorruptState as error:
@@ -367,7 +368,7 @@ class SlotOrders(ABC, Generic[S]):
             self.report(control.SubtaskFailure(self._generation, str(name), kind, reason, time_s=now_s))
             return False
         self.active.add(subtask)
-        if handle:
+        if handle.checkpoint:
             self._snapshotted(name, self._generation, handle)
         return True
 

@@ -53,6 +53,7 @@ from flinkplus.errors import (
     described,
 )
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.base.logs import about, install, speak_as
@@ -130,7 +131,7 @@ class SnapshotWritten:
     generation: Generation
     subtask: SubtaskId
     checkpoint: CheckpointId
-    handle: dict[str, Any] | None
+    handle: SnapshotHandle | None
     reason: str
 
 
@@ -536,12 +537,12 @@ class Slot(SlotOrders[Subtask]):
     def build(
         self,
         name: SubtaskId,
-        handle: dict[str, Any],
+        handle: SnapshotHandle,
         checkpoint: CheckpointId,
         mark: int | None,
         promotion: Promotion | None = None,
     ) -> Subtask:
-        """A subtask restored from ``handle`` (empty: the start), not yet active. Raises whatever restoring raises."""
+        """A subtask restored from ``handle``, not yet active. Raises whatever restoring raises."""
         plan = SubtaskPlan(
             graph=self.graph,
             vertex=self.graph.vertex_of(name.vertex),
@@ -601,24 +602,23 @@ class Slot(SlotOrders[Subtask]):
         self._filters += 1
         return MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
 
-    def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], dict[str, Any]]) -> None:
+    def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], SnapshotHandle]) -> None:
         """Run the asynchronous part of a snapshot in the pool, in turn; its end comes back through the inbox."""
         generation = self.generations[name]
         due = time.monotonic() + self._turn_s
 
-        def in_turn() -> dict[str, Any]:
+        def in_turn() -> SnapshotHandle:
             time.sleep(max(0.0, due - time.monotonic()))
             return work()
 
         future = self._pool.submit(in_turn)
 
-        def done(result: Future[dict[str, Any]]) -> None:
+        def done(result: Future[SnapshotHandle]) -> None:
             if result.cancelled():
                 return  # the slot is closing
             error = result.exception()
-            handle = result.result() if error is None else None
-            reason = "" if error is None else described(error)
-            self._inbox.put(SnapshotWritten(generation, name, checkpoint, handle, reason))
+            written = (None, described(error)) if error is not None else (result.result(), "")
+            self._inbox.put(SnapshotWritten(generation, name, checkpoint, *written))
 
         future.add_done_callback(done)
 

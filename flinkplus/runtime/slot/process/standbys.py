@@ -21,6 +21,7 @@ from typing import Any
 from chain_backup.disk import SlotDisk
 from chain_backup.replication.agent import ReplicationAgent
 from flinkplus.errors import described
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.transport.wire.wire import Kind, Message, encode
@@ -112,7 +113,7 @@ class Standbys:
         """Who follows whom, of all subtasks of the job."""
         self._post(self._agent.form, chains)
 
-    def persisted(self, subtask: str, generation: int, handle: dict[str, Any]) -> None:
+    def persisted(self, subtask: str, generation: int, handle: SnapshotHandle) -> None:
         """An active subtask of this slot has a new version."""
         self._post(self._agent.persisted, subtask, generation, handle)
 
@@ -136,7 +137,7 @@ class Standbys:
         """An active subtask of this slot was fenced."""
         self._post(self._agent.retire, subtask)
 
-    def prepare(self, attempt: int, subtask: str, version: int, handle: dict[str, Any], generation: int) -> None:
+    def prepare(self, attempt: int, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> None:
         """Have a standby ready to take over with exactly ``version``; ``StandbyReady`` answers.
 
         It is a matter of a millisecond, so it is done here, unless the agent has something to do.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -28,9 +28,13 @@ from flinkplus.operators.base.operator import (
     OperatorInstance,
     WatermarkMaker,
 )
+from flinkplus.protocol.snapshot.handle import OperatorPart
 from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
 from flinkplus.sinks.base import Sink, SinkWriter
 from flinkplus.sources.base import Source, SourceReader
+
+NOTHING = OperatorPart(rows_in=0, rows_out=0)
+"""Of an operator at the start of the job."""
 
 
 class Exchanges(Protocol):
@@ -223,31 +227,32 @@ class FusedOperators:
             if edge in self._heard:
                 yield from self._exchanges.watermark(edge, watermark_ms)
 
-    def stage(self, checkpoint: int) -> dict[str, Any]:
-        """The operators' part of a snapshot, JSON: per operator its state, counters, position, staged output."""
-        saved: dict[str, Any] = {}
-        for member in self.members.values():
-            entry: dict[str, Any] = {"rows_in": member.rows_in, "rows_out": member.rows_out, "own": dict(member.own)}
-            if member.watermark_ms is not None:
-                entry["watermark_ms"] = member.watermark_ms
-            if member.reader is not None:
-                entry["position"] = member.reader.position()
-            if member.instance is not None:
-                entry["state"] = member.instance.snapshot(checkpoint)
-            if member.writer is not None:
-                entry["staged"] = member.writer.stage(checkpoint)
-            saved[member.node.name] = entry
-        return saved
+    def stage(self, checkpoint: int) -> dict[str, OperatorPart]:
+        """The operators' part of a snapshot: per operator its state, counters, position, staged output."""
+        return {
+            member.node.name: OperatorPart(
+                rows_in=member.rows_in,
+                rows_out=member.rows_out,
+                own=dict(member.own),
+                watermark_ms=member.watermark_ms,
+                position=None if member.reader is None else member.reader.position(),
+                state=None if member.instance is None else member.instance.snapshot(checkpoint),
+                staged=() if member.writer is None else tuple(member.writer.stage(checkpoint)),
+            )
+            for member in self.members.values()
+        }
 
-    def settle(self, saved: dict[str, Any]) -> None:
-        """Finish what sinks have set aside in ``stage``, and complete what that gave. In any thread. Raises whatever
+    def settle(self, saved: dict[str, OperatorPart]) -> dict[str, OperatorPart]:
+        """Finish what sinks have set aside in ``stage``; what that gave, completed. In any thread. Raises whatever
         finishing raises."""
+        settled = dict(saved)
         for member in self.members.values():
             if member.writer is not None:
-                entry = saved[member.node.name]
-                entry["staged"] = member.writer.settle(entry["staged"])
+                part = saved[member.node.name]
+                settled[member.node.name] = replace(part, staged=tuple(member.writer.settle(part.staged)))
+        return settled
 
-    def restore(self, saved: dict[str, Any], promoted: bool = False) -> None:
+    def restore(self, saved: dict[str, OperatorPart], promoted: bool = False) -> None:
         """Take back what ``stage`` gave, or begin at the start when ``saved`` is empty.
 
         ``promoted``: the job has gone on since; output that is staged may not be committed yet, and is still wanted.
@@ -255,17 +260,15 @@ class FusedOperators:
         for member in self.members.values():
             if saved and member.node.name not in saved:
                 raise CorruptState(f"the snapshot of {member.context.subtask} holds nothing of it")
-            entry = saved.get(member.node.name, {})
-            member.rows_in = entry.get("rows_in", 0)
-            member.rows_out = entry.get("rows_out", 0)
-            member.watermark_ms = entry.get("watermark_ms")
+            part = saved.get(member.node.name, NOTHING)
+            member.rows_in, member.rows_out, member.watermark_ms = part.rows_in, part.rows_out, part.watermark_ms
             if member.reader is not None:
-                member.reader.open(entry.get("position"))
-            if member.instance is not None and entry:
-                member.context.metrics.update(entry.get("own", {}))
-                member.instance.restore(entry["state"])
+                member.reader.open(part.position)
+            if member.instance is not None and saved:
+                member.context.metrics.update(part.own)
+                member.instance.restore(part.state)
             if member.writer is not None and promoted:
-                member.writer.adopt(entry.get("staged", []))
+                member.writer.adopt(part.staged)
 
     def checkpoint_complete(self, checkpoint: int) -> None:
         for member in self.members.values():

@@ -15,7 +15,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -23,18 +23,19 @@ import pyarrow as pa
 
 from dedup.filter import MessageFilter
 from flinkplus.config import Options
-from flinkplus.errors import ControlMessageTooLarge, CorruptState
+from flinkplus.errors import ControlMessageTooLarge
 from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.base.columns import merge
 from flinkplus.operators.base.routes import partitioner
 from flinkplus.operators.base.row import short_repr
 from flinkplus.protocol.channels.channel import InputCursor
 from flinkplus.protocol.job.crashes import KEPT_CHECKPOINTS
+from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Incarnation, Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs, in_flight_bytes
+from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.base.step_note import EDGE, OPERATOR, PRODUCER, SEQ, SUBTASK, Numbers, StepNote, no_note
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, left_out
@@ -56,12 +57,11 @@ from flinkplus.state.store import Aside
 from flinkplus.state.versions import PendingSnapshot
 from upstream_cache.retention import Retention
 
-HANDLE_FORMAT = 1
 REPLAY_SLICE_S = 0.002
 PACKED_AT_ONCE_BYTES = 64 << 10
 """Of messages that were in flight; more are packed beside the stream."""
 
-__all__ = ["HANDLE_FORMAT", "Promotion", "Subtask", "SubtaskPlan", "SubtaskPorts"]
+__all__ = ["Promotion", "Subtask", "SubtaskPlan", "SubtaskPorts"]
 
 
 @dataclass(kw_only=True)
@@ -72,7 +72,7 @@ class SubtaskPlan(Incarnation):
     graph: JobGraph
     vertex: Vertex
     options: Options
-    handle: dict[str, Any]
+    handle: SnapshotHandle
     mark: int | None
     salt: str
     notes_rows: bool = False
@@ -87,23 +87,24 @@ class SubtaskPorts:
     hand_over: Callable[[Message, Any], None]
     grant: Callable[[Generation, InputChannel, int], None]
     reach: Callable[[str, str], None]
-    persist: Callable[[SubtaskId, CheckpointId, Callable[[], dict[str, Any]]], None]
+    persist: Callable[[SubtaskId, CheckpointId, Callable[[], SnapshotHandle]], None]
     tend: Callable[[SubtaskState], object]
     beside: Aside
     state: Callable[[SubtaskPlan], SubtaskState]
     retention: Retention[tuple[Message, Any]] | None
-    snapshotted: Callable[[SubtaskId, Generation, dict[str, Any]], None]
+    snapshotted: Callable[[SubtaskId, Generation, SnapshotHandle], None]
     seen: Callable[[], MessageFilter | None]
     note: StepNote | None = None
 
 
 @dataclass
 class Pending:
-    """The asynchronous part of a snapshot: the frozen keyed state (if any) and the rest of the handle."""
+    """A snapshot on its way: the frozen keyed state, if there is any, and the handle as it is known so far.
+    ``copied``: when, on the clock of ``time.perf_counter``."""
 
     frozen: PendingSnapshot | None
-    rest: dict[str, Any] = field(default_factory=dict)
-    copied: float = 0.0
+    handle: SnapshotHandle
+    copied: float
 
 
 def _records(message: Message, payload: Any) -> pa.RecordBatch:
@@ -126,7 +127,7 @@ class Subtask(SubtaskSteps):
         self._random, self._random_of = random.Random(0), -1
         self.busy_s = 0.0
         graph, vertex, options = plan.graph, plan.vertex, plan.options
-        saved = plan.handle.get("operator_state", {})
+        saved = plan.handle.operator_state
         omitted = left_out(options.faults)
         if omitted:
             plan.promotion = without(omitted, plan.promotion)
@@ -166,32 +167,26 @@ class Subtask(SubtaskSteps):
         except BaseException:
             self.close()
             raise
-        plan.handle = {}  # what was in flight in it may be large
+        plan.handle = START  # what was in flight in it may be large
         self._mark = plan.mark  # without it, a promoted subtask is told which messages are new
         self._alignment_began: float | None = None
         self._fresh = promotion is not None and self._mark is None  # nothing new was put out since the promotion
         self._pacer, self._rate_node, self._rate = self._make_pacer()
-        self._run, self._run_base = saved.get("run", (-1, 0))
+        self._run, self._run_base = saved.run
 
     def _restore(self) -> None:
         plan = self.plan
-        handle = plan.handle
-        if handle and handle.get("format") != HANDLE_FORMAT:
-            raise CorruptState(
-                f"snapshot of {self.id}: format {handle.get('format')!r:.100}, this program reads {HANDLE_FORMAT}"
-            )
-        if self.state is not None and handle:
-            self.state.restore(handle)
-        saved = handle.get("operator_state", {})
+        if self.state is not None and plan.handle.checkpoint:
+            self.state.restore(plan.handle)
+        saved = plan.handle.operator_state
         parallelism = plan.options.parallelism
         self.add_inputs(saved, list(plan.graph.inputs_of(self.id, parallelism)))
         for edge in plan.vertex.outputs:
             consumer = plan.graph.consumer_vertex(edge).name
             peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(parallelism)])
-            first = saved.get("outputs", {})
             exchange = plan.graph.exchanges[edge]
             split = partitioner(exchange.route, exchange.columns, self.id.index, len(peers))
-            self.outputs.add_edge(edge, split, self.id.index, peers, first, edge in plan.cycles.back_edges)
+            self.outputs.add_edge(edge, split, self.id.index, peers, saved.outputs, edge in plan.cycles.back_edges)
         self.operators = FusedOperators(
             plan.graph,
             plan.vertex,
@@ -205,7 +200,7 @@ class Subtask(SubtaskSteps):
             self._note,
             self._note_row if plan.notes_rows else None,
         )
-        self.operators.restore(saved.get("operators", {}), plan.promotion is not None)
+        self.operators.restore(saved.operators, plan.promotion is not None)
         self.begin_from(saved)
 
     @property
@@ -389,11 +384,11 @@ class Subtask(SubtaskSteps):
         if state is not None:
             self._ports.beside(lambda: state.checkpoint_complete(checkpoint))
 
-    def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
+    def _acknowledge(self, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
         try:
             self._ports.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
         except ControlMessageTooLarge as error:
-            cause = AbortCause.OVER_BUDGET if in_flight_bytes(handle) else AbortCause.OTHER
+            cause = AbortCause.OVER_BUDGET if handle.operator_state.in_flight_bytes else AbortCause.OTHER
             self._decline(checkpoint, str(error), cause)
         else:
             self._ports.reach("acknowledged", str(self.id))
@@ -418,74 +413,60 @@ class Subtask(SubtaskSteps):
         if self._sound_from is None and not self.repeating:
             self._sound_from = checkpoint
         begun, begun_s = time.perf_counter(), time.time()
-        saved = {
-            "operators": self.operators.stage(checkpoint),
-            **self.saved_cursors(checkpoint),
-            "drained": self._draining,
-            "run": (self._run, self._run_base),
-        }
-        rest = {
-            "format": HANDLE_FORMAT,
-            "subtask": str(self.id),
-            "generation": self.generation,
-            "checkpoint": checkpoint,
-        }
-        if self.state is not None:
-            self._pending[checkpoint] = Pending(self.state.freeze(checkpoint, saved))
-        else:
-            rest |= {"files": [], "operator_state": saved, "bytes_new": 0, "bytes_total": 0, "keys": 0, "async_ms": 0.0}
-            self._pending[checkpoint] = Pending(None, rest)
-        self._pending[checkpoint].rest |= {
-            "begun_s": begun_s,
-            "alignment_ms": (begun - (self._alignment_began or begun)) * 1e3,
-            "sync_ms": (time.perf_counter() - begun) * 1e3,
-        }
-        self._pending[checkpoint].copied = begun
+        operators = self.operators.stage(checkpoint)
+        saved = replace(self.saved_cursors(checkpoint), operators=operators, run=(self._run, self._run_base))
+        frozen = None if self.state is None else self.state.freeze(checkpoint, saved)
+        handle = SnapshotHandle(
+            subtask=str(self.id),
+            generation=self.generation,
+            checkpoint=checkpoint,
+            files=(),
+            operator_state=saved,
+            begun_s=begun_s,
+            alignment_ms=(begun - (self._alignment_began or begun)) * 1e3,
+            sync_ms=(time.perf_counter() - begun) * 1e3,
+        )
+        self._pending[checkpoint] = Pending(frozen, handle, begun)
         self._alignment_began = None
         self._ports.reach("snapshot", str(self.id))
 
     def _persist(self, checkpoint: CheckpointId) -> None:
         pending = self._pending.pop(checkpoint)
         state, logs = self.state, self.logs_of(checkpoint)
-        frozen, rest = pending.frozen, pending.rest
+        frozen, handle = pending.frozen, pending.handle
         in_flight = sum(log.size_bytes for log in logs.values())
         if self.plan.unaligned and logs:
-            rest["overtaken"] = True
-            rest["alignment_ms"] += (time.perf_counter() - pending.copied) * 1e3
+            aligned_ms = handle.alignment_ms + (time.perf_counter() - pending.copied) * 1e3
+            handle = replace(handle, overtaken=True, alignment_ms=aligned_ms)
         operators = self.operators
         assert operators is not None
         little = frozen is None and in_flight <= PACKED_AT_ONCE_BYTES
         if little and not (self._in_pool or self.plan.options.standbys or self.plan.graph.has_sink(self.plan.vertex)):
-            self._add_logged(rest, logs)
-            self.persisted(checkpoint, rest, "")
+            self.persisted(checkpoint, replace(handle, operator_state=self.add_logs(logs, handle.operator_state)), "")
             return
 
-        def work() -> dict[str, Any]:
+        def work() -> SnapshotHandle:
             begun = time.perf_counter()
-            handle = rest
+            done = handle
             if state is not None and frozen is not None:
                 self._ports.reach("upload", str(self.id))
-                handle = {**state.persist(frozen), **rest}
-            operators.settle(handle["operator_state"]["operators"])
-            self._add_logged(handle, logs)
-            handle["async_ms"] = round((time.perf_counter() - begun) * 1e3, 3)
+                times = {name: getattr(handle, name) for name in ("begun_s", "alignment_ms", "sync_ms", "overtaken")}
+                done = replace(state.persist(frozen), **times)
+            saved = done.operator_state
+            saved = self.add_logs(logs, replace(saved, operators=operators.settle(saved.operators)))
+            done = replace(done, operator_state=saved, async_ms=round((time.perf_counter() - begun) * 1e3, 3))
             if state is not None and frozen is not None:
                 self._ports.reach("uploaded", str(self.id))
                 self._ports.tend(state)
-            return handle
+            return done
 
         self._in_pool.add(checkpoint)
         self._ports.persist(self.id, checkpoint, work)
 
-    def persisted(self, checkpoint: CheckpointId, handle: dict[str, Any] | None, reason: str) -> None:
+    def persisted(self, checkpoint: CheckpointId, handle: SnapshotHandle | None, reason: str) -> None:
         """See ``SubtaskSnapshots``. In the order of the copies: none passes those that are in the pool."""
         self._in_pool.discard(checkpoint)
         super().persisted(checkpoint, handle, reason)
-
-    def _add_logged(self, handle: dict[str, Any], logs: Logs) -> None:
-        """What was in flight, known only now, becomes a part of the state that was copied before."""
-        if logs:
-            self.add_logs(logs, handle["operator_state"])
 
     # --- the end
 

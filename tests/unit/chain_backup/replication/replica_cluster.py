@@ -7,7 +7,6 @@ and what happens to it on the way. State is numbers and objects of one subtask, 
 from __future__ import annotations
 
 import copy
-import json
 import random
 import shutil
 from collections import deque
@@ -18,6 +17,7 @@ from typing import Any
 
 from chain_backup.disk import OpenDisk, SlotDisk
 from chain_backup.replication.agent import Beside, ReplicationAgent, at_once
+from flinkplus.protocol.snapshot.handle import START, OperatorState, SnapshotHandle
 from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState
 from flinkplus.state.backend import Prepared
 from flinkplus.state.left import take_over
@@ -149,7 +149,7 @@ class Cluster:
         self.complete = 0
         self.model = Model()
         self.models: dict[int, Model] = {0: Model()}
-        self.handles: dict[int, dict[str, Any]] = {0: {}}
+        self.handles: dict[int, SnapshotHandle] = {0: START}
         self.members: tuple[int, ...] = ()
         self.state: SubtaskState | None = None
 
@@ -248,8 +248,8 @@ class Cluster:
         """The head makes a version, and a base after it if one is due."""
         assert self.state is not None
         self.version += 1
-        pending = self.state.freeze(self.version, {"at": self.version})
-        self.handles[self.version] = json.loads(json.dumps(self.state.persist(pending)))
+        pending = self.state.freeze(self.version, OperatorState(steps=self.version))
+        self.handles[self.version] = self.state.persist(pending)
         self.models[self.version] = copy.deepcopy(self.model)
         if rebase:
             self.state.rebase()
@@ -285,7 +285,7 @@ class Cluster:
         self.model = copy.deepcopy(self.models[version])
         state = self.open_head(prepared)
         if version:
-            assert state.restore(self.handles[version]) == {"at": version}
+            state.restore(self.handles[version])
         self.check(state, self.model)
         return state
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,9 @@ import pytest
 from chain_backup.disk import base_name
 from chain_backup.replication.frames import Kind, Topic, encode
 from chain_backup.replication.members import Member
+from chain_backup.replication.replica import encode_handle
 from flinkplus.errors import CorruptState
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.slot.process.standbys import Standbys
 from flinkplus.state import CheckpointStorage, SubtaskState
@@ -71,7 +72,7 @@ def member(cluster: Cluster, slot: int) -> Member:
 
 
 def base_of(cluster: Cluster, number: int) -> str:
-    return base_name(cluster.handles[number]["files"][0]["name"])
+    return base_name(cluster.handles[number].files[0].name)
 
 
 def on_disk(cluster: Cluster, slot: int) -> set[str]:
@@ -186,7 +187,7 @@ def test_a_promotion_beside_a_download_of_the_same_file(tmp_path: Path, monkeypa
     numbers = head.number_state("n")
     rows = numbers.indices([b"%06d" % key for key in range(20_000)])
     numbers.scatter(rows, np.arange(len(rows)))
-    handle = json.loads(json.dumps(head.persist(head.freeze(1, {}))))
+    handle = head.persist(head.freeze(1, OperatorState()))
     half, calls = threading.Event(), []
     pauses = {1: 0.02, 2: 0.005}
 
@@ -215,8 +216,8 @@ def test_a_promotion_beside_a_download_of_the_same_file(tmp_path: Path, monkeypa
 
     standbys = Standbys(1, tmp_path / "slot", storage, ignore, ignore, deliver_answer, ignore)
     standbys.form({SUBTASK: (1, (0, 1))})
-    fields: dict[str, object] = {"base": 0, "lacks": [base_name(handle["files"][0]["name"])]}
-    standbys.receive(0, encode(Kind.OFFER, 7, 0, Topic(SUBTASK, 1, 1, 1), fields, json.dumps(handle).encode()))
+    fields: dict[str, object] = {"base": 0, "lacks": [base_name(handle.files[0].name)]}
+    standbys.receive(0, encode(Kind.OFFER, 7, 0, Topic(SUBTASK, 1, 1, 1), fields, encode_handle(handle)))
     assert half.wait(60)
     standbys.prepare(1, SUBTASK, 1, handle, 2)
     assert not answers

@@ -14,8 +14,8 @@ from chain_backup.replication import frames
 from chain_backup.replication.frames import Kind, decode
 from chain_backup.replication.replica import Replica
 from flinkplus.errors import StateError
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.state.backend import folder_name
-from flinkplus.state.delta import StateFile
 from flinkplus.state.left import paced
 from tests.unit.chain_backup.replication.replica_cluster import SUBTASK, Cluster
 
@@ -42,7 +42,7 @@ def versions(cluster: Cluster, count: int) -> None:
 
 
 def sizes(cluster: Cluster, version: int) -> dict[str, int]:
-    return {file["name"].rpartition("/")[2]: file["bytes"] for file in cluster.handles[version]["files"]}
+    return {file.name.rpartition("/")[2]: file.bytes for file in cluster.handles[version].files}
 
 
 def wanted(cluster: Cluster, slot: int) -> set[str]:
@@ -225,7 +225,7 @@ def test_a_promotion_while_what_was_left_is_removed(slow: Cluster, monkeypatch: 
     monkeypatch.setattr(SlotDisk, "check_left", check_and_remove)
     slow.promote(1, slow.version)
     found = slow.network.agents[1].figures
-    assert (found.files_from_storage, found.bytes_kept) == (len(slow.handles[slow.version]["files"]), 0)
+    assert (found.files_from_storage, found.bytes_kept) == (len(slow.handles[slow.version].files), 0)
 
 
 def test_what_is_left_goes_with_the_copy(cluster: Cluster) -> None:
@@ -254,7 +254,7 @@ def test_a_rollback_restores_from_what_is_left(
 
         monkeypatch.setattr(cluster.storage, "download", download)
     state = cluster.open_head()
-    assert state.restore(cluster.handles[cluster.version]) == {"at": cluster.version}
+    state.restore(cluster.handles[cluster.version])
     cluster.check(state, cluster.models[cluster.version])
     assert not (cluster.work(0) / FOLDER / "left").exists()
 
@@ -296,11 +296,11 @@ def new_base_while_away(
         cluster.trim()
         cluster.network.settle()
     cluster.network.sent.clear()
-    base = cluster.handles[cluster.version]["files"][0]
-    assert base["kind"] == "base"
+    base = cluster.handles[cluster.version].files[0]
+    assert base.kind == "base"
     cluster.restart(1, left)
     cluster.form(0, 1)
-    return {name.rpartition("/")[2] for name, _, _ in base["replaces"]}
+    return {file.name.rpartition("/")[2] for file in base.replaces}
 
 
 def replica(cluster: Cluster, slot: int = 1) -> Replica:
@@ -309,11 +309,11 @@ def replica(cluster: Cluster, slot: int = 1) -> Replica:
 
 def test_what_a_base_replaces_is_made_do_with(slow: Cluster) -> None:
     replaced = new_base_while_away(slow)
-    base, delta = slow.handles[slow.version]["files"]
+    base, delta = slow.handles[slow.version].files
     slow.network.settle()
     found = slow.network.agents[1].figures
-    assert wanted(slow, 1) == {delta["name"].rpartition("/")[2]} and found.bytes_received == delta["bytes"]
-    assert found.bytes_kept == sum(size for _, size, _ in base["replaces"])
+    assert wanted(slow, 1) == {delta.name.rpartition("/")[2]} and found.bytes_received == delta.bytes
+    assert found.bytes_kept == sum(file.bytes for file in base.replaces)
     assert (found.bases_fetched, found.left_refused) == (1, 0)
     assert slow.version in slow.staged(1)
     versions(slow, 2)
@@ -388,6 +388,6 @@ def test_a_promotion_makes_do_with_what_the_base_replaces(
         download(name, local)
 
     monkeypatch.setattr(slow.storage, "download", note)
-    files = [file["name"] for file in slow.handles[slow.version]["files"]]
+    files = [file.name for file in slow.handles[slow.version].files]
     slow.promote(1, slow.version)  # with nothing delivered
     assert downloaded == (files if damaged else files[1:])

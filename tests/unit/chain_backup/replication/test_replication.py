@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,12 @@ from chain_backup.replication.agent import ReplicationAgent
 from chain_backup.replication.frames import MAX_CHUNKS_UNDER_WAY, Kind, Topic, decode, encode
 from chain_backup.replication.transfers import MAX_RESYNCS, MAX_TRIES
 from flinkplus.errors import CorruptState, StateError
-from flinkplus.state import CheckpointStorage, StateFile, SubtaskState, volatile
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
+from flinkplus.state import CheckpointStorage, SubtaskState, volatile
 from flinkplus.state.backend import folder_name
 from flinkplus.state.store import SubtaskStore
+from tests.handles import handle_of
 from tests.unit.chain_backup.replication.replica_cluster import SUBTASK, Cluster
 
 FOLDER = folder_name(SUBTASK)
@@ -51,8 +55,8 @@ def replica_files(cluster: Cluster, slot: int) -> set[str]:
     return {path.name for path in (cluster.work(slot) / FOLDER / "replica").iterdir()}
 
 
-def names(handle: dict) -> set[str]:
-    return {file["name"].rpartition("/")[2] for file in handle["files"]}
+def names(handle: SnapshotHandle) -> set[str]:
+    return {file.name.rpartition("/")[2] for file in handle.files}
 
 
 def kinds(cluster: Cluster, source: int, target: int) -> list[Kind]:
@@ -100,7 +104,7 @@ def test_only_what_is_missing_is_sent(cluster: Cluster) -> None:
 
 
 def test_a_subtask_without_keyed_state_has_versions_too(cluster: Cluster) -> None:
-    handle = {"format": 1, "checkpoint": 4, "files": [], "operator_state": {"offset": 4}}
+    handle = handle_of(checkpoint=4)
     cluster.network.agents[0].persisted(SUBTASK, 1, handle)
     cluster.network.settle()
     assert cluster.reports == [(1, 1, 4), (2, 1, 4)]
@@ -124,7 +128,7 @@ def test_many_subtasks_share_the_hop(tmp_path: Path, small_chunks: None) -> None
         agent.form({name: (1, (0, 1)) for name in subtasks})
     for name, state in states.items():
         state.object_state("o").put_many([b"%d" % key for key in range(400)], [str(key) * 10 for key in range(400)])
-        cluster.network.agents[0].persisted(name, 1, state.persist(state.freeze(1, {})))
+        cluster.network.agents[0].persisted(name, 1, state.persist(state.freeze(1, OperatorState())))
     most, turns = 0, []
     queue = cluster.network.queues[0, 1]
     while cluster.network.step():
@@ -184,7 +188,7 @@ def test_a_broken_stream_goes_on_where_it_stopped(cluster: Cluster, monkeypatch:
     for _ in range(30):
         cluster.change()
     cluster.snapshot()
-    total = sum(file["bytes"] for file in cluster.handles[1]["files"])
+    total = sum(file.bytes for file in cluster.handles[1].files)
     for _ in range(30):
         cluster.network.step()
     arrived = cluster.network.agents[1].figures.bytes_received
@@ -245,7 +249,7 @@ def until_a_base(cluster: Cluster) -> set[str]:
         cluster.change()
         cluster.snapshot()
         handle = cluster.handles[cluster.version]
-        if handle["files"][0].get("replaces"):
+        if handle.files[0].replaces:
             return names(handle) - names(cluster.handles[cluster.version - 1])
         cluster.network.settle()
         cluster.trim()
@@ -254,7 +258,7 @@ def until_a_base(cluster: Cluster) -> set[str]:
 def test_a_version_does_not_wait_for_its_new_base(slow: Cluster) -> None:
     new = until_a_base(slow)
     assert len(new) == 2
-    base = names({"files": slow.handles[slow.version]["files"][:1]})
+    base = names(handle_of(slow.handles[slow.version].files[0]))
     slow.network.deliver()
     assert slow.version in slow.staged(1)
     assert new - base <= replica_files(slow, 1)
@@ -390,7 +394,7 @@ def test_a_promoted_state_goes_on_and_is_replicated(cluster: Cluster) -> None:
         for standby in cluster.members[1:]:
             assert cluster.version in cluster.staged(standby)
         versions(cluster, 7)
-        assert cluster.handles[cluster.version]["generation"] == cluster.generation
+        assert cluster.handles[cluster.version].generation == cluster.generation
     fresh = SubtaskState(tmp := cluster.root / "fresh", cluster.storage, SUBTASK, 99)
     fresh.restore(cluster.handles[cluster.version])
     cluster.check(fresh, cluster.model)
@@ -441,7 +445,7 @@ def test_a_store_is_opened_once_for_each_base(cluster: Cluster, monkeypatch: pyt
 
     monkeypatch.setattr(SubtaskStore, "__init__", count)
     versions(cluster, 20)
-    bases = {file["name"] for handle in cluster.handles.values() for file in handle.get("files", ())[:1]}
+    bases = {file.name for handle in cluster.handles.values() for file in handle.files[:1]}
     assert 2 < len(bases) == len([path for path in opened if "slot-1" in str(path)])
 
 
@@ -475,7 +479,7 @@ def test_the_empty_state_can_be_promoted(cluster: Cluster) -> None:
 def test_a_slot_that_has_nothing_takes_it_from_storage(cluster: Cluster) -> None:
     versions(cluster, 9)
     cluster.promote(3, 9)
-    assert cluster.network.agents[3].figures.files_from_storage == len(cluster.handles[9]["files"])
+    assert cluster.network.agents[3].figures.files_from_storage == len(cluster.handles[9].files)
     versions(cluster, 2)
     cluster.promote(0, 11)
 
@@ -606,7 +610,7 @@ def test_a_rollback_finds_the_files_of_the_replica(cluster: Cluster) -> None:
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-def offer(subtask: str, generation: int, version: int, handle: dict, number: int = 0) -> bytes:
+def offer(subtask: str, generation: int, version: int, handle: dict[str, Any], number: int = 0) -> bytes:
     payload = json.dumps(handle).encode()
     fields = {"base": 0, "lacks": []}
     return encode(Kind.OFFER, 1 << 62, number, Topic(subtask, generation, version, 1), fields, payload)
@@ -617,7 +621,7 @@ def test_offers_of_others_than_the_predecessor_have_no_effect(cluster: Cluster) 
     cluster.form(0, 1, 2, generation=7)
     cluster.network.settle()
     cluster.reports.clear()
-    handle = {**cluster.handles[1], "checkpoint": 5}
+    handle = {**cluster.handles[1].to_json(), "checkpoint": 5}
     agent = cluster.network.agents[2]
     agent.receive(3, offer(SUBTASK, 7, 5, handle))
     agent.receive(0, offer(SUBTASK, 7, 5, handle))
@@ -642,7 +646,7 @@ def test_offers_of_others_than_the_predecessor_have_no_effect(cluster: Cluster) 
     ],
 )
 def test_handles_that_name_foreign_files_are_refused(cluster: Cluster, change: dict) -> None:
-    handle = {"format": 1, "checkpoint": 1, "files": [], "operator_state": {}, **change}
+    handle = {**handle_of().to_json(), **change}
     cluster.network.agents[1].receive(0, offer(SUBTASK, 1, 1, handle))
     assert not cluster.reports
     assert kinds(cluster, 1, 0) == [Kind.FAILED]

@@ -20,9 +20,11 @@ from flinkplus.operators.base.keys import hash_keys
 from flinkplus.operators.base.operator import END_OF_TIME_MS
 from flinkplus.operators.event_time import interval_join
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 from tests.examples import examples
+from tests.handles import part_of
 from tests.unit.operators.operator_fakes import FakeState, context
 
 LEFT = pa.schema([("k", pa.string()), ("ts", pa.int64()), ("n", pa.int32())])
@@ -168,11 +170,11 @@ def test_many_rows_on_rocksdb(tmp_path: Path) -> None:
     right: list[Row] = [(f"k{i % 1_000}", i // 10 + 5, i) for i in range(30_000)]
     for start in range(0, len(left), 5_000):
         assert list(instance.process_input(0, batch_of(0, left[start : start + 5_000]))) == []
-    handle = first.persist(first.freeze(1, {"operator": instance.snapshot(1)}))
+    handle = first.persist(first.freeze(1, OperatorState(operators={"operator": part_of(state=instance.snapshot(1))})))
     second = SubtaskState(tmp_path / "other", storage, "join[0]", 2)
-    saved = second.restore(json.loads(json.dumps(handle)))
+    second.restore(handle)
     instance = operator.create(context(operator, LEFT, second))
-    instance.restore(saved["operator"])
+    instance.restore(handle.operator_state.operators["operator"].state)
     pairs = shown(operator, instance.process_input(1, batch_of(1, right)))
     assert pairs == [(key, i // 10, i, i // 10 + 5, i) for i, (key, _, _) in enumerate(left)]
     first.close()

@@ -22,9 +22,11 @@ from flinkplus.operators.base.operator import END_OF_TIME_MS
 from flinkplus.operators.event_time import windows
 from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 from tests.examples import examples
+from tests.handles import part_of
 from tests.unit.operators.operator_fakes import FakeState, context
 
 SCHEMA = pa.schema(
@@ -183,12 +185,12 @@ def test_many_keys_on_rocksdb(tmp_path: Path) -> None:
 
     for begin in (0, count):
         list(instance.process(batch(begin)))
-    handle = first.persist(first.freeze(1, {"operator": instance.snapshot(1)}))
-    assert len(json.dumps(handle["operator_state"])) < 500
+    handle = first.persist(first.freeze(1, OperatorState(operators={"operator": part_of(state=instance.snapshot(1))})))
+    assert len(json.dumps(handle.operator_state.to_json())) < 500
     second = SubtaskState(tmp_path / "other", storage, "window[0]", 2)
-    saved = second.restore(json.loads(json.dumps(handle)))
+    second.restore(handle)
     instance = operator.create(context(operator, SCHEMA, second))
-    instance.restore(saved["operator"])
+    instance.restore(handle.operator_state.operators["operator"].state)
     list(instance.process(batch(2 * count)))
     totals: dict[tuple[int, int], int] = defaultdict(int)
     for i in range(3 * count):

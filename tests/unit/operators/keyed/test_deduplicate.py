@@ -24,6 +24,7 @@ from flinkplus.operators.base.operator import KeyedState, OperatorInstance
 from flinkplus.operators.keyed import deduplicate
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import FEW_ROWS
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.state import CheckpointStorage, SubtaskState
 from tests.examples import examples
 from tests.unit.operators.operator_fakes import FakeState, context
@@ -180,7 +181,7 @@ def test_on_rocksdb_with_restores(ttl_ms: int | None, max_entries: int) -> None:
         state = open_state(1)
         try:
             instance = create(ttl_ms, state, clock)
-            back: tuple[dict[str, Any], Any, Model] | None = None
+            back: tuple[SnapshotHandle, Any, Model] | None = None
             for number in range(120):
                 clock.ms += 10
                 ids = [str(i) for i in rng.integers(0, 3000, int(rng.choice([7, 150])))]
@@ -189,7 +190,7 @@ def test_on_rocksdb_with_restores(ttl_ms: int | None, max_entries: int) -> None:
                 state.spill_if_needed()
                 if number % 20 == 9:
                     saved = json.loads(json.dumps(instance.snapshot(number)))
-                    handle = json.loads(json.dumps(state.persist(state.freeze(number, {}))))
+                    handle = state.persist(state.freeze(number, OperatorState()))
                     back = handle, saved, copy.deepcopy(model)
                 if number % 40 == 35:
                     assert back is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from flinkplus.operators.base.operator import KeyedState, Operator
 from flinkplus.operators.base.row import Row
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, ProcessContext, Reduce
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.state import CheckpointStorage, SubtaskState
 from tests.unit.operators.operator_fakes import create
 
@@ -78,7 +78,7 @@ def test_results_survive_eviction_and_restore(
     storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
     output = operator.output_schema(SCHEMA)
     results: list[Any] = []
-    handle: dict[str, Any] | None = None
+    handle: SnapshotHandle | None = None
     for generation, part in ((1, range(0, 15)), (2, range(12, 30))):
         state = SubtaskState(tmp_path / "work", storage, "count[0]", generation, max_entries=100)
         try:
@@ -89,7 +89,7 @@ def test_results_survive_eviction_and_restore(
                 del results[12 * 100 :]
             for number in part:
                 if number == 12 and generation == 1:
-                    handle = json.loads(json.dumps(state.persist(state.freeze(1, {}))))
+                    handle = state.persist(state.freeze(1, OperatorState()))
                 for out in instance.process(batches[number]):
                     results += plain(out, output).column(column).to_pylist()
                 state.spill_if_needed()

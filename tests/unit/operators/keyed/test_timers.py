@@ -17,9 +17,11 @@ from flinkplus.errors import UserFunctionError
 from flinkplus.operators.base.operator import END_OF_TIME_MS, OperatorInstance
 from flinkplus.operators.keyed import timers
 from flinkplus.operators.keyed.keyed_rows import Process
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 from tests.examples import examples
+from tests.handles import part_of
 from tests.unit.operators.operator_fakes import FakeState, context
 
 SCHEMA = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("unset", pa.bool_())])
@@ -152,11 +154,11 @@ def test_timers_on_rocksdb(tmp_path: Path) -> None:
     for row in rows:
         model.row(*row)
     assert fired_by(instance.on_watermark(1_020_000)) == model.advance(1_020_000)
-    handle = first.persist(first.freeze(1, {"operator": instance.snapshot(1)}))
+    handle = first.persist(first.freeze(1, OperatorState(operators={"operator": part_of(state=instance.snapshot(1))})))
     second = SubtaskState(tmp_path / "other", storage, "timers[0]", 2)
-    saved = second.restore(json.loads(json.dumps(handle)))
+    second.restore(handle)
     instance = OPERATOR.create(context(OPERATOR, SCHEMA, second))
-    instance.restore(saved["operator"])
+    instance.restore(handle.operator_state.operators["operator"].state)
     for watermark_ms in (1_020_300, 1_044_000, END_OF_TIME_MS):
         assert fired_by(instance.on_watermark(watermark_ms)) == model.advance(watermark_ms)
     assert second.state_keys() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry, OutputChannel
 from flinkplus.protocol.determinants.determinants import Choice, decode_runs, unpack
+from flinkplus.protocol.snapshot.handle import START, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
@@ -40,7 +42,7 @@ class Overtaken(Folding):
         return OutputLog(channel, ROOM, 1 << 20, first, received=received)
 
     def _take_snapshot(self, checkpoint: CheckpointId) -> None:
-        self.copied[checkpoint] = self.saved_cursors(checkpoint)["inputs"]
+        self.copied[checkpoint] = self.saved_cursors(checkpoint).inputs
 
     def _persist(self, checkpoint: CheckpointId) -> None:
         self.persisted_of[checkpoint] = self.logs_of(checkpoint)
@@ -51,7 +53,7 @@ class Overtaken(Folding):
     def _size_of(self, packed: Message) -> int:
         return cost_of(packed)
 
-    def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
+    def _acknowledge(self, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
         self.answered[checkpoint] = handle
 
     def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
@@ -107,9 +109,8 @@ def test_the_state_is_copied_before_all_that_waits_and_that_is_recorded() -> Non
     assert subtask.persisted_of == {}
     subtask.receive(barrier(CHANNELS[2], 1), None)
     assert subtask.in_flight(1) == {CHANNELS[0]: [0, 1, 2], CHANNELS[1]: [0, 1], CHANNELS[2]: [0, 1]}
-    saved: dict[str, Any] = {"inputs": subtask.copied[1]}
-    subtask.add_logs(subtask.persisted_of[1], saved)
-    assert saved["inputs"] == {str(CHANNELS[0]): 3, str(CHANNELS[1]): 2, str(CHANNELS[2]): 2}, "behind the barriers"
+    saved = subtask.add_logs(subtask.persisted_of[1], OperatorState(inputs=subtask.copied[1]))
+    assert saved.inputs == {str(CHANNELS[0]): 3, str(CHANNELS[1]): 2, str(CHANNELS[2]): 2}, "behind the barriers"
     sizes = [cost_of(message) for message, _ in subtask.persisted_of[1][CHANNELS[0]].messages]
     assert subtask.persisted_of[1][CHANNELS[0]].size_bytes == sum(sizes)
 
@@ -293,7 +294,7 @@ def test_what_was_in_flight_is_put_back_and_its_barrier_means_nothing() -> None:
     messages = [message(CHANNELS[0], 3, 0), barrier(CHANNELS[0], 4)]
     subtask._unpack = lambda packed: (packed, None)
     subtask._incarnation.checkpoint = ONE
-    saved = {"inputs": {str(CHANNELS[0]): 5}, "in_flight": {str(CHANNELS[0]): messages}}
+    saved = OperatorState(inputs={str(CHANNELS[0]): 5}, in_flight={str(CHANNELS[0]): messages})
     subtask.add_inputs(saved, INPUTS)
     subtask.begin_from(saved)
     end = subtask.inputs.channels[CHANNELS[0]]
@@ -438,9 +439,8 @@ def snapshot_with(subtask: Overtaken, coming: int, checkpoint: CheckpointId, seq
     subtask.run()
     fill(subtask, CHANNELS[0], coming, seq)
     subtask.receive(barrier(CHANNELS[0], seq + coming, checkpoint), None)
-    saved: dict[str, Any] = {"inputs": subtask.copied[checkpoint]}
-    subtask.add_logs(subtask.persisted_of[checkpoint], saved)
-    subtask.persisted(checkpoint, {"operator_state": saved}, "")
+    saved = subtask.add_logs(subtask.persisted_of[checkpoint], OperatorState(inputs=subtask.copied[checkpoint]))
+    subtask.persisted(checkpoint, replace(START, operator_state=saved), "")
 
 
 COST = cost_of(message(CHANNELS[0], 0, 0))
@@ -455,8 +455,8 @@ def test_a_snapshot_that_holds_too_much_is_declined_and_the_next_one_is_not() ->
     assert subtask.answered == {1: AbortCause.OVER_BUDGET} and budget.held_bytes == 0
     subtask.work_off()
     snapshot_with(subtask, 2, TWO, 10)
-    held = subtask.answered[TWO]["operator_state"]
-    assert held["in_flight_bytes"] == sum(cost_of(one) for each in held["in_flight"].values() for one in each) > 0
+    held = subtask.answered[TWO].operator_state
+    assert held.in_flight_bytes == sum(cost_of(one) for each in held.in_flight.values() for one in each) > 0
     assert budget.held_bytes == 0, "what is stored is not held any more"
 
 

@@ -16,6 +16,7 @@ from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import Entry, OutputChannel, OutputChannels
 from flinkplus.protocol.determinants.determinants import Choice, KnownSteps, decode_runs, merge, pack
+from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.incarnation import Incarnation, Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
@@ -67,19 +68,19 @@ class Folding(SubtaskSteps):
             stands_still=stands_still,
             unaligned=unaligned,
         )
-        super().__init__(incarnation, {}, False, True, True)
+        super().__init__(incarnation, OperatorState(), False, True, True)
         self._wall = wall_ms
         self.whim = 0
         self.total = 17
         self.inputs = InputGate(1000, lambda end, consumed: None)
-        self.add_inputs({}, INPUTS)
+        self.add_inputs(OperatorState(), INPUTS)
         self.outputs = Wires(
             Generation(generation), 1000, lambda m, p: None, self._log, steps=self._steps, digest=self._digest_of
         )
         self.outputs.add_channels(1, 0, self.peers(1, CONSUMERS), {})
         for end in self.outputs.channels.values():
             end.retain = retain
-        self.begin_from({})
+        self.begin_from(OperatorState())
         self.start()
 
     @staticmethod

@@ -10,10 +10,11 @@ import pytest
 from flinkplus.errors import PeerProtocolError
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.promotion_order import PromotionOrder
+from tests.handles import handle_of
 
 LEAST: dict[str, Any] = {
     "version": 3,
-    "handle": {"format": 1, "files": [], "operator_state": {"steps": 9}},
+    "handle": handle_of(steps=9, checkpoint=3).to_json(),
     "given_up": [4],
     "overtaking": [5, 6],
     "received": {"0:1->2": 7},
@@ -23,7 +24,7 @@ LEAST: dict[str, Any] = {
     "ancestors": {"lines[0]": [[0, [1]]]},
 }
 FULL = {**LEAST, "inputs": {"0:0->1": 3}, "pass_over": 2, "mark": 0}
-UNSAFE = {"files": [{"name": "../x", "kind": "base"}]}
+UNSAFE = {**LEAST["handle"], "files": [{"name": "../x", "kind": "base"}]}
 
 
 def message(document: object) -> bytes:
@@ -33,10 +34,11 @@ def message(document: object) -> bytes:
     return json.dumps(body).encode()
 
 
-@pytest.mark.parametrize("document", [LEAST, FULL])
+@pytest.mark.parametrize("document", [{**LEAST, "inputs": {}, "pass_over": 0, "mark": None}, FULL])
 def test_an_order_is_read_and_written_back_equal(document: dict[str, Any]) -> None:
     assert PromotionOrder.from_json(document).to_json() == document
     assert list(PromotionOrder.from_json(document).to_json()) == list(document), "also in its order"
+    assert PromotionOrder.from_json({**LEAST, **document}) == PromotionOrder.from_json(document)
     read = control.decode(message(document))
     assert isinstance(read, control.Promote)
     assert read.subtasks == {"count[1]": PromotionOrder.from_json(document)}

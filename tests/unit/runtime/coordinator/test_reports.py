@@ -41,10 +41,11 @@ from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.tcp.connections import parse_address
 from flinkplus.runtime.transport.wire.ports import ControlArrived
 from flinkplus.state.storage import CheckpointStorage
+from tests.handles import handle_of
 from tests.unit.runtime.coordinator.failover_job import C1, G1, L1, Job
 from tests.unit.runtime.slot.slots_in_process import graph_of
 
-HANDLE: dict[str, Any] = {"operator_state": {"inputs": {}, "outputs": {}}}
+HANDLE = handle_of()
 
 
 class Reported(Job):
@@ -89,7 +90,7 @@ def test_what_a_subtask_says_is_of_the_deployment_to_the_other_machines() -> Non
     assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
         core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
     ]
-    handle = {"operator_state": {**HANDLE["operator_state"], "in_flight_bytes": 77}}
+    handle = handle_of(in_flight_bytes=77)
     assert job.report(2, control.SnapshotAcked(2, 1, "count[1]", handle)) == [
         core.SnapshotAcknowledged(CheckpointId(1), C1, G1, handle, 77)
     ]

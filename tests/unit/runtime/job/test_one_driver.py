@@ -12,15 +12,16 @@ import pytest
 
 from flinkplus.errors import JobRunsElsewhere, StateError
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.job.claim import LOCK_FILE, Claim
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.spark_log import COMPACT_INTERVAL, LOG_DIRECTORY, Layout, LoggedFile, SparkFileLog
 from flinkplus.state.storage import CheckpointStorage
+from tests.handles import manifest_of
 
 JOB = {"name": "job", "fingerprint": "f"}
-MANIFEST = {"format": 1, "subtasks": {}}
 
 
 def driver(root: Path, run: int) -> CheckpointStorage:
@@ -49,9 +50,7 @@ def test_a_run_is_known_by_its_number_and_its_driver(tmp_path: Path) -> None:
 
 
 ORDERS: dict[str, Callable[[Commits], None]] = {
-    "store": lambda commits: commits.store(
-        CheckpointId(3), Generation(1), [(SubtaskId("a", 0), {"files": [], "operator_state": {}})], False
-    ),
+    "store": lambda commits: commits.store(CheckpointId(3), Generation(1), [(SubtaskId("a", 0), START)], False),
     "commit": lambda commits: commits.commit(CheckpointId(1)),
     "retract_after": lambda commits: commits.retract_after(CheckpointId(1)),
     "sweep": lambda commits: commits.sweep(CheckpointId(2), CheckpointId(2)),
@@ -84,13 +83,13 @@ def test_a_manifest_that_was_being_written_does_not_appear(tmp_path: Path, monke
     looked = first.check_run
 
     def replaced_meanwhile() -> None:
-        driver(tmp_path, 2).write_manifest(1, {**MANIFEST, "by": 2})
+        driver(tmp_path, 2).write_manifest(manifest_of(1, generation=2))
         looked()
 
     monkeypatch.setattr(first, "check_run", replaced_meanwhile)
     with pytest.raises(JobRunsElsewhere):
-        first.write_manifest(1, {**MANIFEST, "by": 1})
-    assert CheckpointStorage(tmp_path).read_manifest(1)["by"] == 2
+        first.write_manifest(manifest_of(1, generation=1))
+    assert CheckpointStorage(tmp_path).read_manifest(1).generation == 2
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -101,12 +100,12 @@ def test_a_manifest_that_only_lacks_its_name_never_gets_it(tmp_path: Path, monke
 
     def replaced_afterwards() -> None:
         looked()
-        driver(tmp_path, 2).write_manifest(1, {**MANIFEST, "by": 2})
+        driver(tmp_path, 2).write_manifest(manifest_of(1, generation=2))
 
     monkeypatch.setattr(first, "check_run", replaced_afterwards)
     with pytest.raises(StateError, match="manifest 1 cannot be stored"):
-        first.write_manifest(1, {**MANIFEST, "by": 1})
-    assert CheckpointStorage(tmp_path).read_manifest(1)["by"] == 2
+        first.write_manifest(manifest_of(1, generation=1))
+    assert CheckpointStorage(tmp_path).read_manifest(1).generation == 2
     assert not list(tmp_path.rglob("*.tmp"))
 
 

@@ -21,12 +21,14 @@ from flinkplus.config import Options
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.promotion_order import PromotionOrder
 from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.slot.process.slot import Slot
+from flinkplus.runtime.slot.subtasks.operator_tree import NOTHING
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.handshake import Refusals
 from flinkplus.runtime.transport.wire.ports import FrameArrived, PeerAttached, PeerBroken, PeerConnected
@@ -135,7 +137,7 @@ class Cluster:
         }
         self.generation = self.attempt = 1
         self.checkpoint = self.complete = 0
-        self.acks: dict[int, dict[str, dict[str, Any]]] = {0: {}}
+        self.acks: dict[int, dict[str, SnapshotHandle]] = {0: {}}
         self.staged: dict[tuple[str, int], set[int]] = {}
         self.exhausted: set[str] = set()
         self.failures: list[control.SubtaskFailure] = []
@@ -321,7 +323,7 @@ class Cluster:
             told = {
                 str(s): PromotionOrder(
                     version=version,
-                    handle=self.acks[version].get(str(s), {}),
+                    handle=self.acks[version].get(str(s), START),
                     received=received,
                     determinants=control.runs_to_json(runs.get(str(s), [])),
                     ancestors={
@@ -406,7 +408,7 @@ class Cluster:
             files = [
                 file
                 for handle in self.acks[checkpoint].values()
-                for file in handle["operator_state"]["operators"].get("out", {}).get("staged", [])
+                for file in handle.operator_state.operators.get("out", NOTHING).staged
             ]
             committer.commit(checkpoint, files)
         table: pa.Table = committer.table()  # type: ignore[union-attr]

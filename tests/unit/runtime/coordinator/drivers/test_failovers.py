@@ -6,14 +6,16 @@ import pytest
 
 from chain_backup.failover.events import RecordsWritten
 from flinkplus.errors import ControlMessageTooLarge
+from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import FailoverWorkDone
+from tests.handles import handle_of
 from tests.unit.runtime.coordinator.failover_job import C0, C1, G1, G2, L0, L1, ONE, TOPOLOGY, TWO, Job
 
-HANDLE = {"operator_state": {"inputs": {"0:0->1": 4}, "outputs": {}}}
+HANDLE = handle_of(inputs={"0:0->1": 4})
 
 
 def test_everyone_is_told_who_follows_whom_when_the_job_starts() -> None:
@@ -52,7 +54,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
     assert (order.generation, order.run, order.draining) == (2, 0, False)
     assert order.subtasks["lines[1]"].to_json() == {
         "version": 0,
-        "handle": {},
+        "handle": START.to_json(),
         "given_up": [],
         "overtaking": [],
         "received": {"0:1->0": 3, "0:1->2": 4},
@@ -60,6 +62,9 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
         "digests": {"0:1->0": [[0, "of three"]]},
         "determinants": [[0, [1, 2]], [7, [3]]],
         "ancestors": {},
+        "inputs": {},
+        "pass_over": 0,
+        "mark": None,
     }
     assert order.subtasks["count[1]"].marks == {"0:0->1": 5, "0:2->1": 6}
     assert core.SubtasksReplaced(((C1, CheckpointId(0)), (L1, CheckpointId(0)))) in job.heard
@@ -101,7 +106,7 @@ def test_an_answer_for_an_older_attempt_is_not_measured() -> None:
 def test_a_new_head_gets_the_handle_of_its_version() -> None:
     job = Job()
     for subtask in TOPOLOGY.subtasks:
-        job.failovers.acknowledged(subtask, G1, ONE, HANDLE if subtask == C1 else {"operator_state": {}})
+        job.failovers.acknowledged(subtask, G1, ONE, HANDLE if subtask == C1 else handle_of())
     job.failovers.completed(ONE)
     job.lose(1)
     job.work()

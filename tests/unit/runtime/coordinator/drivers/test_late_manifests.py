@@ -15,6 +15,8 @@ import pytest
 from pyarrow import fs
 
 from flinkplus.errors import StateError
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.inbox import Inbox
@@ -27,6 +29,7 @@ from flinkplus.runtime.job.running import GENERATIONS_PER_RUN, RunningJob, _earl
 from flinkplus.sinks.text import TextSink
 from flinkplus.state.delta import describe
 from flinkplus.state.storage import CheckpointStorage
+from tests.handles import handle_of, manifest_of, part_of
 from tests.unit.sinks.harness import SCHEMA, Context, rows, visible_lines
 
 JOB = {"name": "job", "fingerprint": "f"}
@@ -58,7 +61,7 @@ class Driver:
         self.writer = self._sink.writer(Context(0), self.generation)
         self.commits.collect_garbage(Generation(self.generation))
 
-    def snapshot(self) -> list[tuple[SubtaskId, Any]]:
+    def snapshot(self) -> list[tuple[SubtaskId, SnapshotHandle]]:
         """The next checkpoint, as far as the subtask has to do with it; its state is a file."""
         self.number += 1
         self.writer.write(rows((f"r{self.number}", self.generation)))
@@ -67,13 +70,10 @@ class Driver:
         local.write_bytes(b"state of %d" % self.number)
         name = f"out[0]/{self.generation}-{self.number}-1.sst"
         self.storage.upload(local, name)
-        handle = {
-            "files": [describe(local, name, "base", 1).to_json()],
-            "operator_state": {"operators": {"out": {"staged": staged}}},
-        }
+        handle = handle_of(describe(local, name, "base", 1), operators={"out": part_of(staged)})
         return [(SubtaskId("out", 0), handle)]
 
-    def store(self, handles: list[tuple[SubtaskId, Any]]) -> None:
+    def store(self, handles: list[tuple[SubtaskId, SnapshotHandle]]) -> None:
         self.commits.store(CheckpointId(self.number), Generation(self.generation), handles, False)
 
     def checkpoint(self) -> None:
@@ -104,9 +104,13 @@ def given_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pat
     with monkeypatch.context() as patch:
         write = driver.storage.write_manifest
 
-        def hangs(checkpoint: int, manifest: dict[str, Any]) -> None:
-            write(checkpoint, manifest)
-            path = driver.out.parent / "checkpoints" / f"checkpoints/{checkpoint:08d}-{driver.storage._epoch}.json"
+        def hangs(manifest: Manifest) -> None:
+            write(manifest)
+            path = (
+                driver.out.parent
+                / "checkpoints"
+                / f"checkpoints/{manifest.checkpoint:08d}-{driver.storage._epoch}.json"
+            )
             aside = driver.out.parent / "late"
             shutil.move(path, aside)
             found.append((aside, path))
@@ -245,8 +249,7 @@ def test_on_a_local_disk_a_hung_write_fails_once_another_run_has_begun(tmp_path:
 
     def store() -> None:
         try:
-            subtasks = {str(subtask): handle for subtask, handle in handles}
-            first.storage.write_manifest(2, {"format": 1, "checkpoint": 2, "subtasks": subtasks, "commits": {}})
+            first.storage.write_manifest(manifest_of(2, subtasks={str(subtask): handle for subtask, handle in handles}))
         except Exception as error:
             failed.append(error)
 

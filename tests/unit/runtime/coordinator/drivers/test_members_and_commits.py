@@ -14,6 +14,7 @@ import pytest
 
 from flinkplus.errors import ControlMessageTooLarge, PeerProtocolError, StateError
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
@@ -22,6 +23,7 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
 from flinkplus.state.delta import describe
 from flinkplus.state.storage import CheckpointStorage
+from tests.handles import handle_of
 from tests.unit.runtime.coordinator.failover_job import Job
 
 
@@ -69,8 +71,8 @@ def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
     storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
     (tmp_path / "delta").write_bytes(b"delta")
     storage.upload(tmp_path / "delta", "count[0]/1-1-1.sst")
-    delta = describe(tmp_path / "delta", "count[0]/1-1-1.sst", "base", 1).to_json()
-    handles = [(SubtaskId("count", 0), {"files": [delta], "operator_state": {}})]
+    delta = describe(tmp_path / "delta", "count[0]/1-1-1.sst", "base", 1)
+    handles = [(SubtaskId("count", 0), handle_of(delta))]
     commits = Commits(JobGraph(), storage)
 
     def fails(handle: int) -> None:
@@ -95,12 +97,12 @@ def test_manifests_before_the_newest_committed_one_are_not_in_memory(tmp_path: P
     storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
     commits = Commits(JobGraph(), storage)
     for number in range(1, 5):
-        handles = [(SubtaskId("count", 0), {"files": [], "operator_state": {"number": number}})]
+        handles = [(SubtaskId("count", 0), handle_of(steps=number))]
         commits.store(CheckpointId(number), Generation(1), handles, False)
         if number < 4:
             commits.commit(CheckpointId(number))
     assert sorted(commits._manifests) == [3, 4]
-    assert commits.handles(CheckpointId(2))["count[0]"]["operator_state"] == {"number": 2}, "it is on storage"
+    assert commits.handles(CheckpointId(2))["count[0]"].operator_state.steps == 2, "it is on storage"
 
 
 def test_a_deployment_that_nobody_would_take_ends_the_job_and_takes_nothing_back() -> None:
@@ -111,7 +113,7 @@ def test_a_deployment_that_nobody_would_take_ends_the_job_and_takes_nothing_back
         raise ControlMessageTooLarge("Deploy would take 9 bytes; the maximum is 8")
 
     job.wires.send = send  # type: ignore[method-assign]
-    commits = SimpleNamespace(handles=lambda checkpoint: {"count[0]": {}})
+    commits = SimpleNamespace(handles=lambda checkpoint: {"count[0]": START})
     driver = JobDriver(
         job.dispatch, job, job.deployment, commits, job.recoveries, (), (), lambda *_: None, lambda _: None  # type: ignore[arg-type]
     )  # fmt: skip
@@ -121,7 +123,7 @@ def test_a_deployment_that_nobody_would_take_ends_the_job_and_takes_nothing_back
 
 
 def test_a_message_that_is_too_large_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = control.SnapshotAcked(1, 1, "count[0]", {"operator_state": {"saved": "x" * 100}})
+    message = control.SnapshotAcked(1, 1, "count[0]", handle_of(rounds={"saved": "x" * 100}))
     monkeypatch.setattr(control, "MAX_BYTES", len(control.encode(message)))
     assert control.decode(control.encode(message)) == message
     monkeypatch.setattr(control, "MAX_BYTES", control.MAX_BYTES - 1)

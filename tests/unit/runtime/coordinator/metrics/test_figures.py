@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.rows.tokenize import Tokenize
+from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.effects import CheckpointOutcome, CheckpointStats
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.sources.text import SCHEMA
+from tests.handles import handle_of, part_of
 
 
 def heartbeat(rows: int) -> dict[str, Any]:
@@ -37,8 +40,8 @@ def test_the_phases_of_a_checkpoint() -> None:
         pass
     begun_s = time.time()
     for subtask, alignment_ms in (("words[0]", 2.0), ("words[1]", 0.5)):
-        times = {"begun_s": begun_s, "alignment_ms": alignment_ms, "sync_ms": 1.0, "async_ms": 7.0}
-        figures.snapshot(1, subtask, {"operator_state": {}, **times})
+        handle = replace(START, begun_s=begun_s, alignment_ms=alignment_ms, sync_ms=1.0, async_ms=7.0)
+        figures.snapshot(1, subtask, handle)
     (phases,) = figures.checkpoints()
     assert phases["chain_ms"] is None, "no standby has it"
     figures.replicated(1)
@@ -55,13 +58,13 @@ def test_how_a_checkpoint_was_taken(mode: str) -> None:
     """One that may be unaligned is so if a barrier overtook anywhere."""
     figures = of_words(mode=mode)
     figures.triggered(1)
-    figures.snapshot(1, "words[0]", {"operator_state": {}})
+    figures.snapshot(1, "words[0]", START)
     (found,) = figures.checkpoints()
     assert (found["mode"], found["in_flight_bytes"]) == ("synchronous" if mode == "synchronous" else "aligned", 0)
     if mode == "unaligned":
         for subtask, size in (("words[1]", 300), ("words[2]", 40)):
-            saved = {"in_flight_bytes": size}
-            figures.snapshot(1, subtask, {"operator_state": saved, "overtaken": True, "bytes_new": 5, "bytes_total": 9})
+            handle = handle_of(in_flight_bytes=size)
+            figures.snapshot(1, subtask, replace(handle, overtaken=True, bytes_new=5, bytes_total=9))
         (found,) = figures.checkpoints()
         assert (found["mode"], found["in_flight_bytes"]) == ("unaligned", 340)
         assert (found["bytes_new"], found["bytes_total"]) == (350, 358), "it is stored, too"
@@ -70,11 +73,11 @@ def test_how_a_checkpoint_was_taken(mode: str) -> None:
 def test_what_a_successor_says_again_changes_nothing_in_a_checkpoint_that_is_over() -> None:
     figures = of_words()
     figures.triggered(1)
-    figures.snapshot(1, "words[0]", {"operator_state": {}, "bytes_total": 4_000, "keys": 4})
+    figures.snapshot(1, "words[0]", replace(START, bytes_total=4_000, keys=4))
     stats = CheckpointStats(CheckpointId(1), Generation(1), False, CheckpointOutcome.COMPLETE, "", 0, 1, 2, 1, 1, None)
     figures.checkpoint(stats)
     before = figures.checkpoints()
-    figures.snapshot(1, "words[0]", {"operator_state": {}, "bytes_total": 1_000, "keys": 1, "sync_ms": 99.0})
+    figures.snapshot(1, "words[0]", replace(START, bytes_total=1_000, keys=1, sync_ms=99.0))
     assert figures.checkpoints() == before
 
 
@@ -93,8 +96,8 @@ def test_a_late_heartbeat_does_not_take_back_the_final_counters() -> None:
     figures = of_words()
     figures.heard(heartbeat(5))
     figures.triggered(CheckpointId(1))
-    counters = {"words": {"rows_in": 7, "rows_out": 9, "own": {"invalid_lines": 2}}}
-    figures.snapshot(1, "words[0]", {"operator_state": {"operators": counters}, "keys": 3, "bytes_total": 11})
+    counters = {"words": part_of(rows_in=7, rows_out=9, own={"invalid_lines": 2})}
+    figures.snapshot(1, "words[0]", replace(handle_of(operators=counters), keys=3, bytes_total=11))
     complete = CheckpointOutcome.COMPLETE
     figures.checkpoint(CheckpointStats(CheckpointId(1), Generation(1), True, complete, "", 0, 4, 5, 1, 1))
     figures.heard(heartbeat(6))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from typing import Any
@@ -18,6 +17,7 @@ from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
+from tests.handles import copied
 from tests.unit.operators.operator_fakes import FakeState, context
 from tests.unit.runtime.slot.subtasks.test_fused_watermarks import SCHEMA, Wires, exhaust, rows
 
@@ -39,7 +39,7 @@ def graph() -> JobGraph:
 def fused(vertex: int, saved: Any = None) -> FusedOperators:
     drawn = graph()
     operators = FusedOperators(drawn, drawn.vertices[vertex], 0, 1, 1, FakeState(), Wires(), lambda: 0, random.Random)
-    operators.restore({} if saved is None else json.loads(json.dumps(saved)))
+    operators.restore(copied(saved or {}))
     return operators
 
 

@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.control import messages as control
@@ -15,7 +16,9 @@ from flinkplus.runtime.slot.control.failover import SlotFailover
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.state.backend import Prepared
 
-FROM_THE_START = PromotionOrder(version=0, handle={}, determinants=[], ancestors={}, digests={}, received={}, marks={})
+FROM_THE_START = PromotionOrder(
+    version=0, handle=START, determinants=[], ancestors={}, digests={}, received={}, marks={}
+)
 
 
 class Begun:

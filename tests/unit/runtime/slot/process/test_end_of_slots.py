@@ -19,6 +19,7 @@ import pytest
 
 from flinkplus.config import options_from
 from flinkplus.errors import FlinkPlusError
+from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
@@ -230,8 +231,8 @@ def test_a_snapshot_that_waits_for_its_turn_when_the_slot_closes_is_dropped(capl
     name = SubtaskId("count", 0)
     slot.generations = {name: Generation(1)}
     begun, end = threading.Event(), threading.Event()
-    slot._persist(name, CheckpointId(1), lambda: (begun.set(), end.wait(), {})[-1])  # type: ignore[func-returns-value]
-    slot._persist(name, CheckpointId(2), lambda: {})
+    slot._persist(name, CheckpointId(1), lambda: (begun.set(), end.wait(), START)[-1])  # type: ignore[func-returns-value]
+    slot._persist(name, CheckpointId(2), lambda: START)
     assert begun.wait(30)
     threading.Timer(0.05, end.set).start()
     slot._pool.shutdown(wait=True, cancel_futures=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
+from tests.handles import copied
 from tests.unit.operators.operator_fakes import FakeState
 
 SCHEMA = pa.schema([("ts", pa.int64())])
@@ -88,7 +88,7 @@ def fused(
     graph: JobGraph, vertex: int, wires: Wires, saved: dict[str, Any] | None = None, state: Any = None
 ) -> FusedOperators:
     operators = FusedOperators(graph, graph.vertices[vertex], 0, 1, 1, state, wires, lambda: 0, random.Random)
-    operators.restore({} if saved is None else json.loads(json.dumps(saved)))
+    operators.restore(copied(saved or {}))
     return operators
 
 

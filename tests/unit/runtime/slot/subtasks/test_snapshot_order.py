@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkplus.config import Options
+from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.protocol.vocabulary.messages import Kind, Message
@@ -17,7 +18,7 @@ from tests.unit.api.drawing import environment
 from tests.unit.runtime.slot.slots_in_process import SCHEMA
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)
-Work = Callable[[], dict[str, Any]]
+Work = Callable[[], SnapshotHandle]
 
 
 def never(*_: Any) -> Any:
@@ -49,7 +50,7 @@ def test_a_small_snapshot_does_not_pass_a_large_one_that_is_still_being_packed()
         slots=dict.fromkeys(everybody, 0),
         generations=dict.fromkeys(everybody, Generation(1)),
         lineage=Lineage([other.name for other in graph.vertices], [(p.vertex, name.vertex) for _, p in inputs], None),
-        handle={},
+        handle=START,
         checkpoint=CheckpointId(0),
         mark=None,
         salt="",

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.operators.base.columns import merge, plain
+from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
@@ -181,10 +182,10 @@ def test_noise_on_the_control_plane_is_refused(noise: bytes) -> None:
 
 
 def test_control_messages_come_back() -> None:
-    deploy = control.Deploy(2, 7, {"a[0]": 1}, {"1": [1, "127.0.0.1:5"]}, {"a[0]": {"format": 1}}, {"a[0]": 12})
+    deploy = control.Deploy(2, 7, {"a[0]": 1}, {"1": [1, "127.0.0.1:5"]}, {"a[0]": START}, {"a[0]": 12})
     assert control.decode(control.encode(deploy)) == deploy
-    with pytest.raises(PeerProtocolError, match="format 2"):
-        control.decode(control.encode(deploy).replace(b'"v": 1', b'"v": 2'))
+    with pytest.raises(PeerProtocolError, match="format 1"):
+        control.decode(control.encode(deploy).replace(b'"v": 2', b'"v": 1'))
     with pytest.raises(PeerProtocolError, match="malformed"):
         control.decode(control.encode(deploy).replace(b"Deploy", b"Destroy"))
 
