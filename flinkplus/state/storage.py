@@ -36,12 +36,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pyarrow import fs
 
-from flinkplus.documents import parse_document
+from flinkplus.documents import Document, parse_document
 from flinkplus.errors import (
     CheckpointDirectoryError,
     CorruptCheckpoint,
@@ -85,6 +86,18 @@ log = logging.getLogger("flinkplus")
 
 Resume: TypeAlias = bool | Literal["auto"]
 """Whether a job continues what is in its checkpoint directory; ``auto``: if there is something to continue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile(Document):
+    """``JOB.json``. ``job``: ``name``, ``fingerprint`` and ``shape`` of the job. ``place``: the directory as it was
+    written to last. ``seal``: format, checksum and signature of the other two (``seals``)."""
+
+    FORMAT: ClassVar[int] = JOB_FORMAT
+
+    job: dict[str, Any]
+    place: str
+    seal: str
 
 
 class CheckpointStorage:
@@ -184,15 +197,15 @@ class CheckpointStorage:
         self._files.delete(JOB_FILE)
 
     def _write_job(self, job: dict[str, Any]) -> None:
-        body = _job_body({"job": job, "place": self._place})
+        body = _job_body(job, self._place)
         seal = self._signed(JOB_MAGIC, JOB_FILE, body).partition(b"\n")[0].decode()
-        document = {"format": JOB_FORMAT, "job": job, "place": self._place, "seal": seal}
+        document = JobFile(job=job, place=self._place, seal=seal).to_json()
         self._files.write(JOB_FILE, json.dumps(document, sort_keys=True).encode())
 
-    def _believe_job(self, document: dict[str, Any]) -> None:
+    def _believe_job(self, document: JobFile) -> None:
         """Check the signature. From then on, without ``trust``, what is signed for another job is not believed."""
         try:
-            data = document["seal"].encode(errors="replace") + b"\n" + _job_body(document)
+            data = document.seal.encode(errors="replace") + b"\n" + _job_body(document.job, document.place)
             _, job_id = self._believed(JOB_MAGIC, JOB_FILE, data)
         except (CorruptCheckpoint, RecursionError) as error:
             raise CheckpointDirectoryError(
@@ -201,13 +214,13 @@ class CheckpointStorage:
         if self._key is not None and not self._trust:
             self.job_id = job_id
 
-    def _warn_if_moved(self, document: dict[str, Any]) -> None:
-        if document["place"] != self._place:
+    def _warn_if_moved(self, document: JobFile) -> None:
+        if document.place != self._place:
             log.warning(
                 "the checkpoints of job %r were in %s when it ran last, and are in %s now: unless you have moved or "
                 "copied them there, stop the job, since another process has put this directory there",
-                document["job"].get("name"),
-                document["place"],
+                document.job.get("name"),
+                document.place,
                 self._place,
             )
 
@@ -215,7 +228,7 @@ class CheckpointStorage:
     def _place(self) -> str:
         return without_secrets(self._files.describe(""))
 
-    def _job_document(self) -> dict[str, Any] | None:
+    def _job_document(self) -> JobFile | None:
         try:
             document = parse_document(self._files.read(JOB_FILE))
         except FileNotFoundError:
@@ -228,21 +241,15 @@ class CheckpointStorage:
             raise CheckpointDirectoryError(
                 f"checkpoint directory {self.uri!r} cannot be read: {error}; check the path"
             ) from error
-        if (
-            not isinstance(document, dict)
-            or document.get("format") != JOB_FORMAT
-            or not isinstance(document.get("job"), dict)
-            or not isinstance(document.get("place"), str)
-            or not isinstance(document.get("seal"), str)
-        ):
+        try:
+            return JobFile.from_json(document)
+        except ValueError as error:
             raise CheckpointDirectoryError(
-                f"{self._files.describe(JOB_FILE)} has a format this version does not know (expected {JOB_FORMAT}); "
-                "use the version that wrote it, or choose another checkpoint directory"
-            )
-        found: dict[str, Any] = document
-        return found
+                f"{self._files.describe(JOB_FILE)} has a format this version does not know ({error}; expected "
+                f"{JOB_FORMAT}); use the version that wrote it, or choose another checkpoint directory"
+            ) from error
 
-    def _check_owner(self, job: dict[str, Any], document: dict[str, Any] | None, resume: Resume) -> None:
+    def _check_owner(self, job: dict[str, Any], document: JobFile | None, resume: Resume) -> None:
         where = f"checkpoint directory {self.uri!r}"
         if document is None:
             others = [name for name in self._files.names("") if not name.startswith(".")]
@@ -253,7 +260,7 @@ class CheckpointStorage:
             if resume is True:
                 raise CheckpointDirectoryError(f"{where} holds no job to resume; start the job without resume")
             return
-        check_same_job(document["job"], job, self.uri)
+        check_same_job(document.job, job, self.uri)
         if not resume and self.checkpoints():
             raise CheckpointDirectoryError(
                 f"{where} already has checkpoints of this job; resume it, or choose or clear another directory"
@@ -269,8 +276,7 @@ class CheckpointStorage:
         if key is not None:
             self._key = key()
         self._believe_job(document)
-        job: dict[str, Any] = document["job"]
-        return job
+        return document.job
 
     # -- runs -----------------------------------------------------------------------------------------------------
 
@@ -643,9 +649,9 @@ def check_same_job(found: dict[str, Any], asked: dict[str, Any], where: str) -> 
             )
 
 
-def _job_body(document: dict[str, Any]) -> bytes:
+def _job_body(job: dict[str, Any], place: str) -> bytes:
     """What is signed of ``JOB.json``."""
-    return json.dumps({name: document[name] for name in ("job", "place")}, sort_keys=True).encode()
+    return json.dumps({"job": job, "place": place}, sort_keys=True).encode()
 
 
 def _differences(there: Any, here: Any) -> str:

@@ -465,7 +465,8 @@ _WHEREABOUTS = {"format": 1, "job_id": "job-1", "host": "h", "file": "/tmp/flink
 
 def _decode_whereabouts(data: bytes) -> object:
     """Where the checkpoint directory says that a job's access file is."""
-    job_id, _host, file = parse_whereabouts(data)
+    told = parse_whereabouts(data)
+    job_id, file = told.job_id, told.file
     names.assert_inside(job_id)
     if not file.startswith("/") or ".." in file.split("/") or not file.endswith("/COMMANDS.json"):
         raise AssertionError(f"{file!r} was taken for an access file")

@@ -22,11 +22,11 @@ import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
-from flinkplus.documents import fits, parse_document
+from flinkplus.documents import Document, parse_document
 from flinkplus.errors import ConfigurationError, CorruptCheckpoint, NoRunningJob, PeerProtocolError, PeerRefused
 from flinkplus.local_files import open_regular
 from flinkplus.path_names import checked_name
@@ -43,7 +43,8 @@ from flinkplus.runtime.transport.wire.frames import framed
 from flinkplus.runtime.transport.wire.ports import COORDINATOR
 from flinkplus.state.storage import CheckpointStorage
 
-FORMAT = 1
+ACCESS_FORMAT = 1
+"""Of the access file, and of what the checkpoint directory says of it."""
 ACCESS_FILE = "COMMANDS.json"
 ACCESS_BLOB = "commands"
 MAX_BYTES = 1 << 20
@@ -81,24 +82,61 @@ class Access:
             return True
 
 
+@dataclass(frozen=True, kw_only=True)
+class AccessFile(Document):
+    """The content of the file. ``address``: host:port of the command server. ``host``, ``pid``, ``created_s``: of the
+    driver's process, and when it began, in seconds since the Unix epoch. ``key``: the job's secret, hexadecimal.
+    ``tls``: PEM by name, or the directory of the user's own certificates."""
+
+    FORMAT: ClassVar[int] = ACCESS_FORMAT
+
+    job_id: str
+    name: str
+    address: str
+    host: str
+    pid: int
+    created_s: float
+    key: str
+    tls: str | dict[str, str] | None
+
+    def check_names(self) -> None:
+        checked_name(self.job_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts(Document):
+    """What the checkpoint directory says of a job's access file: ``file`` is its path on ``host``."""
+
+    FORMAT: ClassVar[int] = ACCESS_FORMAT
+
+    job_id: str
+    host: str
+    file: str
+
+    def check_names(self) -> None:
+        checked_name(self.job_id)
+        folder, name = os.path.split(self.file)
+        if checked_name(name) != ACCESS_FILE or not os.path.isabs(folder) or os.path.normpath(folder) != folder:
+            raise ValueError(f"{self.file!r:.200} is no access file")
+
+
 def write_access(directory: Path, access: Access) -> Path:
     """Write the file of a job into its own directory; whole, or not at all."""
     certificates = access.credentials.tls
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "job_id": access.job_id,
-        "name": access.name,
-        "address": access.address,
-        "host": access.host,
-        "pid": access.driver[0],
-        "created_s": access.driver[1],
-        "key": access.credentials.secret.hex(),
-        "tls": certificates if certificates is None or isinstance(certificates, str) else _pem(certificates),
-    }
+    document = AccessFile(
+        job_id=access.job_id,
+        name=access.name,
+        address=access.address,
+        host=access.host,
+        pid=access.driver[0],
+        created_s=access.driver[1],
+        key=access.credentials.secret.hex(),
+        tls=certificates if certificates is None or isinstance(certificates, str) else _pem(certificates),
+    )
     path, made = directory / ACCESS_FILE, directory / f".{ACCESS_FILE}.tmp"
     descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(document, file)
+        json.dump(document.to_json(), file)
     made.rename(path)
     return path
 
@@ -109,8 +147,8 @@ def _pem(certificates: tls.Certificates) -> dict[str, str]:
 
 def publish(storage: CheckpointStorage, path: Path, access: Access) -> None:
     """Say in the checkpoint directory where the job's access file is."""
-    told = {"format": FORMAT, "job_id": access.job_id, "host": access.host, "file": str(path)}
-    storage.put_blob(ACCESS_BLOB, json.dumps(told).encode())
+    told = Whereabouts(job_id=access.job_id, host=access.host, file=str(path))
+    storage.put_blob(ACCESS_BLOB, json.dumps(told.to_json()).encode())
 
 
 def withdraw(storage: CheckpointStorage, path: Path) -> None:
@@ -168,38 +206,22 @@ def parse_access(data: bytes, where: str) -> Access:
 
 
 def _parse(found: Any) -> Access:
-    hints = {
-        "format": int,
-        "job_id": str,
-        "name": str,
-        "address": str,
-        "host": str,
-        "pid": int,
-        "created_s": float,
-        "key": str,
-        "tls": str | dict[str, str] | None,
-    }
-    for name, hint in hints.items():
-        if not fits(found[name], hint):
-            raise TypeError(f"{name} is something else")
-    if found["format"] != FORMAT:
-        raise ValueError(f"format {found['format']!r:.100}, known is {FORMAT}")
-    if not 0 < found["pid"] < MAX_PID:
-        raise ValueError(f"{found['pid']!r:.100} is no process")
-    _check_address(found["address"])
-    if not found["key"]:
+    file = AccessFile.from_json(found)
+    if not 0 < file.pid < MAX_PID:
+        raise ValueError(f"{file.pid!r:.100} is no process")
+    _check_address(file.address)
+    if not file.key:
         raise ValueError("no key")
-    checked_name(found["job_id"])
-    certificates = found["tls"]
+    certificates: tls.Certificates | dict[str, str] | str | None = file.tls
     if isinstance(certificates, dict):
         certificates = tls.Certificates(**{name: text.encode("ascii") for name, text in certificates.items()})
     return Access(
-        found["job_id"],
-        printable(found["name"]),
-        found["address"],
-        printable(found["host"]),
-        (found["pid"], float(found["created_s"])),
-        Credentials(bytes.fromhex(found["key"]), tls=certificates),
+        file.job_id,
+        printable(file.name),
+        file.address,
+        printable(file.host),
+        (file.pid, float(file.created_s)),
+        Credentials(bytes.fromhex(file.key), tls=certificates),
     )
 
 
@@ -220,39 +242,31 @@ def access_of(checkpoint_dir: str) -> Access:
     storage = CheckpointStorage(checkpoint_dir)
     storage.job()
     try:
-        job_id, host, file = parse_whereabouts(storage.get_blob(ACCESS_BLOB))
+        told = parse_whereabouts(storage.get_blob(ACCESS_BLOB))
     except OSError as error:
         raise ConfigurationError(f"the checkpoint directory {checkpoint_dir!r} cannot be read: {error}") from error
-    except (CorruptCheckpoint, ValueError, KeyError, TypeError):
+    except (CorruptCheckpoint, ValueError):
         raise NoRunningJob(f"no job runs on the checkpoint directory {checkpoint_dir!r}") from None
-    if host != socket.gethostname() and not os.path.exists(file):
+    file = told.file
+    if told.host != socket.gethostname() and not os.path.exists(file):
         raise NoRunningJob(
-            f"the job's driver is on {printable(host)}, where {file!r:.300} is: run this there, or {ELSEWHERE}"
+            f"the job's driver is on {printable(told.host)}, where {file!r:.300} is: run this there, or {ELSEWHERE}"
         )
     try:
         access = read_access(file)
     except NoRunningJob as error:
         raise NoRunningJob(f"the job on the checkpoint directory {checkpoint_dir!r} has ended: {error}") from None
-    if access.job_id != job_id:
+    if access.job_id != told.job_id:
         raise ConfigurationError(
-            f"the checkpoint directory {checkpoint_dir!r} says that job {job_id!r} is commanded by {file!r:.300}, "
+            f"the checkpoint directory {checkpoint_dir!r} says that job {told.job_id!r} is commanded by {file!r:.300}, "
             f"which is the access file of job {access.job_id!r}: something else changed the directory"
         )
     return access
 
 
-def parse_whereabouts(data: bytes) -> tuple[str, str, str]:
-    """What ``publish`` says: the job's id, the host, and the path of the access file there.
-
-    Raises ``ValueError``, ``KeyError`` or ``TypeError`` for anything else.
-    """
-    found = parse_document(data)
-    if not all(isinstance(found[name], str) for name in ("job_id", "host", "file")):
-        raise TypeError("a text is expected")
-    folder, name = os.path.split(found["file"])
-    if checked_name(name) != ACCESS_FILE or not os.path.isabs(folder) or os.path.normpath(folder) != folder:
-        raise ValueError(f"{found['file']!r:.200} is no access file")
-    return checked_name(found["job_id"]), found["host"], found["file"]
+def parse_whereabouts(data: bytes) -> Whereabouts:
+    """What ``publish`` says. Raises ``ValueError`` for anything else."""
+    return Whereabouts.from_json(parse_document(data))
 
 
 def running_jobs(directory: str | None = None) -> list[tuple[Path, Access]]:
