@@ -115,7 +115,7 @@ class TestFiles:
     def test_where_the_access_file_is(self, tmp_path: Path) -> None:
         storage = CheckpointStorage(tmp_path)
         storage.prepare({"name": "x", "fingerprint": "y"}, False)
-        said = {"job_id": "j", "host": LONG, "file": f"/nowhere{HOSTILE}/{access.ACCESS_FILE}"}
+        said = {"format": 1, "job_id": "j", "host": LONG, "file": f"/nowhere{HOSTILE}/{access.ACCESS_FILE}"}
         storage.put_blob(access.ACCESS_BLOB, json.dumps(said).encode())
         with pytest.raises(NoRunningJob, match="driver is on") as caught:
             access.access_of(str(tmp_path))

@@ -28,8 +28,10 @@ from flinkplus.errors import (
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.operations import command_server as command_door
 from flinkplus.runtime.operations.access_file import (
+    ACCESS_BLOB,
     ACCESS_FILE,
     Access,
+    Whereabouts,
     access_of,
     call,
     publish,
@@ -402,6 +404,10 @@ def test_the_checkpoint_directory_says_where_the_file_is(tmp_path: Path) -> None
         access_of(str(kept))
     withdraw(storage, path)
     withdraw(storage, path)
+    with pytest.raises(NoRunningJob, match="no job runs on the checkpoint directory"):
+        access_of(str(kept))
+    told = Whereabouts(job_id=written.job_id, host=written.host, file=str(path)).to_json()
+    storage.put_blob(ACCESS_BLOB, json.dumps({**told, "format": 2}).encode())
     with pytest.raises(NoRunningJob, match="no job runs on the checkpoint directory"):
         access_of(str(kept))
 
