@@ -132,12 +132,12 @@ def wrong_messages(page: str) -> set[str]:
     """Control messages and requests whose fields are others than the page says, or that are only on one side."""
     section = page[page.index("\n## Control messages") : page.index("\n## Pulses")]
     rows = {row[1]: row[2] for row in ROW.finditer(section) if row[2] == "none" or FIELD.match(row[2])}
-    told = {
+    written = {
         name: [(field, hint.replace("\\|", "|")) for field, hint in FIELD.findall(row)] for name, row in rows.items()
     }
     known = {cls.__name__: fields_of(cls) for cls in control.ControlMessage.__args__}
     known |= {name: fields_of(named(name)) for name in requests()}
-    return {name for name in told.keys() | known.keys() if told.get(name) != known.get(name)}
+    return {name for name in written.keys() | known.keys() if written.get(name) != known.get(name)}
 
 
 def test_constants_have_the_value_that_the_page_says() -> None:

@@ -147,8 +147,8 @@ def _pem(certificates: tls.Certificates) -> dict[str, str]:
 
 def publish(storage: CheckpointStorage, path: Path, access: Access) -> None:
     """Say in the checkpoint directory where the job's access file is."""
-    told = Whereabouts(job_id=access.job_id, host=access.host, file=str(path))
-    storage.put_blob(ACCESS_BLOB, json.dumps(told.to_json()).encode())
+    whereabouts = Whereabouts(job_id=access.job_id, host=access.host, file=str(path))
+    storage.put_blob(ACCESS_BLOB, json.dumps(whereabouts.to_json()).encode())
 
 
 def withdraw(storage: CheckpointStorage, path: Path) -> None:
@@ -242,24 +242,24 @@ def access_of(checkpoint_dir: str) -> Access:
     storage = CheckpointStorage(checkpoint_dir)
     storage.job()
     try:
-        told = parse_whereabouts(storage.get_blob(ACCESS_BLOB))
+        found = parse_whereabouts(storage.get_blob(ACCESS_BLOB))
     except OSError as error:
         raise ConfigurationError(f"the checkpoint directory {checkpoint_dir!r} cannot be read: {error}") from error
     except (CorruptCheckpoint, ValueError):
         raise NoRunningJob(f"no job runs on the checkpoint directory {checkpoint_dir!r}") from None
-    file = told.file
-    if told.host != socket.gethostname() and not os.path.exists(file):
+    file = found.file
+    if found.host != socket.gethostname() and not os.path.exists(file):
         raise NoRunningJob(
-            f"the job's driver is on {printable(told.host)}, where {file!r:.300} is: run this there, or {ELSEWHERE}"
+            f"the job's driver is on {printable(found.host)}, where {file!r:.300} is: run this there, or {ELSEWHERE}"
         )
     try:
         access = read_access(file)
     except NoRunningJob as error:
         raise NoRunningJob(f"the job on the checkpoint directory {checkpoint_dir!r} has ended: {error}") from None
-    if access.job_id != told.job_id:
+    if access.job_id != found.job_id:
         raise ConfigurationError(
-            f"the checkpoint directory {checkpoint_dir!r} says that job {told.job_id!r} is commanded by {file!r:.300}, "
-            f"which is the access file of job {access.job_id!r}: something else changed the directory"
+            f"the checkpoint directory {checkpoint_dir!r} says that job {found.job_id!r} is commanded by {file!r:.300}"
+            f", which is the access file of job {access.job_id!r}: something else changed the directory"
         )
     return access
 

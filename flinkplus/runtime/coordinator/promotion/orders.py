@@ -33,7 +33,7 @@ class Handles:
         self._handles.setdefault(subtask, {})[version] = handle
 
     def get(self, subtask: SubtaskId, version: CheckpointId) -> SnapshotHandle:
-        """The handle, ``START`` for version 0. Raises ``KeyError`` for a version that nobody has told."""
+        """The handle, ``START`` for version 0. Raises ``KeyError`` for a version that was not reported."""
         return self._handles[subtask][version] if version else START
 
     def keep(self, subtask: SubtaskId, versions: Collection[int]) -> None:
