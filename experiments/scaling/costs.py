@@ -28,7 +28,8 @@ from flinkplus.graph import JobGraph
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.runtime.slot.subtasks.subtask import Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.slot.subtasks.subtask import Subtask
 from flinkplus.runtime.transport.wire.wire import Kind, Message, decode_frame, decode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
@@ -151,7 +152,7 @@ class Bench:
         self._arriving.append((slot, b"".join(buffers)))
 
     def _hand_over(self, message: Message, payload: Any) -> None:
-        self.subtasks[self._consumer(message.channel)].receive(message, payload)
+        self.subtasks[self._consumer(message.channel)].steps.receive(message, payload)
 
     def _consumer(self, channel: ChannelId) -> SubtaskId:
         return SubtaskId(self._consumers[channel.edge], channel.consumer)
@@ -177,7 +178,7 @@ class Bench:
                 self._checkpoints = first + taken
                 for subtask in order:
                     if subtask.plan.vertex.is_source:
-                        subtask.trigger(CheckpointId(self._checkpoints))
+                        subtask.steps.trigger(CheckpointId(self._checkpoints))
             if not any([self._step(subtask) for subtask in order]):
                 return
 
@@ -185,7 +186,7 @@ class Bench:
         self._deliver()
         before, snapshots = _progress(subtask), len(self.snapshots)
         begun = time.perf_counter()
-        if not subtask.runnable(time.monotonic()):
+        if not subtask.steps.runnable(time.monotonic()):
             return False
         subtask.run()
         seconds = time.perf_counter() - begun
@@ -200,7 +201,7 @@ class Bench:
             begun = time.perf_counter()
             arrived = list(decode_frame(frame))
             for message, payload in arrived:
-                self.subtasks[self._consumer(message.channel)].receive(message, payload)
+                self.subtasks[self._consumer(message.channel)].steps.receive(message, payload)
             self.decode_s += time.perf_counter() - begun
             for message, payload in arrived:
                 if message.kind is Kind.RECORDS:

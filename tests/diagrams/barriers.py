@@ -17,9 +17,10 @@ from flinkplus.protocol.barriers.cyclic import CyclicAlignment
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import Logs
 from flinkplus.protocol.vocabulary.messages import Kind, Message
 from tests.diagrams.explore import Diagram, Move, Subject, content, names_of
-from tests.unit.protocol.subtask.test_replay import Folding
+from tests.unit.protocol.subtask.test_replay import INPUTS, Folding, Ports
 
 CHECKPOINTS = (CheckpointId(1), CheckpointId(2))
 SUBTASK = SubtaskId("count", 0)
@@ -214,21 +215,25 @@ class OneUnalignedCheckpoint(OneCheckpoint):
         return super().do(event)
 
 
+class _HaltingPorts(Ports):
+    def discard(self, checkpoint: CheckpointId) -> None:
+        return None
+
+
 class _Halting(Folding):
     """A real subtask in synchronous mode, with two inputs or as a source; it notes what its machine orders."""
 
     def __init__(self, inputs: tuple[ChannelId, ...]) -> None:
-        self._channels = inputs
         self.ordered: list[effects.BarrierEffect] = []
-        super().__init__(1, iter(range(1000)), stands_still=True)
-        self._is_source = not inputs
+        known = [(channel, producer) for channel, producer in INPUTS if channel in inputs]
+        super().__init__(1, iter(range(1000)), stands_still=True, inputs=known, ports=_HaltingPorts)
+        apply = self.checkpoints._apply
 
-    def add_inputs(self, saved: Any, inputs: Any) -> None:
-        super().add_inputs(saved, [known for known in inputs if known[0] in self._channels])
+        def noted(effect: effects.BarrierEffect) -> None:
+            self.ordered.append(effect)
+            apply(effect)
 
-    def _apply(self, effect: effects.BarrierEffect) -> None:
-        self.ordered.append(effect)
-        super()._apply(effect)
+        self.checkpoints._apply = noted  # type: ignore[method-assign]
 
     def work_off(self) -> list[effects.BarrierEffect]:
         """All steps that can be done are; returns what the machine has ordered."""
@@ -240,13 +245,10 @@ class _Halting(Folding):
     @property
     def halted(self) -> CheckpointId | None:
         """The checkpoint for whose end it stands still."""
-        return self._halted
+        return self.checkpoints.halted
 
     def key(self) -> Hashable:
-        return content(self._barriers), self._halted, self._complete
-
-    def _nothing(self, *_: Any) -> None:
-        return None
+        return content(self.checkpoints._machine), self.halted, self.checkpoints._complete
 
     def _read_next(self) -> None:  # type: ignore[override]
         """There is nothing to read yet."""
@@ -254,7 +256,14 @@ class _Halting(Folding):
     def _has_work(self) -> bool:
         return super()._has_work() and not (self._is_source and not self._triggers)
 
-    _take_snapshot = _persist = _discard = _acknowledge = _decline = _on_complete = _nothing
+    def take_snapshot(self, checkpoint: CheckpointId) -> None:
+        return None
+
+    def persist(self, checkpoint: CheckpointId, logs: Logs) -> None:
+        return None
+
+    def answer(self, checkpoint: CheckpointId, found: object) -> None:
+        return None
 
 
 class OneSynchronousCheckpoint(OneCheckpoint):
@@ -262,7 +271,7 @@ class OneSynchronousCheckpoint(OneCheckpoint):
 
     def __init__(self, watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> None:
         self._steps = _Halting(inputs)
-        super().__init__(self._steps._barriers, watched, inputs)
+        super().__init__(self._steps.checkpoints._machine, watched, inputs)
         self._complete: list[CheckpointId] = []
         self._history: list[Any] = []
 
@@ -305,9 +314,9 @@ class OneSynchronousCheckpoint(OneCheckpoint):
             case events.CheckpointAborted(checkpoint):
                 self._steps.abort(checkpoint)
             case events.SnapshotPersisted(checkpoint):
-                self._steps.persisted(checkpoint, {}, "")
+                self._steps.checkpoints.persisted(checkpoint, {}, "")
             case events.SnapshotFailed(checkpoint, reason):
-                self._steps.persisted(checkpoint, None, reason)
+                self._steps.checkpoints.persisted(checkpoint, None, reason)
             case CheckpointCompleted(checkpoint):
                 self._complete.append(checkpoint)
                 self._steps.complete(checkpoint)

@@ -238,9 +238,9 @@ class Checks:
 
     def _check_repetition(self, subtask: SimSubtask) -> None:
         """It repeats every step that one who lives, or is promoted with it, depends on."""
-        if subtask._steps is None:
+        if subtask.steps.history.steps is None:
             return
-        repeated = subtask._steps.next_step + len(subtask._replay)
+        repeated = subtask.steps.history.steps.next_step + len(subtask.steps.replay.determinants)
         for other in self._at_work.values():
             if other is subtask or other.closed or other.generation < subtask.slot.generations[other.id]:
                 continue
@@ -266,11 +266,11 @@ class Checks:
                 f"after its slot had fenced generation {fenced}",
             )
         held = end.cursor._received - end.cursor._consumed
-        window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.promoted else 1)
+        window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.plan.promotion is not None else 1)
         if held > window and subtask.plan.unaligned:  # a barrier overtook; barriers themselves do not count
             waiting = len(end.queue) - end.put_back
             held -= sum(end.queue[-1 - at][0].kind is Kind.BARRIER for at in range(waiting))
-            replayed = subtask.promoted or message.generation > subtask.generation
+            replayed = subtask.plan.promotion is not None or message.generation > subtask.generation
             window += (MAX_UNSENT_TO_NOBODY if replayed else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
@@ -328,7 +328,7 @@ class Checks:
 
     def begins_step(self, subtask: SimSubtask) -> None:
         """``subtask`` is about to do something: no barrier may be waiting that overtakes."""
-        if subtask.overdue:
+        if subtask.steps.overdue:
             self._wrong("unaligned", f"{subtask.id} goes on while a barrier is to overtake")
 
     def _check_in_flight(self, checkpoint: int, subtask: SubtaskId, saved: dict[str, Any]) -> None:
@@ -418,7 +418,8 @@ class Checks:
 
     def overtook(self, subtask: SimSubtask, checkpoint: int) -> None:
         """``subtask`` chose to begin a checkpoint, and recorded what waits."""
-        for logs in (subtask._logs.get(checkpoint), subtask._persisting.get(checkpoint)):  # type: ignore[call-overload]
+        state = subtask.steps.checkpoints.channel_state
+        for logs in (state._of_snapshots.get(checkpoint), state._persisting.get(checkpoint)):  # type: ignore[call-overload]
             if logs is not None and logs.excess:
                 self._wrong("unaligned", f"{subtask.id} overtook for checkpoint {checkpoint}, but {logs.excess}")
 
@@ -504,7 +505,7 @@ class Checks:
             return steps
         for subtask, state in saved.items():
             for number, step in state.get("reached", {}).items():
-                ancestor = self._at_work[subtask]._incarnation.lineage.subtask(int(number))
+                ancestor = self._at_work[subtask].plan.lineage.subtask(int(number))
                 steps[ancestor] = min(steps[ancestor], step)
         return steps
 
@@ -530,7 +531,8 @@ class Checks:
             return
         held = 0
         for other in slot.active:
-            for logs in (*other._logs.values(), *other._persisting.values()):
+            state = other.steps.checkpoints.channel_state
+            for logs in (*state._of_snapshots.values(), *state._persisting.values()):
                 held += sum(cost_of(message) for log in logs.channels.values() for message, _ in log.messages)
         if not held == slot.in_flight.held_bytes <= slot.in_flight.slot_bytes:
             self._wrong("in flight", f"{slot} holds {held} bytes, and counts them as {slot.in_flight}")
@@ -564,9 +566,9 @@ class Checks:
 
     def _check_that_determinants_are_let_go(self, subtask: SimSubtask) -> None:
         steps = self._steps_at[-1 - HEALTHY_VERSIONS]
-        for ancestor in subtask.known.subtasks() if subtask.known is not None else ():
-            assert subtask.known is not None
-            run = subtask.known.of(ancestor)
+        for ancestor in subtask.steps.history.known.subtasks() if subtask.steps.history.known is not None else ():
+            assert subtask.steps.history.known is not None
+            run = subtask.steps.history.known.of(ancestor)
             if run is not None and run[0] < steps[ancestor]:
                 self._wrong(
                     "retention",

@@ -6,6 +6,7 @@ the handshake, by the search for attacks (``tests/security/model.py``).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,8 +41,11 @@ from flinkplus.protocol.job.job import LIVE, JobProtocol
 from flinkplus.protocol.job.restarts import RestartBudget
 from flinkplus.protocol.liveness.reachability import Reachability
 from flinkplus.protocol.loops.rounds import LoopRounds
+from flinkplus.protocol.subtask.channel_state import ChannelState
+from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
+from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Incarnation
-from flinkplus.protocol.subtask.snapshots import SubtaskSnapshots
+from flinkplus.protocol.subtask.replay import StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
@@ -238,7 +242,7 @@ def every_exception_is_a_recovery(original: Any) -> Any:
 # --- alignment and snapshots
 
 
-@mutation(SubtaskSnapshots, "_apply")
+@mutation(SubtaskCheckpoints, "_apply")
 def no_blocking(original: Any) -> Any:
     """Messages behind a barrier are taken while the others are waited for."""
 
@@ -272,10 +276,10 @@ def early_barriers_of_back_edges_are_missed(original: Any) -> Any:
     return on_barrier
 
 
-@mutation(SubtaskSnapshots, "_cursors_behind_barrier")
+@mutation(SubtaskCheckpoints, "_cursors_behind_barrier")
 def cursors_before_the_barrier(original: Any) -> Any:
     """A snapshot's output cursors do not count the barrier."""
-    return lambda self: self.outputs.cursors()
+    return lambda self: self._outputs.cursors()
 
 
 @mutation(CheckpointCoordinator, "_on_replaced", scenario="34")
@@ -404,16 +408,16 @@ def what_a_consumer_had_forgotten_with_its_failure(original: Any) -> Any:
     return peer
 
 
-@mutation(SubtaskSteps, "_learn", scenario="83")
+@mutation(StepHistory, "learn", scenario="83")
 def ones_own_steps_that_came_round_are_not_told(original: Any) -> Any:
     """A subtask in a loop does not keep what came round of its own steps (a fault that the product had)."""
 
     def learn(self: Any, producer: SubtaskId, message: Any) -> None:
         original(self, producer, message)
         if self.known is not None:
-            self.known._runs.pop(self.id, None)
+            self.known._runs.pop(self._id, None)
             for steps in self.known._at_barrier.values():
-                steps.pop(self.id, None)
+                steps.pop(self._id, None)
 
     return learn
 
@@ -482,7 +486,7 @@ def trimmed_when_consumed(original: Any) -> Any:
     return trim
 
 
-@mutation(SubtaskSnapshots, "trim")
+@mutation(SubtaskCheckpoints, "trim")
 def never_trimmed(original: Any) -> Any:
     """Output logs keep everything."""
     return lambda self, version: None
@@ -503,13 +507,13 @@ def ancestors_not_shared(original: Any) -> Any:
     return lambda self, position, **_: b""
 
 
-@mutation(SubtaskSteps, "_learn")
+@mutation(StepHistory, "learn")
 def ancestors_passed_on_before_their_turn(original: Any) -> Any:
     """What is passed on of ancestors is what has arrived, not what was taken: a barrier tells too much."""
 
     def learn(self: Any, producer: Any, message: Any) -> None:
         original(self, producer, message)
-        self._pass_on(producer, message)
+        self.pass_on(producer, message)
 
     return learn
 
@@ -542,20 +546,20 @@ def only_the_end_of_an_answer_counts(original: Any) -> Any:
     return add_part
 
 
-@mutation(SubtaskSteps, "_read_clock")
+@mutation(StepTime, "_read")
 def the_clock_is_read_anew(original: Any) -> Any:
     """Who repeats a step takes the time from the clock and not from the determinant."""
 
     def read(self: Any) -> None:
-        before = len(self._replay)
+        before = len(self._replay.determinants)
         original(self)
-        if len(self._replay) < before:
+        if len(self._replay.determinants) < before:
             self._clock.ms = self._wall_ms()
 
     return read
 
 
-@mutation(SubtaskSteps, "saved_cursors")
+@mutation(SubtaskSteps, "saved")
 def the_clock_forgotten(original: Any) -> Any:
     """A version does not say what time it was."""
     return lambda self, checkpoint: {**original(self, checkpoint), "clock_ms": 0}
@@ -698,7 +702,7 @@ def ranges_chosen_anew(original: Any) -> Any:
     """A promoted source reads as many rows as it likes."""
 
     def repeat(self: Any, choice: Choice, value: int) -> Any:
-        return original(self, choice, self._rows_to_read() if choice is Choice.READ else value)
+        return original(self, choice, self._work.rows_to_read() if choice is Choice.READ else value)
 
     return repeat
 
@@ -714,9 +718,9 @@ def aborts_taken_while_repeating(original: Any) -> Any:
     """A promoted subtask gives a checkpoint up at once, not after what it has to repeat."""
 
     def abort(self: Any, checkpoint: Any) -> None:
-        replay, self._replay = self._replay, type(self._replay)()
+        determinants, self.replay.determinants = self.replay.determinants, deque()
         original(self, checkpoint)
-        self._replay = replay
+        self.replay.determinants = determinants
 
     return abort
 
@@ -935,15 +939,15 @@ def inputs_not_fenced(original: Any) -> Any:
     return fence_inputs
 
 
-@mutation(SubtaskSteps, "_may_go_on")
+@mutation(SubtaskSteps, "_can_proceed")
 def goes_on_during_a_synchronous_checkpoint(original: Any) -> Any:
     """A subtask does not wait for the end of a synchronous checkpoint."""
 
-    def may_go_on(self: Any) -> bool:
-        self._halted = None
+    def can_proceed(self: Any) -> bool:
+        self.checkpoints.halted = None
         return bool(original(self))
 
-    return may_go_on
+    return can_proceed
 
 
 # --- loops
@@ -975,27 +979,28 @@ def one_barrier_round_is_enough(original: Any) -> Any:
     return on_barrier
 
 
-@mutation(SubtaskSnapshots, "_note_in_flight")
+@mutation(ChannelState, "taken")
 def only_the_first_is_logged(original: Any) -> Any:
     """Of what is in flight on a back edge, one message is logged."""
 
     def note(self: Any, channel: Any, message: Any, payload: Any) -> None:
-        if all(not log.messages for log in self._open_logs.get(channel, {}).values()):
+        if all(not log.messages for log in self.logging.get(channel, {}).values()):
             original(self, channel, message, payload)
 
     return note
 
 
-@mutation(SubtaskSnapshots, "add_logs")
+@mutation(ChannelState, "logs_of")
 def logged_and_sent_again(original: Any) -> Any:
     """What is in flight on a back edge is in the snapshot, and its cursor stands before it."""
 
-    def add_logs(self: Any, checkpoint: Any, saved: Any) -> None:
-        before = dict(saved["inputs"])
-        original(self, checkpoint, saved)
-        saved["inputs"] = before
+    def logs_of(self: Any, checkpoint: Any) -> Any:
+        logs = original(self, checkpoint)
+        for log in logs.values():
+            log.next = log.messages[0][0].seq if log.messages else log.next
+        return logs
 
-    return add_logs
+    return logs_of
 
 
 @mutation(SnapshotLogs, "takes")
@@ -1103,7 +1108,7 @@ def how_many_were_taken_is_not_noted(original: Any) -> Any:
     return take_in_loop
 
 
-@mutation(SubtaskSteps, "_reached_at")
+@mutation(StepHistory, "_reached_at")
 def what_was_passed_on_is_forgotten(original: Any) -> Any:
     """Whoever begins from a version does not know how far it had passed on what ancestors did."""
     return lambda self, saved: {}
@@ -1242,13 +1247,13 @@ def watermark_of_the_fastest(original: Any) -> Any:
 # --- barriers that overtake
 
 
-@mutation(SubtaskSnapshots, "_note_arrival")
+@mutation(ChannelState, "arrived")
 def what_comes_behind_the_copy_is_not_recorded(original: Any) -> Any:
     """An unaligned snapshot holds what was here when the state was copied, and not what came before the barrier."""
     return lambda self, channel, message, payload: None
 
 
-@mutation(SubtaskSnapshots, "_record")
+@mutation(ChannelState, "open_record")
 def what_waits_is_not_recorded(original: Any) -> Any:
     """An unaligned snapshot holds what came behind the copy of the state, and not what was here."""
 
@@ -1264,10 +1269,9 @@ def what_waits_is_not_recorded(original: Any) -> Any:
 def overtaking_is_no_determinant(original: Any) -> Any:
     """Nobody is told where a barrier overtook."""
 
-    def begin(self: Any, machine: Any, checkpoint: Any) -> None:
-        begin_with, self._begin_with = self._begin_with, lambda choice, value: None
-        original(self, machine, checkpoint)
-        self._begin_with = begin_with
+    def begin(self: Any, checkpoint: Any) -> None:
+        with mock.patch.object(self.history, "begin"):
+            original(self, checkpoint)
 
     return begin
 
@@ -1298,7 +1302,7 @@ def complete_with_the_first_barrier(original: Any) -> Any:
     return overtook
 
 
-@mutation(SubtaskSteps, "_saved_of_ancestors", scenario="43")
+@mutation(StepHistory, "_saved_of_ancestors", scenario="43")
 def ancestors_are_known_anew(original: Any) -> Any:
     """A version does not say how far ancestors were known, though messages in flight tell of steps before it."""
     return lambda self: {name: found for name, found in original(self).items() if name != "reached"}

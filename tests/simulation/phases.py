@@ -44,7 +44,9 @@ def phases_of(world: World, process: SimSlot) -> frozenset[str]:
     if world.coordinator is None:
         return frozenset()
     checkpoints = world.coordinator._checkpoints
-    found = {phase for subtask in process.active for phase in _of(subtask._barriers, checkpoints.pending)}
+    found = {
+        phase for subtask in process.active for phase in _of(subtask.steps.checkpoints._machine, checkpoints.pending)
+    }
     if checkpoints._storing is not None:
         found.add("manifest")
     if len(checkpoints._commits):

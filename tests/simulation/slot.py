@@ -143,18 +143,18 @@ class SimSlot(SlotOrders[SimSubtask]):
             self._peers.reconnect(now)
         busy, rng = False, world.rng_work
         for subtask in self.active:
-            if subtask.runnable(now) and self.alive:
+            if subtask.steps.runnable(now) and self.alive:
                 busy = True
                 if rng.random() < 0.8:
-                    self.guard(subtask, subtask.run)
-                    while self.alive and subtask.repeats_on and rng.random() < 0.7:
-                        self.guard(subtask, subtask.run)
+                    self.guard(subtask, subtask.steps.run)
+                    while self.alive and subtask.steps.repeats_on and rng.random() < 0.7:
+                        self.guard(subtask, subtask.steps.run)
                     self._pass_barriers(subtask, now)
                     world.checks.stepped(subtask)
         if busy:
             self.wake()
             return
-        deadlines = [deadline for subtask in self.active if (deadline := subtask.deadline(now)) > now]
+        deadlines = [deadline for subtask in self.active if (deadline := subtask.steps.deadline(now)) > now]
         if self._peers.next_reconnect is not None:
             deadlines.append(self._peers.next_reconnect)
         if self.retention is not None and self.retention.retry_at is not None:
@@ -165,9 +165,14 @@ class SimSlot(SlotOrders[SimSubtask]):
 
     def _pass_barriers(self, subtask: SimSubtask, now: float) -> None:
         """What comes behind a barrier that had overtaken, if that is taken in no time."""
-        while self.world.parameters.quick_barriers and self.alive and subtask.passes_barrier and subtask.runnable(now):
+        while (
+            self.world.parameters.quick_barriers
+            and self.alive
+            and subtask.passes_barrier
+            and subtask.steps.runnable(now)
+        ):
             subtask.passes_barrier = False
-            self.guard(subtask, subtask.run)
+            self.guard(subtask, subtask.steps.run)
 
     def end(self, why: str) -> None:
         """The process ends; Spark will start another one."""

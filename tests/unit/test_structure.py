@@ -48,9 +48,6 @@ LARGE_CLASSES = {
     "Failovers": 43,
     "ReplicationAgent": 45,
     "Slot": 52,
-    "Subtask": 117,
-    "SubtaskLoop": 48,
-    "SubtaskSteps": 101,
 }
 SHARED_NAMES = {
     "CheckpointAborted": 2,

@@ -145,7 +145,7 @@ class SlotFailover(Generic[S]):
         together one subtask after the other, which takes its time when it is much.
         """
         ancestors = self._host.lineage.asked_of(failed)
-        known = [subtask.known for subtask in self._host.active if subtask.known is not None]
+        known = [one.steps.history.known for one in self._host.active if one.steps.history.known is not None]
         for promotion in self._promotions.values():
             known += [KnownSteps(_ancestors_of(told, self._host.runs_ahead)) for told in promotion.subtasks.values()]
         runs: dict[SubtaskId, list[Run]] = {}
@@ -174,14 +174,14 @@ class SlotFailover(Generic[S]):
         answer: control.Fenced,
         digests: dict[str, Runs],
     ) -> None:
-        for channel, _, expected in subtask.fence_inputs(failed, Generation(generation)):
+        for channel, _, expected in subtask.steps.fence_inputs(failed, Generation(generation)):
             answer.received[str(channel)] = expected
-            digests[str(channel)] = subtask.received_digests(channel)
+            digests[str(channel)] = subtask.steps.admission.digests(channel)
 
     def _fence_outputs(self, subtask: S, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced) -> None:
         for channel in subtask.outputs.channels:
             if subtask.consumer_of(channel) in failed:
-                answer.sent[str(channel)] = subtask.fence_output(channel, Generation(generation))
+                answer.sent[str(channel)] = subtask.steps.fence_output(channel, Generation(generation))
                 answer.kept[str(channel)] = subtask.outputs.channels[channel].log.trimmed
 
     # --- promote
@@ -244,7 +244,7 @@ class SlotFailover(Generic[S]):
             host.active.add(subtask)
             built.append(subtask)
         for subtask in built:
-            subtask.go_on_after(CheckpointId(max(order.complete, promotion.complete)))
+            subtask.steps.checkpoints.resume_after(CheckpointId(max(order.complete, promotion.complete)))
             given_up = [*promotion.subtasks[subtask.id].given_up, *promotion.given_up]
             overtaking = [*promotion.subtasks[subtask.id].overtaking, *promotion.overtaking]
             fields = about(subtask=str(subtask.id), generation=order.generation, phase="replay")
@@ -258,11 +258,11 @@ class SlotFailover(Generic[S]):
         subtask.inputs.announce()
         subtask.begin(order.run, order.run_age_s)
         for checkpoint in given_up:  # their barriers will come again, and perhaps not on all inputs
-            subtask.abort(CheckpointId(checkpoint))
+            subtask.steps.abort(CheckpointId(checkpoint))
         for checkpoint in overtaking:
-            subtask.overtake(CheckpointId(checkpoint))
+            subtask.steps.checkpoints.overtake(CheckpointId(checkpoint))
         if order.draining:
-            subtask.drain()
+            subtask.steps.drain()
 
     def _drop(self, attempt: int) -> None:
         promotion = self._promotions.pop(attempt, None)
@@ -295,7 +295,7 @@ class SlotFailover(Generic[S]):
     def trim(self, version: CheckpointId) -> None:
         """Nobody goes back before ``version``."""
         for subtask in self._host.active:
-            self._host.guard(subtask, subtask.trim, version)
+            self._host.guard(subtask, subtask.steps.checkpoints.trim, version)
         self.standbys.trim(version)
 
     def close(self, keeps: bool = False) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Generic
 from flinkplus.errors import CorruptState, ForeignMessage, described
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
 from flinkplus.protocol.vocabulary.lineage import Lineage
@@ -146,7 +147,7 @@ class SlotOrders(ABC, Generic[S]):
                 end = consumer.inputs.channels.get(channel)
                 if end is None or not end.is_from(peer, message.generation):
                     raise _foreign(peer, message, None if end is None else end.peer)
-                self.guard(consumer, consumer.receive, message, payload)
+                self.guard(consumer, consumer.steps.receive, message, payload)
 
     def _check_consumer(self, peer: int, credit: Message) -> None:
         """Raises ``ForeignMessage`` when the channel's consumer is not on slot ``peer``. Where older generations of it
@@ -179,7 +180,7 @@ class SlotOrders(ABC, Generic[S]):
         """Within the slot. What goes wrong in a consumer is not its producer's failure, nor the other way round."""
         consumer = self.active.consumer(message.channel)
         if consumer is not None:
-            self.guard(consumer, consumer.receive, message, payload)
+            self.guard(consumer, consumer.steps.receive, message, payload)
 
     def _grant(self, generation: Generation, end: InputChannel, consumed: int) -> None:
         channel = end.channel
@@ -259,17 +260,19 @@ class SlotOrders(ABC, Generic[S]):
             case control.Drain(generation):
                 if generation == self._generation:
                     for subtask in self.active:
-                        subtask.drain()
+                        subtask.steps.drain()
             case control.Trigger(generation, checkpoint, subtasks):
                 if generation == self._generation:
                     for subtask in [s for s in self.active if str(s.id) in subtasks]:
-                        subtask.trigger(CheckpointId(checkpoint))
+                        subtask.steps.trigger(CheckpointId(checkpoint))
             case control.Overtake(generation, checkpoint):
-                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.overtake)
+                self._pass_on(
+                    generation, CheckpointId(checkpoint), lambda one: one.checkpoints.overtake, lambda one: one.overtake
+                )
             case control.Abort(generation, checkpoint, _):
-                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.abort)
+                self._pass_on(generation, CheckpointId(checkpoint), lambda one: one.abort, lambda one: one.abort)
             case control.Complete(generation, checkpoint):
-                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.complete)
+                self._pass_on(generation, CheckpointId(checkpoint), lambda one: one.complete, lambda one: one.complete)
             case control.Stop():
                 self._retire_all()
                 self.report(control.Stopped())
@@ -289,16 +292,20 @@ class SlotOrders(ABC, Generic[S]):
             case _:
                 log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
 
-    def _tell_all(
-        self, generation: int, checkpoint: CheckpointId, order: Callable[[Any], Callable[[CheckpointId], None]]
+    def _pass_on(
+        self,
+        generation: int,
+        checkpoint: CheckpointId,
+        order: Callable[[SubtaskSteps], Callable[[CheckpointId], None]],
+        failover_order: Callable[[SlotFailover[S]], Callable[[CheckpointId], None]],
     ) -> None:
-        """What is said of a checkpoint, to all that are at work, and to those who are about to be."""
+        """Give an order about a checkpoint to all active subtasks, and to those that are being promoted."""
         if generation != self._generation:
             return
         for subtask in self.active:
-            self.guard(subtask, order(subtask), checkpoint)
+            self.guard(subtask, order(subtask.steps), checkpoint)
         if self._failover is not None:
-            order(self._failover)(checkpoint)
+            failover_order(self._failover)(checkpoint)
 
     def _obey_failover(self, failover: SlotFailover[S], message: control.ControlMessage) -> None:
         match message:

@@ -53,6 +53,7 @@ from flinkplus.errors import (
     described,
 )
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.base.logs import about, install, speak_as
@@ -82,7 +83,8 @@ from flinkplus.runtime.slot.process.config import SlotConfig, slot_host
 from flinkplus.runtime.slot.process.standbys import Standbys
 from flinkplus.runtime.slot.process.start_failure import report_failed_start
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
-from flinkplus.runtime.slot.subtasks.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.slot.subtasks.subtask import Subtask
 from flinkplus.runtime.transport.auth.tls import context
 from flinkplus.runtime.transport.factory import control_link, data_plane
 from flinkplus.runtime.transport.wire.ports import (
@@ -348,7 +350,7 @@ class Slot(SlotOrders[Subtask]):
     def _sleep(self, now: float) -> None:
         wake = self._next_heartbeat
         for subtask in self.active:
-            deadline = subtask.deadline(now)
+            deadline = subtask.steps.deadline(now)
             if now < deadline < wake:
                 wake = deadline
         if self._peers.next_reconnect is not None:
@@ -358,12 +360,13 @@ class Slot(SlotOrders[Subtask]):
     def _run_subtasks(self, now: float) -> bool:
         progress = False
         for subtask in self.active:
-            if progress and subtask.repeating and self._passed_over < MOST_PASSED_OVER:
+            steps = subtask.steps
+            if progress and steps.replay.active and self._passed_over < MOST_PASSED_OVER:
                 self._passed_over += 1  # most of what it does is known to everybody: what is new goes first
                 continue
-            if subtask.runnable(now):
+            if steps.runnable(now):
                 progress = True
-                if subtask.repeating:
+                if steps.replay.active:
                     self._passed_over = 0
                 self._injections.before_step(subtask)
                 self.guard(subtask, subtask.run)
@@ -375,7 +378,7 @@ class Slot(SlotOrders[Subtask]):
     def _let_overtake(self) -> None:
         """Barriers that overtake do not wait until it is a subtask's turn."""
         for subtask in self.active:
-            if subtask.overdue and subtask.runnable(time.monotonic()):
+            if subtask.steps.overdue and subtask.steps.runnable(time.monotonic()):
                 self.guard(subtask, subtask.run)
                 self._data.flush()
 

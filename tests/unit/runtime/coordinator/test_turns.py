@@ -41,7 +41,12 @@ def paced(directory: Path, **options: Any) -> Cluster:
 
 def deadlines(cluster: Cluster) -> dict[int, float]:
     """When each living subtask of the source reads next, for all rows that will have arrived by then."""
-    return {s.id.index: s.deadline(0.0) for slot in cluster.slots.values() for s in slot.active if s._is_source}
+    return {
+        s.id.index: s.steps.deadline(0.0)
+        for slot in cluster.slots.values()
+        for s in slot.active
+        if s.plan.vertex.is_source
+    }
 
 
 @pytest.mark.parametrize(("failed", "stands_in"), [([2], 1), ([0], 3), ([1, 2], 0)])
@@ -51,8 +56,8 @@ def test_the_living_one_before_a_failed_subtask_reads_in_its_turn(
     cluster = keep(paced(tmp_path))
     for slot in cluster.slots.values():
         for subtask in slot.active:
-            if subtask._is_source:
-                subtask._pacer.begin(subtask._pacer._anchor + 40.0)  # all have read what there was
+            if subtask.plan.vertex.is_source:
+                subtask.work.pacer.begin(subtask.work.pacer._anchor + 40.0)  # all have read what there was
     before = deadlines(cluster)
     hosts = {SubtaskId(s.vertex, s.index): stands_in for s in cluster.subtasks if s.index in failed}
     for index in failed:

@@ -234,10 +234,11 @@ class Cluster:
         lines = [f"not staged: {self.not_staged(self.checkpoint)}, acks: {sorted(self.acks.get(self.checkpoint, {}))}"]
         for index, slot in self.slots.items():
             for subtask in slot.active:
+                steps = subtask.steps
                 lines.append(
-                    f"slot {index}: {subtask.id} generation {subtask.generation} ended {subtask.ended} replay "
-                    f"{len(subtask._replay)} triggers {list(subtask._triggers)} step {subtask._step} "
-                    f"aligning {subtask._barriers.waiting_for}"
+                    f"slot {index}: {subtask.id} generation {subtask.generation} ended {steps.ended} replay "
+                    f"{len(steps.replay.determinants)} triggers {list(steps._triggers)} step {steps._step} "
+                    f"aligning {steps.checkpoints._machine.waiting_for}"
                 )
                 for channel, end in subtask.inputs.channels.items():
                     cursor = end.cursor

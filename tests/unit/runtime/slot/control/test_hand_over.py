@@ -41,7 +41,7 @@ def test_a_consumer_that_cannot_take_a_message_fails_and_its_producer_goes_on(cl
     slot = cluster.slots[0]
     producer, consumer = slot.active.producer(WITHIN), slot.active.consumer(WITHIN)
     assert consumer is not None and producer is not None
-    consumer.receive = broken  # type: ignore[assignment, method-assign]
+    consumer.steps.receive = broken  # type: ignore[assignment, method-assign]
     assert failures(cluster, slot) == [f"{consumer.id} ValueError: it breaks"]
     assert list(slot.active) == [producer]
     assert all(end.log.appended > 0 for end in producer.outputs.channels.values())

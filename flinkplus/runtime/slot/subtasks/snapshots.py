@@ -1,0 +1,182 @@
+"""The snapshots of one subtask: what a handle holds, and where it goes.
+
+Life cycle of a snapshot: *taken* (the operators stage, keyed state is frozen; in the slot's loop), *persisted* (files
+are written, in the snapshot pool), *acknowledged* or *declined*; or *discarded* before that.
+
+Rules: called in the slot's loop thread, but for the work given to ``ports.persist``, which runs in the snapshot pool.
+Snapshots are persisted in the order in which they were taken.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkplus.errors import ControlMessageTooLarge, CorruptState
+from flinkplus.protocol.job.crashes import KEPT_CHECKPOINTS
+from flinkplus.protocol.subtask.checkpoints import add_logs
+from flinkplus.protocol.subtask.replay import Replay
+from flinkplus.protocol.vocabulary.ids import CheckpointId
+from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs, in_flight_bytes
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
+from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.transport.wire.wire import Message, decode_frame, encode, encode_records
+from flinkplus.state.backend import SubtaskState
+from flinkplus.state.versions import PendingSnapshot
+
+HANDLE_FORMAT = 1
+PACKED_AT_ONCE_BYTES = 64 << 10
+"""Of messages that were in flight; more are packed in the snapshot pool."""
+
+
+@dataclass
+class Pending:
+    """The asynchronous part of a snapshot: the frozen keyed state (if any) and the rest of the handle."""
+
+    frozen: PendingSnapshot | None
+    rest: dict[str, Any] = field(default_factory=dict)
+    copied: float = 0.0
+
+
+def check_handle(handle: dict[str, Any], subtask: object) -> None:
+    """Raises ``CorruptState`` if this program does not read the handle; an empty one is the start."""
+    if handle and handle.get("format") != HANDLE_FORMAT:
+        raise CorruptState(
+            f"snapshot of {subtask}: format {handle.get('format')!r:.100}, this program reads {HANDLE_FORMAT}"
+        )
+
+
+def pack(message: Message, payload: Any) -> str:
+    """A message in flight, as a part of a snapshot."""
+    if message.records is not None:
+        payload = encode_records(message.records)
+    return base64.b64encode(b"".join(encode(message, payload if payload is not None else b""))).decode()
+
+
+def _add_logs(handle: dict[str, Any], logs: Logs) -> None:
+    """What was in flight, known only now, becomes a part of the state that was copied before."""
+    add_logs(logs, handle["operator_state"], pack, len)
+
+
+class SubtaskSnapshots:
+    """``SnapshotPort`` with RocksDB state and the checkpoint storage.
+
+    ``begun_in``: the run of the job, and the rows counted before it, for a paced source; set by its owner.
+    """
+
+    def __init__(
+        self,
+        plan: SubtaskPlan,
+        ports: SubtaskPorts,
+        operators: FusedOperators,
+        state: SubtaskState | None,
+        replay: Replay,
+        extra: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._plan = plan
+        self._id, self._name, self._generation = plan.subtask, str(plan.subtask), plan.generation
+        self._ports = ports
+        self._operators = operators
+        self._state = state
+        self._replay = replay
+        self._extra = extra
+        self._pending: dict[CheckpointId, Pending] = {}
+        self._in_pool: set[CheckpointId] = set()
+        self._alignment_began: float | None = None
+        self._sound_from: CheckpointId | None = None  # the first that was taken when nothing was left to repeat
+
+    def alignment_begins(self) -> None:
+        """A barrier has blocked the first of the input channels."""
+        self._alignment_began = time.perf_counter()
+
+    def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], dict[str, Any]]) -> None:
+        if self._sound_from is None and not self._replay.active:
+            self._sound_from = checkpoint
+        begun, begun_s = time.perf_counter(), time.time()
+        saved = {"operators": self._operators.stage(checkpoint), **protocol_part(), **self._extra()}
+        rest = {
+            "format": HANDLE_FORMAT,
+            "subtask": self._name,
+            "generation": self._generation,
+            "checkpoint": checkpoint,
+        }
+        if self._state is not None:
+            pending = Pending(self._state.freeze(checkpoint, saved))
+        else:
+            rest |= {"files": [], "operator_state": saved, "bytes_new": 0, "bytes_total": 0, "keys": 0, "async_ms": 0.0}
+            pending = Pending(None, rest)
+        pending.rest |= {
+            "begun_s": begun_s,
+            "alignment_ms": (begun - (self._alignment_began or begun)) * 1e3,
+            "sync_ms": (time.perf_counter() - begun) * 1e3,
+        }
+        pending.copied = begun
+        self._pending[checkpoint] = pending
+        self._alignment_began = None
+        self._ports.reach("snapshot", self._name)
+
+    def persist(self, checkpoint: CheckpointId, logs: Logs) -> dict[str, Any] | None:
+        pending = self._pending.pop(checkpoint)
+        state, operators = self._state, self._operators
+        frozen, rest = pending.frozen, pending.rest
+        in_flight = sum(log.size_bytes for log in logs.values())
+        if self._plan.unaligned and logs:
+            rest["overtaken"] = True
+            rest["alignment_ms"] += (time.perf_counter() - pending.copied) * 1e3
+        little = frozen is None and in_flight <= PACKED_AT_ONCE_BYTES
+        if little and not (self._in_pool or self._plan.options.standbys or self._plan.has_sink):
+            _add_logs(rest, logs)
+            return rest
+
+        def work() -> dict[str, Any]:
+            begun = time.perf_counter()
+            handle = rest
+            if state is not None and frozen is not None:
+                self._ports.reach("upload", self._name)
+                handle = {**state.persist(frozen), **rest}
+            operators.settle(handle["operator_state"]["operators"])
+            _add_logs(handle, logs)
+            handle["async_ms"] = round((time.perf_counter() - begun) * 1e3, 3)
+            if state is not None and frozen is not None:
+                self._ports.reach("uploaded", self._name)
+                self._ports.tend(state)
+            return handle
+
+        self._in_pool.add(checkpoint)
+        self._ports.persist(self._id, checkpoint, work)
+        return None
+
+    def left_pool(self, checkpoint: CheckpointId) -> None:
+        """The work given to ``ports.persist`` has ended."""
+        self._in_pool.discard(checkpoint)
+
+    def discard(self, checkpoint: CheckpointId) -> None:
+        self._pending.pop(checkpoint, None)
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        self._operators.checkpoint_complete(checkpoint)
+        if self._sound_from is not None and checkpoint >= self._sound_from + KEPT_CHECKPOINTS:
+            self._operators.knows_rows_no_more()
+        state = self._state
+        if state is not None:
+            self._ports.beside(lambda: state.checkpoint_complete(checkpoint))
+
+    def acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
+        try:
+            self._ports.report(control.SnapshotAcked(self._generation, checkpoint, self._name, handle))
+        except ControlMessageTooLarge as error:
+            cause = AbortCause.OVER_BUDGET if in_flight_bytes(handle) else AbortCause.OTHER
+            self.decline(checkpoint, str(error), cause)
+        else:
+            self._ports.reach("acknowledged", self._name)
+            self._ports.snapshotted(self._id, self._generation, handle)
+
+    def decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
+        self._ports.report(control.SnapshotRefused(self._generation, checkpoint, self._name, reason, cause.value))
+
+    def unpack(self, packed: str) -> tuple[Message, Any]:
+        return next(decode_frame(base64.b64decode(packed)))
