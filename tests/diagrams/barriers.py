@@ -390,7 +390,7 @@ ALGORITHMS = (
     ),
     Algorithm(
         "Synchronous",
-        "flinkplus/protocol/subtask/snapshots.py",
+        "flinkplus/protocol/subtask/checkpoints.py",
         "Aligned, and then nothing at all is taken until the checkpoint is complete or aborted.",
         _synchronous,
         stands_still=True,

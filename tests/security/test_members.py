@@ -104,7 +104,9 @@ def test_a_slot_that_keeps_lying_is_to_blame(cluster: Cluster, monkeypatch: pyte
     slot._peers._targets = {LIAR: (1, "slot-1")}
     for _ in range(MALFORMED_FRAMES):
         now_s += 0.2
-        slot.take_all(LIAR, [(Message(Kind.CREDIT, ChannelId(9, 0, 0), Generation(1), Seq(0), CheckpointId(0)), b"")])
+        slot.routing.take_all(
+            LIAR, [(Message(Kind.CREDIT, ChannelId(9, 0, 0), Generation(1), Seq(0), CheckpointId(0)), b"")]
+        )
     assert slot._peers.to_blame == {LIAR: 1}
 
 
@@ -112,4 +114,4 @@ def test_a_forged_message_is_an_error_of_its_own(cluster: Cluster) -> None:
     channel, generation, expected = inputs(cluster, OTHER)
     message = Message(Kind.BARRIER, channel, Generation(generation), Seq(expected), CheckpointId(1))
     with pytest.raises(ForeignMessage, match=f"slot {LIAR} sends BARRIER .* whose end is on slot {OTHER}"):
-        cluster.slots[VICTIM].take(LIAR, message, b"")
+        cluster.slots[VICTIM].routing.take(LIAR, message, b"")

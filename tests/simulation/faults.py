@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkplus.protocol.vocabulary.ids import Seq
 from flinkplus.protocol.vocabulary.messages import Kind, Message
-from flinkplus.runtime.slot.control.orders import NO_EPOCH
+from flinkplus.runtime.slot.control.routing import NO_EPOCH
 from tests.simulation.parameters import Fault, pair
 
 if TYPE_CHECKING:

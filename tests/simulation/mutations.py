@@ -59,6 +59,7 @@ from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from flinkplus.runtime.slot.control.failover import SlotFailover
 from flinkplus.runtime.slot.control.orders import SlotOrders
 from flinkplus.runtime.slot.control.peers import Peers
+from flinkplus.runtime.slot.control.routing import Routing
 from flinkplus.runtime.transport.auth import handshake
 from flinkplus.runtime.transport.auth.handshake import Connecting, Listening
 from flinkplus.runtime.transport.wire.frames import FrameQueue, framed
@@ -183,7 +184,7 @@ def messages_of_any_slot_are_taken(original: Any) -> Any:
     return lambda self, peer, generation: True
 
 
-@mutation(SlotOrders, "_check_consumer", scenario="81")
+@mutation(Routing, "_check_consumer", scenario="81")
 def credit_of_any_slot_is_taken(original: Any) -> Any:
     """A slot may give credit for a consumer that is elsewhere (as the product allowed)."""
     return lambda self, peer, credit: None

@@ -305,11 +305,11 @@ class SimSlot(SlotOrders[SimSubtask]):
             self.frame_malformed(peer, error)
             return
         whole = (unpacked(message, payload) for message, payload in messages)
-        self.take_all(peer, ((message, message.records) for message in whole))
+        self.routing.take_all(peer, ((message, message.records) for message in whole))
 
     def take_one(self, peer: int, message: Message) -> None:
         """A message of ``peer`` that did not come in a frame."""
-        self.take_all(peer, [(message, message.records)])
+        self.routing.take_all(peer, [(message, message.records)])
 
     def frame_malformed(self, peer: int, error: Exception) -> None:
         if isinstance(error, ForeignMessage):
@@ -319,5 +319,5 @@ class SimSlot(SlotOrders[SimSubtask]):
     def _renew(self, peer: int, reason: str) -> None:
         self.data.renew(peer)
 
-    def _send_credit(self, slot: int, credit: Message) -> None:
+    def send_credit(self, slot: int, credit: Message) -> None:
         self.data.send_back(slot, credit)

@@ -19,8 +19,9 @@ from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.checkpoints import add_logs
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.subtask.replay import Replay, StepTime
-from flinkplus.protocol.subtask.subtask import SubtaskParts, SubtaskSteps
+from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs, cost_of
@@ -235,7 +236,7 @@ class SimSubtask:
         self.outputs = SimOutputs(
             plan.generation,
             world.parameters.window,
-            slot._hand_over,
+            slot.routing.hand_over,
             self._make_log,
             slot.retention,
             world.options.standbys and plan.guarantee.replays,
@@ -298,7 +299,7 @@ class SimSubtask:
         return log
 
     def _grant(self, end: InputChannel, consumed: int) -> None:
-        self.slot._grant(self.generation, end, consumed)
+        self.slot.routing.grant(self.generation, end, consumed)
 
     def consumer_of(self, channel: ChannelId) -> SubtaskId:
         return self.slot.graph.consumer_of(channel)

@@ -28,13 +28,10 @@ LONG_FILES = {
     "chain_backup/replication/agent.py": 666,
     "flinkplus/protocol/checkpoints/checkpointing.py": 558,
     "flinkplus/protocol/job/job.py": 566,
-    "flinkplus/protocol/subtask/subtask.py": 667,
     "flinkplus/runtime/control/messages.py": 566,
     "flinkplus/runtime/coordinator/coordinator.py": 680,
     "flinkplus/runtime/coordinator/drivers/failover.py": 512,
     "flinkplus/runtime/job/running.py": 669,
-    "flinkplus/runtime/slot/process/slot.py": 671,
-    "flinkplus/runtime/slot/subtasks/subtask.py": 544,
     "flinkplus/runtime/transport/tcp/connections.py": 506,
     "flinkplus/state/storage.py": 696,
 }
@@ -47,7 +44,6 @@ LARGE_CLASSES = {
     "FailoverProtocol": 64,
     "Failovers": 43,
     "ReplicationAgent": 45,
-    "Slot": 52,
 }
 SHARED_NAMES = {
     "CheckpointAborted": 2,

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -30,17 +29,14 @@ from typing_extensions import assert_never
 from flinkplus.errors import NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.channels.channel import Accept, Duplicate, Stale
-from flinkplus.protocol.channels.inputs import InputChannel, InputGate
-from flinkplus.protocol.channels.outputs import OutputChannels
+from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.channels.watermarks import InputWatermarks
 from flinkplus.protocol.determinants.determinants import Choice, unpack
-from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
-from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.subtask.loops import LoopSide
-from flinkplus.protocol.subtask.replay import Replay, StepTime
-from flinkplus.protocol.subtask.work import SnapshotPort, SubtaskReports, SubtaskWork, Taken
+from flinkplus.protocol.subtask.parts import SubtaskParts
+from flinkplus.protocol.subtask.work import SnapshotPort, Taken
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
@@ -49,25 +45,6 @@ from flinkplus.protocol.vocabulary.messages import Kind, Message
 MERGED_MESSAGES = 256
 MERGED_WHERE_BARRIERS_OVERTAKE = 8
 """A barrier waits for the end of a step."""
-
-
-@dataclass(kw_only=True)
-class SubtaskParts:
-    """What the steps of a subtask are made of. The channels to its consumers are there, those from its producers not
-    yet."""
-
-    is_source: bool
-    has_outputs: bool
-    local: bool
-    inputs: InputGate
-    outputs: OutputChannels
-    history: StepHistory
-    replay: Replay
-    time: StepTime
-    admission: Admission
-    work: SubtaskWork
-    snapshots: SnapshotPort
-    reports: SubtaskReports
 
 
 class SubtaskSteps:
@@ -257,11 +234,7 @@ class SubtaskSteps:
         return self._step is None or self.outputs.accepts_within(MAX_OVERTAKEN_BYTES)
 
     def _can_proceed(self) -> bool:
-        if (
-            (self.checkpoints.halted is None or bool(self.replay.deferred))
-            and self._has_work()
-            and self.outputs.accepts
-        ):
+        if (self.checkpoints.halted is None or self.replay.deferred) and self._has_work() and self.outputs.accepts:
             return True
         return self._unaligned is not None and self.overdue
 

@@ -33,7 +33,8 @@ from flinkplus.protocol.liveness.reachability import pause_ms
 from flinkplus.runtime.daemon import load
 from flinkplus.runtime.host.scratch import is_alive, is_over
 from flinkplus.runtime.slot.process.config import SlotConfig
-from flinkplus.runtime.slot.process.slot import CoordinatorLost, Start, run_slot
+from flinkplus.runtime.slot.process.slot import CoordinatorLost
+from flinkplus.runtime.slot.process.slot_process import Start, run_slot
 from flinkplus.runtime.slot.process.start_failure import report_failed_start
 
 STARTS = 3

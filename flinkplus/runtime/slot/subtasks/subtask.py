@@ -20,8 +20,9 @@ from flinkplus.protocol.channels.channel import InputCursor
 from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.history import StepHistory
+from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.subtask.replay import Replay, StepTime
-from flinkplus.protocol.subtask.subtask import SubtaskParts, SubtaskSteps
+from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.runtime.base.step_note import OPERATOR, SUBTASK, Numbers, no_note
 from flinkplus.runtime.control import messages as control

@@ -20,8 +20,9 @@ from flinkplus.protocol.determinants.determinants import Choice, KnownSteps, dec
 from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Incarnation, Promotion
+from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.subtask.replay import Replay, StepTime
-from flinkplus.protocol.subtask.subtask import SubtaskParts, SubtaskSteps
+from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId

@@ -73,7 +73,7 @@ def test_the_living_one_before_a_failed_subtask_reads_in_its_turn(
 def test_all_slots_are_told_at_once_and_write_in_turn(keep: Callable[[Cluster], Cluster], tmp_path: Path) -> None:
     """Also the sources, which have nothing to write: what follows in the chains is work as well."""
     cluster = keep(paced(tmp_path, checkpoint_interval=2.0))
-    assert [cluster.slots[slot]._turn_s for slot in range(PARALLELISM)] == pytest.approx([0.0, 0.05, 0.1, 0.15])
+    assert [cluster.slots[slot]._workers.turn_s for slot in range(PARALLELISM)] == pytest.approx([0.0, 0.05, 0.1, 0.15])
     begun = time.monotonic()
     checkpoint = cluster.trigger()
     acked: dict[SubtaskId, float] = {}
@@ -84,7 +84,9 @@ def test_all_slots_are_told_at_once_and_write_in_turn(keep: Callable[[Cluster], 
         return len(acked) == len(cluster.subtasks)
 
     cluster.until(all_acked)
-    assert {subtask for subtask, after_s in acked.items() if after_s < cluster.slots[subtask.index]._turn_s} == set()
+    assert {
+        subtask for subtask, after_s in acked.items() if after_s < cluster.slots[subtask.index]._workers.turn_s
+    } == set()
 
 
 def test_standbys_apply_in_turn(keep: Callable[[Cluster], Cluster], tmp_path: Path) -> None:
@@ -102,4 +104,6 @@ def test_standbys_apply_in_turn(keep: Callable[[Cluster], Cluster], tmp_path: Pa
         return len(applied) == PARALLELISM
 
     cluster.until(all_applied)
-    assert {index for index, after_s in applied.items() if after_s < cluster.slots[index]._turn_s - 0.01} == set()
+    assert {
+        index for index, after_s in applied.items() if after_s < cluster.slots[index]._workers.turn_s - 0.01
+    } == set()

@@ -200,7 +200,7 @@ class Cluster:
                     break
                 slot._handle(slot._inbox.get_nowait())
             if self.random.random() < 0.8:
-                slot._run_subtasks(time.monotonic())
+                slot._turns.take(time.monotonic())
         self._hear()
 
     def _hear(self) -> None:

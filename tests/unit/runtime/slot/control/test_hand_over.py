@@ -29,7 +29,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 def failures(cluster: Cluster, slot: Slot) -> list[str]:
     """Who fails while the slot does some work, with which error."""
     for _ in range(20):
-        slot._run_subtasks(time.monotonic())
+        slot._turns.take(time.monotonic())
     return [f"{m.subtask} {m.reason}" for _, m in cluster.heard if isinstance(m, control.SubtaskFailure)]
 
 

@@ -21,7 +21,8 @@ from flinkplus.runtime.host.scratch import mark_over, mark_running
 from flinkplus.runtime.slot.process import keeper
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.slot.process.keeper import STARTS, keep_slot
-from flinkplus.runtime.slot.process.slot import CoordinatorLost, Start
+from flinkplus.runtime.slot.process.slot import CoordinatorLost
+from flinkplus.runtime.slot.process.slot_process import Start
 from tests.unit.runtime.slot.process.test_end_of_slots import config_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
