@@ -313,3 +313,36 @@ def test_a_job_that_has_finished_stays_finished_when_nothing_can_be_removed(
     assert driver.storage.unnamed() == [unused]
     Driver.resumed(tmp_path)
     assert CheckpointStorage(str(tmp_path / "checkpoints"), fs.LocalFileSystem()).unnamed() == []
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_the_end_of_a_job_commits_what_its_newest_checkpoint_covers(tmp_path: Path, resumable: bool) -> None:
+    """The job was cancelled after the manifest was stored, and before the commit was ordered."""
+    driver = Driver.started(tmp_path, complete=1)
+    driver.store(driver.snapshot())
+    driver.snapshot()  # in no checkpoint
+    driver.commits.end(finished=False, resumable=resumable)
+    assert visible_lines(driver.out) == lines_of(driver, 1, 2)
+    assert driver.commits.rows == {"out": 2}
+    assert not (driver.out / "_staging").exists()
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_output_whose_last_commit_fails_is_kept_for_a_resume(
+    tmp_path: Path, resumable: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver.started(tmp_path, complete=1)
+    driver.store(driver.snapshot())
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(driver.commits.committers["out"], "commit", fails)
+        driver.commits.end(finished=False, resumable=resumable)
+    assert "could not commit the output of checkpoint 2: [Errno 28] No space left" in caplog.text
+    assert visible_lines(driver.out) == lines_of(driver, 1)
+    assert (driver.out / "_staging").exists() is resumable
+    if resumable:
+        Driver.resumed(tmp_path)
+        assert visible_lines(driver.out) == lines_of(driver, 1, 2)
