@@ -7,11 +7,11 @@ from chain_backup.failover.events import (
     HeadPersisted,
     JobStarted,
     MoveRequested,
-    PromotionFailed,
     SlotFenced,
-    SlotFencing,
+    SlotFencedPart,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
     VersionStaged,
@@ -45,7 +45,7 @@ class EventCheck:
                 if slot >= 0:
                     self._slots.add(slot)  # a spare one; who is late to speak of one that has ended means no harm
                 self._check_slot(slot)
-            case SlotLost(slot) | SlotFenced(_, slot) | SlotFencing(_, slot) | StandbysPromoted(_, slot):
+            case SlotLost(slot) | SlotFenced(_, slot) | SlotFencedPart(_, slot) | StandbysPromoted(_, slot):
                 self._check_slot(slot)
             case SubtaskFailed(subtask, generation):
                 self._check_subtask(subtask, generation, newest)
@@ -58,7 +58,7 @@ class EventCheck:
             case VersionStaged(subtask, slot, generation):
                 self._check_slot(slot)
                 self._check_subtask(subtask, generation, newest)
-            case PromotionFailed(_, slot, subtask):
+            case StandbyPromotionFailed(_, slot, subtask):
                 self._check_slot(slot)
                 self._check_subtask(subtask, Generation(0), newest)
             case _:

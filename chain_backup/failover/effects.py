@@ -65,7 +65,7 @@ class FenceSlots:
 @dataclass(frozen=True, slots=True)
 class PromoteStandbys:
     """Make the standbys of ``subtasks`` (subtask, version) on ``slot`` active, from that version on:
-    ``StandbysPromoted`` or ``PromotionFailed``."""
+    ``StandbysPromoted`` or ``StandbyPromotionFailed``."""
 
     attempt: int
     generation: Generation

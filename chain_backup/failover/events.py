@@ -165,7 +165,7 @@ class SlotFenced:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotFencing:
+class SlotFencedPart:
     """A part of a long answer to ``FenceSlots`` has come from ``slot``; the rest follows."""
 
     attempt: int
@@ -181,7 +181,7 @@ class StandbysPromoted:
 
 
 @dataclass(frozen=True, slots=True)
-class PromotionFailed:
+class StandbyPromotionFailed:
     """Answer to ``PromoteStandbys``: at least ``subtask`` is not at work, so that none of them counts as promoted."""
 
     attempt: int
@@ -207,9 +207,9 @@ FailoverEvent: TypeAlias = (
     | RecordsWritten
     | RecordsRefused
     | SlotFenced
-    | SlotFencing
+    | SlotFencedPart
     | StandbysPromoted
-    | PromotionFailed
+    | StandbyPromotionFailed
     | TimeAdvanced
 )
 
@@ -222,14 +222,14 @@ __all__ = [
     "JobInterrupted",
     "JobStarted",
     "MoveRequested",
-    "PromotionFailed",
     "RecordsRefused",
     "RecordsWritten",
     "ScaleRequested",
     "SlotFenced",
-    "SlotFencing",
+    "SlotFencedPart",
     "SlotJoined",
     "SlotLost",
+    "StandbyPromotionFailed",
     "StandbysPromoted",
     "SubtaskFailed",
     "TimeAdvanced",

@@ -82,14 +82,14 @@ from chain_backup.failover.events import (
     JobInterrupted,
     JobStarted,
     MoveRequested,
-    PromotionFailed,
     RecordsRefused,
     RecordsWritten,
     ScaleRequested,
     SlotFenced,
-    SlotFencing,
+    SlotFencedPart,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
     TimeAdvanced,
@@ -335,11 +335,11 @@ class FailoverProtocol:
                 return self._on_refused(attempt, reason)
             case SlotFenced(attempt, slot, received):
                 return self._on_fenced(now_ms, attempt, slot, received)
-            case SlotFencing(attempt, slot):
+            case SlotFencedPart(attempt, slot):
                 return self._on_fencing(now_ms, attempt, slot)
             case StandbysPromoted(attempt, slot):
                 return self._on_promoted(attempt, slot)
-            case PromotionFailed(attempt, slot, subtask, reason):
+            case StandbyPromotionFailed(attempt, slot, subtask, reason):
                 why = f"{subtask} not promoted on slot {slot}: {reason}"
                 return self._on_not_promoted(now_ms, [(attempt, slot)], why)
             case _:

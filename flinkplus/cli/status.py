@@ -15,7 +15,7 @@ from flinkplus.cli.shell import add_job_arguments, job_of
 from flinkplus.cli.tables import Table, console, text
 from flinkplus.errors import ConfigurationError, NoRunningJob
 from flinkplus.printable import escaped
-from flinkplus.runtime.coordinator.commands.operations import Status
+from flinkplus.runtime.coordinator.commands.operations import StatusCommand
 from flinkplus.runtime.operations.access_file import Access, call
 
 PHASES = ("detect_ms", "fence_ms", "promote_ms", "restore_ms", "replay_ms", "recovery_ms")
@@ -40,7 +40,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     if watch is not None and not 0.1 <= watch <= 3600:
         raise ConfigurationError(f"--watch must be from 0.1 to 3600 seconds, not {watch:g}")
     access = job_of(arguments)
-    first = call(access, Status())
+    first = call(access, StatusCommand())
     if watch is None:
         _print(first, arguments.json)
         return 0
@@ -74,7 +74,7 @@ def _watch(access: Access, first: dict[str, Any], every_s: float, as_json: bool)
 
 def _again(access: Access, every_s: float) -> dict[str, Any]:
     time.sleep(every_s)
-    return call(access, Status())
+    return call(access, StatusCommand())
 
 
 def tables(status: dict[str, Any]) -> Group:

@@ -83,7 +83,7 @@ class _Checkpoint(Timed):
     def __init__(self, watched: CheckpointId) -> None:
         super().__init__(
             {"CheckpointRequested": 2, "CheckpointsAbandoned": 1, "JobInterrupted": 1},
-            (2, {"TimeAdvanced", "SnapshotDeclined", "ManifestFailed", "CommitFailed", "SubtasksReplaced"}),
+            (2, {"TimeAdvanced", "CheckpointDeclined", "ManifestFailed", "CommitFailed", "SubtasksReplaced"}),
         )
         config = CheckpointConfig(interval_ms=None, max_concurrent=2, retained=1, commit_attempts=2)
         self.machine = CheckpointCoordinator(config, ONE)
@@ -123,10 +123,10 @@ class _Checkpoint(Timed):
         for checkpoint, missing in self._pending.items():
             for subtask in missing[:1]:
                 which = "last" if len(missing) == 1 else "first"
-                acknowledged = events.SnapshotAcknowledged(checkpoint, subtask, Generation(1), "handle")
+                acknowledged = events.CheckpointAcknowledged(checkpoint, subtask, Generation(1), "handle")
                 yield Move(f"{which} acknowledgement {self._of(checkpoint)}", acknowledged)
-                if self.may("SnapshotDeclined"):
-                    declined = events.SnapshotDeclined(checkpoint, subtask, Generation(1), "reason")
+                if self.may("CheckpointDeclined"):
+                    declined = events.CheckpointDeclined(checkpoint, subtask, Generation(1), "reason")
                     yield Move(f"snapshot {self._of(checkpoint)} declined", declined)
         if self.may("SubtasksReplaced"):
             yield Move("source replaced by its standby", events.SubtasksReplaced(((LINES, CheckpointId(0)),)))
@@ -141,7 +141,7 @@ class _Checkpoint(Timed):
 
     def do(self, event: Any) -> list[str]:
         match event:
-            case events.SnapshotAcknowledged(checkpoint, subtask):
+            case events.CheckpointAcknowledged(checkpoint, subtask):
                 self._pending[checkpoint].remove(subtask)
             case events.ManifestStored(checkpoint) | events.ManifestFailed(checkpoint):
                 self._storing.remove(checkpoint)
@@ -228,7 +228,7 @@ class _Job(Timed):
                 "SlotRegistered": 3,
                 "CheckpointCompleted": 1,
                 "TimeAdvanced": 1,
-                "RestoreFailed": 1,
+                "CheckpointRestoreFailed": 1,
                 "RetractionFailed": 1,
             },
             (
@@ -257,8 +257,8 @@ class _Job(Timed):
         if state in (JobState.DEPLOYING, JobState.RUNNING) and self.may("SubtaskFailed"):
             yield Move("subtask failed", events.SubtaskFailed(generation, COUNT, "reason", None))
         restore = self.machine.restore_from
-        if state is JobState.DEPLOYING and restore is not None and self.may("RestoreFailed"):
-            yield Move("checkpoint is corrupt", events.RestoreFailed(generation, restore, "reason"))
+        if state is JobState.DEPLOYING and restore is not None and self.may("CheckpointRestoreFailed"):
+            yield Move("checkpoint is corrupt", events.CheckpointRestoreFailed(generation, restore, "reason"))
         if state is JobState.RUNNING:
             yield from self._while_running(generation)
         if "drain" in self._asked:
@@ -349,7 +349,7 @@ class _Failover(Timed):
     def __init__(self, slots: int, failures: int, returned: bool) -> None:
         super().__init__(
             {"SlotJoined": 2 if returned else 0, "CheckpointCompleted": 2 if returned else 0},
-            (failures, {"SlotLost", "SubtaskFailed", "RecordsRefused", "PromotionFailed", "TimeAdvanced"}),
+            (failures, {"SlotLost", "SubtaskFailed", "RecordsRefused", "StandbyPromotionFailed", "TimeAdvanced"}),
         )
         self.machine = FailoverProtocol(TOPOLOGY, slots, FailoverConfig(replicas=slots))
         self._alive = [True] * slots
@@ -392,9 +392,9 @@ class _Failover(Timed):
             yield Move(self._name(answer), answer)
             if isinstance(answer, chain_events.RecordsWritten) and self.may("RecordsRefused"):
                 yield Move("ZooKeeper refuses", chain_events.RecordsRefused(answer.attempt, "reason"))
-            if isinstance(answer, chain_events.StandbysPromoted) and self.may("PromotionFailed"):
+            if isinstance(answer, chain_events.StandbysPromoted) and self.may("StandbyPromotionFailed"):
                 subtask = self.machine._promotions[answer.attempt, answer.slot].subtasks[0]
-                failed = chain_events.PromotionFailed(answer.attempt, answer.slot, subtask, "reason")
+                failed = chain_events.StandbyPromotionFailed(answer.attempt, answer.slot, subtask, "reason")
                 yield Move("promotion failed", failed)
         if self.may("SlotLost"):
             for slot in self._living():
@@ -427,7 +427,7 @@ class _Failover(Timed):
         match event:
             case chain_events.RecordsRefused(attempt):
                 self._owed.remove(chain_events.RecordsWritten(attempt))
-            case chain_events.PromotionFailed(attempt, slot):
+            case chain_events.StandbyPromotionFailed(attempt, slot):
                 self._owed.remove(chain_events.StandbysPromoted(attempt, slot))
             case chain_events.SlotLost(slot):
                 self._alive[slot] = False

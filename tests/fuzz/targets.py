@@ -42,7 +42,7 @@ from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_channel, parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
-from flinkplus.runtime.coordinator.commands.operations import Inject, Status
+from flinkplus.runtime.coordinator.commands.operations import InjectCommand, StatusCommand
 from flinkplus.runtime.liveness.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
 from flinkplus.runtime.liveness.pulse_process import datagram
 from flinkplus.runtime.operations.access_file import parse_access, parse_whereabouts
@@ -356,14 +356,14 @@ def _assert_names(message: Any) -> None:
 @cache
 def _commands() -> Commands:
     known = Commands()
-    known.add(Inject, lambda _request: {})
-    known.add(Status, lambda _request: {})
+    known.add(InjectCommand, lambda _request: {})
+    known.add(StatusCommand, lambda _request: {})
     return known
 
 
 def _command_seeds() -> tuple[bytes, ...]:
-    full = Inject("cut", "count:1", 2.5, 1.0, 0.1, ["driver", "slot-1"])
-    return tuple(encode_request(request) for request in (Inject("kill", "slot-1"), full, Status()))
+    full = InjectCommand("cut", "count:1", 2.5, 1.0, 0.1, ["driver", "slot-1"])
+    return tuple(encode_request(request) for request in (InjectCommand("kill", "slot-1"), full, StatusCommand()))
 
 
 def _decode_reply(data: bytes) -> object:

@@ -156,7 +156,7 @@ def test_handles_in_messages_are_checked_when_they_arrive(handle: dict[str, Any]
         with pytest.raises(CorruptState):
             parse_files({"format": 1, **handle})
     messages: list[control.ControlMessage] = [
-        control.SnapshotAcked(1, 1, "count[0]", handle),
+        control.Acknowledged(1, 1, "count[0]", handle),
         control.Deploy(1, 1, {"count[0]": 0}, {}, {"count[0]": handle}),
         control.Promote(1, 2, 0, 0.0, False, 1, {"count[0]": order(handle)}),
     ]
@@ -173,7 +173,7 @@ def test_subtasks_in_messages_are_checked_when_they_arrive(name: str) -> None:
         control.Join(1, {}, {name: 1}),
         control.Fence(1, 2, {name: 1}),
         control.Promote(1, 2, 0, 0.0, False, 1, {name: order({})}),
-        control.SnapshotAcked(1, 1, name, {}),
+        control.Acknowledged(1, 1, name, {}),
         control.Trigger(1, 1, [name]),
     ]
     for message in messages:

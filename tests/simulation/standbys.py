@@ -296,7 +296,7 @@ class SimStandbys:
     def _staged(self, subtask: str, generation: int, version: int) -> None:
         slot, name = self._slot, parse_subtask(subtask)
         self._world.checks.copied(slot, subtask, generation, version)
-        slot.report(control.VersionStaged(generation, subtask, version))
+        slot.report(control.Staged(generation, subtask, version))
         self._world.reach("staged", slot, name)
         predecessor = self.agent._members[subtask].neighbour(slot.index, -1)
         for process in [] if predecessor is None else self._world.on_slot(predecessor):

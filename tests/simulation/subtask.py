@@ -495,11 +495,11 @@ class SimSubtask(SubtaskSteps):
 
     def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
         self.slot._snapshotted(self.id, self.generation, handle)
-        self.slot.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
+        self.slot.report(control.Acknowledged(self.generation, checkpoint, str(self.id), handle))
 
     def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
         self._world.checks.aborted(cause.value)
-        self.slot.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason, cause.value))
+        self.slot.report(control.Declined(self.generation, checkpoint, str(self.id), reason, cause.value))
 
     def close(self) -> None:
         self._running = False

@@ -209,7 +209,7 @@ def test_a_snapshot_with_too_much_in_flight_is_declined_and_the_job_goes_on() ->
     with mock.patch.object(in_flight, "MAX_LOGGED_BYTES", 300):
         world, failure = run_one(loop, trace)
     assert failure is None and world is not None and world.ended == "finished"
-    assert any("bytes were in flight on 2:" in line and "SnapshotRefused" in line for line in trace)
+    assert any("bytes were in flight on 2:" in line and "Declined" in line for line in trace)
     assert world.counts["failovers"] == world.counts["fallbacks"] == 0
 
 

@@ -578,13 +578,13 @@ class World:
             self.checks.plans({})  # all begin anew
             self.checks.deployed(message.assignment)
         at_ms = max(self._down_ms.get(connection, 0), self.now_ms + self.rng_network.randint(0, 2))
-        if self.breaks_at_join and isinstance(message, control.Peers):
+        if self.breaks_at_join and isinstance(message, control.Connect):
             at_ms += self._break_at_join(slot, message)
         self._down_ms[connection] = at_ms
         if connection not in self._dropped:
             self.at(at_ms, slot.event, slot.obey, message)
 
-    def _break_at_join(self, slot: SimSlot, order: control.Peers) -> int:
+    def _break_at_join(self, slot: SimSlot, order: control.Connect) -> int:
         """A slot is about to be told of a newcomer, a little late: one of its streams to others breaks before, with
         something on it. Returns how late, in milliseconds."""
         known = [address for _, address in order.addresses.values()]

@@ -60,10 +60,8 @@ SHARED_NAMES = {
     "Deploy": 2,
     "DrainRequested": 2,
     "EvictSlot": 2,
-    "Inject": 2,
     "Kind": 2,
     "Member": 3,
-    "Peers": 2,
     "Sink": 2,
     "SlotLost": 2,
     "Source": 2,
@@ -71,7 +69,6 @@ SHARED_NAMES = {
     "Step": 2,
     "SubtaskFailed": 2,
     "Block": 2,
-    "VersionStaged": 2,
 }
 """Classes of one name in two modules or more."""
 

@@ -58,6 +58,8 @@ from flinkplus.protocol.vocabulary.effects import (
     TriggerCheckpoint,
 )
 from flinkplus.protocol.vocabulary.events import (
+    CheckpointAcknowledged,
+    CheckpointDeclined,
     CheckpointingEvent,
     CheckpointRequested,
     CheckpointsAbandoned,
@@ -68,8 +70,6 @@ from flinkplus.protocol.vocabulary.events import (
     ManifestFailed,
     ManifestStored,
     OutputCommitted,
-    SnapshotAcknowledged,
-    SnapshotDeclined,
     SourceExhausted,
     SubtasksReplaced,
     TimeAdvanced,
@@ -185,9 +185,9 @@ class CheckpointCoordinator:
                 return self._on_replaced(now_ms, dict(subtasks), afresh)
             case SourceExhausted(subtask, generation):
                 return self._on_exhausted(now_ms, subtask, generation)
-            case SnapshotAcknowledged():
+            case CheckpointAcknowledged():
                 return self._on_acknowledged(now_ms, event)
-            case SnapshotDeclined():
+            case CheckpointDeclined():
                 return self._on_declined(now_ms, event)
             case ManifestStored(checkpoint):
                 return self._on_stored(now_ms, checkpoint)
@@ -328,7 +328,7 @@ class CheckpointCoordinator:
             raise PeerProtocolError(f"{subtask} answered checkpoint {checkpoint}, which was never triggered")
         return self._pending.get(checkpoint)
 
-    def _on_acknowledged(self, now_ms: int, event: SnapshotAcknowledged) -> list[CheckpointingEffect]:
+    def _on_acknowledged(self, now_ms: int, event: CheckpointAcknowledged) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
         if pending is None or event.subtask in pending.handles:
             return []
@@ -354,7 +354,7 @@ class CheckpointCoordinator:
             return None
         return f"{size:,} bytes were in flight {where}, and {limit:,} are the most"
 
-    def _on_declined(self, now_ms: int, event: SnapshotDeclined) -> list[CheckpointingEffect]:
+    def _on_declined(self, now_ms: int, event: CheckpointDeclined) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
         if pending is None or event.subtask in pending.handles:
             return []

@@ -68,6 +68,7 @@ from flinkplus.protocol.vocabulary.events import (
     CancelRequested,
     CheckpointCompleted,
     CheckpointDropped,
+    CheckpointRestoreFailed,
     CommitAbandoned,
     FailoverStarted,
     FinalAbandoned,
@@ -78,7 +79,6 @@ from flinkplus.protocol.vocabulary.events import (
     LocalFailoverRefused,
     OutputDrained,
     OutputRetracted,
-    RestoreFailed,
     RetractionFailed,
     SlotDeployed,
     SlotLeft,
@@ -251,7 +251,7 @@ class JobProtocol:
             case GenerationsUsed(newest):
                 self._newest_used = max(self._newest_used, newest)
                 return []
-            case SubtaskFailed() | RestoreFailed() | FinalAbandoned():
+            case SubtaskFailed() | CheckpointRestoreFailed() | FinalAbandoned():
                 return self._on_generation_failed(now_ms, event)
             case CheckpointCompleted() | CheckpointDropped():
                 self._on_checkpoint(now_ms, event)
@@ -322,7 +322,7 @@ class JobProtocol:
     # ------------------------------------------------------------------------------------------------ failures
 
     def _on_generation_failed(
-        self, now_ms: int, event: SubtaskFailed | RestoreFailed | FinalAbandoned
+        self, now_ms: int, event: SubtaskFailed | CheckpointRestoreFailed | FinalAbandoned
     ) -> list[JobEffect]:
         if not self._is_current(event.generation):
             return []
@@ -331,7 +331,7 @@ class JobProtocol:
                 if all(subtask != known for known, _ in self._assignment):
                     raise PeerProtocolError(f"{subtask} failed, but it is not a subtask of the job")
                 return self._fail(now_ms, _Failure("exception", (subtask,), f"{subtask}: {reason}"), error)
-            case RestoreFailed(_, checkpoint, reason):
+            case CheckpointRestoreFailed(_, checkpoint, reason):
                 return self._fall_back(now_ms, checkpoint, reason)
             case FinalAbandoned(_, reason):
                 return self._fail(now_ms, _Failure("checkpoint", (), f"no last checkpoint comes about: {reason}"))

@@ -1,8 +1,8 @@
 """Slots that the driver reaches and that do not reach each other: which of them to give up.
 
 A slot reports the peers that do not answer, and those that refuse its connections or send unreadable frames
-(``PeersSilent``). A little later, when the other slots have had time to report, the machine decides by the state of all
-slots (``SlotsSeen``).
+(``SlotPeersUnreached``). A little later, when the other slots have had time to report, the machine decides by the state
+of all slots (``SlotsSeen``).
 
 Rules:
 
@@ -53,7 +53,7 @@ class ReachabilityConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PeersSilent:
+class SlotPeersUnreached:
     """What ``slot`` sends to ``peers`` does not arrive, or no answer does. These are all, from now on.
 
     ``blamed``: those of them that refuse its connections, or keep sending frames that cannot be read.
@@ -102,7 +102,7 @@ class JobRestarted:
     """A rollback, or the end: whoever waits to join need not any more."""
 
 
-ReachabilityEvent: TypeAlias = PeersSilent | SlotGone | SlotCame | SlotsSeen | JobRestarted
+ReachabilityEvent: TypeAlias = SlotPeersUnreached | SlotGone | SlotCame | SlotsSeen | JobRestarted
 
 # --- effects
 
@@ -164,7 +164,7 @@ class Reachability:
     def step(self, now_ms: int, event: ReachabilityEvent) -> list[ReachabilityEffect]:
         """What to do about ``event``."""
         match event:
-            case PeersSilent(slot, peers, blamed):
+            case SlotPeersUnreached(slot, peers, blamed):
                 self._silent.pop(slot, None)
                 if peers:
                     self._silent[slot] = peers

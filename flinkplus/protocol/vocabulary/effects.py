@@ -340,7 +340,8 @@ class RetractOutputAfter:
 @dataclass(frozen=True, slots=True)
 class Deploy:
     """Reset every slot to ``generation``: drop older subtasks, create, restore (None: initial state) and wire the
-    assigned ones, start nothing. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or ``RestoreFailed``."""
+    assigned ones, start nothing. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or
+    ``CheckpointRestoreFailed``."""
 
     generation: Generation
     restore: CheckpointId | None

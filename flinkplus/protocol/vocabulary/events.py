@@ -133,7 +133,7 @@ class SourceExhausted:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotAcknowledged:
+class CheckpointAcknowledged:
     """``in_flight_bytes``: what messages that were in flight take in ``handle``."""
 
     checkpoint: CheckpointId
@@ -144,7 +144,7 @@ class SnapshotAcknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotDeclined:
+class CheckpointDeclined:
     checkpoint: CheckpointId
     subtask: SubtaskId
     generation: Generation
@@ -195,8 +195,8 @@ CheckpointingEvent: TypeAlias = (
     | CheckpointRequested
     | CheckpointsAbandoned
     | SourceExhausted
-    | SnapshotAcknowledged
-    | SnapshotDeclined
+    | CheckpointAcknowledged
+    | CheckpointDeclined
     | ManifestStored
     | ManifestFailed
     | OutputCommitted
@@ -320,7 +320,7 @@ class SubtaskFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreFailed:
+class CheckpointRestoreFailed:
     """``checkpoint`` cannot be restored, now or later: it is corrupt (not: the storage is away for a moment)."""
 
     generation: Generation
@@ -399,7 +399,7 @@ JobEvent: TypeAlias = (
     | SpareAdded
     | SpareTaken
     | SubtaskFailed
-    | RestoreFailed
+    | CheckpointRestoreFailed
     | CheckpointCompleted
     | CheckpointDropped
     | OutputDrained

@@ -106,7 +106,7 @@ class Deployed:
 
 
 @dataclass(frozen=True)
-class RestoreRefused:
+class RestoreFailed:
     """The state of ``subtask`` at ``checkpoint`` failed its checks."""
 
     generation: int
@@ -116,7 +116,7 @@ class RestoreRefused:
 
 
 @dataclass(frozen=True)
-class SnapshotAcked:
+class Acknowledged:
     generation: int
     checkpoint: int
     subtask: str
@@ -124,7 +124,7 @@ class SnapshotAcked:
 
 
 @dataclass(frozen=True)
-class SnapshotRefused:
+class Declined:
     """``cause``: the value of an ``AbortCause``."""
 
     generation: int
@@ -143,7 +143,7 @@ class SnapshotRefused:
 
 
 @dataclass(frozen=True)
-class SubtaskFailure:
+class Failed:
     """``kind`` is the error's class name, ``reason`` all of its message; ``operator``, ``row`` and ``cause``, which are
     in the message, are set when a user function raised."""
 
@@ -191,7 +191,7 @@ class Progressed:
 
 
 @dataclass(frozen=True)
-class VersionStaged:
+class Staged:
     """This slot, a standby of ``subtask``, holds all of ``version``; ``generation``: of the chain it came in."""
 
     generation: int
@@ -239,15 +239,15 @@ class Promoted:
 
 
 @dataclass(frozen=True)
-class PromotionRefused:
+class PromotionFailed:
     attempt: int
     subtask: str
     reason: str
 
 
 @dataclass(frozen=True)
-class PeersReady:
-    """The answer to ``Peers``: there is a stream to every one of them."""
+class Connected:
+    """The answer to ``Connect``: there is a stream to every one of them."""
 
     serial: int
 
@@ -305,7 +305,7 @@ class Deploy:
 
 
 @dataclass(frozen=True)
-class Suspend:
+class Halt:
     """A recovery began: subtasks of ``generation`` and older stop at once."""
 
     generation: int
@@ -335,8 +335,8 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Peers:
-    """Have a stream to each of these slots (slot -> [incarnation, address]) and to no other; answer ``PeersReady``."""
+class Connect:
+    """Have a stream to each of these slots (slot -> [incarnation, address]) and to no other; answer ``Connected``."""
 
     serial: int
     addresses: dict[str, list[Any]]
@@ -362,7 +362,7 @@ class Fence:
 
 @dataclass(frozen=True)
 class Promote:
-    """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionRefused``.
+    """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionFailed``.
 
     ``complete``: the newest checkpoint that is. ``notes_rows``: as in ``Deploy``.
     """
@@ -456,28 +456,28 @@ ControlMessage = (
     Register
     | StartFailed
     | Deployed
-    | RestoreRefused
-    | SnapshotAcked
-    | SnapshotRefused
-    | SubtaskFailure
+    | RestoreFailed
+    | Acknowledged
+    | Declined
+    | Failed
     | Exhausted
     | Heartbeat
     | Progressed
-    | VersionStaged
+    | Staged
     | Fenced
     | FencedPart
     | Promoted
-    | PromotionRefused
-    | PeersReady
+    | PromotionFailed
+    | Connected
     | PeersUnreached
     | SessionLost
     | Stopped
     | Welcome
     | Deploy
-    | Suspend
+    | Halt
     | Start
     | Join
-    | Peers
+    | Connect
     | Chains
     | Fence
     | Promote
@@ -557,7 +557,7 @@ def _check_names(message: ControlMessage) -> None:
         for subtask in [found] if isinstance(found, str) else found:
             checked_subtask(subtask)
     match message:
-        case SnapshotAcked():
+        case Acknowledged():
             check_handle(message.handle)
         case Deploy():
             for handle in message.handles.values():

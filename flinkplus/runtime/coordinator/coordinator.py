@@ -676,5 +676,5 @@ class Coordinator:
 def _is_failure(event: InboxEvent) -> bool:
     """Whether somebody waits for what follows from ``event``."""
     if isinstance(event, ControlArrived):
-        return isinstance(event.message, control.SubtaskFailure)
+        return isinstance(event.message, control.Failed)
     return isinstance(event, (ControlLost, LifelineCut))

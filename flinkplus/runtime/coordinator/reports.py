@@ -26,9 +26,7 @@ from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
-SubtaskReport = (
-    control.SubtaskFailure | control.SnapshotAcked | control.SnapshotRefused | control.Exhausted | control.Progressed
-)
+SubtaskReport = control.Failed | control.Acknowledged | control.Declined | control.Exhausted | control.Progressed
 MISMATCHES = {error.__name__: error for error in (NondeterministicOperator, MessageIdConflict)}
 log = logging.getLogger("flinkplus.coordinator")
 
@@ -76,9 +74,11 @@ class Reports:
                 if generation == self._deployment.generation:
                     self._recoveries.restored(restore_ms)
                 self._machines.step_job(events.SlotDeployed(Generation(generation), member.slot))
-            case control.RestoreRefused(generation, checkpoint, subtask, reason):
+            case control.RestoreFailed(generation, checkpoint, subtask, reason):
                 why = f"state of {subtask}: {reason}"
-                self._machines.step_job(events.RestoreFailed(Generation(generation), CheckpointId(checkpoint), why))
+                self._machines.step_job(
+                    events.CheckpointRestoreFailed(Generation(generation), CheckpointId(checkpoint), why)
+                )
             case control.PeersUnreached():
                 self._presence.peers_unreached(member, message)
             case control.SessionLost(reason):
@@ -104,19 +104,19 @@ class Reports:
             return
         generation = self._deployment.generation
         match message:
-            case control.SubtaskFailure():
+            case control.Failed():
                 self._subtask_failed(name, message)
-            case control.SnapshotAcked(_, checkpoint, subtask, handle):
+            case control.Acknowledged(_, checkpoint, subtask, handle):
                 self._figures.snapshot(checkpoint, subtask, handle)
                 number = CheckpointId(checkpoint)
                 if self._failovers is not None:
                     self._failovers.acknowledged(name, said, number, handle)
                 held = in_flight_bytes(handle)
-                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle, held))
-            case control.SnapshotRefused(_, checkpoint, _, reason):
+                self._machines.step_checkpoints(events.CheckpointAcknowledged(number, name, generation, handle, held))
+            case control.Declined(_, checkpoint, _, reason):
                 cause = message.abort_cause
                 self._machines.step_checkpoints(
-                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason, cause)
+                    events.CheckpointDeclined(CheckpointId(checkpoint), name, generation, reason, cause)
                 )
             case control.Exhausted():
                 self._machines.step_checkpoints(events.SourceExhausted(name, generation))
@@ -141,7 +141,7 @@ class Reports:
         for name, counters in heard.items():
             self._recoveries.heard(name, counters["rows_out"])
 
-    def _subtask_failed(self, subtask: SubtaskId, failure: control.SubtaskFailure) -> None:
+    def _subtask_failed(self, subtask: SubtaskId, failure: control.Failed) -> None:
         error: FlinkPlusError
         mismatch = MISMATCHES.get(failure.kind)
         if mismatch is not None:

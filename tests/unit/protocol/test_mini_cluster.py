@@ -220,9 +220,9 @@ class Subtask:
                 case order.PersistSnapshot(checkpoint):
                     self.process.cluster.later(partial(self.persist, checkpoint))
                 case order.AcknowledgeCheckpoint(checkpoint, handle):
-                    self.process.tell(event.SnapshotAcknowledged(checkpoint, self.id, self.generation, handle))
+                    self.process.tell(event.CheckpointAcknowledged(checkpoint, self.id, self.generation, handle))
                 case order.DeclineCheckpoint(checkpoint, reason):
-                    self.process.tell(event.SnapshotDeclined(checkpoint, self.id, self.generation, reason))
+                    self.process.tell(event.CheckpointDeclined(checkpoint, self.id, self.generation, reason))
                 case _:
                     pass
 
@@ -255,7 +255,7 @@ class Process:
     def deploy(self, what: order.Deploy, handles: dict[SubtaskId, State] | None) -> None:
         self.subtasks.clear()
         if what.restore is not None and handles is None:
-            self.tell(event.RestoreFailed(what.generation, what.restore, "corrupt"))
+            self.tell(event.CheckpointRestoreFailed(what.generation, what.restore, "corrupt"))
             return
         for subtask, slot in what.assignment:
             if slot == self.slot:

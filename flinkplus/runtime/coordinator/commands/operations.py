@@ -1,4 +1,4 @@
-"""What a shell can have a running job do: say how it is (``Status``), and hurt itself (``Inject``).
+"""What a shell can have a running job do: say how it is (``StatusCommand``), and hurt itself (``InjectCommand``).
 
 Rules: in the coordinator's thread. A target is found before anything is done, and all of it is there, or nothing
 happens. Injections are for whoever has the job's key for commands, unless ``allow_inject`` is off.
@@ -33,12 +33,12 @@ TO_DRIVER = "driver"
 
 
 @dataclass(frozen=True)
-class Status:
+class StatusCommand:
     """How is the job? The answer: ``docs/operations.md``."""
 
 
 @dataclass(frozen=True)
-class Inject:
+class InjectCommand:
     """Do ``fault`` to ``target``: a subtask (``count:1``), a slot (``slot-2``) or a host.
 
     ``at_s``: when the job has been running for so long (``None``: now). ``for_s``: of ``pause``, ``cut`` and ``slow``.
@@ -127,9 +127,9 @@ class Operations:
 
     def add_to(self, commands: Commands) -> None:
         """Have them taken."""
-        commands.add(Inject, self.inject)
+        commands.add(InjectCommand, self.inject)
 
-    def inject(self, request: Inject) -> Later:
+    def inject(self, request: InjectCommand) -> Later:
         """Do it, now or at its time. Raises ``CommandRefused``."""
         peers = self._check(request)
         find = partial(self._find, request.target, peers)
@@ -151,7 +151,7 @@ class Operations:
             strike()
         return answer
 
-    def _check(self, request: Inject) -> list[int] | None:
+    def _check(self, request: InjectCommand) -> list[int] | None:
         if not self._options.allow_inject:
             raise CommandRefused("this job accepts no injections: it was started with allow_inject=False")
         if request.fault not in FAULTS:
@@ -199,7 +199,7 @@ class Operations:
             )
         return hit
 
-    def _strike(self, request: Inject, hit: Hit, peers: list[int] | None) -> Body:
+    def _strike(self, request: InjectCommand, hit: Hit, peers: list[int] | None) -> Body:
         if request.fault in (EXCEPTION, SLOW) and not any(hit.slots.values()):
             raise CommandRefused(f"no subtask is running on {request.target}")
         struck_s = self._dispatch.clock.time()

@@ -1,6 +1,6 @@
 """A slot that has come back is connected to all others before it is given anything to do.
 
-It is told what the others know (``Join``), everyone is told who there is now (``Peers``), and when all have answered
+It is told what the others know (``Join``), everyone is told who there is now (``Connect``), and when all have answered
 the newest such call, it has joined.
 
 Rules: a slot that is lost meanwhile is not waited for; the others are called again, without it. So it is with one that
@@ -82,6 +82,6 @@ class Joining:
         here = [member for member in table.all() if not table.is_over(member.slot)]
         members = [member for member in here if member.slot not in self._aside]
         self._waiting = {member.slot for member in members}
-        peers = control.Peers(self._serial, {str(one.slot): [one.incarnation, one.address] for one in members})
+        peers = control.Connect(self._serial, {str(one.slot): [one.incarnation, one.address] for one in members})
         for member in members:
             self._dispatch.tell(member.slot, peers)

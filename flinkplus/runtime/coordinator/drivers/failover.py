@@ -245,7 +245,7 @@ class Failovers:
     def take(self, member: Member, message: control.ControlMessage) -> bool:
         """A message of a slot; ``False`` when it is not for this machine."""
         match message:
-            case control.VersionStaged(generation, subtask, version):
+            case control.Staged(generation, subtask, version):
                 self.step(
                     events.VersionStaged(
                         parse_subtask(subtask), member.slot, Generation(generation), CheckpointId(version)
@@ -258,15 +258,15 @@ class Failovers:
                 self.step(events.SlotFenced(attempt, member.slot, cursors))
             case control.FencedPart(attempt):
                 self._answers.add_part(message)
-                self.step(events.SlotFencing(attempt, member.slot))
+                self.step(events.SlotFencedPart(attempt, member.slot))
             case control.Promoted(attempt, restore_ms, time_s):
                 self._recoveries.restored(restore_ms)
                 self._promoted_s = max(self._promoted_s, time_s)
                 self.step(events.StandbysPromoted(attempt, member.slot))
-            case control.PromotionRefused(attempt, subtask, reason):
+            case control.PromotionFailed(attempt, subtask, reason):
                 log.warning("slot %d cannot take %s over: %s", member.slot, subtask, reason)
-                self.step(events.PromotionFailed(attempt, member.slot, parse_subtask(subtask), reason))
-            case control.PeersReady(serial):
+                self.step(events.StandbyPromotionFailed(attempt, member.slot, parse_subtask(subtask), reason))
+            case control.Connected(serial):
                 self._joined(self._joining.ready(member, serial))
             case _:
                 return False
@@ -438,7 +438,7 @@ class Failovers:
             self._dispatch.tell(effect.slot, order)
         except ControlMessageTooLarge as error:
             first, _ = effect.subtasks[0]
-            self.step(events.PromotionFailed(effect.attempt, effect.slot, first, str(error)))
+            self.step(events.StandbyPromotionFailed(effect.attempt, effect.slot, first, str(error)))
 
     def _order(self, subtask: SubtaskId, version: CheckpointId) -> PromotionOrder:
         """What the new head of ``subtask`` needs to resume from ``version``."""

@@ -76,7 +76,7 @@ class JobDriver:
             case effects.DrainCommits():
                 machines.step_checkpoints(events.DrainRequested())
             case effects.HaltSubtasks(generation):
-                tell_all(control.Suspend(generation))
+                tell_all(control.Halt(generation))
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
             case effects.Deploy(generation, restore, assignment):
@@ -148,7 +148,7 @@ class JobDriver:
             handles = {} if restore is None else self._commits.handles(restore)
         except (CorruptCheckpoint, CorruptState, UntrustedCheckpoint) as error:
             assert restore is not None
-            self._machines.step_job(events.RestoreFailed(generation, restore, str(error)))
+            self._machines.step_job(events.CheckpointRestoreFailed(generation, restore, str(error)))
             return
         if self.match is not None:
             handles = self.match(handles)

@@ -31,12 +31,12 @@ from flinkplus.protocol.liveness.reachability import (
     GiveSlotUp,
     JobRestarted,
     LetSlotJoin,
-    PeersSilent,
     Reachability,
     ReachabilityEvent,
     SetSlotAside,
     SlotCame,
     SlotGone,
+    SlotPeersUnreached,
     SlotsSeen,
     Standing,
 )
@@ -198,7 +198,7 @@ class Presence:
         peers, blamed = (self._present(member, named) for named in (message.peers, message.blamed))
         if peers:
             log.warning("slot %d cannot reach slots %s", member.slot, ", ".join(map(str, peers)))
-        self._step(PeersSilent(member.slot, peers, blamed))
+        self._step(SlotPeersUnreached(member.slot, peers, blamed))
 
     def _present(self, member: Member, named: dict[str, int]) -> tuple[int, ...]:
         """Those of the processes that ``member`` named (slot -> incarnation) which are there."""

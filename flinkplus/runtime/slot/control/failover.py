@@ -218,7 +218,7 @@ class SlotFailover(Generic[S]):
             self._activate(promotion)
 
     def _refuse(self, promotion: _Promotion, name: SubtaskId, reason: str) -> None:
-        self._host.report(control.PromotionRefused(promotion.order.attempt, str(name), reason))
+        self._host.report(control.PromotionFailed(promotion.order.attempt, str(name), reason))
         self._drop(promotion.order.attempt)
 
     def _activate(self, promotion: _Promotion) -> None:

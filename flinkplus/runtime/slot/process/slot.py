@@ -396,7 +396,7 @@ class Slot(SlotOrders[Subtask]):
         if isinstance(error, UserFunctionError):
             operator, row, cause, reason = error.operator, error.row, error.cause, str(error)
         self._link.send(
-            control.SubtaskFailure(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
+            control.Failed(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
         )
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
@@ -417,7 +417,7 @@ class Slot(SlotOrders[Subtask]):
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:
         self._faults.reach("staged", generation, subtask)
-        self._link.send(control.VersionStaged(generation, subtask, version))
+        self._link.send(control.Staged(generation, subtask, version))
 
     def _heartbeat(self, now: float) -> None:
         self._next_heartbeat = now + self._heartbeat_s

@@ -391,7 +391,7 @@ class Subtask(SubtaskSteps):
 
     def _acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
         try:
-            self._ports.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
+            self._ports.report(control.Acknowledged(self.generation, checkpoint, str(self.id), handle))
         except ControlMessageTooLarge as error:
             cause = AbortCause.OVER_BUDGET if in_flight_bytes(handle) else AbortCause.OTHER
             self._decline(checkpoint, str(error), cause)
@@ -400,7 +400,7 @@ class Subtask(SubtaskSteps):
             self._ports.snapshotted(self.id, self.generation, handle)
 
     def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
-        self._ports.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason, cause.value))
+        self._ports.report(control.Declined(self.generation, checkpoint, str(self.id), reason, cause.value))
 
     def _pack(self, message: Message, payload: Any) -> str:
         if message.records is not None:

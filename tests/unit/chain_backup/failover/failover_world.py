@@ -46,12 +46,12 @@ from chain_backup.failover.events import (
     HeadPersisted,
     JobStarted,
     MoveRequested,
-    PromotionFailed,
     RecordsRefused,
     RecordsWritten,
     SlotFenced,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
     TimeAdvanced,
@@ -509,7 +509,7 @@ class World:
 
     def promote(self, slot: int, order: PromoteStandbys, scripts: dict[SubtaskId, dict[int, Choice]]) -> None:
         if not self.finishing and self.random.random() < 0.03:
-            failed = PromotionFailed(order.attempt, slot, order.subtasks[0][0], "checksum")
+            failed = StandbyPromotionFailed(order.attempt, slot, order.subtasks[0][0], "checksum")
             self.outbound[slot].append(failed)
             return
         for subtask, version in order.subtasks:

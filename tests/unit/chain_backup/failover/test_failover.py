@@ -26,13 +26,13 @@ from chain_backup.failover.events import (
     HeadPersisted,
     JobInterrupted,
     JobStarted,
-    PromotionFailed,
     RecordsRefused,
     RecordsWritten,
     SlotFenced,
-    SlotFencing,
+    SlotFencedPart,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
     VersionStaged,
@@ -273,7 +273,7 @@ def test_a_slot_is_not_late_while_parts_of_its_answer_come() -> None:
     (fence,) = of(FenceSlots, history.at(300, threw(C1)))
     history.at(301, *(SlotFenced(fence.attempt, slot, ()) for slot in (0, 1, 2)))
     for now_ms in range(2_000, 20_000, 1_500):
-        assert history.at(now_ms, SlotFencing(fence.attempt, 3), SlotFencing(fence.attempt + 1, 3)) == []
+        assert history.at(now_ms, SlotFencedPart(fence.attempt, 3), SlotFencedPart(fence.attempt + 1, 3)) == []
         if now_ms == 2_000:
             history.at(now_ms, RecordsWritten(fence.attempt))
     assert history.machine.next_deadline_ms() == now_ms + 2_000
@@ -612,7 +612,7 @@ def test_standbys_that_are_not_promoted_in_time_leave_the_rest_of_their_chains()
 def test_a_promotion_that_fails_is_tried_with_the_next_member_then_rolls_back() -> None:
     history = running()
     history.fence(history.at(100, lost()))
-    failed = history.at(110, PromotionFailed(1, 2, L1, "checksum"))
+    failed = history.at(110, StandbyPromotionFailed(1, 2, L1, "checksum"))
     reason = "lines[1] not promoted on slot 2: checksum"
     assert failed == [
         phase(1, "detect", "slot", ON_1, reason),
@@ -620,10 +620,10 @@ def test_a_promotion_that_fails_is_tried_with_the_next_member_then_rolls_back() 
         phase(1, "fence", "slot", ON_1, reason),
         FenceSlots(2, G3, ((C1, 3), (L1, 3)), (0, 2, 3)),
     ]
-    assert history.at(111, PromotionFailed(1, 2, L1, "checksum")) == []
+    assert history.at(111, StandbyPromotionFailed(1, 2, L1, "checksum")) == []
     restored = history.fence(failed)
     assert only(PromoteStandbys, restored) == PromoteStandbys(2, G3, 3, ((C1, 0), (L1, 0)))
-    (fallback,) = history.at(120, PromotionFailed(2, 3, C1, "checksum"))
+    (fallback,) = history.at(120, StandbyPromotionFailed(2, 3, C1, "checksum"))
     assert fallback == FallBack(
         "slot",
         ON_1,
@@ -831,7 +831,7 @@ def could_not_go_home() -> History:
     """Slot 1 refused to take its work back, which is on slot 3 now."""
     history = back_home()
     history.fence(history.at(300, CheckpointCompleted(1)))
-    again = history.at(310, PromotionFailed(2, 1, C1, "disk full"))
+    again = history.at(310, StandbyPromotionFailed(2, 1, C1, "disk full"))
     assert again[0] == phase(2, "detect", "handover", ON_1, "count[1] not promoted on slot 1: disk full")
     assert FailoverDone(2) in history.recover(again)
     assert history.machine.chains[C1] == (3, 1, 2)
@@ -865,7 +865,7 @@ def test_late_and_doubled_answers_have_no_effect() -> None:
         RecordsRefused(0, "x"),
         SlotFenced(0, 0, ()),
         StandbysPromoted(0, 2),
-        PromotionFailed(0, 2, C1, "x"),
+        StandbyPromotionFailed(0, 2, C1, "x"),
         SlotJoined(0, "host0"),
         VersionStaged(C1, 0, G1, 1),
         CheckpointAborted(0),
@@ -881,7 +881,9 @@ def test_late_and_doubled_answers_have_no_effect() -> None:
     restored = history.at(103, *noise, RecordsRefused(1, "late"), answers[0], *answers, *answers)
     restored += history.at(103, RecordsWritten(1), RecordsRefused(1, "late"))
     assert len(of(PromoteStandbys, restored)) == 1
-    done = history.at(104, *noise, StandbysPromoted(1, 2), StandbysPromoted(1, 2), PromotionFailed(1, 2, C1, "late"))
+    done = history.at(
+        104, *noise, StandbysPromoted(1, 2), StandbysPromoted(1, 2), StandbyPromotionFailed(1, 2, C1, "late")
+    )
     assert of(FailoverDone, done) == [FailoverDone(1)]
     assert history.at(105, threw(C1, 1), *noise) == [], "an exception of the dead generation"
 
@@ -895,7 +897,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         (PeerProtocolError, SlotJoined(-1, "h")),
         (PeerProtocolError, SlotFenced(1, 9, ())),
         (PeerProtocolError, StandbysPromoted(1, 9)),
-        (PeerProtocolError, PromotionFailed(1, 2, stranger, "x")),
+        (PeerProtocolError, StandbyPromotionFailed(1, 2, stranger, "x")),
         (PeerProtocolError, threw(stranger)),
         (PeerProtocolError, threw(C1, 2)),
         (PeerProtocolError, HeadPersisted(C1, G2, 1, Cursors())),

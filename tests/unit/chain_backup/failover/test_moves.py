@@ -22,10 +22,10 @@ from chain_backup.failover.events import (
     JobInterrupted,
     JobStarted,
     MoveRequested,
-    PromotionFailed,
     RecordsWritten,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     SubtaskFailed,
     UndrainRequested,
     VersionStaged,
@@ -235,7 +235,7 @@ def test_a_slot_that_cannot_take_over_ends_the_move() -> None:
     move(history, C0, 1)
     effects = history.fence(history.checkpoint(2))
     order = only(PromoteStandbys, effects)
-    effects = history.at(history.now_ms, PromotionFailed(order.attempt, 1, C0, "checksum"))
+    effects = history.at(history.now_ms, StandbyPromotionFailed(order.attempt, 1, C0, "checksum"))
     report = only(MoveReported, effects)
     assert report.status == "cancelled" and "checksum" in report.reason
     history.recover(effects)

@@ -21,11 +21,11 @@ from chain_backup.failover.effects import (
 )
 from chain_backup.failover.events import (
     CheckpointCompleted,
-    PromotionFailed,
     RecordsRefused,
     RecordsWritten,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
 )
@@ -212,12 +212,12 @@ def test_a_place_that_refuses_is_not_tried_again() -> None:
     tried = [1]
     for _ in range(3):
         effects = of(PromoteStandbys, restored)
-        failed = history.at(history.now_ms + 1, PromotionFailed(effects[0].attempt, tried[-1], L1, "disk"))
+        failed = history.at(history.now_ms + 1, StandbyPromotionFailed(effects[0].attempt, tried[-1], L1, "disk"))
         tried.append(history.machine.heads[L1])
         restored = history.fence(failed)
     assert sorted(tried) == [0, 1, 2, 3]
     last = of(PromoteStandbys, restored)[0]
-    assert history.at(history.now_ms + 1, PromotionFailed(last.attempt, tried[-1], L1, "disk")) == [
+    assert history.at(history.now_ms + 1, StandbyPromotionFailed(last.attempt, tried[-1], L1, "disk")) == [
         FallBack(
             "exception",
             (L1,),
@@ -231,7 +231,7 @@ def test_a_refusal_is_forgotten_when_all_is_over() -> None:
     history = running(failback=False)
     restored = history.fence(history.at(100, threw(L1)))
     number = only(PromoteStandbys, restored).attempt
-    history.recover(history.at(110, PromotionFailed(number, 1, L1, "disk")))
+    history.recover(history.at(110, StandbyPromotionFailed(number, 1, L1, "disk")))
     assert history.machine.heads[L1] == 2
     history.recover(history.at(120, lost(2)))
     assert history.machine.heads[L1] == 1

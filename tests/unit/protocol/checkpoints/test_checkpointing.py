@@ -27,6 +27,8 @@ from flinkplus.protocol.vocabulary.effects import (
     TriggerCheckpoint,
 )
 from flinkplus.protocol.vocabulary.events import (
+    CheckpointAcknowledged,
+    CheckpointDeclined,
     CheckpointingEvent,
     CheckpointRequested,
     CheckpointsAbandoned,
@@ -37,8 +39,6 @@ from flinkplus.protocol.vocabulary.events import (
     ManifestFailed,
     ManifestStored,
     OutputCommitted,
-    SnapshotAcknowledged,
-    SnapshotDeclined,
     SourceExhausted,
     SubtasksReplaced,
     TimeAdvanced,
@@ -83,7 +83,7 @@ def started(complete: tuple[CheckpointId, ...] = (), **options: int | None) -> H
 
 
 def acks(checkpoint: CheckpointId, generation: Generation = G1) -> list[CheckpointingEvent]:
-    return [SnapshotAcknowledged(checkpoint, subtask, generation, str(subtask)) for subtask in SUBTASKS]
+    return [CheckpointAcknowledged(checkpoint, subtask, generation, str(subtask)) for subtask in SUBTASKS]
 
 
 def exhausted(generation: Generation = G1) -> list[CheckpointingEvent]:
@@ -150,12 +150,12 @@ def test_a_declined_checkpoint_is_aborted_and_the_next_one_comes() -> None:
     history = started()
     history.time(100)
     history.at(105, acks(C1)[0])
-    effects = history.at(110, SnapshotDeclined(C1, K0, G1, "disk full"))
+    effects = history.at(110, CheckpointDeclined(C1, K0, G1, "disk full"))
     reason = "count+out[0] declined: disk full"
     outcome, cause = CheckpointOutcome.ABORTED, AbortCause.OTHER
     stats = CheckpointStats(C1, G1, False, outcome, reason, 100, None, 110, 1, 3, cause)
     assert effects == [AbortCheckpoint(C1, reason, G1), RecordCheckpoint(stats)]
-    assert history.at(120, *acks(C1), SnapshotDeclined(C1, S0, G1, "late")) == []
+    assert history.at(120, *acks(C1), CheckpointDeclined(C1, S0, G1, "late")) == []
     assert history.time(200) == [trigger(C2)]
 
 
@@ -183,7 +183,7 @@ def test_a_repeated_acknowledgement_counts_once_and_the_first_handle_stays() -> 
     history = started()
     history.time(100)
     first, second, third = acks(C1)
-    assert history.at(110, first, SnapshotAcknowledged(C1, S0, G1, "other"), second, first) == []
+    assert history.at(110, first, CheckpointAcknowledged(C1, S0, G1, "other"), second, first) == []
     assert history.at(120, third) == [store(C1)]
     assert history.at(121, third) == []
 
@@ -394,7 +394,7 @@ def test_numbers_go_on_over_an_interruption_and_old_generations_are_ignored() ->
     history.at(150, JobInterrupted())
     assert history.at(200, JobRunning(SUBTASKS, SOURCES, G2)) == []
     assert history.time(300) == [trigger(C2, generation=G2)]
-    assert history.at(310, *acks(C2, G1), *acks(C1, G1), SnapshotDeclined(C2, S0, G1, "old")) == []
+    assert history.at(310, *acks(C2, G1), *acks(C1, G1), CheckpointDeclined(C2, S0, G1, "old")) == []
     assert history.at(320, *acks(C2, G2)) == [store(C2, generation=G2)]
 
 
@@ -445,9 +445,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         (InvariantViolation, JobRunning(SUBTASKS, SOURCES, G2)),
         (InvariantViolation, DrainRequested()),
         (InvariantViolation, CheckpointsAbandoned(None)),
-        (PeerProtocolError, SnapshotAcknowledged(C1, stranger, G1, "h")),
-        (PeerProtocolError, SnapshotAcknowledged(C2, S0, G1, "h")),
-        (PeerProtocolError, SnapshotAcknowledged(C1, S0, G2, "h")),
+        (PeerProtocolError, CheckpointAcknowledged(C1, stranger, G1, "h")),
+        (PeerProtocolError, CheckpointAcknowledged(C2, S0, G1, "h")),
+        (PeerProtocolError, CheckpointAcknowledged(C1, S0, G2, "h")),
         (PeerProtocolError, SourceExhausted(K0, G1)),
     ]
     for error, event in wrong:
@@ -500,7 +500,7 @@ def test_the_last_checkpoint_runs_beside_a_pending_one_which_may_still_complete(
 def test_a_failed_last_checkpoint_is_tried_again_after_the_pause() -> None:
     history = started(min_pause_ms=40)
     history.at(10, *exhausted())
-    history.at(20, SnapshotDeclined(C1, K0, G1, "no"))
+    history.at(20, CheckpointDeclined(C1, K0, G1, "no"))
     assert history.machine.next_deadline_ms() == 60
     assert history.time(60) == [trigger(C2, final=True)]
     effects = history.time(1_060)
@@ -514,7 +514,7 @@ def test_a_failed_last_checkpoint_is_tried_again_after_the_pause() -> None:
 def test_a_failed_last_checkpoint_is_not_tried_again_at_once() -> None:
     history = started(final_retry_ms=500)
     history.at(10, *exhausted())
-    assert not any(isinstance(e, TriggerCheckpoint) for e in history.at(20, SnapshotDeclined(C1, K0, G1, "no")))
+    assert not any(isinstance(e, TriggerCheckpoint) for e in history.at(20, CheckpointDeclined(C1, K0, G1, "no")))
     assert history.machine.next_deadline_ms() == 520
     assert history.time(520) == [trigger(C2, final=True)]
 
@@ -522,8 +522,8 @@ def test_a_failed_last_checkpoint_is_not_tried_again_at_once() -> None:
 def test_last_checkpoints_are_tried_so_often_and_no_more() -> None:
     history = started(final_attempts=2)
     history.at(10, *exhausted())
-    assert trigger(C2, final=True) in history.at(20, SnapshotDeclined(C1, K0, G1, "no"))
-    effects = history.at(30, SnapshotDeclined(C2, K0, G1, "never"))
+    assert trigger(C2, final=True) in history.at(20, CheckpointDeclined(C1, K0, G1, "no"))
+    effects = history.at(30, CheckpointDeclined(C2, K0, G1, "never"))
     assert effects[-1] == FinalCheckpointAbandoned(C2, G1, "count+out[0] declined: never")
     assert history.time(10_000) == []
     assert history.at(10_010, JobInterrupted(), JobRunning(SUBTASKS, SOURCES, G2), *exhausted(G2)) == [
@@ -604,8 +604,8 @@ def again(checkpoint: CheckpointId, *sources: SubtaskId) -> TriggerCheckpoint:
     return TriggerCheckpoint(checkpoint, sources, False, G1)
 
 
-def ack(checkpoint: CheckpointId, subtask: SubtaskId, handle: str = "") -> SnapshotAcknowledged:
-    return SnapshotAcknowledged(checkpoint, subtask, G1, handle or str(subtask))
+def ack(checkpoint: CheckpointId, subtask: SubtaskId, handle: str = "") -> CheckpointAcknowledged:
+    return CheckpointAcknowledged(checkpoint, subtask, G1, handle or str(subtask))
 
 
 def test_what_a_replaced_subtask_had_acknowledged_is_taken_again() -> None:
@@ -759,7 +759,7 @@ def test_nothing_is_to_be_overtaken_when_all_have_acknowledged() -> None:
     history = History(CheckpointConfig(interval_ms=1_000, aligned_timeout_ms=200))
     history.at(0, RUNNING)
     history.at(1_000, TimeAdvanced())
-    history.at(1_100, *(SnapshotAcknowledged(C1, subtask, G1, "handle") for subtask in SUBTASKS))
+    history.at(1_100, *(CheckpointAcknowledged(C1, subtask, G1, "handle") for subtask in SUBTASKS))
     assert history.at(1_200, TimeAdvanced()) == []
 
 
@@ -776,8 +776,8 @@ def test_the_last_checkpoint_is_never_unaligned() -> None:
 # --- what was in flight
 
 
-def held(subtask: SubtaskId, in_flight_bytes: int, checkpoint: CheckpointId = C1) -> SnapshotAcknowledged:
-    return SnapshotAcknowledged(checkpoint, subtask, G1, "handle", in_flight_bytes)
+def held(subtask: SubtaskId, in_flight_bytes: int, checkpoint: CheckpointId = C1) -> CheckpointAcknowledged:
+    return CheckpointAcknowledged(checkpoint, subtask, G1, "handle", in_flight_bytes)
 
 
 def recorded(effects: list[CheckpointingEffect]) -> list[tuple[AbortCause | None, str]]:
@@ -816,12 +816,12 @@ def test_after_too_much_was_in_flight_the_next_checkpoint_is_aligned_and_the_one
     history = History(CheckpointConfig(interval_ms=1_000, aligned_timeout_ms=0))
     history.at(0, RUNNING)
     assert kinds(history.time(1_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"]
-    history.at(1_010, SnapshotDeclined(C1, K0, G1, "too much", AbortCause.OVER_BUDGET))
+    history.at(1_010, CheckpointDeclined(C1, K0, G1, "too much", AbortCause.OVER_BUDGET))
     assert kinds(history.time(2_000)) == ["TriggerCheckpoint"]
     assert history.machine.next_deadline_ms() == 62_000, "it waits for the snapshots, and for nothing else"
-    history.at(2_010, SnapshotDeclined(C2, K0, G1, "disk full"))
+    history.at(2_010, CheckpointDeclined(C2, K0, G1, "disk full"))
     assert kinds(history.time(3_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"]
-    history.at(3_010, SnapshotDeclined(C3, K0, G1, "disk full"))
+    history.at(3_010, CheckpointDeclined(C3, K0, G1, "disk full"))
     assert kinds(history.time(4_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"], (
         "only where too much was in flight"
     )

@@ -30,6 +30,7 @@ from flinkplus.protocol.vocabulary.events import (
     CancelRequested,
     CheckpointCompleted,
     CheckpointDropped,
+    CheckpointRestoreFailed,
     CommitAbandoned,
     FailoverStarted,
     FinalAbandoned,
@@ -40,7 +41,6 @@ from flinkplus.protocol.vocabulary.events import (
     LocalFailoverRefused,
     OutputDrained,
     OutputRetracted,
-    RestoreFailed,
     RetractionFailed,
     SlotDeployed,
     SlotLeft,
@@ -319,7 +319,7 @@ def test_what_is_said_of_a_dead_generation_has_no_effect() -> None:
     history = running(max_restarts=1)
     history.at(40, failed(G1), failed(G1), FinalAbandoned(G1, "x"))
     history.at(50, OutputDrained())
-    assert history.at(60, *deployed(G1), failed(G1), RestoreFailed(G1, ONE, "x"), OutputDrained()) == []
+    assert history.at(60, *deployed(G1), failed(G1), CheckpointRestoreFailed(G1, ONE, "x"), OutputDrained()) == []
     assert history.at(70, *deployed(G2), *deployed(G2)) == [StartSubtasks(G2), boom(1, "replay")]
 
 
@@ -480,19 +480,21 @@ def test_a_complete_checkpoint_ends_the_backoff() -> None:
 def test_a_corrupt_checkpoint_is_left_for_the_one_before_and_its_output_retracted() -> None:
     history = deploying(restore_from=TWO, available=(ONE, TWO), max_restarts=0)
     why = "checkpoint 2 cannot be restored: checksum"
-    assert history.at(20, RestoreFailed(G1, TWO, "checksum")) == [
+    assert history.at(20, CheckpointRestoreFailed(G1, TWO, "checksum")) == [
         phase(1, "detect", "restore", (), why),
         HaltSubtasks(G1),
         phase(1, "fence", "restore", (), why),
         RetractOutputAfter(ONE, why),
     ]
-    assert history.at(30, RestoreFailed(G1, TWO, "checksum"), OutputRetracted(TWO), CheckpointDropped(TWO)) == []
+    assert (
+        history.at(30, CheckpointRestoreFailed(G1, TWO, "checksum"), OutputRetracted(TWO), CheckpointDropped(TWO)) == []
+    )
     assert history.at(40, OutputRetracted(ONE)) == [
         phase(1, "restore", "restore", (), why),
         Deploy(G2, ONE, ASSIGNMENT),
     ]
     assert RetractOutputAfter(None, "checkpoint 1 cannot be restored: gone") in history.at(
-        50, RestoreFailed(G2, ONE, "gone")
+        50, CheckpointRestoreFailed(G2, ONE, "gone")
     )
     assert Deploy(G3, None, ASSIGNMENT) in history.at(60, OutputRetracted(None))
     assert history.at(70, *deployed(G3))[0] == StartSubtasks(G3)
@@ -500,7 +502,7 @@ def test_a_corrupt_checkpoint_is_left_for_the_one_before_and_its_output_retracte
 
 def test_numbers_of_abandoned_checkpoints_do_not_confuse_later_ones() -> None:
     history = deploying(restore_from=TWO, available=(ONE, TWO))
-    history.at(20, RestoreFailed(G1, TWO, "checksum"), OutputRetracted(ONE))
+    history.at(20, CheckpointRestoreFailed(G1, TWO, "checksum"), OutputRetracted(ONE))
     history.at(30, *deployed(G2))
     assert history.at(40, CheckpointCompleted(TWO)) == []
     assert history.machine.restore_from == ONE
@@ -517,7 +519,7 @@ def test_starting_with_an_older_checkpoint_retracts_what_came_after_it() -> None
 
 def test_output_that_cannot_be_retracted_ends_the_job() -> None:
     history = deploying(restore_from=ONE, available=(ONE,))
-    history.at(20, RestoreFailed(G1, ONE, "checksum"))
+    history.at(20, CheckpointRestoreFailed(G1, ONE, "checksum"))
     assert history.at(30, RetractionFailed(None, "read-only")) == [StopSlots()]
     (ended,) = history.at(40, SlotStopped(0), SlotStopped(1))
     assert ended == JobEnded(
@@ -527,7 +529,7 @@ def test_output_that_cannot_be_retracted_ends_the_job() -> None:
 
 def test_a_retraction_that_is_never_answered_ends_the_job() -> None:
     history = deploying(restore_from=ONE, available=(ONE,))
-    history.at(20, RestoreFailed(G1, ONE, "checksum"))
+    history.at(20, CheckpointRestoreFailed(G1, ONE, "checksum"))
     assert history.machine.next_deadline_ms() == 20_020
     assert history.time(20_020) == [StopSlots()]
 
@@ -537,7 +539,7 @@ def test_dropped_checkpoints_are_no_fallback_and_fallbacks_are_bounded() -> None
     history.at(30, *(CheckpointCompleted(CheckpointId(n)) for n in range(1, 4)), CheckpointDropped(TWO))
     history.at(40, failed(G1), OutputDrained())
     assert RetractOutputAfter(ONE, "checkpoint 3 cannot be restored: x") in history.at(
-        50, RestoreFailed(G2, THREE, "x")
+        50, CheckpointRestoreFailed(G2, THREE, "x")
     )
     other = running()
     other.at(30, *(CheckpointCompleted(CheckpointId(n)) for n in range(1, MAX_FALLBACKS + 50)))
@@ -662,7 +664,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         (PeerProtocolError, SlotDeployed(G2, 0)),
         (PeerProtocolError, failed(G2)),
         (PeerProtocolError, SubtaskFailed(G1, stranger, "x", None)),
-        (PeerProtocolError, RestoreFailed(G1, TWO, "x")),
+        (PeerProtocolError, CheckpointRestoreFailed(G1, TWO, "x")),
         (InvariantViolation, CheckpointCompleted(TWO)),
         (InvariantViolation, CheckpointDropped(ONE)),
     ]

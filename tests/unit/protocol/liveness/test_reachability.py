@@ -15,13 +15,13 @@ from flinkplus.protocol.liveness.reachability import (
     GiveSlotUp,
     JobRestarted,
     LetSlotJoin,
-    PeersSilent,
     Reachability,
     ReachabilityConfig,
     ReachabilityEffect,
     SetSlotAside,
     SlotCame,
     SlotGone,
+    SlotPeersUnreached,
     SlotsSeen,
     Standing,
 )
@@ -41,10 +41,10 @@ class Job:
         self.doubtful: set[int] = set()
 
     def say(self, slot: int, *peers: int) -> None:
-        assert self.machine.step(self.now_ms, PeersSilent(slot, peers)) == []
+        assert self.machine.step(self.now_ms, SlotPeersUnreached(slot, peers)) == []
 
     def blame(self, slot: int, *peers: int) -> None:
-        assert self.machine.step(self.now_ms, PeersSilent(slot, peers, peers)) == []
+        assert self.machine.step(self.now_ms, SlotPeersUnreached(slot, peers, peers)) == []
 
     def look(self) -> list[ReachabilityEffect]:
         """At the machine's next deadline."""

@@ -78,28 +78,28 @@ class Reported(Job):
         self.promoted()
 
 
-def acked(generation: int, subtask: str = "count[1]") -> control.SnapshotAcked:
-    return control.SnapshotAcked(generation, 1, subtask, HANDLE)
+def acked(generation: int, subtask: str = "count[1]") -> control.Acknowledged:
+    return control.Acknowledged(generation, 1, subtask, HANDLE)
 
 
 def test_what_a_subtask_says_is_of_the_deployment_to_the_other_machines() -> None:
     job = Reported()
     job.fail_over()
-    assert job.report(2, acked(2)) == [core.SnapshotAcknowledged(CheckpointId(1), C1, G1, HANDLE)]
-    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
-        core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
+    assert job.report(2, acked(2)) == [core.CheckpointAcknowledged(CheckpointId(1), C1, G1, HANDLE)]
+    assert job.report(2, control.Declined(2, 1, "count[1]", "full")) == [
+        core.CheckpointDeclined(CheckpointId(1), C1, G1, "full")
     ]
     handle = {"operator_state": {**HANDLE["operator_state"], "in_flight_bytes": 77}}
-    assert job.report(2, control.SnapshotAcked(2, 1, "count[1]", handle)) == [
-        core.SnapshotAcknowledged(CheckpointId(1), C1, G1, handle, 77)
+    assert job.report(2, control.Acknowledged(2, 1, "count[1]", handle)) == [
+        core.CheckpointAcknowledged(CheckpointId(1), C1, G1, handle, 77)
     ]
-    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "many", "over budget")) == [
-        core.SnapshotDeclined(CheckpointId(1), C1, G1, "many", AbortCause.OVER_BUDGET)
+    assert job.report(2, control.Declined(2, 1, "count[1]", "many", "over budget")) == [
+        core.CheckpointDeclined(CheckpointId(1), C1, G1, "many", AbortCause.OVER_BUDGET)
     ]
     with pytest.raises(PeerProtocolError, match="refused for the cause 'whim'"):
-        job.report(2, control.SnapshotRefused(2, 1, "count[1]", "no", "whim"))
-    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
-        core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
+        job.report(2, control.Declined(2, 1, "count[1]", "no", "whim"))
+    assert job.report(2, control.Declined(2, 1, "count[1]", "full")) == [
+        core.CheckpointDeclined(CheckpointId(1), C1, G1, "full")
     ]
     assert job.report(2, control.Exhausted(2, "lines[1]")) == [core.SourceExhausted(L1, G1)]
 
@@ -109,9 +109,9 @@ def test_what_a_replaced_subtask_says_has_no_effect() -> None:
     job.fail_over()
     for late in (
         acked(1),
-        control.SnapshotRefused(1, 1, "count[1]", "full"),
+        control.Declined(1, 1, "count[1]", "full"),
         control.Exhausted(1, "lines[1]"),
-        control.SubtaskFailure(1, "count[1]", "ValueError", "boom"),
+        control.Failed(1, "count[1]", "ValueError", "boom"),
     ):
         assert job.report(2, late) == []
     assert job.report(2, acked(1, "nobody[0]")) == []
@@ -119,7 +119,7 @@ def test_what_a_replaced_subtask_says_has_no_effect() -> None:
 
 def test_the_exception_of_a_subtask_is_handled_locally_while_the_job_runs() -> None:
     job = Reported()
-    (told,) = job.report(1, control.SubtaskFailure(1, "count[1]", "ValueError", "boom", time_s=1.0))
+    (told,) = job.report(1, control.Failed(1, "count[1]", "ValueError", "boom", time_s=1.0))
     assert isinstance(told, core.FailoverStarted)
     assert (told.kind, told.reason) == ("exception", "count[1]: boom")
     assert job.failovers.running
@@ -128,7 +128,7 @@ def test_the_exception_of_a_subtask_is_handled_locally_while_the_job_runs() -> N
 def test_the_exception_of_a_subtask_is_for_the_job_when_that_does_not_run() -> None:
     for job in (Reported(), Reported(standbys=False)):
         job.state = JobState.DEPLOYING
-        (told,) = job.report(1, control.SubtaskFailure(1, "count[1]", "ValueError", "boom"))
+        (told,) = job.report(1, control.Failed(1, "count[1]", "ValueError", "boom"))
         assert isinstance(told, core.SubtaskFailed)
         assert (told.generation, told.subtask, told.reason) == (G1, C1, "boom")
 
@@ -137,7 +137,7 @@ def test_the_exception_of_a_subtask_is_for_the_job_when_that_does_not_run() -> N
 def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> None:
     job = Reported(standbys)
     raised = UserFunctionError("poison", "poison[1]", "Row(n=5000)", "ValueError: no")
-    said = control.SubtaskFailure(
+    said = control.Failed(
         1, "count[1]", "UserFunctionError", str(raised), raised.operator, raised.row, 1.0, raised.cause
     )
     (told,) = job.report(1, said)
@@ -160,7 +160,7 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
 
 @pytest.mark.parametrize("kind", ["InputError", "NondeterministicOperator"])
 def test_other_errors_of_a_subtask_are_said_once_too(kind: str) -> None:
-    told, *_ = Reported().report(1, control.SubtaskFailure(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
+    told, *_ = Reported().report(1, control.Failed(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
     assert isinstance(told, core.FailoverStarted | core.LocalFailoverRefused)
     assert str(told.error) in told.reason
 
@@ -170,7 +170,7 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
     error: type[HistoryMismatch], conflicts: int
 ) -> None:
     job = Reported()
-    told = job.report(1, control.SubtaskFailure(1, "count[1]", error.__name__, "message 3", time_s=1.0))
+    told = job.report(1, control.Failed(1, "count[1]", error.__name__, "message 3", time_s=1.0))
     assert [type(event) for event in told] == [core.FailoverStarted, core.LocalFailoverRefused], "counted, then refused"
     assert all(type(event.error) is error for event in told if isinstance(event, core.FailoverStarted))
     assert job.failovers.counts["fallbacks"] == 1
@@ -222,7 +222,7 @@ def test_a_new_attempt_replaces_the_old_one_and_joins() -> None:
     assert [type(message) for connection, message in job.wires.sent if connection == 77] == [
         control.Welcome,
         control.Join,
-        control.Peers,
+        control.Connect,
     ]
 
 
@@ -343,17 +343,17 @@ def test_one_that_comes_back_from_there_joins_after_a_pause() -> None:
     job = Standing()
     job.unreached(1, slot2=1)
     job.look(0.2)
-    job.told(control.Peers)
+    job.told(control.Connect)
     register = control.Register(2, 1, 1002, "here", "here:22")
     job.reports.take(99, register)
-    assert job.told(control.Peers) == [], "not yet"
+    assert job.told(control.Connect) == [], "not yet"
     job.look(2.0)
-    (peers,) = job.told(control.Peers, 1)
+    (peers,) = job.told(control.Connect, 1)
     assert sorted(peers.addresses) == ["0", "1", "2"]
     job.unreached(1, slot2=2)
     job.look(0.2)
     assert job.is_there(2), "it has not joined, so it has nothing to lose"
-    (peers,) = job.told(control.Peers, 1)
+    (peers,) = job.told(control.Connect, 1)
     assert sorted(peers.addresses) == ["0", "1"]
 
 
@@ -369,7 +369,7 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
         control.Register(1, 0, 17, "elsewhere", "elsewhere:1"),
         control.Heartbeat(1, {}, 5, 2),
         control.Exhausted(1, "no subtask"),
-        control.SnapshotRefused(1, 1, "count[\u00b2]", ""),
+        control.Declined(1, 1, "count[\u00b2]", ""),
     ]
     for message in said:
         coordinator.turn(ControlArrived(1, message, 0.0), None)

@@ -138,7 +138,7 @@ class Cluster:
         self.acks: dict[int, dict[str, dict[str, Any]]] = {0: {}}
         self.staged: dict[tuple[str, int], set[int]] = {}
         self.exhausted: set[str] = set()
-        self.failures: list[control.SubtaskFailure] = []
+        self.failures: list[control.Failed] = []
 
     # --- wiring
 
@@ -209,14 +209,14 @@ class Cluster:
             heard.append(self.heard.popleft())
         for slot, message in heard:
             match message:
-                case control.SnapshotAcked(generation, checkpoint, subtask, handle):
+                case control.Acknowledged(generation, checkpoint, subtask, handle):
                     if generation == self.generations[_id(subtask)]:
                         self.acks.setdefault(checkpoint, {})[subtask] = handle
-                case control.VersionStaged(_, subtask, version):
+                case control.Staged(_, subtask, version):
                     self.staged.setdefault((subtask, slot), set()).add(version)
                 case control.Exhausted(_, subtask):
                     self.exhausted.add(subtask)
-                case control.SubtaskFailure():
+                case control.Failed():
                     self.failures.append(message)
                 case _:
                     pass
@@ -370,7 +370,7 @@ class Cluster:
         names = {str(s): at for s, at in self.assignment.items()}
         slot._obey(control.Join(1, names, {str(s): g for s, g in self.generations.items()}))
         for other in self.slots.values():
-            other._obey(control.Peers(1, self.addresses()))
+            other._obey(control.Connect(1, self.addresses()))
         for subtask in self.subtasks:
             if index not in self.members[subtask] and len(self.members[subtask]) < 3:
                 self.members[subtask] = (*self.members[subtask], index)

@@ -11,7 +11,7 @@ from flinkplus.config import Options
 from flinkplus.errors import CommandRefused, ConfigurationError
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.commands.operations import Inject, Operations
+from flinkplus.runtime.coordinator.commands.operations import InjectCommand, Operations
 from flinkplus.runtime.coordinator.record.status import chains_of, slots_of, subtasks_of
 from flinkplus.runtime.operations.commands import Body, Commands, decode_reply, encode_request
 from tests.unit.runtime.coordinator.failover_job import C0, C1, C2, L0, L1
@@ -57,7 +57,7 @@ class Shell:
 
     def inject(self, fault: str, target: str, **settings: Any) -> Body:
         """The answer, when there is one at once."""
-        self.commands.obey(encode_request(Inject(fault, target, **settings)), self.replies.append)
+        self.commands.obey(encode_request(InjectCommand(fault, target, **settings)), self.replies.append)
         return decode_reply(self.replies.pop())
 
     def told(self) -> list[tuple[int, control.Inject]]:
@@ -130,7 +130,7 @@ def test_nobody_is_cut_off_from_itself(target: str, peers: list[str]) -> None:
 
 def test_a_cut_whose_target_has_moved_to_its_peer_is_refused_when_it_is_time() -> None:
     shell = Shell()
-    request = Inject("cut", "count:1", at_s=100.0, peers=["slot-2"])
+    request = InjectCommand("cut", "count:1", at_s=100.0, peers=["slot-2"])
     shell.commands.obey(encode_request(request), shell.replies.append)
     shell.job.deployment.assignment = {**shell.job.deployment.assignment, C1: 2}
     shell.later[0][1]()
@@ -166,7 +166,7 @@ def test_a_job_may_take_no_injections_and_grpc_cannot_be_cut() -> None:
 
 def test_when_it_is_time_the_target_is_looked_for_again() -> None:
     shell = Shell()
-    request = encode_request(Inject("exception", "count:1", at_s=5.0))
+    request = encode_request(InjectCommand("exception", "count:1", at_s=5.0))
     later = shell.commands.obey(request, shell.replies.append)
     ((delay_s, strike),) = shell.later
     assert 4 < delay_s <= 5 and not later.done and shell.told() == []
@@ -182,7 +182,7 @@ def test_when_it_is_time_the_target_is_looked_for_again() -> None:
 
 def test_who_has_gone_before_it_was_time_hurts_nobody() -> None:
     shell = Shell()
-    later = shell.commands.obey(encode_request(Inject("kill", "slot-0", at_s=5.0)), shell.replies.append)
+    later = shell.commands.obey(encode_request(InjectCommand("kill", "slot-0", at_s=5.0)), shell.replies.append)
     later.wanted = False
     shell.later[0][1]()
     assert shell.killed == []

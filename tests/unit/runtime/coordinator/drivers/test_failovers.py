@@ -225,14 +225,14 @@ def test_a_slot_that_comes_back_joins_when_all_are_connected() -> None:
     (join,) = job.told(control.Join)
     assert join.generations["count[1]"] == 2
     assert join.assignment["count[1]"] == 2
-    peers = job.told(control.Peers)
+    peers = job.told(control.Connect)
     assert [sorted(message.addresses) for message in peers] == [["0", "1", "2"]] * 3
     assert peers[0].addresses["1"] == [2, "here:1"]
     for slot in (0, 1):
-        job.say(slot, control.PeersReady(peers[0].serial))
-        job.say(slot, control.PeersReady(peers[0].serial - 1))
+        job.say(slot, control.Connected(peers[0].serial))
+        job.say(slot, control.Connected(peers[0].serial - 1))
     assert job.told(control.Chains) == []
-    job.say(2, control.PeersReady(peers[0].serial))
+    job.say(2, control.Connected(peers[0].serial))
     assert job.told(control.Chains)[0].chains["count[1]"] == [2, [2, 1]]
     assert len(job.told(control.Join, 1)) == 1  # once more: it may have changed meanwhile
 
@@ -244,14 +244,14 @@ def test_a_slot_lost_while_another_joins_is_not_waited_for() -> None:
     job.fence()
     job.promoted()
     job.failovers.registered(job.register(1))
-    (first, *_) = job.told(control.Peers)
+    (first, *_) = job.told(control.Connect)
     job.lose(0)
-    (second, third) = job.told(control.Peers)
+    (second, third) = job.told(control.Connect)
     assert second.serial == third.serial > first.serial
     assert sorted(second.addresses) == ["1", "2"]
-    job.say(1, control.PeersReady(second.serial))
+    job.say(1, control.Connected(second.serial))
     assert job.told(control.Join, 1)
-    job.say(2, control.PeersReady(second.serial))
+    job.say(2, control.Connected(second.serial))
     assert job.told(control.Join, 1)
 
 

@@ -121,9 +121,9 @@ def test_a_deployment_that_nobody_would_take_ends_the_job_and_takes_nothing_back
 
 
 def test_a_message_that_is_too_large_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = control.SnapshotAcked(1, 1, "count[0]", {"operator_state": {"saved": "x" * 100}})
+    message = control.Acknowledged(1, 1, "count[0]", {"operator_state": {"saved": "x" * 100}})
     monkeypatch.setattr(control, "MAX_BYTES", len(control.encode(message)))
     assert control.decode(control.encode(message)) == message
     monkeypatch.setattr(control, "MAX_BYTES", control.MAX_BYTES - 1)
-    with pytest.raises(ControlMessageTooLarge, match=r"SnapshotAcked would take \d+ bytes; the maximum is \d+"):
+    with pytest.raises(ControlMessageTooLarge, match=r"Acknowledged would take \d+ bytes; the maximum is \d+"):
         control.encode(message)

@@ -85,9 +85,9 @@ class World:
 
     def connect(self) -> None:
         """Everybody answers the newest call."""
-        calls = [message for _, message in self.job.wires.sent if isinstance(message, control.Peers)]
+        calls = [message for _, message in self.job.wires.sent if isinstance(message, control.Connect)]
         for member in self.job.members.all():
-            self.job.failovers.take(member, control.PeersReady(calls[-1].serial))
+            self.job.failovers.take(member, control.Connected(calls[-1].serial))
 
     def stage(self) -> None:
         """All standbys have what there is."""
@@ -95,7 +95,7 @@ class World:
             for slot in slots[1:]:
                 member = self.job.members.get(slot)
                 assert member is not None
-                self.job.failovers.take(member, control.VersionStaged(1, str(subtask), 0))
+                self.job.failovers.take(member, control.Staged(1, str(subtask), 0))
         self.spares.look()
 
     @property
@@ -143,7 +143,7 @@ def test_they_end_when_nothing_is_on_them_and_cost_no_failure() -> None:
     world.stage()
     assert world.cluster.ended == {3: ENDING_S, 4: ENDING_S}
     assert [connection for connection, message in world.job.wires.sent if message == control.Stop()] == [40, 50]
-    peers = [message for _, message in world.job.wires.sent if isinstance(message, control.Peers)][-1]
+    peers = [message for _, message in world.job.wires.sent if isinstance(message, control.Connect)][-1]
     assert sorted(peers.addresses) == ["0", "1", "2"], "nobody tries to reach them any more"
     assert (move.status, move.left) == ("under_way", ["slot-3", "slot-4"])
     world.cluster.over(3, 4)

@@ -77,7 +77,7 @@ def test_a_small_snapshot_does_not_pass_a_large_one_that_is_still_being_packed()
         subtask.receive(Message(Kind.BARRIER, channel, Generation(1), Seq(seq), checkpoint), None)
 
     def acknowledged() -> list[int]:
-        return [message.checkpoint for message in told if isinstance(message, control.SnapshotAcked)]
+        return [message.checkpoint for message in told if isinstance(message, control.Acknowledged)]
 
     subtask.overtake(ONE)
     barrier(here, 0, ONE)
