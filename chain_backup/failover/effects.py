@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from flinkplus.protocol.vocabulary.effects import EvictSlot
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 
 FailoverKind: TypeAlias = Literal["slot", "exception", "handover"]
@@ -79,15 +80,6 @@ class ReplaceInCheckpoints:
     take them again, and sources among them must be triggered again."""
 
     subtasks: tuple[tuple[SubtaskId, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EvictSlot:
-    """The process of ``slot`` does not answer: end it by whatever means, so that Spark starts another one. It counts as
-    lost already."""
-
-    slot: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What can happen to the machine of local failover: events, in the past tense.
 
 Rules: frozen data; an answer carries the attempt, the slot and the generation that tell a late, doubled or old one
-apart. ``error`` is opaque. A *version* is the number of the checkpoint that it was taken for; 0 is the empty start.
+apart. An event that other machines take, too, is defined with theirs. A *version* is the number of the checkpoint that
+it was taken for; 0 is the empty start.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from chain_backup.failover.recovery_line import Cursors
-from flinkplus.protocol.vocabulary.events import JobInterrupted, TimeAdvanced
+from flinkplus.protocol.vocabulary.events import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    JobInterrupted,
+    SlotLost,
+    SubtaskFailed,
+    TimeAdvanced,
+)
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
 
 # ------------------------------------------------------------------------------------------- the job and its slots
@@ -31,32 +39,12 @@ class JobStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLost:
-    """The process of ``slot`` is gone, or nobody will listen to it any more."""
-
-    slot: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class SlotJoined:
     """A new process took the place of ``slot``, after its ``SlotLost``, or of a spare slot that nobody has heard of
     before; there are data streams to and from it."""
 
     slot: int
     host: str
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskFailed:
-    """The head of ``subtask`` threw; its slot lives. ``error`` is what the user should see if this ends the job.
-    ``deterministic``: not because what it does, or receives, contradicts what its predecessor did or received."""
-
-    subtask: SubtaskId
-    generation: Generation
-    reason: str
-    error: object = None
-    deterministic: bool = True
 
 
 # ------------------------------------------------------------------------------------------------------ planned moves
@@ -121,16 +109,6 @@ class VersionStaged:
     subtask: SubtaskId
     slot: int
     generation: Generation
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointCompleted:
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointAborted:
     version: int
 
 

@@ -58,7 +58,6 @@ from chain_backup.failover.chains import Chain, ChainTable
 from chain_backup.failover.checks import EventCheck
 from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
-    EvictSlot,
     FailoverDone,
     FailoverEffect,
     FailoverKind,
@@ -100,6 +99,7 @@ from chain_backup.failover.placement import PlacementError, Strategy, spread
 from chain_backup.failover.plans import Plans, Request
 from chain_backup.failover.recovery_line import NoLine, provable
 from chain_backup.failover.topology import Topology
+from flinkplus.protocol.vocabulary.effects import EvictSlot
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
 
 HANDOVER_PAUSE = 10
@@ -319,7 +319,7 @@ class FailoverProtocol:
                 return []
             case JobInterrupted():
                 return self._stop("the job was interrupted")
-            case SlotLost(slot, reason):
+            case SlotLost(slot, _, reason):
                 return self._on_slots_lost(now_ms, [slot], f"slot {slot}: {reason}")
             case SlotJoined(slot, host):
                 return self._on_joined(slot, host)
@@ -754,5 +754,5 @@ class FailoverProtocol:
         late = list(attempt.awaited)
         reason = f"not fenced within {self._config.fence_timeout_ms} ms"
         where = ", ".join(str(slot) for slot in late)
-        evictions: list[FailoverEffect] = [EvictSlot(slot, reason) for slot in late]
+        evictions: list[FailoverEffect] = [EvictSlot(slot, None, reason) for slot in late]
         return evictions + self._on_slots_lost(now_ms, late, f"slots {where}: {reason}")

@@ -255,7 +255,7 @@ class _Job(Timed):
         for slot in (0, 1):
             yield from self._moves_of(slot, state, generation)
         if state in (JobState.DEPLOYING, JobState.RUNNING) and self.may("SubtaskFailed"):
-            yield Move("subtask failed", events.SubtaskFailed(generation, COUNT, "reason", None))
+            yield Move("subtask failed", events.SubtaskFailed(COUNT, generation, "reason"))
         restore = self.machine.restore_from
         if state is JobState.DEPLOYING and restore is not None and self.may("CheckpointRestoreFailed"):
             yield Move("checkpoint is corrupt", events.CheckpointRestoreFailed(generation, restore, "reason"))
@@ -358,7 +358,7 @@ class _Failover(Timed):
         hosts = tuple((slot, f"host{slot}") for slot in range(slots))
         self.tell(chain_events.JobStarted(Generation(1), 0, (), hosts))
         if returned:
-            self.do(chain_events.SlotLost(0, "reason"))
+            self.do(chain_events.SlotLost(0, 1, "reason"))
             while self._owed:
                 self.do(self._owed[0])
             self.do(chain_events.SlotJoined(0, "host0"))
@@ -398,7 +398,7 @@ class _Failover(Timed):
                 yield Move("promotion failed", failed)
         if self.may("SlotLost"):
             for slot in self._living():
-                yield Move("slot lost", chain_events.SlotLost(slot, "reason"))
+                yield Move("slot lost", chain_events.SlotLost(slot, 1, "reason"))
         if self.may("SlotJoined"):
             for slot in [slot for slot, alive in enumerate(self._alive) if not alive]:
                 yield Move("slot joined", chain_events.SlotJoined(slot, f"host{slot}"))
@@ -408,7 +408,7 @@ class _Failover(Timed):
                 yield Move("subtask failed", threw)
                 yield Move("subtask repeats other things", replace(threw, deterministic=False))
         if self.may("CheckpointCompleted") and not self.machine.active:
-            yield Move("checkpoint completed", chain_events.CheckpointCompleted(self._version + 1))
+            yield Move("checkpoint completed", chain_events.CheckpointCompleted(CheckpointId(self._version + 1)))
 
     def _living(self) -> list[int]:
         return [slot for slot, alive in enumerate(self._alive) if alive]
@@ -461,7 +461,7 @@ class _Failover(Timed):
                     self._owed += [chain_events.SlotFenced(attempt, slot, ()) for slot in slots]
                 case chain_effects.PromoteStandbys(attempt, _, slot):
                     self._owed.append(chain_events.StandbysPromoted(attempt, slot))
-                case chain_effects.EvictSlot(slot):
+                case effects.EvictSlot(slot):
                     self._alive[slot] = False
             ordered.append(effect)
         self._owed = [answer for answer in self._owed if self._counts(answer)]

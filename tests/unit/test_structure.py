@@ -53,21 +53,16 @@ LARGE_CLASSES = {
     "SubtaskSteps": 101,
 }
 SHARED_NAMES = {
-    "CheckpointAborted": 2,
-    "CheckpointCompleted": 2,
     "CommitAbandoned": 2,
     "Cursors": 2,
     "Deploy": 2,
     "DrainRequested": 2,
-    "EvictSlot": 2,
     "Kind": 2,
     "Member": 3,
     "Sink": 2,
-    "SlotLost": 2,
     "Source": 2,
     "Start": 2,
     "Step": 2,
-    "SubtaskFailed": 2,
     "Block": 2,
 }
 """Classes of one name in two modules or more."""

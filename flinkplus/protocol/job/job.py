@@ -327,7 +327,7 @@ class JobProtocol:
         if not self._is_current(event.generation):
             return []
         match event:
-            case SubtaskFailed(_, subtask, reason, error):
+            case SubtaskFailed(subtask, _, reason, error):
                 if all(subtask != known for known, _ in self._assignment):
                     raise PeerProtocolError(f"{subtask} failed, but it is not a subtask of the job")
                 return self._fail(now_ms, _Failure("exception", (subtask,), f"{subtask}: {reason}"), error)

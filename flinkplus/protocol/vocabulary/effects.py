@@ -358,10 +358,11 @@ class StartSubtasks:
 
 @dataclass(frozen=True, slots=True)
 class EvictSlot:
-    """The process of ``slot`` does not answer: end it by any means, so that its keeper starts another one."""
+    """The process of ``slot`` does not answer: end it by any means, so that another one starts. ``incarnation``: only
+    that process; None: the present one, which counts as lost already."""
 
     slot: int
-    incarnation: int
+    incarnation: int | None
     reason: str
 
 

@@ -226,6 +226,8 @@ class SlotStartFailed:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
+    """The process of ``slot`` is gone, or nothing that it sends is taken any more."""
+
     slot: int
     incarnation: int
     reason: str
@@ -311,12 +313,14 @@ class SpareTaken:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskFailed:
-    """A subtask threw; ``error`` is what the user should see if this ends the job."""
+    """A subtask threw; its slot lives. ``error`` is what the user should see if this ends the job. ``deterministic``:
+    not because what it does, or receives, contradicts what its predecessor did or received."""
 
-    generation: Generation
     subtask: SubtaskId
+    generation: Generation
     reason: str
-    error: object
+    error: object = None
+    deterministic: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +334,8 @@ class CheckpointRestoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
+    """``checkpoint`` is complete, and stays so."""
+
     checkpoint: CheckpointId
 
 

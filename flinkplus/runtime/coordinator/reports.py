@@ -160,4 +160,4 @@ class Reports:
             self._failovers.subtask_failed(subtask, Generation(failure.generation), failure.reason, error)
         else:
             generation = self._deployment.generation
-            self._machines.step_job(events.SubtaskFailed(generation, subtask, failure.reason, error))
+            self._machines.step_job(events.SubtaskFailed(subtask, generation, failure.reason, error))

@@ -486,7 +486,7 @@ class Cluster:
             process = rng.choice(victims)
             if process.subtasks:
                 subtask = rng.choice(list(process.subtasks.values()))
-                process.tell(event.SubtaskFailed(subtask.generation, subtask.id, "boom", None))
+                process.tell(event.SubtaskFailed(subtask.id, subtask.generation, "boom"))
                 subtask.running = False
         elif choice < 0.3:
             self.inbox.append(event.CheckpointRequested())

@@ -24,7 +24,7 @@ from chain_backup.failover.recovery_line import Cursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ControlMessageTooLarge, HistoryMismatch
 from flinkplus.protocol.vocabulary import events as core
-from flinkplus.protocol.vocabulary.effects import FailureKind, JobState
+from flinkplus.protocol.vocabulary.effects import EvictSlot, FailureKind, JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
@@ -219,7 +219,7 @@ class Failovers:
             self._machines.step_job(self._loss_of(member.slot, reason))
         self._machines.step_job(core.SlotLeft(member.slot, member.incarnation, reason))
         if matters:
-            self.step(events.SlotLost(member.slot, reason))
+            self.step(events.SlotLost(member.slot, member.incarnation, reason))
         self._joining.lost(member.slot)
 
     def _loss_of(self, slot: int, reason: str) -> core.FailoverStarted:
@@ -385,7 +385,7 @@ class Failovers:
                 pass  # said above
             case effects.FallBack(kind, subtasks, reason, error):
                 self._fall_back(kind, subtasks, reason, error)
-            case effects.EvictSlot(slot, reason):
+            case EvictSlot(slot, _, reason):
                 member = self._dispatch.members.get(slot)
                 if member is not None:
                     self._evict(member, reason)

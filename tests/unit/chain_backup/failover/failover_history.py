@@ -16,6 +16,7 @@ from chain_backup.failover.effects import (
     WriteRecords,
 )
 from chain_backup.failover.events import (
+    CheckpointAborted,
     CheckpointCompleted,
     FailoverEvent,
     HeadPersisted,
@@ -29,7 +30,7 @@ from chain_backup.failover.events import (
 from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
 from chain_backup.failover.recovery_line import Cursors
 from chain_backup.failover.topology import Topology
-from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 
 E = TypeVar("E")
 
@@ -46,6 +47,14 @@ def cursors_of(subtask: SubtaskId, version: int, topology: Topology) -> Cursors:
         inputs=dict.fromkeys(topology.inputs(subtask), version * PER_VERSION),
         outputs=dict.fromkeys(topology.outputs(subtask), sent),
     )
+
+
+def completed(version: int) -> CheckpointCompleted:
+    return CheckpointCompleted(CheckpointId(version))
+
+
+def aborted(version: int) -> CheckpointAborted:
+    return CheckpointAborted(CheckpointId(version))
 
 
 class History:
@@ -112,7 +121,7 @@ class History:
 
     def checkpoint(self, version: int) -> list[FailoverEffect]:
         """The whole of it, in the usual order: persisted, complete, staged. Stops when a handover begins."""
-        effects = self.at(self.now_ms, *self.persisted(version), CheckpointCompleted(version))
+        effects = self.at(self.now_ms, *self.persisted(version), completed(version))
         for event in self.staged(version):
             effects += self.at(self.now_ms, event)
         return effects

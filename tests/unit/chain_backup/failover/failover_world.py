@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chain_backup.failover.effects import (
-    EvictSlot,
     FailoverDone,
     FailoverEffect,
     FailoverPhase,
@@ -61,7 +60,8 @@ from chain_backup.failover.events import (
 from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
 from chain_backup.failover.recovery_line import Cursors
 from chain_backup.failover.topology import Topology
-from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 
 Choice = tuple[Any, ...]
 Content = tuple[str, int]
@@ -351,12 +351,12 @@ class World:
             return
         version, self.pending = self.pending, 0
         if tell and not self.finishing and self.random.random() < 0.05:
-            self.event(CheckpointAborted(version))
+            self.event(CheckpointAborted(CheckpointId(version)))
             return
         self.complete = version
         self.committed = {subtask: self.durable[subtask, version] for subtask in self.topology.subtasks}
         if tell:
-            self.event(CheckpointCompleted(version))
+            self.event(CheckpointCompleted(CheckpointId(version)))
 
     def trim(self, version: int) -> None:
         assert version <= self.complete
@@ -600,7 +600,7 @@ class World:
         if self.alive[slot]:
             self.alive[slot] = False
             self.outbound[slot].clear()
-            self.event(SlotLost(slot, "lost"))
+            self.event(SlotLost(slot, 1, "lost"))
 
     def restart(self, slot: int) -> None:
         if self.alive[slot] or not self.machine.heads:

@@ -19,7 +19,6 @@ from chain_backup.failover.effects import (
     WriteRecords,
 )
 from chain_backup.failover.events import (
-    CheckpointCompleted,
     FailoverEvent,
     RecordsRefused,
     RecordsWritten,
@@ -31,7 +30,16 @@ from chain_backup.failover.events import (
     VersionStaged,
 )
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
-from tests.unit.chain_backup.failover.failover_history import History, of, only, phase, phases, record, without_phases
+from tests.unit.chain_backup.failover.failover_history import (
+    History,
+    completed,
+    of,
+    only,
+    phase,
+    phases,
+    record,
+    without_phases,
+)
 
 L0, L1, L2, L3 = (SubtaskId("lines", index) for index in range(4))
 C0, C1, C2, C3 = (SubtaskId("count", index) for index in range(4))
@@ -45,7 +53,7 @@ def running(**options: int | bool | None) -> History:
 
 
 def lost(slot: int) -> SlotLost:
-    return SlotLost(slot, "SIGKILL")
+    return SlotLost(slot, 1, "SIGKILL")
 
 
 def threw(subtask: SubtaskId, generation: int) -> SubtaskFailed:
@@ -354,7 +362,7 @@ def test_a_checkpoint_that_completes_before_the_line_is_known_is_the_line() -> N
     history = running()
     acknowledged = history.persisted(2)
     written = history.write(history.at(100, lost(1)))
-    assert history.at(102, *acknowledged, CheckpointCompleted(2)) == []
+    assert history.at(102, *acknowledged, completed(2)) == []
     restored = history.at(103, *history.fenced(written, 20))
     assert only(PromoteStandbys, restored).subtasks == ((C1, 2), (L1, 2)), "from the durable store, if need be"
     assert only(ReplaceInCheckpoints, restored).subtasks == ((C1, 2), (L1, 2))
@@ -366,7 +374,7 @@ def test_a_checkpoint_that_completes_after_the_line_is_known_was_acknowledged_an
     history.at(99, *history.persisted(2, *others))
     restored = history.fence(history.at(100, lost(1)), 15)
     assert only(ReplaceInCheckpoints, restored).subtasks == ((C1, 1), (L1, 1))
-    assert history.at(105, *history.persisted(2, C1, L1), CheckpointCompleted(2)) == []
+    assert history.at(105, *history.persisted(2, C1, L1), completed(2)) == []
     assert history.promote(restored)[1] == FailoverDone(1)
     effects = history.at(110, *history.staged(2))
     assert effects[0] == TrimLogs(2)
@@ -377,7 +385,7 @@ def test_a_completed_checkpoint_forgives_an_exception_even_in_the_middle_of_a_fa
     finish(history, history.at(100, threw(C1, 1)))
     acknowledged = history.persisted(2)
     effects = history.at(200, lost(0))
-    history.at(201, *acknowledged, CheckpointCompleted(2))
+    history.at(201, *acknowledged, completed(2))
     finish(history, effects)
     assert not of(FallBack, history.at(300, threw(C1, 2)))
 

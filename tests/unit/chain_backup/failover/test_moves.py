@@ -17,7 +17,6 @@ from chain_backup.failover.effects import (
     PromoteStandbys,
 )
 from chain_backup.failover.events import (
-    CheckpointCompleted,
     DrainRequested,
     JobInterrupted,
     JobStarted,
@@ -35,7 +34,7 @@ from chain_backup.failover.placement import PlacementError
 from chain_backup.failover.plans import with_wish
 from flinkplus.errors import InvariantViolation, PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
-from tests.unit.chain_backup.failover.failover_history import History, of, only
+from tests.unit.chain_backup.failover.failover_history import History, completed, of, only
 
 L0, L1, L2, L3 = (SubtaskId("lines", index) for index in range(4))
 C0, C1, C2, C3 = (SubtaskId("count", index) for index in range(4))
@@ -100,7 +99,7 @@ def test_a_moved_subtask_is_at_home_where_it_is() -> None:
     go_on(history, 2)
     for version in (3, 4):
         assert of(FenceSlots, go_on(history, version)) == []
-    history.recover(history.at(900, SlotLost(3, "SIGKILL")))
+    history.recover(history.at(900, SlotLost(3, 1, "SIGKILL")))
     assert history.machine.heads[C0] in (1, 2)
     history.at(1_000, SlotJoined(3, "host3"))
     history.at(1_000, *history.staged(4))
@@ -143,7 +142,7 @@ def test_a_move_that_a_drain_cancels_leaves_the_home_that_was_there(host: str) -
     else:
         assert (2, "cancelled") not in reports(effects)
         assert plans.of(C0)[0] == 2, "it is on its way elsewhere"
-        cancelled = history.at(history.now_ms, SlotLost(2, "SIGKILL"))
+        cancelled = history.at(history.now_ms, SlotLost(2, 1, "SIGKILL"))
         assert (2, "cancelled") in reports(cancelled)
         assert plans.of(C0)[0] == 0, "where it was before cannot be its home"
 
@@ -158,7 +157,7 @@ def test_a_drain_takes_the_home_that_a_move_has_given() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     history = running()
-    history.recover(history.at(100, SlotLost(1, "SIGKILL")))
+    history.recover(history.at(100, SlotLost(1, 1, "SIGKILL")))
     history.at(200, DrainRequested(1, "host2", force=True))
     for subtask, slot, told in (
         (C0, 4, "slot 4 does not exist"),
@@ -185,7 +184,7 @@ def test_a_move_ends_with_its_slot(joined: bool) -> None:
     move(history, C0, 3)
     if joined:
         history.at(history.now_ms, *history.staged(1, C0))
-    effects = history.at(200, SlotLost(3, "SIGKILL"))
+    effects = history.at(200, SlotLost(3, 1, "SIGKILL"))
     assert of(MoveReported, effects) == [MoveReported(1, "cancelled", "slot 3 was lost")]
     history.recover(effects)
     history.at(300, SlotJoined(3, "host3"))
@@ -196,7 +195,7 @@ def test_a_move_ends_with_its_slot(joined: bool) -> None:
 def test_a_move_outlives_the_failure_of_others() -> None:
     history = running()
     move(history, C0, 3)
-    history.recover(history.at(200, SlotLost(1, "SIGKILL")))
+    history.recover(history.at(200, SlotLost(1, 1, "SIGKILL")))
     history.at(250, SlotJoined(1, "host1"))
     history.at(250, *history.staged(1))
     done = [report for version in (2, 3, 4) for report in reports(go_on(history, version))]
@@ -259,7 +258,7 @@ def test_a_rollback_ends_moves_and_forgets_those_that_were_made() -> None:
 def test_a_local_failover_that_is_given_up_ends_moves_first() -> None:
     history = running(replicas=2)
     move(history, C0, 3)
-    effects = history.at(200, SlotLost(1, "x"), SlotLost(2, "x"))
+    effects = history.at(200, SlotLost(1, 1, "x"), SlotLost(2, 1, "x"))
     assert reports(effects) == [(1, "cancelled")]
     assert [type(effect) for effect in effects if isinstance(effect, MoveReported | FallBack)] == [
         MoveReported,
@@ -348,7 +347,7 @@ def test_a_host_is_emptied_and_no_chain_gets_shorter() -> None:
 
 def test_a_drain_is_answered_at_once_also_while_something_fails_over() -> None:
     history = running()
-    effects = history.at(100, SlotLost(1, "SIGKILL"))
+    effects = history.at(100, SlotLost(1, 1, "SIGKILL"))
     assert reports(drained(history, "host3")) == [(1, "under_way")]
     history.recover(effects)
     assert 3 in history.machine.heads.values()
@@ -357,7 +356,7 @@ def test_a_drain_is_answered_at_once_also_while_something_fails_over() -> None:
 def test_a_head_waits_until_whoever_takes_its_place_in_the_chain_has_caught_up() -> None:
     history = running()
     drained(history, "host3")
-    history.at(history.now_ms, *history.persisted(2), CheckpointCompleted(2))
+    history.at(history.now_ms, *history.persisted(2), completed(2))
     late = [event for event in history.staged(2) if event == VersionStaged(C3, 2, G1, 2)]
     for event in history.staged(2):
         if event not in late:
@@ -372,8 +371,8 @@ def test_a_drained_host_gets_nothing_whatever_happens() -> None:
     drained(history, "host3", force=True)
     history.at(history.now_ms, *history.staged(1))
     go_on(history, 2)
-    history.recover(history.at(500, SlotLost(1, "SIGKILL")))
-    history.at(510, SlotLost(3, "SIGKILL"), SlotJoined(3, "host3"))
+    history.recover(history.at(500, SlotLost(1, 1, "SIGKILL")))
+    history.at(510, SlotLost(3, 1, "SIGKILL"), SlotJoined(3, "host3"))
     assert all(3 not in members for members in history.machine.chains.values())
     history.at(600, JobInterrupted())
     history.started(version=2, generation=9)
@@ -413,7 +412,7 @@ def test_a_drain_that_would_make_chains_shorter_must_be_forced() -> None:
 
 def test_a_forced_drain_does_not_wait_for_slots_that_are_away() -> None:
     history = running()
-    history.recover(history.at(100, SlotLost(0, "SIGKILL")))
+    history.recover(history.at(100, SlotLost(0, 1, "SIGKILL")))
     history.at(history.now_ms, *history.staged(1))
     drained(history, "host3")
     history.at(history.now_ms, *history.staged(1))
@@ -461,7 +460,7 @@ def test_heads_of_drained_hosts_are_evened_out_over_slots_and_then_over_hosts() 
 
 def test_a_slot_that_comes_back_on_another_host_shares_it_with_nobody_of_its_chains() -> None:
     history = running(replicas=2)  # (0, 1), (1, 2), (2, 3), (3, 0)
-    history.recover(history.at(100, SlotLost(1, "SIGKILL")))
+    history.recover(history.at(100, SlotLost(1, 1, "SIGKILL")))
     history.at(200, SlotJoined(1, "host2"))
     for version in (2, 3, 4):
         history.at(history.now_ms, *history.staged(version - 1))
@@ -482,6 +481,6 @@ def test_a_strategy_that_cannot_place_a_slot_that_comes_back_changes_nothing() -
     machine = FailoverProtocol(History().topology, 4, FailoverConfig(replicas=2), picky)
     machine.step(0, JobStarted(G1, 0, (), tuple((slot, f"host{slot}") for slot in range(4))))
     before = machine.chains
-    machine.step(1, SlotLost(3, "x"))
+    machine.step(1, SlotLost(3, 1, "x"))
     machine.step(2, SlotJoined(3, "elsewhere"))
     assert [machine._plans.of(subtask)[0] for subtask in before] == [members[0] for members in before.values()]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 
 from chain_backup.failover.effects import (
-    EvictSlot,
     FailoverDone,
     FailureTakenOn,
     FallBack,
@@ -20,7 +19,6 @@ from chain_backup.failover.effects import (
     WriteRecords,
 )
 from chain_backup.failover.events import (
-    CheckpointCompleted,
     RecordsRefused,
     RecordsWritten,
     SlotJoined,
@@ -30,11 +28,13 @@ from chain_backup.failover.events import (
     SubtaskFailed,
 )
 from chain_backup.failover.topology import Topology
+from flinkplus.protocol.vocabulary.effects import EvictSlot
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from tests.unit.chain_backup.failover.failover_history import (
     THREE_STAGES,
     TWO_STAGES,
     History,
+    completed,
     of,
     only,
     phase,
@@ -55,7 +55,7 @@ def running(topology: Topology = TWO_STAGES, /, version: int = 0, **options: int
 
 
 def lost(slot: int = 1) -> SlotLost:
-    return SlotLost(slot, "SIGKILL")
+    return SlotLost(slot, 1, "SIGKILL")
 
 
 def threw(subtask: SubtaskId, generation: int = 1) -> SubtaskFailed:
@@ -143,7 +143,7 @@ def test_the_last_slot_lost_is_a_rollback() -> None:
 def test_a_version_needs_to_be_in_the_durable_store_only_and_logs_are_trimmed_at_once() -> None:
     history = running()
     assert history.at(50, *history.persisted(1)) == []
-    assert history.at(51, CheckpointCompleted(1)) == [TrimLogs(1)]
+    assert history.at(51, completed(1)) == [TrimLogs(1)]
     history.at(52, *history.persisted(2, C1, *LINES))
     restored = history.fence(history.at(100, threw(C1)))
     assert {version for told in promoted(restored).values() for _, version in told} == {1}
@@ -254,7 +254,7 @@ def test_a_slot_that_does_not_fence_is_evicted() -> None:
     answers = history.fenced(history.write(history.at(100, threw(C1))))
     history.at(102, *answers[:-1])
     effects = history.time(2_100)
-    assert effects[0] == EvictSlot(3, "not fenced within 2000 ms")
+    assert effects[0] == EvictSlot(3, None, "not fenced within 2000 ms")
     assert only(FenceSlots, effects).failed == ((C1, 1), (C3, 0), (L0, 0), (L1, 1), (L2, 2), (L3, 0))
 
 
@@ -266,7 +266,7 @@ def test_work_goes_home_after_a_complete_checkpoint_and_takes_its_upstreams_back
     history.recover(history.at(100, lost()))
     history.at(200, SlotJoined(1, "host1"))
     history.at(210, *history.persisted(1))
-    ordered = history.at(220, CheckpointCompleted(1))
+    ordered = history.at(220, completed(1))
     moved = (C1, *LINES)
     assert without_phases(ordered) == [
         TrimLogs(1),
@@ -284,7 +284,7 @@ def test_a_failure_before_anybody_was_told_calls_it_off() -> None:
     history = running()
     history.recover(history.at(100, lost()))
     history.at(200, SlotJoined(1, "host1"))
-    history.at(220, *history.persisted(1), CheckpointCompleted(1))
+    history.at(220, *history.persisted(1), completed(1))
     effects = history.at(221, threw(C3))
     assert FailoverDone(2) in effects
     assert only(FenceSlots, effects).failed == ((C3, 3), (L0, 0), (L1, 2), (L2, 2), (L3, 3))

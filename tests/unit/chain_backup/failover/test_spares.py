@@ -104,15 +104,15 @@ def test_what_has_retired_does_not_come_back() -> None:
     scale(history, SPARE)
     in_step(history, 1)
     assert history.at(200, SlotJoined(SPARE, "host4")) == [] and not history.machine.is_alive(SPARE)
-    assert history.at(200, SlotLost(SPARE, "SIGKILL")) == []
+    assert history.at(200, SlotLost(SPARE, 1, "SIGKILL")) == []
     assert history.at(200, VersionStaged(C0, SPARE, Generation(1), 1)) == []
-    fence = only(FenceSlots, history.at(300, SlotLost(0, "SIGKILL")))
+    fence = only(FenceSlots, history.at(300, SlotLost(0, 1, "SIGKILL")))
     assert fence.slots == (1, 2, 3), "nobody waits for it"
 
 
 def test_a_slot_that_never_joined_is_a_stranger() -> None:
     history = running()
-    for stranger in (SlotLost(SPARE, "SIGKILL"), VersionStaged(C0, SPARE, Generation(1), 1), SlotJoined(-1, "host")):
+    for stranger in (SlotLost(SPARE, 1, "SIGKILL"), VersionStaged(C0, SPARE, Generation(1), 1), SlotJoined(-1, "host")):
         with pytest.raises(PeerProtocolError, match="does not exist and never did"):
             history.at(200, stranger)
 
@@ -142,7 +142,7 @@ def test_copies_do_not_come_to_share_a_host_by_it() -> None:
     history = History(replicas=2)
     history.started()
     for slot in range(1, 4):  # all but the spare slot are on one host
-        history.recover(history.at(100 * slot, SlotLost(slot, "SIGKILL")))
+        history.recover(history.at(100 * slot, SlotLost(slot, 1, "SIGKILL")))
         history.at(100 * slot + 50, SlotJoined(slot, "host0"))
         in_step(history, 0)
     history.at(600, SlotJoined(SPARE, "elsewhere"))
@@ -199,7 +199,7 @@ def test_a_lost_spare_slot_is_one_of_the_members() -> None:
     history = with_spare()
     move(history, C0, SPARE)
     go_on(history, 2)
-    history.recover(history.at(300, SlotLost(SPARE, "SIGKILL")))
+    history.recover(history.at(300, SlotLost(SPARE, 1, "SIGKILL")))
     assert history.machine.heads[C0] == 0 and history.machine.missing > 0
     history.at(400, SlotJoined(SPARE, "host4"))
     in_step(history, 2)

@@ -120,7 +120,7 @@ def running(**options: Any) -> History:
 
 
 def failed(generation: Generation, reason: str = "boom") -> SubtaskFailed:
-    return SubtaskFailed(generation, C1, reason, "the error")
+    return SubtaskFailed(C1, generation, reason, "the error")
 
 
 def phase(
@@ -663,7 +663,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         (PeerProtocolError, SlotDeployed(G1, 2)),
         (PeerProtocolError, SlotDeployed(G2, 0)),
         (PeerProtocolError, failed(G2)),
-        (PeerProtocolError, SubtaskFailed(G1, stranger, "x", None)),
+        (PeerProtocolError, SubtaskFailed(stranger, G1, "x")),
         (PeerProtocolError, CheckpointRestoreFailed(G1, TWO, "x")),
         (InvariantViolation, CheckpointCompleted(TWO)),
         (InvariantViolation, CheckpointDropped(ONE)),
