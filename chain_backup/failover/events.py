@@ -52,7 +52,7 @@ class SlotJoined:
 
 @dataclass(frozen=True, slots=True)
 class MoveRequested:
-    """The head of ``subtask`` is wanted on ``slot``: ``MoveReported`` answers, of this ``request`` (never used
+    """The head of ``subtask`` is wanted on ``slot``: ``ReportMove`` answers, of this ``request`` (never used
     twice)."""
 
     request: int
@@ -61,8 +61,8 @@ class MoveRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRequested:
-    """All that is on ``host`` is wanted elsewhere, and nothing new there: ``MoveReported`` answers. ``force``: even
+class HostDrainRequested:
+    """All that is on ``host`` is wanted elsewhere, and nothing new there: ``ReportMove`` answers. ``force``: even
     where chains get shorter, or share hosts, by that."""
 
     request: int
@@ -71,8 +71,8 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class UndrainRequested:
-    """``host`` may be given work again: ``MoveReported`` answers, at once."""
+class HostUndrainRequested:
+    """``host`` may be given work again: ``ReportMove`` answers, at once."""
 
     request: int
     host: str
@@ -80,7 +80,7 @@ class UndrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequested:
-    """The spare slots ``retiring``, and no others any more, are wanted empty: ``MoveReported`` answers. When that is
+    """The spare slots ``retiring``, and no others any more, are wanted empty: ``ReportMove`` answers. When that is
     done, they are no slots of the job any more. Without any: it is done when every chain is as it is planned.
     ``force``: even where chains get shorter, or share hosts, by that."""
 
@@ -175,8 +175,8 @@ FailoverEvent: TypeAlias = (
     | SlotJoined
     | SubtaskFailed
     | MoveRequested
-    | DrainRequested
-    | UndrainRequested
+    | HostDrainRequested
+    | HostUndrainRequested
     | ScaleRequested
     | HeadPersisted
     | VersionStaged
@@ -194,9 +194,10 @@ FailoverEvent: TypeAlias = (
 __all__ = [
     "CheckpointAborted",
     "CheckpointCompleted",
-    "DrainRequested",
     "FailoverEvent",
     "HeadPersisted",
+    "HostDrainRequested",
+    "HostUndrainRequested",
     "JobInterrupted",
     "JobStarted",
     "MoveRequested",
@@ -211,6 +212,5 @@ __all__ = [
     "StandbysPromoted",
     "SubtaskFailed",
     "TimeAdvanced",
-    "UndrainRequested",
     "VersionStaged",
 ]

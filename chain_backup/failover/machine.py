@@ -58,26 +58,25 @@ from chain_backup.failover.chains import Chain, ChainTable
 from chain_backup.failover.checks import EventCheck
 from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
-    FailoverDone,
     FailoverEffect,
     FailoverKind,
-    FailoverPhase,
-    FailoverPhaseName,
-    FailureTakenOn,
     FallBack,
     FenceSlots,
-    MoveReported,
+    FinishFailover,
     PromoteStandbys,
+    RecordFailoverPhase,
     ReplaceInCheckpoints,
+    ReportMove,
     TrimLogs,
     WriteRecords,
 )
 from chain_backup.failover.events import (
     CheckpointAborted,
     CheckpointCompleted,
-    DrainRequested,
     FailoverEvent,
     HeadPersisted,
+    HostDrainRequested,
+    HostUndrainRequested,
     JobInterrupted,
     JobStarted,
     MoveRequested,
@@ -92,7 +91,6 @@ from chain_backup.failover.events import (
     StandbysPromoted,
     SubtaskFailed,
     TimeAdvanced,
-    UndrainRequested,
     VersionStaged,
 )
 from chain_backup.failover.placement import PlacementError, Strategy, spread
@@ -100,7 +98,9 @@ from chain_backup.failover.plans import Plans, Request
 from chain_backup.failover.recovery_line import NoLine, provable
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.events import FailureTakenOn
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
+from flinkplus.protocol.vocabulary.phases import Phase
 
 HANDOVER_PAUSE = 10
 """Complete checkpoints before a slot that could not take its work back is asked again."""
@@ -323,7 +323,7 @@ class FailoverProtocol:
                 return self._on_slots_lost(now_ms, [slot], f"slot {slot}: {reason}")
             case SlotJoined(slot, host):
                 return self._on_joined(slot, host)
-            case MoveRequested() | DrainRequested() | UndrainRequested() | ScaleRequested():
+            case MoveRequested() | HostDrainRequested() | HostUndrainRequested() | ScaleRequested():
                 return self._on_request(event)
             case SubtaskFailed():
                 return self._on_subtask_failed(now_ms, event)
@@ -445,14 +445,14 @@ class FailoverProtocol:
     def _on_request(self, event: Request) -> list[FailoverEffect]:
         if not self._config.handover:
             why = "work cannot be handed over without a loss under this guarantee"
-            return [MoveReported(event.request, "refused", why)]
+            return [ReportMove(event.request, "refused", why)]
         reports = self._plans.request(event, self._table)
         if any(report.status == "refused" for report in reports):
             return [*reports]
         effects = self._call_off() + self._replanned(reports)
         return effects if self._failover is not None else effects + self._settle()
 
-    def _replanned(self, reports: list[MoveReported]) -> list[FailoverEffect]:
+    def _replanned(self, reports: list[ReportMove]) -> list[FailoverEffect]:
         self._table.replan(self._plans.of)
         return [*reports]
 
@@ -465,7 +465,7 @@ class FailoverProtocol:
         effects = self._call_off()
         if not event.deterministic:
             if not self.recovering:  # else it is part of the recovery that ends here
-                effects.append(FailureTakenOn(event.generation, False, reason, event.error))
+                effects.append(FailureTakenOn("exception", event.generation, False, reason, event.error))
             return [*effects, *self._fall_back("exception", (subtask,), reason, event.error)]
         if self._attempt is not None and subtask in self._attempt.failed:
             self._threw.add(subtask)
@@ -474,7 +474,7 @@ class FailoverProtocol:
             again = f"{reason} (again, without a complete checkpoint in between: the same input fails each successor)"
             return [*effects, *self._fall_back("exception", (subtask,), again, event.error)]
         self._threw.add(subtask)
-        taken_on = FailureTakenOn(event.generation, self.recovering, reason, event.error)
+        taken_on = FailureTakenOn("exception", event.generation, self.recovering, reason, event.error)
         if not self._config.partial:
             self._table.drop_head(subtask)
         return [*effects, taken_on, *self._fail(now_ms, "exception", [subtask], reason, event.error)]
@@ -559,10 +559,10 @@ class FailoverProtocol:
         assert self._failover is not None  # for the type checker only
         return self._failover
 
-    def _phase(self, phase: FailoverPhaseName) -> FailoverPhase:
+    def _phase(self, phase: Phase) -> RecordFailoverPhase:
         failover = self._open()
         subtasks, moved = tuple(sorted(failover.subtasks)), tuple(sorted(failover.moved))
-        return FailoverPhase(failover.number, phase, failover.kind, subtasks, failover.reason, moved)
+        return RecordFailoverPhase(failover.number, phase, failover.kind, subtasks, failover.reason, moved)
 
     # ---------------------------------------------------------------------------------------- registry and fence
 
@@ -637,7 +637,7 @@ class FailoverProtocol:
     def _on_promoted(self, number: int, slot: int) -> list[FailoverEffect]:
         if self._promotions.pop((number, slot), None) is None or self._promotions or self._attempt is not None:
             return []
-        effects: list[FailoverEffect] = [self._phase("replay"), FailoverDone(self._open().number)]
+        effects: list[FailoverEffect] = [self._phase("replay"), FinishFailover(self._open().number)]
         self._failover = None
         return effects + self._settle()
 
@@ -729,7 +729,7 @@ class FailoverProtocol:
             return []
         for subtask, before in attempt.undo.items():
             self._table.restore(subtask, before)
-        effects: list[FailoverEffect] = [FailoverDone(self._open().number)]
+        effects: list[FailoverEffect] = [FinishFailover(self._open().number)]
         self._attempt = self._failover = None
         return effects
 

@@ -15,10 +15,11 @@ from flinkplus.cli.shell import add_job_arguments, job_of
 from flinkplus.cli.tables import Table, console, text
 from flinkplus.errors import ConfigurationError, NoRunningJob
 from flinkplus.printable import escaped
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 from flinkplus.runtime.coordinator.commands.operations import StatusCommand
 from flinkplus.runtime.operations.access_file import Access, call
 
-PHASES = ("detect_ms", "fence_ms", "promote_ms", "restore_ms", "replay_ms", "recovery_ms")
+RECOVERY_PHASES = (*DURATIONS, "recovery")
 CHECKPOINT_PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms", "duration_ms")
 SHOWN = 10
 """Failovers and checkpoints in the tables; JSON has more."""
@@ -156,15 +157,16 @@ def checkpoint_table(checkpoints: list[dict[str, Any]], metrics: dict[str, Any])
 
 def failover_table(moves: list[dict[str, Any]]) -> Table:
     """Failovers, rollbacks and handovers, in milliseconds, and why."""
-    phases = [phase.removesuffix("_ms") for phase in PHASES]
-    table = Table("Failovers (ms)", ("at", "mode"), ("failure",), phases, "subtasks, reason")
+    table = Table("Failovers (ms)", ("at", "mode"), ("failure",), RECOVERY_PHASES, "subtasks, reason")
     for move in moves:
         begun_s = move["begin_s"]
         at = "-" if begun_s is None else time.strftime("%H:%M:%S", time.localtime(begun_s))
         why = f"{', '.join(move['subtasks'])}: {move['reason']}"
         if move["fallback"]:
             why += f"; fell back: {move['fallback']}"
-        table.add_row(at, move["mode"], move["failure"], *(_cell(move[phase]) for phase in PHASES), why)
+        table.add_row(
+            at, move["mode"], move["failure"], *(_cell(move[f"{phase}_ms"]) for phase in RECOVERY_PHASES), why
+        )
     return table
 
 

@@ -92,8 +92,8 @@ class _Checkpoint(Timed):
         self._pending: dict[CheckpointId, list[SubtaskId]] = {}  # -> who has yet to answer
         self._storing: list[CheckpointId] = []
         self._committing: list[CheckpointId] = []
-        self._running = self._drained = False
-        self.tell(events.JobRunning((COUNT, LINES), (LINES,), Generation(1)))
+        self._running = self._quiesced = False
+        self.tell(events.SubtasksStarted((COUNT, LINES), (LINES,), Generation(1)))
         self._running = True
 
     @property
@@ -114,7 +114,7 @@ class _Checkpoint(Timed):
             yield Move(f"output {self._of(checkpoint)} committed", events.OutputCommitted(checkpoint))
             if self.may("CommitFailed"):
                 yield Move(f"commit {self._of(checkpoint)} failed", events.CommitFailed(checkpoint, "reason"))
-        if self._drained and self.may("CheckpointsAbandoned"):
+        if self._quiesced and self.may("CheckpointsAbandoned"):
             yield Move("job goes back to the start", events.CheckpointsAbandoned(None))
 
     def _while_running(self) -> Iterable[Move]:
@@ -159,12 +159,12 @@ class _Checkpoint(Timed):
                         missing.append(LINES)
         found = self.tell(event)
         if isinstance(event, events.JobInterrupted):
-            found += self.tell(events.DrainRequested())
+            found += self.tell(events.QuiesceRequested())
         return names_of(effect for effect in found if self._concerns(effect))
 
     def _concerns(self, effect: effects.CheckpointingEffect) -> bool:
-        if isinstance(effect, effects.CommitsDrained):
-            self._drained = True
+        if isinstance(effect, events.CommitsQuiesced):
+            self._quiesced = True
             return False
         if isinstance(effect, effects.RecordCheckpoint | effects.SweepState):
             return False
@@ -186,7 +186,7 @@ class _Checkpoint(Timed):
                 self._state = "triggered"
             case effects.StoreManifest():
                 self._state = "storing"
-            case effects.NotifyComplete():
+            case effects.CompleteCheckpoint():
                 self._state = "complete"
                 self._pending.pop(checkpoint)
             case effects.AbortCheckpoint():
@@ -234,7 +234,7 @@ class _Job(Timed):
             (
                 2,
                 {
-                    *("SlotLost", "SlotLeft", "SubtaskFailed", "LocalFailoverRefused", "FailoverStarted"),
+                    *("SlotLost", "SlotLeft", "SubtaskFailed", "FailoverFellBack", "FailureTakenOn"),
                     *("FinalAbandoned", "CommitAbandoned", "CancelRequested"),
                 },
             ),
@@ -261,10 +261,10 @@ class _Job(Timed):
             yield Move("checkpoint is corrupt", events.CheckpointRestoreFailed(generation, restore, "reason"))
         if state is JobState.RUNNING:
             yield from self._while_running(generation)
-        if "drain" in self._asked:
-            yield Move("output drained", events.OutputDrained())
+        if "quiesce" in self._asked:
+            yield Move("commits quiesced", events.CommitsQuiesced())
             if self.may("CommitAbandoned"):
-                yield Move("commit abandoned", events.CommitAbandoned("reason"))
+                yield Move("commit abandoned", events.CommitAbandoned(ONE, "reason"))
         if "retract" in self._asked:
             yield Move("output retracted", events.OutputRetracted(restore))
             if self.may("RetractionFailed"):
@@ -292,29 +292,29 @@ class _Job(Timed):
         if self.may("CheckpointCompleted"):
             yield Move("checkpoint completed", events.CheckpointCompleted(ONE))
         if self.may("FinalAbandoned"):
-            yield Move("no last checkpoint", events.FinalAbandoned(generation, "reason"))
+            yield Move("no last checkpoint", events.FinalAbandoned(ONE, generation, "reason"))
         if self.may("FinalCommitted"):
-            yield Move("final committed", events.FinalCommitted())
-        if self.may("LocalFailoverRefused"):
-            refused = events.LocalFailoverRefused("slot", (COUNT,), "reason", None, counted=False)
-            yield Move("local failover refused", refused)
-        if self.may("FailoverStarted"):
-            yield Move("failover started", events.FailoverStarted("exception", generation, False, "reason", None))
+            yield Move("final committed", events.FinalCommitted(ONE))
+        if self.may("FailoverFellBack"):
+            fell_back = events.FailoverFellBack("slot", (COUNT,), "reason", None, counted=False)
+            yield Move("failover fell back", fell_back)
+        if self.may("FailureTakenOn"):
+            yield Move("failure taken on", events.FailureTakenOn("exception", generation, False, "reason", None))
 
     def do(self, event: Any) -> list[str]:
         if isinstance(event, events.SlotRegistered):
             self._incarnations[event.slot] = event.incarnation
-        if isinstance(event, events.OutputDrained | events.CommitAbandoned | events.FinalCommitted):
-            self._asked.pop("drain", None)
+        if isinstance(event, events.CommitsQuiesced | events.CommitAbandoned | events.FinalCommitted):
+            self._asked.pop("quiesce", None)
         if isinstance(event, events.OutputRetracted | events.RetractionFailed):
             self._asked.pop("retract", None)
         found = self.tell(event)
         for effect in found:
-            if isinstance(effect, effects.DrainCommits):
-                self._asked["drain"] = True
+            if isinstance(effect, events.QuiesceRequested):
+                self._asked["quiesce"] = True
             if isinstance(effect, effects.RetractOutputAfter):
                 self._asked["retract"] = True
-        return names_of(effect for effect in found if not isinstance(effect, effects.RecoveryPhase))
+        return names_of(effect for effect in found if not isinstance(effect, effects.RecordRollbackPhase))
 
 
 JOB = Diagram(
@@ -453,7 +453,7 @@ class _Failover(Timed):
         ordered: list[chain_effects.FailoverEffect] = []
         for effect in found:
             match effect:
-                case chain_effects.WriteRecords(None) | chain_effects.FailoverPhase() | chain_effects.TrimLogs():
+                case chain_effects.WriteRecords(None) | chain_effects.RecordFailoverPhase() | chain_effects.TrimLogs():
                     continue
                 case chain_effects.WriteRecords(int() as attempt):
                     self._owed.append(chain_events.RecordsWritten(attempt))

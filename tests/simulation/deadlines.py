@@ -125,7 +125,7 @@ class Deadlines:
             if ended is not None:
                 name = "slots" if ended.failure == "slots" else "retraction" if draining_until_ms is None else "drain"
                 reported_ms = draining_until_ms if name == "drain" else reported_ms
-                waited_ms = config.restart_slot_timeout_ms if name == "slots" else config.drain_timeout_ms
+                waited_ms = config.restart_slot_timeout_ms if name == "slots" else config.quiesce_timeout_ms
                 self._fired(name, waited_ms, ended.reason)
             return ended
 
@@ -140,7 +140,7 @@ class Deadlines:
                 self._fired("stop", config.stop_timeout_ms, "slots that were to stop")
             until_ms = machine._drain_until_ms
             if until_ms is not None and until_ms != reported_ms and now_ms >= until_ms:
-                self._fired("drain", config.drain_timeout_ms, "the end of what is being written")
+                self._fired("drain", config.quiesce_timeout_ms, "the end of what is being written")
             return stopping(now_ms)
 
         def begins_to_drain(now_ms: int) -> Any:
@@ -150,7 +150,7 @@ class Deadlines:
 
         def drained() -> None:
             waited_ms = self._world.now_ms - drains_since_ms
-            if machine._draining and machine._state is JobState.INTERRUPTED and waited_ms > config.drain_timeout_ms:
+            if machine._draining and machine._state is JobState.INTERRUPTED and waited_ms > config.quiesce_timeout_ms:
                 self._world.checks.unbounded("a rollback", "what was being written", waited_ms)
             end_draining()
 

@@ -1422,7 +1422,7 @@ def done_when_the_standby_is_there(original: Any) -> Any:
         for subtask, move in tuple(self._moves.items()):
             if move.slot in table[subtask].members:
                 del self._moves[subtask]
-                found.append(chain_effects.MoveReported(move.request, "done"))
+                found.append(chain_effects.ReportMove(move.request, "done"))
         return found
 
     return progress
@@ -1474,7 +1474,7 @@ def slow_commits_end_the_job(original: Any) -> Any:
 
     def advance(self: Any, now_ms: int) -> Any:
         found = original(self, now_ms)
-        late = any(isinstance(effect, effects.CommitDelayed) for effect in found)
+        late = any(isinstance(effect, effects.ReportCommitDelay) for effect in found)
         return self._abandon("the commit was not answered") if late else found
 
     return advance

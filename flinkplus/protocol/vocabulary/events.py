@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from flinkplus.protocol.vocabulary.effects import FailureKind
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
+from flinkplus.protocol.vocabulary.phases import FailureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ OvertakingEvent: TypeAlias = BarrierSighted | OvertakingOrdered | BarrierOvertoo
 
 
 @dataclass(frozen=True, slots=True)
-class JobRunning:
+class SubtasksStarted:
     """All subtasks of ``generation`` were told to start. ``heads``: the subtasks at the heads of loops."""
 
     subtasks: tuple[SubtaskId, ...]
@@ -107,8 +107,8 @@ class JobInterrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRequested:
-    """Somebody waits until no manifest and no commit is in flight (answer: the effect ``CommitsDrained``)."""
+class QuiesceRequested:
+    """The job waits until no manifest and no commit is in flight; ``CommitsQuiesced`` answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +188,9 @@ class SubtasksReplaced:
 
 
 CheckpointingEvent: TypeAlias = (
-    JobRunning
+    SubtasksStarted
     | JobInterrupted
-    | DrainRequested
+    | QuiesceRequested
     | TimeAdvanced
     | CheckpointRequested
     | CheckpointsAbandoned
@@ -217,7 +217,7 @@ class SlotRegistered:
 
 @dataclass(frozen=True, slots=True)
 class SlotStartFailed:
-    """A process of a slot has ended before it could register; ``error`` is passed through to ``JobEnded``."""
+    """A process of a slot has ended before it could register; ``error`` is passed through to ``EndJob``."""
 
     slot: int
     reason: str
@@ -243,10 +243,10 @@ class SlotLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class FailoverStarted:
-    """A running job has a failure that local failover takes on: it costs what a rollback would cost, and may be one too
+class FailureTakenOn:
+    """Local failover takes a failure of the running job on: it costs what a rollback would cost, and may be one too
     many. ``kind``: "exception" or "slot". ``generation``: the newest generation of what failed. ``under_way``: whether
-    local failover was busy with another failure."""
+    another failover was not over. A subtask's exception is taken on before local failover falls back because of it."""
 
     kind: FailureKind
     generation: Generation
@@ -256,9 +256,9 @@ class FailoverStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFailoverRefused:
+class FailoverFellBack:
     """Local failover of ``subtasks`` cannot be proved safe, or did not come about: roll back. ``counted``: a
-    ``FailoverStarted`` was spent on this failure already."""
+    ``FailureTakenOn`` was spent on this failure already."""
 
     kind: FailureKind
     subtasks: tuple[SubtaskId, ...]
@@ -268,7 +268,7 @@ class LocalFailoverRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class InputEndsProcesses:
+class InputBlamed:
     """The same input has ended two processes (``crashes``): further recoveries would end in the same way."""
 
     reason: str
@@ -305,7 +305,7 @@ class SpareAdded:
 
 
 @dataclass(frozen=True, slots=True)
-class SpareTaken:
+class SpareRemoved:
     """Spare slot ``slot`` is no slot of the job any more; its process is gone."""
 
     slot: int
@@ -347,8 +347,8 @@ class CheckpointDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputDrained:
-    """Answer to ``DrainCommits``: no manifest and no commit is in flight, and none can begin."""
+class CommitsQuiesced:
+    """Answer to ``QuiesceRequested``: no manifest and no commit is in flight, and none can begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,19 +370,25 @@ class RetractionFailed:
 class FinalCommitted:
     """The last checkpoint is complete and all output is committed."""
 
+    checkpoint: CheckpointId
+
 
 @dataclass(frozen=True, slots=True)
 class FinalAbandoned:
-    """The sources of ``generation`` are exhausted, but no last checkpoint comes about."""
+    """The sources of ``generation`` are exhausted, but ``final_attempts`` last checkpoints failed, last
+    ``checkpoint``."""
 
+    checkpoint: CheckpointId
     generation: Generation
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CommitAbandoned:
-    """The storage or a sink refused for good: nothing more can be made complete or visible."""
+    """The manifest or the output of ``checkpoint`` was refused for good, or it is not known whether it is stored.
+    Nothing more is triggered, stored or committed."""
 
+    checkpoint: CheckpointId
     reason: str
 
 
@@ -396,19 +402,19 @@ JobEvent: TypeAlias = (
     | SlotStartFailed
     | SlotLost
     | SlotLeft
-    | FailoverStarted
-    | LocalFailoverRefused
-    | InputEndsProcesses
+    | FailureTakenOn
+    | FailoverFellBack
+    | InputBlamed
     | GenerationsUsed
     | SlotDeployed
     | SlotStopped
     | SpareAdded
-    | SpareTaken
+    | SpareRemoved
     | SubtaskFailed
     | CheckpointRestoreFailed
     | CheckpointCompleted
     | CheckpointDropped
-    | OutputDrained
+    | CommitsQuiesced
     | OutputRetracted
     | RetractionFailed
     | FinalCommitted

@@ -573,7 +573,7 @@ class Coordinator:
 
     # --- the end
 
-    def _ended(self, ended: effects.JobEnded) -> None:
+    def _ended(self, ended: effects.EndJob) -> None:
         self._end(ended.state, error_of(ended, self.options.parallelism))
 
     def _end(self, state: JobState, error: FlinkPlusError | None) -> None:

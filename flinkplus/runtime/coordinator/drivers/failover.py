@@ -24,9 +24,10 @@ from chain_backup.failover.recovery_line import Cursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ControlMessageTooLarge, HistoryMismatch
 from flinkplus.protocol.vocabulary import events as core
-from flinkplus.protocol.vocabulary.effects import EvictSlot, FailureKind, JobState
+from flinkplus.protocol.vocabulary.effects import EvictSlot, JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.phases import FailureKind
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_channel, parse_subtask
@@ -95,11 +96,11 @@ class Failovers:
         self._held: dict[tuple[CheckpointId, SubtaskId], None] = {}
         self._newest = deployment.generation
         self._promoted_s = 0.0
-        self._under_way: effects.FailoverPhase | None = None
+        self._under_way: effects.RecordFailoverPhase | None = None
         self._writing = (0, 0.0)  # the newest attempt whose records were ordered, and when
         self.replicated: Callable[[CheckpointId], None] | None = None
         """Called when all members of all chains have a version."""
-        self.moved: Callable[[effects.MoveReported], None] | None = None
+        self.moved: Callable[[effects.ReportMove], None] | None = None
         """Called when there is news of a request."""
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
         self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
@@ -199,11 +200,8 @@ class Failovers:
                 self._deployment.assignment = heads
                 self._deployment.generations = self._protocol.generations
         for effect in todo:
-            if isinstance(effect, effects.FailureTakenOn):  # before the job knows of the generation that this makes
-                taken_on = core.FailoverStarted(
-                    "exception", effect.generation, effect.under_way, effect.reason, effect.error
-                )
-                self._machines.step_job(taken_on)
+            if isinstance(effect, core.FailureTakenOn):  # before the job knows of the generation that this makes
+                self._machines.step_job(effect)
         newest = self._protocol.newest_generation
         if newest > self._newest:
             self._newest = newest
@@ -222,13 +220,13 @@ class Failovers:
             self.step(events.SlotLost(member.slot, member.incarnation, reason))
         self._joining.lost(member.slot)
 
-    def _loss_of(self, slot: int, reason: str) -> core.FailoverStarted:
+    def _loss_of(self, slot: int, reason: str) -> core.FailureTakenOn:
         """What the loss of ``slot`` counts as. When no subtask is on it, it is a failure of its own."""
         protocol, generations = self._protocol, self._deployment.generations
         hosted = [generations[subtask] for subtask in self._deployment.on(slot) if subtask in generations]
         generation = max(hosted, default=Generation(protocol.newest_generation + 1))
         why = f"slot {slot} was lost: {reason}"
-        return core.FailoverStarted("slot", generation, protocol.recovering, why, None)
+        return core.FailureTakenOn("slot", generation, protocol.recovering, why, None)
 
     def slot_over(self, slot: int) -> None:
         """A spare slot on which nothing is any more is about to end, on purpose."""
@@ -370,18 +368,18 @@ class Failovers:
             case effects.ReplaceInCheckpoints(subtasks):
                 replaced = tuple((subtask, CheckpointId(version)) for subtask, version in subtasks)
                 self._machines.step_checkpoints(core.SubtasksReplaced(replaced, not self._guarantee.repeats))
-            case effects.FailoverPhase():
+            case effects.RecordFailoverPhase():
                 self._record(effect)
-            case effects.FailoverDone():
+            case effects.FinishFailover():
                 last, self._under_way = self._under_way, None
                 if last is not None:
-                    log.info("failover finished: all subtasks are running", extra=about(phase="done"))
+                    log.info("failover finished: all subtasks are running", extra=about(phase="replay"))
                 if last is not None and last.phase == "replay":
                     self.counts["handovers" if last.kind == HANDOVER else "failovers"] += 1
                 elif last is not None:
                     self._recoveries.called_off(last.number)
                 self._arrived()
-            case effects.FailureTakenOn():
+            case core.FailureTakenOn():
                 pass  # said above
             case effects.FallBack(kind, subtasks, reason, error):
                 self._fall_back(kind, subtasks, reason, error)
@@ -391,7 +389,7 @@ class Failovers:
                     self._evict(member, reason)
             case effects.TrimLogs(version):
                 tell_all(control.Trim(version))
-            case effects.MoveReported():
+            case effects.ReportMove():
                 if self.moved is not None:
                     self.moved(effect)
             case _:
@@ -471,7 +469,7 @@ class Failovers:
             return output_cursor(self._handles.get(producer, self._began_from[producer]), channel)
         return max(known, kept) if self._guarantee.replays else sent
 
-    def _record(self, effect: effects.FailoverPhase) -> None:
+    def _record(self, effect: effects.RecordFailoverPhase) -> None:
         self._under_way = effect
         self._moving.update(dict.fromkeys(effect.moved))
         entered_s = self._dispatch.clock.time()
@@ -495,7 +493,7 @@ class Failovers:
         self._count_fallback(reason)
         # A failure was counted when it was reported; a handover that failed is nobody's failure until here.
         failure: FailureKind = "slot" if kind == "handover" else kind
-        self._machines.step_job(core.LocalFailoverRefused(failure, subtasks, reason, error, kind != "handover"))
+        self._machines.step_job(core.FailoverFellBack(failure, subtasks, reason, error, kind != "handover"))
 
     def _count_fallback(self, reason: str) -> None:
         log.warning("the whole job rolls back: %s", reason, extra=about(phase="fallback"))

@@ -16,7 +16,7 @@ from flinkplus.errors import (
     UntrustedCheckpoint,
 )
 from flinkplus.protocol.vocabulary import effects, events
-from flinkplus.protocol.vocabulary.effects import RecoveryPhase
+from flinkplus.protocol.vocabulary.effects import RecordRollbackPhase
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
@@ -49,7 +49,7 @@ class JobDriver:
         sources: tuple[SubtaskId, ...],
         heads: tuple[SubtaskId, ...],
         evict: Callable[[Member, str], None],
-        ended: Callable[[effects.JobEnded], None],
+        ended: Callable[[effects.EndJob], None],
     ) -> None:
         self._dispatch = dispatch
         self._machines = machines
@@ -73,13 +73,13 @@ class JobDriver:
             case effects.InterruptCheckpoints():
                 self.interrupted()
                 machines.step_checkpoints(events.JobInterrupted())
-            case effects.DrainCommits():
-                machines.step_checkpoints(events.DrainRequested())
+            case events.QuiesceRequested():
+                machines.step_checkpoints(effect)
             case effects.HaltSubtasks(generation):
                 tell_all(control.Halt(generation))
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
-            case effects.Deploy(generation, restore, assignment):
+            case effects.DeploySubtasks(generation, restore, assignment):
                 self._deploy(generation, restore, {**dict(assignment), **self.begins_on()})
             case effects.StartSubtasks(generation):
                 self._start(generation)
@@ -90,14 +90,14 @@ class JobDriver:
             case effects.StopSlots():
                 self.interrupted()
                 tell_all(control.Stop())
-            case effects.JobEnded():
+            case effects.EndJob():
                 self._ended(effect)
-            case effects.RecoveryPhase():
+            case effects.RecordRollbackPhase():
                 self._record(effect)
             case _:
                 assert_never(effect)
 
-    def _record(self, effect: RecoveryPhase) -> None:
+    def _record(self, effect: RecordRollbackPhase) -> None:
         names = [str(subtask) for subtask in effect.subtasks]
         detected_s = self._dispatch.event_s if effect.phase == "detect" else self._dispatch.clock.time()
         fields = about(subtask=", ".join(names) or None, generation=self._deployment.generation, phase=effect.phase)
@@ -114,7 +114,7 @@ class JobDriver:
         if deployment.draining:
             self._dispatch.tell_all(control.Drain(generation))
         self._dispatch.storage.submit(self._collect_garbage, generation)
-        running = events.JobRunning(tuple(deployment.assignment), self._sources, generation, self._heads)
+        running = events.SubtasksStarted(tuple(deployment.assignment), self._sources, generation, self._heads)
         self._machines.step_checkpoints(running)
         restored, self._restored = self._restored, (CheckpointId(0), {})  # they may be large, and have served
         self.started(*restored)

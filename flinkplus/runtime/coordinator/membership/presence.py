@@ -16,10 +16,10 @@ import psutil
 from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import (
-    RegistryBack,
     RegistryEvent,
     RegistryLost,
     RegistryMoved,
+    RegistryReconnected,
     SlotNodeGone,
     SlotNodeSeen,
 )
@@ -268,7 +268,7 @@ class Presence:
                 self.registry_lost = reason
                 if final:
                     self._taken_over(f"another driver has taken the job over: {reason}")
-            case RegistryBack():
+            case RegistryReconnected():
                 log.warning("coordinator is connected to ZooKeeper again")
                 self.registry_lost = None
             case RegistryMoved(hosts):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from chain_backup.failover.effects import MoveReported, MoveStatus
+from chain_backup.failover.effects import MoveStatus, ReportMove
 from chain_backup.failover.events import ScaleRequested
 from flinkplus.errors import InsufficientSlots
 from flinkplus.protocol.vocabulary import events
@@ -55,7 +55,7 @@ class Spare:
 
 @dataclass(frozen=True)
 class ScaleReported:
-    """What became of a request, as ``MoveReported``. ``left``: also slots that are on their way. ``no_room``: Spark
+    """What became of a request, as ``ReportMove``. ``left``: also slots that are on their way. ``no_room``: Spark
     does not run so many."""
 
     request: int
@@ -188,7 +188,7 @@ class Spares:
 
     # --- what the machine says
 
-    def told(self, report: MoveReported) -> bool:
+    def told(self, report: ReportMove) -> bool:
         """News of a request to the machine; false when it is none of these."""
         scale = next((s for s in (self._candidate, self._open) if s is not None and s.asked == report.request), None)
         if scale is None:
@@ -298,6 +298,6 @@ class Spares:
         member = self._dispatch.members.remove(slot)
         if member is not None:
             self._dispatch.drop(member)
-        self._machines.step_job(events.SpareTaken(slot))
+        self._machines.step_job(events.SpareRemoved(slot))
         del self._spares[slot]
         self.look()

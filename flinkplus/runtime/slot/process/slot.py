@@ -35,9 +35,9 @@ from pyspark import cloudpickle
 from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import (
-    SessionBack,
     SessionExpired,
     SessionOpened,
+    SessionReconnected,
     SessionSuspended,
     SlotRecord,
 )
@@ -145,7 +145,7 @@ SlotEvent = (
     | StandbyReady
     | SessionOpened
     | SessionSuspended
-    | SessionBack
+    | SessionReconnected
     | SessionExpired
 )
 
@@ -475,7 +475,7 @@ class Slot(SlotOrders[Subtask]):
             case StandbyReady():
                 assert self._failover is not None
                 self._failover.ready(event)
-            case SessionOpened() | SessionSuspended() | SessionBack():
+            case SessionOpened() | SessionSuspended() | SessionReconnected():
                 log.info("slot %d: %s", self.index, type(event).__name__)
             case SessionExpired():
                 self._lose_session()

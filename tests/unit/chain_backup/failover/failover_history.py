@@ -9,10 +9,9 @@ from chain_backup.failover.effects import (
     ChainRecordLike,
     FailoverEffect,
     FailoverKind,
-    FailoverPhase,
-    FailoverPhaseName,
     FenceSlots,
     PromoteStandbys,
+    RecordFailoverPhase,
     WriteRecords,
 )
 from chain_backup.failover.events import (
@@ -31,6 +30,7 @@ from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
 from chain_backup.failover.recovery_line import Cursors
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.phases import Phase
 
 E = TypeVar("E")
 
@@ -179,11 +179,11 @@ def attempt_of(effects: Sequence[FailoverEffect]) -> int:
 
 
 def without_phases(effects: Sequence[FailoverEffect]) -> list[FailoverEffect]:
-    return [effect for effect in effects if not isinstance(effect, FailoverPhase)]
+    return [effect for effect in effects if not isinstance(effect, RecordFailoverPhase)]
 
 
-def phases(effects: Sequence[FailoverEffect]) -> list[tuple[int, FailoverPhaseName]]:
-    return [(effect.number, effect.phase) for effect in of(FailoverPhase, effects)]
+def phases(effects: Sequence[FailoverEffect]) -> list[tuple[int, Phase]]:
+    return [(effect.number, effect.phase) for effect in of(RecordFailoverPhase, effects)]
 
 
 def record(subtask: SubtaskId, generation: int, *members: int, stable: int = 0) -> ChainRecordLike:
@@ -192,10 +192,10 @@ def record(subtask: SubtaskId, generation: int, *members: int, stable: int = 0) 
 
 def phase(
     number: int,
-    name: FailoverPhaseName,
+    name: Phase,
     kind: FailoverKind,
     subtasks: Sequence[SubtaskId],
     reason: str,
     moved: Sequence[SubtaskId] | None = None,
-) -> FailoverPhase:
-    return FailoverPhase(number, name, kind, tuple(subtasks), reason, tuple(subtasks if moved is None else moved))
+) -> RecordFailoverPhase:
+    return RecordFailoverPhase(number, name, kind, tuple(subtasks), reason, tuple(subtasks if moved is None else moved))

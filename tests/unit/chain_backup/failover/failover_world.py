@@ -25,24 +25,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chain_backup.failover.effects import (
-    FailoverDone,
     FailoverEffect,
-    FailoverPhase,
     FallBack,
     FenceSlots,
+    FinishFailover,
     FormChains,
-    MoveReported,
     PromoteStandbys,
+    RecordFailoverPhase,
     ReplaceInCheckpoints,
+    ReportMove,
     TrimLogs,
     WriteRecords,
 )
 from chain_backup.failover.events import (
     CheckpointAborted,
     CheckpointCompleted,
-    DrainRequested,
     FailoverEvent,
     HeadPersisted,
+    HostDrainRequested,
+    HostUndrainRequested,
     JobStarted,
     MoveRequested,
     RecordsRefused,
@@ -54,7 +55,6 @@ from chain_backup.failover.events import (
     StandbysPromoted,
     SubtaskFailed,
     TimeAdvanced,
-    UndrainRequested,
     VersionStaged,
 )
 from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
@@ -192,7 +192,7 @@ class World:
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0, "called_off": 0, "evicted": 0, "overlapped": 0}
         self.counts |= {"fenced_first": 0, "registry_silent": 0}
         self.counts |= {"refused": 0, "under_way": 0, "done": 0, "cancelled": 0}
-        self.last_phase: FailoverPhase | None = None
+        self.last_phase: RecordFailoverPhase | None = None
         self.finishing = False
         self.requests = 0
         self.asked: dict[int, str | SubtaskId] = {}
@@ -284,11 +284,11 @@ class World:
                 self.counts["evicted"] += 1
                 self.end_process(slot)
                 self.alive[slot] = False
-            case FailoverPhase():
+            case RecordFailoverPhase():
                 if self.last_phase is not None and (effect.phase, self.last_phase.phase) == ("detect", "restore"):
                     self.counts["overlapped"] += 1
                 self.last_phase = effect
-            case FailoverDone():
+            case FinishFailover():
                 last, self.last_phase = self.last_phase, None
                 assert last is not None
                 moved = last.phase == "replay"
@@ -302,7 +302,7 @@ class World:
                 self.start()
             case TrimLogs(version):
                 self.trim(version)
-            case MoveReported(request, status):
+            case ReportMove(request, status):
                 self.reported(request, status)
 
     def find(self, slot: int, subtask: SubtaskId, version: int) -> Snapshot:
@@ -556,10 +556,10 @@ class World:
             self.event(MoveRequested(self.requests, subtask, slot))
         elif roll < 0.8:
             self.asked[self.requests] = host
-            self.event(DrainRequested(self.requests, host, force=self.random.random() < 0.7))
+            self.event(HostDrainRequested(self.requests, host, force=self.random.random() < 0.7))
         elif self.machine.heads:
             self.drained.discard(host)
-            self.event(UndrainRequested(self.requests, host))
+            self.event(HostUndrainRequested(self.requests, host))
 
     def reported(self, request: int, status: str) -> None:
         self.counts[status] += 1

@@ -8,10 +8,9 @@ from __future__ import annotations
 import pytest
 
 from chain_backup.failover.effects import (
-    FailoverDone,
-    FailureTakenOn,
     FallBack,
     FenceSlots,
+    FinishFailover,
     FormChains,
     PromoteStandbys,
     ReplaceInCheckpoints,
@@ -39,6 +38,7 @@ from chain_backup.failover.recovery_line import Cursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ConfigurationError, InvariantViolation, PeerProtocolError
 from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.events import FailureTakenOn
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
 from tests.unit.chain_backup.failover.failover_history import (
     THREE_STAGES,
@@ -140,7 +140,7 @@ def test_a_lost_slot_from_detection_to_full_strength() -> None:
         ),
         ReplaceInCheckpoints(((C1, 1), (L1, 1))),
     ]
-    assert history.at(110, StandbysPromoted(1, 2)) == [phase(1, "replay", "slot", ON_1, KILLED), FailoverDone(1)]
+    assert history.at(110, StandbysPromoted(1, 2)) == [phase(1, "replay", "slot", ON_1, KILLED), FinishFailover(1)]
     assert not history.active()
     assert (history.machine.heads[C1], history.machine.generations[C1]) == (2, G2)
     joined = history.at(500, SlotJoined(1, "host1"))
@@ -152,7 +152,7 @@ def test_an_exception_moves_one_subtask_and_its_slot_joins_again_as_the_tail() -
     history = running()
     failed = history.at(100, threw(C1))
     assert failed == [
-        FailureTakenOn(G1, False, "count[1]: boom", "the error"),
+        FailureTakenOn("exception", G1, False, "count[1]: boom", "the error"),
         phase(1, "detect", "exception", [C1], "count[1]: boom"),
         WriteRecords(1, (record(C1, 2, 2, 3),)),
         phase(1, "fence", "exception", [C1], "count[1]: boom"),
@@ -161,7 +161,7 @@ def test_an_exception_moves_one_subtask_and_its_slot_joins_again_as_the_tail() -
     restored = history.fence(failed)
     assert only(PromoteStandbys, restored) == PromoteStandbys(1, G2, 2, ((C1, 0),))
     assert without_phases(history.promote(restored))[:2] == [
-        FailoverDone(1),
+        FinishFailover(1),
         WriteRecords(None, (record(C1, 2, 2, 3, 1),)),
     ]
     assert history.machine.chains[C1] == (2, 3, 1)
@@ -210,7 +210,7 @@ def test_the_first_standby_that_has_the_last_complete_version_is_promoted() -> N
     ]
     assert history.machine.chains[C1] == (3, 2)
     assert history.at(110, StandbysPromoted(1, 3)) == []
-    assert FailoverDone(1) in history.at(111, StandbysPromoted(1, 2))
+    assert FinishFailover(1) in history.at(111, StandbysPromoted(1, 2))
 
 
 def test_when_no_standby_has_it_the_first_takes_it_from_the_durable_store() -> None:
@@ -462,7 +462,7 @@ def test_without_standbys_every_failure_is_a_rollback() -> None:
     ]
     other = running(replicas=1)
     assert other.at(100, threw(C1)) == [
-        FailureTakenOn(G1, False, "count[1]: boom", "the error"),
+        FailureTakenOn("exception", G1, False, "count[1]: boom", "the error"),
         FallBack("exception", (C1,), "count[1]: boom; no standby of count[1] is left", "the error"),
     ]
 
@@ -479,12 +479,12 @@ def test_what_cannot_be_proved_is_a_rollback() -> None:
 @pytest.mark.parametrize("depth", [None, 2])
 def test_a_slot_of_three_stages_fails_over_when_determinants_go_far_enough(depth: int | None) -> None:
     history = running(THREE_STAGES, sharing_depth=depth)
-    assert FailoverDone(1) in history.recover(history.at(100, lost()))
+    assert FinishFailover(1) in history.recover(history.at(100, lost()))
 
 
 def test_one_subtask_of_three_stages_is_provable() -> None:
     history = running(THREE_STAGES)
-    assert FailoverDone(1) in history.recover(history.at(100, threw(SubtaskId("words", 1))))
+    assert FinishFailover(1) in history.recover(history.at(100, threw(SubtaskId("words", 1))))
 
 
 def test_a_producer_that_fails_while_its_consumer_repeats_its_own_work_is_a_rollback_for_a_while() -> None:
@@ -512,7 +512,7 @@ def test_a_subtask_that_does_not_repeat_what_was_done_is_a_rollback(promoted: bo
         generation = 2
     error = SubtaskFailed(C2 if not promoted else C1, Generation(generation), "whim", "the error", False)
     *counted, fallback = history.at(200, error)
-    expected = [FailureTakenOn(Generation(2), False, f"{C1}: whim", "the error")] if promoted else []
+    expected = [FailureTakenOn("exception", Generation(2), False, f"{C1}: whim", "the error")] if promoted else []
     assert counted == expected, "in the middle of a recovery it is a part of that"
     assert fallback == FallBack("exception", (error.subtask,), f"{error.subtask}: whim", "the error")
     assert history.machine.heads == {}
@@ -533,9 +533,9 @@ def test_the_same_subtask_twice_without_progress_is_a_rollback() -> None:
 def test_with_progress_in_between_or_another_subtask_it_is_not() -> None:
     history = running(failback=False)
     history.recover(history.at(100, threw(C1)))
-    assert FailoverDone(2) in history.recover(history.at(200, threw(C2)))
+    assert FinishFailover(2) in history.recover(history.at(200, threw(C2)))
     history.checkpoint(1)
-    assert FailoverDone(3) in history.recover(history.at(300, threw(C1, 2)))
+    assert FinishFailover(3) in history.recover(history.at(300, threw(C1, 2)))
 
 
 def test_zookeeper_refusing_or_silent_is_a_rollback() -> None:
@@ -581,7 +581,7 @@ def test_a_slot_that_does_not_fence_is_evicted_and_counts_as_lost() -> None:
         FenceSlots(2, G3, ((C1, 2), (C3, 0), (L1, 2), (L3, 0)), (0, 2)),
     ]
     assert history.at(2_110, lost(3), SlotFenced(1, 3, ())) == []
-    assert FailoverDone(1) in history.recover(evicted)
+    assert FinishFailover(1) in history.recover(evicted)
 
 
 def test_an_evicted_slot_without_a_head_is_not_waited_for() -> None:
@@ -668,7 +668,7 @@ def test_nothing_is_trimmed_during_a_failover() -> None:
     history.at(50, *history.persisted(2), completed(2), *staged[:-1])
     restored = history.fence(history.at(100, lost()), 20)
     assert history.at(110, *staged) == []
-    assert history.promote(restored)[1:] == [FailoverDone(1), TrimLogs(2)]
+    assert history.promote(restored)[1:] == [FinishFailover(1), TrimLogs(2)]
 
 
 def test_a_member_that_joins_does_not_count_before_it_has_caught_up() -> None:
@@ -750,7 +750,7 @@ def test_work_goes_home_after_a_complete_checkpoint() -> None:
     restored = history.at(302, *history.fenced(written))
     assert only(PromoteStandbys, restored) == PromoteStandbys(2, G3, 1, ((C1, 1), (L1, 1)))
     done = history.promote(restored)
-    assert done[:2] == [phase(2, "replay", "handover", ON_1, reason), FailoverDone(2)]
+    assert done[:2] == [phase(2, "replay", "handover", ON_1, reason), FinishFailover(2)]
     assert history.machine.chains[C1] == (1, 3, 2), "who had it joins again, as the tail"
 
 
@@ -810,7 +810,7 @@ def test_zookeeper_refusing_a_handover_calls_it_off() -> None:
     history = back_home()
     history.at(300, completed(1))
     assert history.at(301, RecordsRefused(2, "stale")) == [
-        FailoverDone(2),
+        FinishFailover(2),
         WriteRecords(None, (record(C1, 2, 2, 3, 1, stable=1), record(L1, 2, 2, 3, 1, stable=1))),
         FormChains(tuple((s, history.machine.generations[s], history.machine.chains[s]) for s in TWO_STAGES.subtasks)),
     ]
@@ -823,7 +823,7 @@ def test_zookeeper_refusing_a_handover_calls_it_off() -> None:
 def test_a_handover_that_zookeeper_does_not_answer_is_called_off() -> None:
     history = back_home()
     history.at(300, completed(1))
-    assert history.time(15_300)[0] == FailoverDone(2)
+    assert history.time(15_300)[0] == FinishFailover(2)
     assert not history.active()
 
 
@@ -833,7 +833,7 @@ def could_not_go_home() -> History:
     history.fence(history.at(300, completed(1)))
     again = history.at(310, StandbyPromotionFailed(2, 1, C1, "disk full"))
     assert again[0] == phase(2, "detect", "handover", ON_1, "count[1] not promoted on slot 1: disk full")
-    assert FailoverDone(2) in history.recover(again)
+    assert FinishFailover(2) in history.recover(again)
     assert history.machine.chains[C1] == (3, 1, 2)
     return history
 
@@ -884,7 +884,7 @@ def test_late_and_doubled_answers_have_no_effect() -> None:
     done = history.at(
         104, *noise, StandbysPromoted(1, 2), StandbysPromoted(1, 2), StandbyPromotionFailed(1, 2, C1, "late")
     )
-    assert of(FailoverDone, done) == [FailoverDone(1)]
+    assert of(FinishFailover, done) == [FinishFailover(1)]
     assert history.at(105, threw(C1, 1), *noise) == [], "an exception of the dead generation"
 
 

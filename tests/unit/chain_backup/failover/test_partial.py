@@ -8,10 +8,9 @@ from __future__ import annotations
 import pytest
 
 from chain_backup.failover.effects import (
-    FailoverDone,
-    FailureTakenOn,
     FallBack,
     FenceSlots,
+    FinishFailover,
     FormChains,
     PromoteStandbys,
     ReplaceInCheckpoints,
@@ -29,6 +28,7 @@ from chain_backup.failover.events import (
 )
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.events import FailureTakenOn
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from tests.unit.chain_backup.failover.failover_history import (
     THREE_STAGES,
@@ -80,7 +80,7 @@ def test_an_exception_takes_its_upstreams_back_and_everyone_stays_where_it_is() 
     failed = history.at(100, threw(C1))
     moved = (C1, *LINES)
     assert failed == [
-        FailureTakenOn(G1, False, "count[1]: boom", "the error"),
+        FailureTakenOn("exception", G1, False, "count[1]: boom", "the error"),
         phase(1, "detect", "exception", (C1,), "count[1]: boom", moved),
         WriteRecords(1, tuple(record(s, 2, s.index, stable=1) for s in moved)),
         phase(1, "fence", "exception", (C1,), "count[1]: boom", moved),
@@ -95,7 +95,7 @@ def test_an_exception_takes_its_upstreams_back_and_everyone_stays_where_it_is() 
     }
     assert only(ReplaceInCheckpoints, restored).subtasks == tuple((s, 1) for s in moved)
     assert [history.machine.generations[s] for s in (C0, C1, C2, C3, *LINES)] == [G1, G2, G1, G1, G2, G2, G2, G2]
-    assert FailoverDone(1) in history.promote(restored)
+    assert FinishFailover(1) in history.promote(restored)
     assert not history.active()
 
 
@@ -165,7 +165,7 @@ def test_a_further_failure_at_the_fence_joins_with_its_upstreams() -> None:
     history.at(100, threw(L1))
     failed = history.at(101, threw(W2))
     assert only(FenceSlots, failed).failed == tuple((s, s.index) for s in (*LINES, W2))
-    assert failed[:1] == [FailureTakenOn(G1, True, "words[2]: boom", "the error")]
+    assert failed[:1] == [FailureTakenOn("exception", G1, True, "words[2]: boom", "the error")]
     assert failed[1] == phase(1, "detect", "exception", (L1, W2), "words[2]: boom", (*LINES, W2))
 
 
@@ -177,7 +177,7 @@ def test_whoever_is_not_upstream_of_a_further_failure_goes_on_being_promoted() -
     restored = history.fence(second)
     assert promoted(restored) == {1: ((L1, 0),)}
     assert history.at(120, *(StandbysPromoted(1, slot) for slot in promoted(first))) == []
-    assert FailoverDone(1) in history.promote(restored)
+    assert FinishFailover(1) in history.promote(restored)
 
 
 def test_a_consumer_that_fails_while_its_producers_begin_takes_them_along() -> None:
@@ -186,7 +186,7 @@ def test_a_consumer_that_fails_while_its_producers_begin_takes_them_along() -> N
     restored = history.fence(history.at(110, threw(C3)))
     assert promoted(restored) == {0: ((L0, 0),), 1: ((L1, 0),), 2: ((L2, 0),), 3: ((C3, 0), (L3, 0))}
     assert history.at(120, *(StandbysPromoted(1, slot) for slot in promoted(first))) == [], "not awaited any more"
-    assert FailoverDone(1) in history.promote(restored)
+    assert FinishFailover(1) in history.promote(restored)
 
 
 def test_a_slot_lost_while_it_is_to_begin_makes_others_take_its_place() -> None:
@@ -286,7 +286,7 @@ def test_a_failure_before_anybody_was_told_calls_it_off() -> None:
     history.at(200, SlotJoined(1, "host1"))
     history.at(220, *history.persisted(1), completed(1))
     effects = history.at(221, threw(C3))
-    assert FailoverDone(2) in effects
+    assert FinishFailover(2) in effects
     assert only(FenceSlots, effects).failed == ((C3, 3), (L0, 0), (L1, 2), (L2, 2), (L3, 3))
     assert history.machine.chains[C1] == (2,)
 

@@ -27,7 +27,7 @@ from flinkplus.errors import (
 )
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.vocabulary import events as core
-from flinkplus.protocol.vocabulary.effects import JobEnded, JobState
+from flinkplus.protocol.vocabulary.effects import EndJob, JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.control import messages as control
@@ -120,7 +120,7 @@ def test_what_a_replaced_subtask_says_has_no_effect() -> None:
 def test_the_exception_of_a_subtask_is_handled_locally_while_the_job_runs() -> None:
     job = Reported()
     (told,) = job.report(1, control.Failed(1, "count[1]", "ValueError", "boom", time_s=1.0))
-    assert isinstance(told, core.FailoverStarted)
+    assert isinstance(told, core.FailureTakenOn)
     assert (told.kind, told.reason) == ("exception", "count[1]: boom")
     assert job.failovers.running
 
@@ -141,7 +141,7 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
         1, "count[1]", "UserFunctionError", str(raised), raised.operator, raised.row, 1.0, raised.cause
     )
     (told,) = job.report(1, said)
-    assert isinstance(told, core.FailoverStarted | core.SubtaskFailed)
+    assert isinstance(told, core.FailureTakenOn | core.SubtaskFailed)
     error = told.error
     assert isinstance(error, UserFunctionError)
     assert (error.operator, error.subtask, error.row, error.cause) == (
@@ -152,7 +152,7 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
     )
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error) == str(raised)
-    ended = error_of(JobEnded(JobState.FAILED, error, f"count[1]: {told.reason}", "exception"), 3)
+    ended = error_of(EndJob(JobState.FAILED, error, f"count[1]: {told.reason}", "exception"), 3)
     shown = f"{ended} ({error})" if str(error) not in str(ended) else str(ended)
     for word in ("'poison'", "Row(n=5000)", "ValueError: no"):
         assert shown.count(word) == 1
@@ -161,7 +161,7 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
 @pytest.mark.parametrize("kind", ["InputError", "NondeterministicOperator"])
 def test_other_errors_of_a_subtask_are_said_once_too(kind: str) -> None:
     told, *_ = Reported().report(1, control.Failed(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
-    assert isinstance(told, core.FailoverStarted | core.LocalFailoverRefused)
+    assert isinstance(told, core.FailureTakenOn | core.FailoverFellBack)
     assert str(told.error) in told.reason
 
 
@@ -171,8 +171,8 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
 ) -> None:
     job = Reported()
     told = job.report(1, control.Failed(1, "count[1]", error.__name__, "message 3", time_s=1.0))
-    assert [type(event) for event in told] == [core.FailoverStarted, core.LocalFailoverRefused], "counted, then refused"
-    assert all(type(event.error) is error for event in told if isinstance(event, core.FailoverStarted))
+    assert [type(event) for event in told] == [core.FailureTakenOn, core.FailoverFellBack], "counted, then refused"
+    assert all(type(event.error) is error for event in told if isinstance(event, core.FailureTakenOn))
     assert job.failovers.counts["fallbacks"] == 1
     assert job.figures.totals()["message_ids"]["conflicts"] == conflicts
 
@@ -180,7 +180,7 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
 def test_a_slot_whose_session_is_lost_is_lost() -> None:
     job = Reported()
     assert [type(event) for event in job.report(1, control.SessionLost("expired"))] == [
-        core.FailoverStarted,
+        core.FailureTakenOn,
         core.SlotLeft,
     ]
     assert job.members.get(1) is None
@@ -195,7 +195,7 @@ def test_why_a_slot_cannot_start_is_for_the_job_and_for_the_user() -> None:
     assert isinstance(told, core.SlotStartFailed) and isinstance(told.error, SlotStartError)
     assert told.slot == 1 and told.reason == "slot 1 cannot start on host-1: ImportError: libspecial.so.3"
     assert job.wires.dropped == [77] and job.members.get(1) is not None
-    ended = JobEnded(JobState.FAILED, told.error, f"{told.reason} (3 times in a row)", "slots")
+    ended = EndJob(JobState.FAILED, told.error, f"{told.reason} (3 times in a row)", "slots")
     error = error_of(ended, 3)
     assert isinstance(error, JobFailed) and error.__cause__ is told.error and "libspecial" in str(error)
     assert isinstance(error_of(replace(ended, error=None), 3), InsufficientSlots)
@@ -218,7 +218,7 @@ def test_a_new_attempt_replaces_the_old_one_and_joins() -> None:
     job.heard.clear()
     job.reports.take(77, control.Register(1, 1, 4711, "here", "here:9"))
     kinds = [type(event) for event in job.heard if not isinstance(event, core.GenerationsUsed)]
-    assert kinds == [core.FailoverStarted, core.SlotLeft, core.SlotRegistered]
+    assert kinds == [core.FailureTakenOn, core.SlotLeft, core.SlotRegistered]
     assert [type(message) for connection, message in job.wires.sent if connection == 77] == [
         control.Welcome,
         control.Join,

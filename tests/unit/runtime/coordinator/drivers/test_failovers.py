@@ -29,7 +29,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
     job.told(control.Chains)
     job.lose(1)
     assert job.heard == [
-        core.FailoverStarted("slot", G1, False, "slot 1 was lost: stream closed", None),
+        core.FailureTakenOn("slot", G1, False, "slot 1 was lost: stream closed", None),
         core.SlotLeft(1, 1, "stream closed"),
         core.GenerationsUsed(G2),
     ]
@@ -173,7 +173,7 @@ def test_what_zookeeper_refuses_rolls_back() -> None:
     job.lose(1)
     job.work()
     refused = job.heard[-1]
-    assert isinstance(refused, core.LocalFailoverRefused)
+    assert isinstance(refused, core.FailoverFellBack)
     assert (refused.kind, refused.subtasks, refused.counted) == ("slot", (C1, L1), True)
     assert "nobody answers" in refused.reason
     assert job.failovers.counts["fallbacks"] == 1
@@ -287,5 +287,5 @@ def test_an_order_that_nobody_would_take_is_no_promotion(monkeypatch: pytest.Mon
     job.lose(1)
     job.work()
     job.fence()
-    (refused,) = [event for event in job.heard if isinstance(event, core.LocalFailoverRefused)]
+    (refused,) = [event for event in job.heard if isinstance(event, core.FailoverFellBack)]
     assert "not promoted on slot 2: Promote would take 9 bytes; the maximum is 8; no standby of" in refused.reason

@@ -173,7 +173,7 @@ def test_the_second_end_at_the_same_message_ends_the_job_with_all_that_is_known(
     assert job.heard == []
     job.reports.take(job.words("2-b"))
     (told,) = job.heard
-    assert isinstance(told, events.InputEndsProcesses) and isinstance(told.error, ProcessCrashed)
+    assert isinstance(told, events.InputBlamed) and isinstance(told.error, ProcessCrashed)
     assert told.error.message == "message 0:1->2#17" and told.error.subtask.endswith("[2]")
     assert told.error.operator in told.reason
 

@@ -116,7 +116,7 @@ def test_a_deployment_that_nobody_would_take_ends_the_job_and_takes_nothing_back
         job.dispatch, job, job.deployment, commits, job.recoveries, (), (), lambda *_: None, lambda _: None  # type: ignore[arg-type]
     )  # fmt: skip
     with pytest.raises(ControlMessageTooLarge, match="checkpoint 1 on slot 0: Deploy would take 9 bytes"):
-        driver.apply(effects.Deploy(Generation(2), CheckpointId(1), ((SubtaskId("count", 0), 0),)))
+        driver.apply(effects.DeploySubtasks(Generation(2), CheckpointId(1), ((SubtaskId("count", 0), 0),)))
     assert job.heard == []
 
 

@@ -149,8 +149,8 @@ def test_they_end_when_nothing_is_on_them_and_cost_no_failure() -> None:
     world.cluster.over(3, 4)
     move.await_done(0)
     assert world.states == {}
-    assert world.job.heard[-2:] == [core.SpareTaken(3), core.SpareTaken(4)]
-    assert not any(isinstance(event, core.FailoverStarted) for event in world.job.heard)
+    assert world.job.heard[-2:] == [core.SpareRemoved(3), core.SpareRemoved(4)]
+    assert not any(isinstance(event, core.FailureTakenOn) for event in world.job.heard)
     assert world.job.members.numbers == [0, 1, 2] and world.job.failovers.counts["handovers"] == 0
     with pytest.raises(PeerProtocolError, match=r"slot 3 registered, but the job has slots 0 to 2$"):
         world.job.register(3)
@@ -265,5 +265,5 @@ def test_a_spare_slot_that_dies_before_it_has_joined_is_no_failure(world: World)
     world.scale(1)
     world.job.failovers.registered(world.job.register(3))
     world.job.lose(3)
-    assert not any(isinstance(event, core.FailoverStarted) for event in world.job.heard)
+    assert not any(isinstance(event, core.FailureTakenOn) for event in world.job.heard)
     assert world.states == {3: "starting"}
