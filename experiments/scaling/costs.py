@@ -29,7 +29,7 @@ from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.slot.subtasks.subtask import Subtask, SubtaskPlan, SubtaskPorts
-from flinkplus.runtime.transport.wire.wire import Kind, Message, decode_frame, decode_records
+from flinkplus.runtime.transport.wire.wire import Message, MessageKind, decode_frame, decode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 
@@ -203,7 +203,7 @@ class Bench:
                 self.subtasks[self._consumer(message.channel)].receive(message, payload)
             self.decode_s += time.perf_counter() - begun
             for message, payload in arrived:
-                if message.kind is Kind.RECORDS:
+                if message.kind is MessageKind.RECORDS:
                     self.frames += 1
                     if self.frames % SAMPLED == 0:
                         self.sampled_bytes += len(frame)

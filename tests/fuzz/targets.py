@@ -52,7 +52,7 @@ from flinkplus.runtime.transport.auth.handshake import Connecting, Listening, pa
 from flinkplus.runtime.transport.tcp.connections import Connection
 from flinkplus.runtime.transport.wire import wire
 from flinkplus.runtime.transport.wire.frames import framed
-from flinkplus.runtime.transport.wire.wire import Kind, Message
+from flinkplus.runtime.transport.wire.wire import Message, MessageKind
 from flinkplus.sinks.spark_log import parse_logged
 from flinkplus.state.backend import parse_files
 from flinkplus.state.seals import SigningKey, checked, signed
@@ -104,19 +104,23 @@ def _wire_seeds() -> tuple[bytes, ...]:
     found: list[Any] = []
     for seq, batch in enumerate(_batches()):
         payload = wire.encode_records(batch)
-        message = Message(Kind.RECORDS, channel, Generation(4), Seq(seq), CheckpointId(2), determinants=determinants)
+        message = Message(
+            MessageKind.RECORDS, channel, Generation(4), Seq(seq), CheckpointId(2), determinants=determinants
+        )
         found.append(wire.encode(message, payload))
-    for kind in Kind:
+    for kind in MessageKind:
         if kind not in wire.WITH_PAYLOAD:
             found.append(wire.encode(Message(kind, channel, Generation(4), Seq(9), CheckpointId(2))))
-    found.append(wire.encode(Message(Kind.WATERMARK, channel, Generation(4), Seq(9), CheckpointId(2), watermark_ms=17)))
+    found.append(
+        wire.encode(Message(MessageKind.WATERMARK, channel, Generation(4), Seq(9), CheckpointId(2), watermark_ms=17))
+    )
     every = [b"".join(bytes(part) for part in parts) for parts in found]
     return (*every, b"".join(every))
 
 
 def _decode_messages(data: bytes) -> object:
     for message, payload in wire.decode_frame(data):
-        if message.kind is Kind.RECORDS:
+        if message.kind is MessageKind.RECORDS:
             try:
                 wire.decode_records(payload)
             except PeerProtocolError as error:
@@ -393,12 +397,12 @@ def _decode_access(data: bytes) -> object:
 def _frame_seeds() -> tuple[bytes, ...]:
     topic = frames.Topic("count[1]", 2, 3, 4)
     return (
-        frames.encode(frames.Kind.OFFER, 1, 0, topic, {"base": 2, "lacks": ["1-2-3.sst"]}, b'{"format": 1}'),
-        frames.encode(frames.Kind.WANT, 1, 1, topic, {"files": [["1-2-3.sst", 0]], "round": 1}),
-        frames.encode(frames.Kind.CHUNK, 1, 2, topic, {"name": "1-2-3.sst", "offset": 0, "round": 1}, b"x" * 300),
-        frames.encode(frames.Kind.ACK, 1, 3, topic, {"round": 1}),
-        frames.encode(frames.Kind.FAILED, 1, 3, topic, {"reason": "no"}),
-        frames.encode(frames.Kind.PROBE, 1, 4, frames.NO_TOPIC),
+        frames.encode(frames.FrameKind.OFFER, 1, 0, topic, {"base": 2, "lacks": ["1-2-3.sst"]}, b'{"format": 1}'),
+        frames.encode(frames.FrameKind.WANT, 1, 1, topic, {"files": [["1-2-3.sst", 0]], "round": 1}),
+        frames.encode(frames.FrameKind.CHUNK, 1, 2, topic, {"name": "1-2-3.sst", "offset": 0, "round": 1}, b"x" * 300),
+        frames.encode(frames.FrameKind.ACK, 1, 3, topic, {"round": 1}),
+        frames.encode(frames.FrameKind.FAILED, 1, 3, topic, {"reason": "no"}),
+        frames.encode(frames.FrameKind.PROBE, 1, 4, frames.NO_TOPIC),
     )
 
 
@@ -408,11 +412,11 @@ def _decode_replication(data: bytes) -> object:
         names.assert_subtask(frame.topic.subtask)
     found: list[Any] = []
     match frame.kind:
-        case frames.Kind.OFFER:
+        case frames.FrameKind.OFFER:
             found = frame.fields["lacks"]
-        case frames.Kind.WANT:
+        case frames.FrameKind.WANT:
             found = [name for name, _ in frame.fields["files"]]
-        case frames.Kind.CHUNK:
+        case frames.FrameKind.CHUNK:
             found = [frame.fields["name"]]
     for name in found:
         names.assert_inside(name)

@@ -30,7 +30,7 @@ from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import JOB_SLOTS, SUBTASK_SHARE, AbortCause, cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from tests.simulation.causes import Causes
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tests.simulation.subtask import SimSubtask, WatchedLog
     from tests.simulation.world import World
 
-Content = tuple[Kind, Any, int, int, bytes, int]
+Content = tuple[MessageKind, Any, int, int, bytes, int]
 NOTHING: dict[int, Content] = {}
 MOST_OF_A_STEP = 3
 """Messages that a step puts into one channel."""
@@ -69,7 +69,7 @@ class Violation(AssertionError):
 
 
 def content_of(message: Message) -> Content:
-    epoch = message.epoch if message.kind is Kind.BARRIER else 0
+    epoch = message.epoch if message.kind is MessageKind.BARRIER else 0
     return message.kind, message.records, message.size, epoch, message.determinants, message.watermark_ms
 
 
@@ -269,7 +269,7 @@ class Checks:
         window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.promoted else 1)
         if held > window and subtask.plan.unaligned:  # a barrier overtook; barriers themselves do not count
             waiting = len(end.queue) - end.put_back
-            held -= sum(end.queue[-1 - at][0].kind is Kind.BARRIER for at in range(waiting))
+            held -= sum(end.queue[-1 - at][0].kind is MessageKind.BARRIER for at in range(waiting))
             replayed = subtask.promoted or message.generation > subtask.generation
             window += (MAX_UNSENT_TO_NOBODY if replayed else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
         if held > window:
@@ -349,10 +349,10 @@ class Checks:
     def takes_in_loop(self, subtask: SimSubtask, end: InputChannel, message: Message) -> None:
         """``subtask`` takes a message off ``end``, which is a back edge, or takes a round of a loop."""
         if end.put_back:
-            self.counts["put_back"] += message.kind is Kind.RECORDS
-        if message.kind is Kind.ROUND:
+            self.counts["put_back"] += message.kind is MessageKind.RECORDS
+        if message.kind is MessageKind.ROUND:
             self.counts["rounds"] += 1
-        elif message.kind is Kind.RECORDS:
+        elif message.kind is MessageKind.RECORDS:
             self.counts["came_round"] += len(message.records)
 
     def takes_watermark(self, subtask: SimSubtask, message: Message, before_ms: int | None) -> None:
@@ -451,7 +451,7 @@ class Checks:
             if world.parameters.aligned_timeout_ms is not None:
                 self._check_in_flight(checkpoint, subtask, handles[subtask]["operator_state"])
             for logged in handles[subtask]["operator_state"].get("in_flight", {}).values():
-                self.counts["in_flight"] += sum(message[0] == Kind.RECORDS for message in logged)
+                self.counts["in_flight"] += sum(message[0] == MessageKind.RECORDS for message in logged)
         self._check_budget(checkpoint, handles)
         for channel, producer, consumer in world.channels:
             sent = handles[producer]["operator_state"]["outputs"].get(str(channel), 0)

@@ -17,13 +17,12 @@ from chain_backup.disk import Sink, Source, base_name
 from chain_backup.replication.agent import ReplicationAgent, at_once
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.state.backend import Prepared
-from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
-from flinkplus.state.delta import Kind as FileKind
+from flinkplus.state.delta import CHECKSUM_BYTES, FileKind, StateFile
 from flinkplus.state.left import newest_checkpoint
 from tests.simulation.disk import flipped
 from tests.simulation.subtask import HANDLE_FORMAT, Count
@@ -290,7 +289,7 @@ class SimStandbys:
         return self._world.now_ms * 1_000_000 + self._slot.process
 
     def _send(self, peer: int, frame: bytes) -> None:
-        message = Message(Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0), frame)
+        message = Message(MessageKind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0), frame)
         self._slot.data.send(peer, message)
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:

@@ -21,7 +21,7 @@ from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.points import CURSOR
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
@@ -76,7 +76,7 @@ class MarshalCodec:
 
     def decode(self, data: memoryview) -> Entry:
         kind, channel, *rest = marshal.loads(data)
-        return Message(Kind(kind), ChannelId(*channel), *rest), None
+        return Message(MessageKind(kind), ChannelId(*channel), *rest), None
 
 
 class WatchedLog(OutputLog[Entry]):
@@ -192,7 +192,7 @@ class SimSubtask(SubtaskSteps):
             self.outputs.add_channels(edge, self.id.index, peers, saved.get("outputs", {}), is_back)
         self.begin_from(saved)
         waiting = [message for end in self.inputs.channels.values() for message, _ in end.queue]
-        again = sum(len(message.records) for message in waiting if message.kind is Kind.RECORDS)
+        again = sum(len(message.records) for message in waiting if message.kind is MessageKind.RECORDS)
         if again:
             world.note("%s takes up %s rows that were in flight", self.id, again)
             world.reach("taken_up", slot, self.id)
@@ -260,13 +260,13 @@ class SimSubtask(SubtaskSteps):
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message = end.queue[0][0]
         if self._unaligned is not None:
-            self.passes_barrier = message.kind is Kind.BARRIER and message.epoch <= self._unaligned._newest_seen
+            self.passes_barrier = message.kind is MessageKind.BARRIER and message.epoch <= self._unaligned._newest_seen
             self._world.checks.counts["put_back"] += bool(end.put_back)
         if self._world.checks.exact:
             self._world.checks.causes.takes(self, message)
-        if end.channel in self._back or message.kind is Kind.ROUND:
+        if end.channel in self._back or message.kind is MessageKind.ROUND:
             self._world.checks.takes_in_loop(self, end, message)
-        if message.kind is Kind.WATERMARK:
+        if message.kind is MessageKind.WATERMARK:
             self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
         return super()._take(end)
 
@@ -513,7 +513,7 @@ class SimSubtask(SubtaskSteps):
 def unpacked(packed: Any) -> Message:
     """A message that a snapshot holds."""
     kind, channel, *rest = packed
-    return Message(Kind(kind), ChannelId(*channel), *rest)
+    return Message(MessageKind(kind), ChannelId(*channel), *rest)
 
 
 def packed_bytes(packed: Any) -> int:

@@ -202,10 +202,10 @@ def test_one_message_is_one_message() -> None:
 
 def test_frames_of_replication_name_their_fields() -> None:
     topic = frames.Topic("a", 1, 2, 3)
-    whole = frames.encode(frames.Kind.STAGED, 1, 0, topic)
+    whole = frames.encode(frames.FrameKind.STAGED, 1, 0, topic)
     assert frames.decode(whole).fields == {}
     for text in (b'["a",1,2,3,[]]', b'["a",1,1e999,3,{}]', DEEP):
-        prefix = frames.PREFIX.pack(frames.MAGIC, frames.FORMAT_VERSION, frames.Kind.STAGED, 1, 0, len(text), 0)
+        prefix = frames.PREFIX.pack(frames.MAGIC, frames.FORMAT_VERSION, frames.FrameKind.STAGED, 1, 0, len(text), 0)
         checksum = zlib.crc32(text, zlib.crc32(prefix))
         with pytest.raises(PeerProtocolError):
             frames.decode(prefix + frames.CHECKSUM.pack(checksum) + text)

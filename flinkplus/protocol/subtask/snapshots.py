@@ -27,7 +27,7 @@ from flinkplus.protocol.vocabulary.in_flight import (
     SnapshotLogs,
     in_flight_bytes,
 )
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 NO_TIME_MS = 0
 """The machine has no deadlines: the coordinator times every checkpoint."""
@@ -95,7 +95,7 @@ class SubtaskSnapshots(SubtaskWork):
         record = self._open_log(checkpoint, end.channel)
         for message, payload in end.queue:
             record.add(message, payload)
-            if message.kind is Kind.BARRIER and message.epoch == checkpoint:
+            if message.kind is MessageKind.BARRIER and message.epoch == checkpoint:
                 record.next = message.seq + 1
                 return
         self._open_records.setdefault(end.channel, {})[checkpoint] = record
@@ -187,7 +187,7 @@ class SubtaskSnapshots(SubtaskWork):
                     self._halted = checkpoint
                 self._inputs_at = {number: at for number, at in self._inputs_at.items() if number > checkpoint}
             case effects.ForwardBarrier(checkpoint, overtakes):
-                self.outputs.broadcast(Kind.BARRIER, checkpoint, overtakes)
+                self.outputs.broadcast(MessageKind.BARRIER, checkpoint, overtakes)
             case effects.PersistSnapshot(checkpoint):
                 self._persist(checkpoint)
             case effects.AcknowledgeCheckpoint(checkpoint, handle):

@@ -55,7 +55,7 @@ from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 MERGED_MESSAGES = 256
 MERGED_WHERE_BARRIERS_OVERTAKE = 8
@@ -279,13 +279,13 @@ class SubtaskSteps(SubtaskLoop):
     def _arrived(self, machine: UnalignedBarriers, message: Message, payload: Any) -> None:
         if self._open_records:
             self._note_arrival(message.channel, message, payload)
-        if message.kind is Kind.BARRIER:
+        if message.kind is MessageKind.BARRIER:
             self._apply_all(machine.step(NO_TIME_MS, events.BarrierSighted(message.channel, message.epoch)))
 
     def _digest_of(self, message: Message, payload: Any) -> int:
-        if message.kind is Kind.RECORDS:
+        if message.kind is MessageKind.RECORDS:
             return self._digest(message, payload)
-        told = message.watermark_ms if message.kind in (Kind.WATERMARK, Kind.ROUND) else message.epoch
+        told = message.watermark_ms if message.kind in (MessageKind.WATERMARK, MessageKind.ROUND) else message.epoch
         return (told << 8 | message.kind) & DIGEST_MASK
 
     def _learn(self, producer: SubtaskId, message: Message) -> None:
@@ -297,7 +297,7 @@ class SubtaskSteps(SubtaskLoop):
         runs += [(self._incarnation.lineage.subtask(number), at, theirs) for number, at, theirs in others]
         for subtask, at, theirs in runs:  # its own as well: what others are to repeat may depend on what came round
             self.known.learn(subtask, at, theirs)
-            if message.kind is Kind.BARRIER:
+            if message.kind is MessageKind.BARRIER:
                 self.known.barrier(message.epoch, subtask, at + len(theirs))
 
     def _pass_on(self, producer: SubtaskId, message: Message) -> None:
@@ -555,24 +555,24 @@ class SubtaskSteps(SubtaskLoop):
         self._taken = [(end, 1)]
         if self._open_logs:
             self._note_in_flight(end.channel, message, payload)
-        if end.ended and message.kind is not Kind.BARRIER:
+        if end.ended and message.kind is not MessageKind.BARRIER:
             return iter(())  # sent again, under other numbers: it was all here before
         match message.kind:
-            case Kind.RECORDS:
+            case MessageKind.RECORDS:
                 if self._rounds is not None and end.channel in self._back:
                     self._record_came_round(end.channel)
                 return self._push(message, payload)
-            case Kind.BARRIER:
+            case MessageKind.BARRIER:
                 self._take_barrier(end, message)
                 return None
-            case Kind.END_OF_INPUT:
+            case MessageKind.END_OF_INPUT:
                 return self._take_end(end)
-            case Kind.WATERMARK:
+            case MessageKind.WATERMARK:
                 return self._advanced(self._watermarks.advance(end.channel, message.watermark_ms))
-            case Kind.ROUND:
+            case MessageKind.ROUND:
                 assert self._rounds is not None
                 return self._hand_on(self._rounds.take(end.channel, message.watermark_ms))
-            case Kind.CREDIT | Kind.REPLICA:
+            case MessageKind.CREDIT | MessageKind.REPLICA:
                 raise PeerProtocolError(f"{message.kind.name} on input channel {end.channel}")
             case _:
                 assert_never(message.kind)
@@ -628,7 +628,7 @@ class SubtaskSteps(SubtaskLoop):
         yield from self._flush()
         while not self.outputs.accepts:
             yield
-        self.outputs.broadcast(Kind.END_OF_INPUT, self.outputs.epoch)
+        self.outputs.broadcast(MessageKind.END_OF_INPUT, self.outputs.epoch)
         self._on_point("end")
         self.ended = True
         self._on_end()

@@ -22,7 +22,7 @@ from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
@@ -134,10 +134,10 @@ class SlotOrders(ABC, Generic[S]):
     def take(self, peer: int, message: Message, payload: Any) -> None:
         """A message of slot ``peer``. Raises ``ForeignMessage``, and has no effect, when it is not that slot's."""
         channel = message.channel
-        if message.kind is Kind.CREDIT:
+        if message.kind is MessageKind.CREDIT:
             self._check_consumer(peer, message)
             self._take_credit(channel, (message.generation, message.seq, peer))
-        elif message.kind is Kind.REPLICA:
+        elif message.kind is MessageKind.REPLICA:
             if self._failover is not None:
                 self._failover.standbys.receive(peer, bytes(payload))
         else:
@@ -186,7 +186,7 @@ class SlotOrders(ABC, Generic[S]):
         if end.peer is None:
             self._take_credit(channel, (generation, consumed, None))
             return
-        self._send_credit(end.peer, Message(Kind.CREDIT, channel, generation, Seq(consumed), NO_EPOCH))
+        self._send_credit(end.peer, Message(MessageKind.CREDIT, channel, generation, Seq(consumed), NO_EPOCH))
 
     # --- streams
 

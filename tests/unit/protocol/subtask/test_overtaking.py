@@ -15,7 +15,7 @@ from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES, AbortCause, InFlightBudget, Logs, cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from tests.unit.protocol.subtask.test_replay import INPUTS, Folding, message
 from upstream_cache.log import OutputLog
 
@@ -80,7 +80,7 @@ class Overtaken(Folding):
 
 
 def barrier(channel: ChannelId, seq: int, checkpoint: CheckpointId = ONE) -> Message:
-    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), checkpoint)
+    return Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), checkpoint)
 
 
 def choices(subtask: Overtaken) -> list[Choice]:
@@ -150,7 +150,7 @@ def test_a_step_that_rests_is_done_and_the_barrier_sent_without_credit() -> None
     assert list(subtask.copied) == [1]
     for channel, end in subtask.outputs.channels.items():
         assert end.log.sent == end.log.appended > made[channel]
-        assert subtask.made(channel.consumer)[-1].kind is Kind.BARRIER
+        assert subtask.made(channel.consumer)[-1].kind is MessageKind.BARRIER
 
 
 def test_what_was_sent_without_credit_is_waited_for() -> None:

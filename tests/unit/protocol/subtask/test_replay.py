@@ -22,7 +22,7 @@ from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from tests.examples import examples
 from upstream_cache.log import OutputLog
 
@@ -134,7 +134,7 @@ class Folding(SubtaskSteps):
 
 
 def message(channel: ChannelId, seq: int, value: int) -> Message:
-    return Message(Kind.RECORDS, channel, Generation(1), Seq(seq), START, value, 10)
+    return Message(MessageKind.RECORDS, channel, Generation(1), Seq(seq), START, value, 10)
 
 
 values = st.lists(st.integers(0, 50), min_size=1, max_size=12)
@@ -374,7 +374,7 @@ def test_one_who_has_nothing_to_repeat_must_not_have_been_heard_of() -> None:
 
 
 def barrier(channel: ChannelId, seq: int) -> Message:
-    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), CheckpointId(1))
+    return Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), CheckpointId(1))
 
 
 def feed(subtask: Folding, inputs: list[list[int]]) -> None:
