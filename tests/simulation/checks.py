@@ -640,7 +640,7 @@ class Checks:
         before, self._chains = self._chains, chains
         holders = self._holders
         coordinator = self._world.coordinator
-        slots = [] if coordinator is None else coordinator._members.numbers
+        slots = [] if coordinator is None else coordinator._processes.numbers
         self._holders = {slot: self._world.member(slot) for slot in slots}
         failovers = self._world.failovers
         if failovers is None or chains == before:
@@ -685,7 +685,7 @@ class Checks:
         """There are said to be so many spare slots, and every chain is said to be whole."""
         coordinator = self._world.coordinator
         assert coordinator is not None and coordinator._failovers is not None
-        slots = coordinator._members.numbers
+        slots = coordinator._processes.numbers
         spares = slots[self._world.parameters.parallelism :]
         running = [
             process.index
@@ -710,7 +710,7 @@ class Checks:
             if (at_work.slot.index, coordinator._deployment.assignment[what]) != (slot, slot):
                 self._wrong("moves", f"{what} is said to be on slot {slot}, and is on {at_work.slot}")
             return
-        for member in coordinator._members.all():
+        for member in coordinator._processes.all():
             used = [s for s, slots in coordinator._failovers.chains.items() if member.slot in slots]
             if member.host == what and used:
                 self._wrong("moves", f"{what} is said to be empty, and slot {member.slot} is in the chains of {used}")

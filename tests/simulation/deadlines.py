@@ -67,13 +67,13 @@ class Deadlines:
             self._watch_failover(coordinator._failovers._protocol)
         evict = coordinator._presence.evict
 
-        def evicted(member: Any, reason: str) -> None:
+        def evicted(process: Any, reason: str) -> None:
             patience_ms = round(coordinator.options.heartbeat_timeout * 1000)
             if reason.startswith("no heartbeat"):
                 self._fired("heartbeat", patience_ms, reason)
             elif reason.endswith("is given up"):  # ``GiveSlotUp``, after a look at who reaches whom
                 self._fired("reach", patience_ms, reason)
-            evict(member, reason)
+            evict(process, reason)
 
         coordinator._presence.evict = evicted  # type: ignore[method-assign]
 

@@ -48,7 +48,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget, SnapshotLogs
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
@@ -1441,7 +1441,7 @@ def retired_with_something_on_it(original: Any) -> Any:
     return left
 
 
-@mutation(Members, "needed")
+@mutation(SlotProcesses, "needed")
 def spare_slots_are_deployed_on(original: Any) -> Any:
     """A rollback counts on the spare slots that are there."""
     return lambda self: self.all()

@@ -27,7 +27,7 @@ from flinkplus.runtime.base.step_note import EDGE, FIELDS, OPERATOR, PRODUCER, S
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.coordinator import Coordinator
 from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch, RegistryTold
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
 from flinkplus.runtime.coordinator.membership.moves import PlannedMove
 from flinkplus.runtime.coordinator.setup.outcome import Restore
@@ -239,7 +239,7 @@ class World:
         self._workers = [storage, registry]
         dispatch = Dispatch(
             SimRendezvous(self),  # type: ignore[arg-type]
-            Members(self.parameters.parallelism),
+            SlotProcesses(self.parameters.parallelism),
             inbox,  # type: ignore[arg-type]
             self.clock,
             storage,
@@ -335,7 +335,7 @@ class World:
             return
         self._beaten_ms = self.now_ms
         now_s = self.clock.monotonic()
-        for member in coordinator._members._members.values():
+        for member in coordinator._processes._processes.values():
             if not self._connections[member.connection].paused:
                 member.heard_s = now_s
 
@@ -386,7 +386,7 @@ class World:
         """The process that the coordinator takes for ``slot``, if it lives."""
         if self.coordinator is None:
             return None
-        member = self.coordinator._members.get(slot)
+        member = self.coordinator._processes.get(slot)
         process = None if member is None else self._connections[member.connection]
         return process if process is not None and process.alive else None
 

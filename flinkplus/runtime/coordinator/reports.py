@@ -20,7 +20,7 @@ from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, Machines
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
@@ -60,35 +60,35 @@ class Reports:
         if isinstance(message, control.StartFailed):
             self._presence.start_failed(connection, message)
             return
-        member = self._dispatch.members.on(connection)
-        if member is None:
+        process = self._dispatch.processes.on(connection)
+        if process is None:
             self._figures.fenced_reports += 1
             return  # a connection that was given up
-        member.heard_s = self._dispatch.clock.monotonic()
+        process.heard_s = self._dispatch.clock.monotonic()
         match message:
             case control.Heartbeat(generation, subtasks, refused, malformed, fenced, copied):
-                self._figures.heard_of_strangers((member.slot, member.incarnation), refused, malformed, fenced)
-                self._figures.heard_of_copies((member.slot, member.incarnation), copied)
-                self._heard(member, generation, subtasks)
+                self._figures.heard_of_strangers((process.slot, process.incarnation), refused, malformed, fenced)
+                self._figures.heard_of_copies((process.slot, process.incarnation), copied)
+                self._heard(process, generation, subtasks)
             case control.Deployed(generation, restore_ms):
                 if generation == self._deployment.generation:
                     self._recoveries.restored(restore_ms)
-                self._machines.step_job(events.SlotDeployed(Generation(generation), member.slot))
+                self._machines.step_job(events.SlotDeployed(Generation(generation), process.slot))
             case control.RestoreFailed(generation, checkpoint, subtask, reason):
                 why = f"state of {subtask}: {reason}"
                 self._machines.step_job(
                     events.CheckpointRestoreFailed(Generation(generation), CheckpointId(checkpoint), why)
                 )
             case control.PeersUnreached():
-                self._presence.peers_unreached(member, message)
+                self._presence.peers_unreached(process, message)
             case control.SessionLost(reason):
-                self._presence.lose(member, reason)
+                self._presence.lose(process, reason)
             case control.Stopped():
-                self._machines.step_job(events.SlotStopped(member.slot))
+                self._machines.step_job(events.SlotStopped(process.slot))
             case _ if isinstance(message, SubtaskReport):
                 self._take_of_subtask(message)
             case _:
-                if self._failovers is None or not self._failovers.take(member, message):
+                if self._failovers is None or not self._failovers.take(process, message):
                     log.warning("%s is not for the coordinator", type(message).__name__)
 
     def _take_of_subtask(
@@ -132,10 +132,10 @@ class Reports:
             return self._failovers.is_current(subtask, generation)
         return generation == self._deployment.generation
 
-    def _heard(self, member: Member, generation: int, subtasks: dict[str, dict[str, Any]]) -> None:
+    def _heard(self, process: SlotProcess, generation: int, subtasks: dict[str, dict[str, Any]]) -> None:
         if generation != self._deployment.generation:
             return
-        mine = {str(subtask) for subtask in self._deployment.on(member.slot)}
+        mine = {str(subtask) for subtask in self._deployment.on(process.slot)}
         heard = {name: counters for name, counters in subtasks.items() if name in mine}
         self._figures.heard(heard)
         for name, counters in heard.items():

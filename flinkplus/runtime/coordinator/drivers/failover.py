@@ -35,7 +35,7 @@ from flinkplus.runtime.control.promotion_order import PromotionOrder
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, FailoverWorkDone, Machines
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers, Handles
 from flinkplus.runtime.coordinator.promotion.renumbering import following, output_cursor
 from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER, STANDBY, RecoveryLog
@@ -65,7 +65,7 @@ class Failovers:
         deployment: Deployment,
         recoveries: RecoveryLog,
         job_state: Callable[[], JobState],
-        evict: Callable[[Member, str], None],
+        evict: Callable[[SlotProcess, str], None],
         trigger: Callable[[CheckpointId, list[SubtaskId], Generation], None],
         pending: Callable[[CheckpointId], bool],
         sharing_depth: int | None = None,
@@ -119,7 +119,9 @@ class Failovers:
         if not self._protocol.drained_hosts:
             return {}
         try:
-            return self._protocol.begins_on({member.slot: member.host for member in self._dispatch.members.needed()})
+            return self._protocol.begins_on(
+                {process.slot: process.host for process in self._dispatch.processes.needed()}
+            )
         except PlacementError as error:  # the user's own strategy: the start of the deployment says so
             log.warning("cannot place the subtasks without the drained hosts: %s", error)
             return {}
@@ -131,7 +133,7 @@ class Failovers:
         self._began_from = dict.fromkeys(self._deployment.assignment, version)
         self._complete, self._given_up, self._overtaking = version, [], []
         self._joining.reset()
-        hosts = tuple((member.slot, member.host) for member in self._dispatch.members.needed())
+        hosts = tuple((process.slot, process.host) for process in self._dispatch.processes.needed())
         cursors = tuple(
             (subtask, cursors_of(self._handles.get(subtask, version))) for subtask in self._deployment.assignment
         )
@@ -210,15 +212,15 @@ class Failovers:
 
     # --- failures
 
-    def slot_lost(self, member: Member, reason: str) -> None:
+    def slot_lost(self, process: SlotProcess, reason: str) -> None:
         """A slot is gone while the job runs; it is off the table already."""
-        matters = not self._dispatch.members.is_spare(member.slot) or self.has_joined(member.slot)
+        matters = not self._dispatch.processes.is_spare(process.slot) or self.has_joined(process.slot)
         if matters:
-            self._machines.step_job(self._loss_of(member.slot, reason))
-        self._machines.step_job(core.SlotLeft(member.slot, member.incarnation, reason))
+            self._machines.step_job(self._loss_of(process.slot, reason))
+        self._machines.step_job(core.SlotLeft(process.slot, process.incarnation, reason))
         if matters:
-            self.step(events.SlotLost(member.slot, member.incarnation, reason))
-        self._joining.lost(member.slot)
+            self.step(events.SlotLost(process.slot, process.incarnation, reason))
+        self._joining.lost(process.slot)
 
     def _loss_of(self, slot: int, reason: str) -> core.FailureTakenOn:
         """What the loss of ``slot`` counts as. When no subtask is on it, it is a failure of its own."""
@@ -240,32 +242,32 @@ class Failovers:
 
     # --- what slots say
 
-    def take(self, member: Member, message: control.ControlMessage) -> bool:
+    def take(self, process: SlotProcess, message: control.ControlMessage) -> bool:
         """A message of a slot; ``False`` when it is not for this machine."""
         match message:
             case control.Staged(generation, subtask, version):
                 self.step(
                     events.VersionStaged(
-                        parse_subtask(subtask), member.slot, Generation(generation), CheckpointId(version)
+                        parse_subtask(subtask), process.slot, Generation(generation), CheckpointId(version)
                     )
                 )
                 self._note_replicated(CheckpointId(version))
             case control.Fenced(attempt, received):
                 self._answers.add(message)
                 cursors = tuple(sorted((parse_channel(name), seq) for name, seq in received.items()))
-                self.step(events.SlotFenced(attempt, member.slot, cursors))
+                self.step(events.SlotFenced(attempt, process.slot, cursors))
             case control.FencedPart(attempt):
                 self._answers.add_part(message)
-                self.step(events.SlotFencedPart(attempt, member.slot))
+                self.step(events.SlotFencedPart(attempt, process.slot))
             case control.Promoted(attempt, restore_ms, time_s):
                 self._recoveries.restored(restore_ms)
                 self._promoted_s = max(self._promoted_s, time_s)
-                self.step(events.StandbysPromoted(attempt, member.slot))
+                self.step(events.StandbysPromoted(attempt, process.slot))
             case control.PromotionFailed(attempt, subtask, reason):
-                log.warning("slot %d cannot take %s over: %s", member.slot, subtask, reason)
-                self.step(events.StandbyPromotionFailed(attempt, member.slot, parse_subtask(subtask), reason))
+                log.warning("slot %d cannot take %s over: %s", process.slot, subtask, reason)
+                self.step(events.StandbyPromotionFailed(attempt, process.slot, parse_subtask(subtask), reason))
             case control.Connected(serial):
-                self._joined(self._joining.ready(member, serial))
+                self._joined(self._joining.ready(process, serial))
             case _:
                 return False
         return True
@@ -305,9 +307,9 @@ class Failovers:
 
     # --- slots that come back
 
-    def registered(self, member: Member) -> None:
+    def registered(self, process: SlotProcess) -> None:
         """A new incarnation of a slot is there while the job runs: have everyone connect to it."""
-        self._joining.begin(member)
+        self._joining.begin(process)
 
     def set_aside(self, slot: int) -> None:
         """A slot that has not joined is not to, for now."""
@@ -317,10 +319,10 @@ class Failovers:
         """Whether a slot takes part in the running job."""
         return self._protocol.is_alive(slot)
 
-    def _joined(self, members: list[Member]) -> None:
-        for member in [member for member in members if not self._dispatch.members.is_over(member.slot)]:
-            self._joining.tell(member)  # what it was told when it came may be outdated by now
-            self.step(events.SlotJoined(member.slot, member.host))
+    def _joined(self, processes: list[SlotProcess]) -> None:
+        for process in [process for process in processes if not self._dispatch.processes.is_over(process.slot)]:
+            self._joining.tell(process)  # what it was told when it came may be outdated by now
+            self.step(events.SlotJoined(process.slot, process.host))
 
     # --- triggers that have to wait
 
@@ -384,9 +386,9 @@ class Failovers:
             case effects.FallBack(kind, subtasks, reason, error):
                 self._fall_back(kind, subtasks, reason, error)
             case EvictSlot(slot, _, reason):
-                member = self._dispatch.members.get(slot)
-                if member is not None:
-                    self._evict(member, reason)
+                process = self._dispatch.processes.get(slot)
+                if process is not None:
+                    self._evict(process, reason)
             case effects.TrimLogs(version):
                 tell_all(control.Trim(version))
             case effects.ReportMove():

@@ -21,7 +21,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskI
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, JobWorkDone, Machines
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
@@ -48,7 +48,7 @@ class JobDriver:
         recoveries: RecoveryLog,
         sources: tuple[SubtaskId, ...],
         heads: tuple[SubtaskId, ...],
-        evict: Callable[[Member, str], None],
+        evict: Callable[[SlotProcess, str], None],
         ended: Callable[[effects.EndJob], None],
     ) -> None:
         self._dispatch = dispatch
@@ -84,9 +84,9 @@ class JobDriver:
             case effects.StartSubtasks(generation):
                 self._start(generation)
             case effects.EvictSlot(slot, incarnation, reason):
-                member = self._dispatch.members.get(slot)
-                if member is not None and member.incarnation == incarnation:
-                    self._evict(member, reason)
+                process = self._dispatch.processes.get(slot)
+                if process is not None and process.incarnation == incarnation:
+                    self._evict(process, reason)
             case effects.StopSlots():
                 self.interrupted()
                 tell_all(control.Stop())
@@ -154,18 +154,18 @@ class JobDriver:
             handles = self.match(handles)
         self._restored = restore or CheckpointId(0), handles
         names = {str(subtask): slot for subtask, slot in assignment.items()}
-        for member in self._dispatch.members.needed():
-            mine = {name for name, host in names.items() if host == member.slot}
+        for process in self._dispatch.processes.needed():
+            mine = {name for name, host in names.items() if host == process.slot}
             deploy = control.Deploy(
                 generation,
                 restore,
                 names,
-                self._dispatch.members.addresses(),
+                self._dispatch.processes.addresses(),
                 {name: handle for name, handle in handles.items() if name in mine},
                 {name: rows for name, rows in self._recoveries.marks.items() if name in mine},
                 self._deployment.lost_at is not None,
             )
             try:
-                self._dispatch.tell(member.slot, deploy)
+                self._dispatch.tell(process.slot, deploy)
             except ControlMessageTooLarge as error:  # the checkpoint is sound: nothing may be taken back for that
-                raise ControlMessageTooLarge(f"checkpoint {restore} on slot {member.slot}: {error}") from error
+                raise ControlMessageTooLarge(f"checkpoint {restore} on slot {process.slot}: {error}") from error

@@ -65,9 +65,9 @@ class Reported(Job):
     def report(self, slot: int, message: control.ControlMessage) -> list[object]:
         """What the machines of the job and of checkpoints hear of a message."""
         self.heard.clear()
-        member = self.members.get(slot)
-        assert member is not None
-        self.reports.take(member.connection, message)
+        process = self.processes.get(slot)
+        assert process is not None
+        self.reports.take(process.connection, message)
         return [event for event in self.heard if not isinstance(event, core.GenerationsUsed)]
 
     def fail_over(self) -> None:
@@ -183,7 +183,7 @@ def test_a_slot_whose_session_is_lost_is_lost() -> None:
         core.FailureTakenOn,
         core.SlotLeft,
     ]
-    assert job.members.get(1) is None
+    assert job.processes.get(1) is None
     assert job.wires.dropped == [20]
 
 
@@ -194,7 +194,7 @@ def test_why_a_slot_cannot_start_is_for_the_job_and_for_the_user() -> None:
     (told,) = job.heard
     assert isinstance(told, core.SlotStartFailed) and isinstance(told.error, SlotStartError)
     assert told.slot == 1 and told.reason == "slot 1 cannot start on host-1: ImportError: libspecial.so.3"
-    assert job.wires.dropped == [77] and job.members.get(1) is not None
+    assert job.wires.dropped == [77] and job.processes.get(1) is not None
     ended = EndJob(JobState.FAILED, told.error, f"{told.reason} (3 times in a row)", "slots")
     error = error_of(ended, 3)
     assert isinstance(error, JobFailed) and error.__cause__ is told.error and "libspecial" in str(error)
@@ -230,7 +230,7 @@ def test_slots_learn_where_the_jobs_server_is_now_and_later_ones_before_they_con
     job = Reported()
     job.presence.registry_told(RegistryMoved("here:2"))
     moved = control.RegistryAddress("here:2")
-    there = {member.connection for member in job.members.all()}
+    there = {process.connection for process in job.processes.all()}
     assert {connection for connection, message in job.wires.sent if message == moved} == there
     job.reports.take(77, control.Register(1, 1, 4711, "here", "here:9"))
     assert next(message for connection, message in job.wires.sent if connection == 77) == moved
@@ -244,11 +244,11 @@ def test_an_earlier_attempt_of_the_spark_task_is_sent_away() -> None:
     job.reports.take(78, control.Register(1, 7, 4711, "here", "here:9"))
     assert job.heard == []
     assert [message for connection, message in job.wires.sent if connection == 78] == [control.Stop()]
-    member = job.members.get(1)
-    assert member is not None and member.host == "there"
+    process = job.processes.get(1)
+    assert process is not None and process.host == "there"
     job.reports.take(79, control.Register(1, 8, 4712, "there", "there:9"))
-    member = job.members.get(1)
-    assert member is not None and member.pid == 4712
+    process = job.processes.get(1)
+    assert process is not None and process.pid == 4712
 
 
 def test_a_spark_job_that_fails_counts_as_a_failed_start() -> None:
@@ -289,12 +289,12 @@ class Standing(Reported):
 
     def look(self, after_s: float) -> None:
         self.later_s += after_s
-        for member in self.members.all():
-            member.heard_s = self.monotonic()
+        for process in self.processes.all():
+            process.heard_s = self.monotonic()
         self.presence.look_for_silent_slots()
 
     def is_there(self, slot: int) -> bool:
-        return self.members.get(slot) is not None
+        return self.processes.get(slot) is not None
 
 
 def test_of_two_slots_that_do_not_reach_each_other_one_is_ended_and_its_subtasks_go_on_elsewhere() -> None:
@@ -404,9 +404,9 @@ class Listening:
 
 def pulsed(job: Reported) -> None:
     for slot in range(3):
-        member = job.members.get(slot)
-        assert member is not None
-        member.pulse, member.host, member.heard_s = f"pulse-{slot}", f"host{slot}", job.dispatch.clock.monotonic()
+        process = job.processes.get(slot)
+        assert process is not None
+        process.pulse, process.host, process.heard_s = f"pulse-{slot}", f"host{slot}", job.dispatch.clock.monotonic()
 
 
 def test_who_is_silent_is_judged_by_where_slots_are_and_who_could_take_over() -> None:
@@ -419,7 +419,7 @@ def test_who_is_silent_is_judged_by_where_slots_are_and_who_could_take_over() ->
     ((slots, chains),) = pulses.asked
     assert [(slot.name, slot.host) for slot in slots] == [(f"pulse-{slot}", f"host{slot}") for slot in range(3)]
     assert sorted(chains) == expected
-    assert [member.slot for member in job.members.all()] == [0, 2]
+    assert [process.slot for process in job.processes.all()] == [0, 2]
 
 
 def test_without_standbys_no_chain_has_anybody_left() -> None:
@@ -454,10 +454,10 @@ def test_a_slot_that_takes_no_signal_loses_its_stream(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "kill", refuse)
     assert job.presence.kill_slot(1)
     assert job.wires.sent == [(77, control.Die())], "its process can do it itself"
-    member = job.members.get(1)
-    assert member is not None
-    job.presence.evict(member, "it hangs")
-    assert job.wires.dropped == connections and job.members.get(1) is None
+    process = job.processes.get(1)
+    assert process is not None
+    job.presence.evict(process, "it hangs")
+    assert job.wires.dropped == connections and job.processes.get(1) is None
 
 
 @pytest.mark.parametrize(("off_s", "is_its_own"), [(0.0, True), (-3600.0, False)])
@@ -469,8 +469,8 @@ def test_only_the_process_that_has_registered_is_killed(
     killed: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
     on_this_host(job, os.getpid(), psutil.Process().create_time() + off_s)
-    member = job.members.get(1)
-    assert member is not None
-    job.presence.evict(member, "it hangs")
+    process = job.processes.get(1)
+    assert process is not None
+    job.presence.evict(process, "it hangs")
     assert (killed == [os.getpid()]) is is_its_own
-    assert job.members.get(1) is None
+    assert job.processes.get(1) is None

@@ -34,8 +34,8 @@ class Shell:
         self.job = Reported()
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.killed: list[int] = []
-        for member, host in zip(self.job.members.all(), on, strict=True):
-            member.host = host
+        for process, host in zip(self.job.processes.all(), on, strict=True):
+            process.host = host
         self.job.presence.kill_slot = self._kill  # type: ignore[method-assign]
         self.operations = Operations(
             self.job.dispatch,
@@ -141,17 +141,17 @@ def test_a_cut_whose_target_has_moved_to_its_peer_is_refused_when_it_is_time() -
 
 def test_what_is_away_is_refused() -> None:
     shell = Shell()
-    shell.job.members.remove(1)
+    shell.job.processes.remove(1)
     for target in ("slot-1", "count:1"):
         with pytest.raises(CommandRefused, match="registered"):
             shell.inject("kill", target)
-    shell.job.members.remove(2)
+    shell.job.processes.remove(2)
     with pytest.raises(CommandRefused, match="the hosts with slots are here"):
         shell.inject("kill", "there")
     shell.job.deployment.assignment = {}
     with pytest.raises(CommandRefused, match="no subtask is running on slot-0"):
         shell.inject("exception", "slot-0")
-    shell.job.members.remove(0)
+    shell.job.processes.remove(0)
     with pytest.raises(CommandRefused, match="no slot is registered"):
         shell.inject("kill", "here")
 
@@ -203,9 +203,9 @@ def test_the_past_and_a_job_that_has_not_begun() -> None:
 
 def test_slots_say_what_they_do_and_who_is_away() -> None:
     shell = Shell()
-    shell.job.members.remove(2)
+    shell.job.processes.remove(2)
     chains = shell.job.failovers.holdings
-    found = slots_of(range(3), {}, shell.job.members.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
+    found = slots_of(range(3), {}, shell.job.processes.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
     assert [slot["state"] for slot in found] == ["working", "standby", "away"]
     assert [slot["restarts"] for slot in found] == [0, 2, 0]
     assert found[0] | {"heard_ms": None} == {
@@ -221,7 +221,7 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
         "standbys": 2,
     }
     assert found[0]["heard_ms"] == 1500.0
-    assert slots_of(range(3), {}, shell.job.members.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
+    assert slots_of(range(3), {}, shell.job.processes.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
 
 
 def test_subtasks_say_where_they_are_and_how_far() -> None:

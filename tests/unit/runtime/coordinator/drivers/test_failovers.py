@@ -220,8 +220,8 @@ def test_a_slot_that_comes_back_joins_when_all_are_connected() -> None:
     job.fence()
     job.promoted()
     job.wires.sent.clear()
-    member = job.register(1)
-    job.failovers.registered(member)
+    process = job.register(1)
+    job.failovers.registered(process)
     (join,) = job.told(control.Join)
     assert join.generations["count[1]"] == 2
     assert join.assignment["count[1]"] == 2
@@ -257,9 +257,9 @@ def test_a_slot_lost_while_another_joins_is_not_waited_for() -> None:
 
 def test_messages_for_others_are_not_taken() -> None:
     job = Job()
-    member = job.members.get(0)
-    assert member is not None
-    assert not job.failovers.take(member, control.Stopped())
+    process = job.processes.get(0)
+    assert process is not None
+    assert not job.failovers.take(process, control.Stopped())
 
 
 def test_of_a_version_whose_checkpoint_was_given_up_no_handle_is_kept_when_there_is_a_newer_one() -> None:

@@ -17,7 +17,7 @@ from flinkplus.graph import JobGraph
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
 from flinkplus.state.delta import describe
@@ -34,20 +34,20 @@ def eager_switching() -> Iterator[None]:
 
 
 def test_members_are_listed_while_slots_come_and_go(eager_switching: None) -> None:
-    members, over = Members(2), threading.Event()
+    processes, over = SlotProcesses(2), threading.Event()
 
     def come_and_go() -> None:
         connection = 0
         while not over.is_set():
             connection += 1
-            members.register(connection, control.Register(connection % 2, 0, 1, "host", "address"), 0.0)
-            members.remove((connection + 1) % 2)
+            processes.register(connection, control.Register(connection % 2, 0, 1, "host", "address"), 0.0)
+            processes.remove((connection + 1) % 2)
 
     thread = threading.Thread(target=come_and_go)
     thread.start()
     try:
         for _ in range(100_000):
-            assert len(members.all()) <= 2
+            assert len(processes.all()) <= 2
     finally:
         over.set()
         thread.join()
@@ -55,10 +55,10 @@ def test_members_are_listed_while_slots_come_and_go(eager_switching: None) -> No
 
 @pytest.mark.parametrize("slot", [2, -1, 1 << 40])
 def test_a_slot_that_the_job_does_not_have_cannot_register(slot: int) -> None:
-    members = Members(2)
+    processes = SlotProcesses(2)
     with pytest.raises(PeerProtocolError, match="slots 0 to 1"):
-        members.register(1, control.Register(slot, 0, 1, "host", "address"), 0.0)
-    assert members.all() == [] and members.restarts == 0
+        processes.register(1, control.Register(slot, 0, 1, "host", "address"), 0.0)
+    assert processes.all() == [] and processes.restarts == 0
 
 
 def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
