@@ -151,7 +151,7 @@ class Checks:
         joined = failovers is None or all(failovers.has_joined(end.index) for end in ends)
         if coordinator._job.state is not JobState.RUNNING or not joined:
             return False
-        return all(world.member(end.index) is end for end in ends)
+        return all(world.process_of(end.index) is end for end in ends)
 
     def malformed(self, receiver: SimSlot, sender: int, frame: bytes) -> None:
         """A slot cannot read a frame."""
@@ -167,7 +167,7 @@ class Checks:
         self._not_understood(receiver, sender)
 
     def _not_understood(self, receiver: SimSlot, sender: int) -> None:
-        process = self._world.member(sender)
+        process = self._world.process_of(sender)
         if process is None:
             return
         key, now_ms = (receiver.process, process.process), self._world.now_ms
@@ -600,7 +600,7 @@ class Checks:
         assert failovers is not None
         for chain in failovers._protocol._table:
             for slot in chain.members[1:]:
-                process = self._world.member(slot)
+                process = self._world.process_of(slot)
                 if slot not in chain.catching_up and process is not None and not process.paused:
                     self.counts["stable"] += 1
                     self._check_copy(process, chain.subtask, version)
@@ -641,7 +641,7 @@ class Checks:
         holders = self._holders
         coordinator = self._world.coordinator
         slots = [] if coordinator is None else coordinator._processes.numbers
-        self._holders = {slot: self._world.member(slot) for slot in slots}
+        self._holders = {slot: self._world.process_of(slot) for slot in slots}
         failovers = self._world.failovers
         if failovers is None or chains == before:
             return
@@ -675,7 +675,7 @@ class Checks:
         """A standby on ``slot``, which lives, is in the chain no more: all who are to be there have its state."""
         table = self._world.failovers._protocol._table  # type: ignore[union-attr]
         for other in [other for other in chain.planned if other != chain.head and not forced]:
-            process = self._world.member(other)
+            process = self._world.process_of(other)
             if not table.is_alive(other):
                 self._wrong("moves", f"slot {slot} leaves the chain of {chain.subtask}, and slot {other} is not there")
             if process is not None and not process.paused and table.complete > 0:

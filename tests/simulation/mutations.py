@@ -1483,29 +1483,29 @@ def slow_commits_end_the_job(original: Any) -> Any:
 # --- rollback
 
 
-@mutation(JobProtocol, "_drain", scenario="97")
+@mutation(JobProtocol, "_quiesce", scenario="97")
 def rollbacks_wait_for_ever(original: Any) -> Any:
     """A rollback has no deadline for a commit that hangs."""
 
-    def drain(self: Any, now_ms: int) -> Any:
+    def quiesce(self: Any, now_ms: int) -> Any:
         found = original(self, now_ms)
         if self._state in LIVE:
-            self._drain_until_ms = None
+            self._quiesce_until_ms = None
         return found
 
-    return drain
+    return quiesce
 
 
-@mutation(JobProtocol, "_drain")
-def rollback_before_all_is_drained(original: Any) -> Any:
+@mutation(JobProtocol, "_quiesce")
+def rollback_before_all_is_quiet(original: Any) -> Any:
     """A rollback does not wait for manifests that are being stored."""
 
-    def drain(self: Any, now_ms: int) -> Any:
+    def quiesce(self: Any, now_ms: int) -> Any:
         found = original(self, now_ms)
-        self._drained = True
+        self._quiesced = True
         return found
 
-    return drain
+    return quiesce
 
 
 @mutation(JobProtocol, "restore_from")

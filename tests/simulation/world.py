@@ -382,18 +382,18 @@ class World:
     def failovers(self) -> Failovers | None:
         return None if self.coordinator is None else self.coordinator._failovers
 
-    def member(self, slot: int) -> SimSlot | None:
+    def process_of(self, slot: int) -> SimSlot | None:
         """The process that the coordinator takes for ``slot``, if it lives."""
         if self.coordinator is None:
             return None
-        member = self.coordinator._processes.get(slot)
-        process = None if member is None else self._connections[member.connection]
+        known = self.coordinator._processes.get(slot)
+        process = None if known is None else self._connections[known.connection]
         return process if process is not None and process.alive else None
 
     def is_at_work(self, subtask: Any) -> bool:
         """Whether the coordinator takes this for the active one."""
         coordinator = self.coordinator
-        if coordinator is None or self.member(subtask.slot.index) is not subtask.slot:
+        if coordinator is None or self.process_of(subtask.slot.index) is not subtask.slot:
             return False
         deployment = coordinator._deployment
         return deployment.generations.get(subtask.id) == subtask.generation and self.checks.is_at_work(subtask)
