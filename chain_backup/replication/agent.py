@@ -40,7 +40,7 @@ from chain_backup.disk import OpenDisk, base_name
 from chain_backup.replication import frames
 from chain_backup.replication.figures import ReplicationFigures
 from chain_backup.replication.frames import NO_TOPIC, Frame, FrameKind, Topic, decode
-from chain_backup.replication.members import Chain, Member
+from chain_backup.replication.members import Formation, Member
 from chain_backup.replication.replica import Replica, StagedVersion, encode_handle
 from chain_backup.replication.transfers import MAX_RESYNCS, MAX_TRIES, Hop, Inbound, Outbound, Partial, Send
 from flinkplus.documents import parse_document
@@ -111,7 +111,7 @@ class ReplicationAgent:
 
     # -- who is who -----------------------------------------------------------------------------------------------
 
-    def form(self, chains: Mapping[str, Chain]) -> None:
+    def form(self, chains: Mapping[str, Formation]) -> None:
         """Who follows whom, for the whole job: subtask -> (generation, members, head first)."""
         for subtask in [known for known in self._members if known not in chains]:
             self._drop(self._members[subtask])

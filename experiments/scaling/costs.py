@@ -217,8 +217,8 @@ class Bench:
 def _progress(subtask: Subtask) -> tuple[int, int]:
     """Rows that have come in (of a source: that have left it), and messages that have been made."""
     assert subtask.operators is not None
-    members = list(subtask.operators.members.values())
-    rows = members[-1].rows_out if subtask.plan.vertex.is_source else members[0].rows_in
+    nodes = list(subtask.operators.nodes.values())
+    rows = nodes[-1].rows_out if subtask.plan.vertex.is_source else nodes[0].rows_in
     return rows, sum(end.log.appended for end in subtask.outputs.channels.values())
 
 

@@ -710,10 +710,10 @@ class Checks:
             if (at_work.slot.index, coordinator._deployment.assignment[what]) != (slot, slot):
                 self._wrong("moves", f"{what} is said to be on slot {slot}, and is on {at_work.slot}")
             return
-        for member in coordinator._processes.all():
-            used = [s for s, slots in coordinator._failovers.chains.items() if member.slot in slots]
-            if member.host == what and used:
-                self._wrong("moves", f"{what} is said to be empty, and slot {member.slot} is in the chains of {used}")
+        for process in coordinator._processes.all():
+            used = [s for s, slots in coordinator._failovers.chains.items() if process.slot in slots]
+            if process.host == what and used:
+                self._wrong("moves", f"{what} is said to be empty, and slot {process.slot} is in the chains of {used}")
 
     # --- the copies of state
 

@@ -335,9 +335,9 @@ class World:
             return
         self._beaten_ms = self.now_ms
         now_s = self.clock.monotonic()
-        for member in coordinator._processes._processes.values():
-            if not self._connections[member.connection].paused:
-                member.heard_s = now_s
+        for process in coordinator._processes._processes.values():
+            if not self._connections[process.connection].paused:
+                process.heard_s = now_s
 
     def beat(self) -> None:
         """Have the coordinator look for silent slots as long as there may be any."""

@@ -54,7 +54,6 @@ LARGE_CLASSES = {
 }
 SHARED_NAMES = {
     "Cursors": 2,
-    "Member": 3,
     "Sink": 2,
     "Source": 2,
     "Start": 2,

@@ -39,7 +39,7 @@ from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers, Handles
 from flinkplus.runtime.coordinator.promotion.renumbering import following, output_cursor
 from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER, STANDBY, RecoveryLog
-from flinkplus.runtime.coordinator.record.status import Chain
+from flinkplus.runtime.coordinator.record.status import ChainStatus
 
 KEPT_REASONS = 100
 PROGRESS = (events.HeadPersisted, events.VersionStaged, events.CheckpointCompleted, events.CheckpointAborted)
@@ -150,7 +150,7 @@ class Failovers:
         )
 
     @property
-    def holdings(self) -> list[Chain]:
+    def holdings(self) -> list[ChainStatus]:
         """See ``FailoverProtocol``; none without standbys."""
         return list(self._protocol.holdings) if self._mode == STANDBY else []
 

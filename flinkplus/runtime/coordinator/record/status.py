@@ -14,7 +14,7 @@ from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 STARTING, LEAVING, ENDING = "starting", "leaving", "ending"
 WORKING, STANDBY, IDLE, AWAY = "working", "standby", "idle", "away"
 RUNNING, MOVING = "running", "moving"
-Chain = tuple[SubtaskId, int, int, Sequence[tuple[int, int | None, bool]]]
+ChainStatus = tuple[SubtaskId, int, int, Sequence[tuple[int, int | None, bool]]]
 """A subtask, the generation of its chain, the newest version that the head has, and the members, head first: slot, the
 newest version that it has (``None``: none) and whether it is still catching up."""
 
@@ -25,7 +25,7 @@ def slots_of(
     processes: Sequence[SlotProcess],
     incarnations: Mapping[int, int],
     assignment: Mapping[SubtaskId, int],
-    chains: Iterable[Chain],
+    chains: Iterable[ChainStatus],
     now_s: float,
 ) -> list[dict[str, Any]]:
     """Every slot, with what is on it. ``spares``: the spare ones, and how far each is (``runtime.spares``). ``now_s``:
@@ -92,7 +92,7 @@ def subtasks_of(
     return found
 
 
-def chains_of(chains: Iterable[Chain]) -> list[dict[str, Any]]:
+def chains_of(chains: Iterable[ChainStatus]) -> list[dict[str, Any]]:
     """Every chain. ``lag``: by how many checkpoints (numbers of them) a member is behind the newest version."""
     return [
         {

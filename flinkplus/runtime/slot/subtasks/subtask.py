@@ -212,12 +212,12 @@ class Subtask(SubtaskSteps):
     def _counted(self) -> int:
         """Rows that have left the operator that the rate counts at."""
         assert self.operators is not None
-        return self.operators.members[self._rate_node].rows_out
+        return self.operators.nodes[self._rate_node].rows_out
 
     def _make_pacer(self) -> tuple[Pacer, int, float | None]:
         assert self.operators is not None
-        nodes = self.operators.members
-        rated = [index for index, member in nodes.items() if member.node.rate is not None]
+        nodes = self.operators.nodes
+        rated = [index for index, fused in nodes.items() if fused.node.rate is not None]
         rate_node = rated[0] if rated else self.operators.root
         rate = nodes[rate_node].node.rate
         options = self.plan.options
@@ -344,7 +344,7 @@ class Subtask(SubtaskSteps):
     def _read_rows(self, rows: int) -> Generator[None, None, bool]:
         operators = self.operators
         assert operators is not None and operators.reader is not None
-        before = [member.rows_out for member in operators.members.values()]
+        before = [fused.rows_out for fused in operators.nodes.values()]
         rate_before = self._counted
         self._note[EDGE] = 0
         batch = operators.read(rows)
@@ -353,7 +353,7 @@ class Subtask(SubtaskSteps):
         self.has_read(batch.num_rows)
         if batch.num_rows:
             yield from operators.push(batch)
-        widest = max(m.rows_out - b for m, b in zip(operators.members.values(), before, strict=True))
+        widest = max(fused.rows_out - b for fused, b in zip(operators.nodes.values(), before, strict=True))
         self._pacer.after(batch.num_rows, widest, self._counted - rate_before)
         return True
 

@@ -11,7 +11,7 @@ import pytest
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.host.cleanup import clear_away
-from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators, Member
+from flinkplus.runtime.slot.subtasks.operator_tree import FusedNode, FusedOperators
 from flinkplus.runtime.slot.subtasks.output_gate import OutputGate
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 
@@ -26,9 +26,9 @@ class Closable:
             raise OSError(f"{self._name}: no space left on device")
 
 
-def member(part: Closable) -> Member:
+def fused(part: Closable) -> FusedNode:
     context = OperatorContext("part", "part[0]", 0, 1, pa.schema([]), None)
-    return Member(None, context, writer=part)  # type: ignore[arg-type]
+    return FusedNode(None, context, writer=part)  # type: ignore[arg-type]
 
 
 def test_every_part_is_closed_also_when_one_raises() -> None:
@@ -42,7 +42,7 @@ def test_every_part_is_closed_also_when_one_raises() -> None:
             raise RuntimeError("a user's generator")
 
     operators = object.__new__(FusedOperators)
-    operators.members = {0: member(Closable("first", told, fails=True)), 1: member(Closable("second", told))}
+    operators.nodes = {0: fused(Closable("first", told, fails=True)), 1: fused(Closable("second", told))}
     subtask = object.__new__(Subtask)
     subtask.operators = operators
     subtask.outputs = OutputGate(Generation(1), 16, 100, lambda slot, frame: None, lambda message, payload: None)
@@ -63,7 +63,7 @@ def test_files_of_older_checkpoints_are_removed_beside_the_loop() -> None:
     later: list[Callable[[], None]] = []
     subtask = object.__new__(Subtask)
     subtask.operators = object.__new__(FusedOperators)
-    subtask.operators.members = {}
+    subtask.operators.nodes = {}
     subtask.state = SimpleNamespace(checkpoint_complete=told.append)  # type: ignore[assignment]
     subtask._ports = SimpleNamespace(beside=later.append)  # type: ignore[assignment]
     subtask._on_complete(CheckpointId(3))
