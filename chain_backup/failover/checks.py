@@ -16,7 +16,7 @@ from chain_backup.failover.events import (
     SubtaskFailed,
     VersionStaged,
 )
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId, invariant
@@ -77,7 +77,7 @@ class EventCheck:
             self._check_subtask(subtask, Generation(0), newest)
             invariant(self._fits(subtask, cursors), "cursors name a channel of another subtask", subtask=subtask)
 
-    def _fits(self, subtask: SubtaskId, cursors: Cursors) -> bool:
+    def _fits(self, subtask: SubtaskId, cursors: VersionCursors) -> bool:
         inputs, outputs = self._channels[subtask]
         return inputs.issuperset(cursors.inputs) and outputs.issuperset(cursors.outputs)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from flinkplus.protocol.vocabulary.events import (
     CheckpointAborted,
     CheckpointCompleted,
@@ -30,7 +30,7 @@ class JobStarted:
 
     generation: Generation
     version: int
-    cursors: tuple[tuple[SubtaskId, Cursors], ...]
+    cursors: tuple[tuple[SubtaskId, VersionCursors], ...]
     """Of ``version``; what is left out has all its cursors at 0."""
     hosts: tuple[tuple[int, str], ...]
     """(slot, host), all slots but the spare ones, which join."""
@@ -99,7 +99,7 @@ class HeadPersisted:
     subtask: SubtaskId
     generation: Generation
     version: int
-    cursors: Cursors
+    cursors: VersionCursors
 
 
 @dataclass(frozen=True, slots=True)

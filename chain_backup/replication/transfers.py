@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from chain_backup.disk import Disk, Sink, Source, base_name
+from chain_backup.disk import ArrivingFile, Disk, HeldFile, base_name
 from chain_backup.replication import frames
 from chain_backup.replication.frames import Frame, FrameKind, Topic
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
@@ -31,7 +31,7 @@ class Partial:
 
     file: StateFile
     disk: Disk
-    output: Sink
+    output: ArrivingFile
     offset: int = 0
     digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=CHECKSUM_BYTES))
 
@@ -92,11 +92,11 @@ class Outbound:
 
     topic: Topic
     names: frozenset[str]
-    open: Callable[[str], Source]
+    open: Callable[[str], HeldFile]
     round: int = 0
     unacknowledged: int = 0
     wanted: deque[tuple[str, int]] = field(default_factory=deque)
-    source: Source | None = None
+    source: HeldFile | None = None
 
     def want(self, round_: int, wanted: list[tuple[str, int]]) -> None:
         """The successor asked for these, and for nothing that it asked for before."""

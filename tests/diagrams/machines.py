@@ -10,7 +10,7 @@ from typing import Any
 from chain_backup.failover import effects as chain_effects
 from chain_backup.failover import events as chain_events
 from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.job.job import JobProtocol
@@ -444,7 +444,7 @@ class _Failover(Timed):
         self._version = version
         for subtask in TOPOLOGY.subtasks:
             generation = self.machine.generations[subtask]
-            cursors = Cursors({}, {})
+            cursors = VersionCursors({}, {})
             self.tell(chain_events.HeadPersisted(subtask, generation, version, cursors))
             for slot in self.machine.chains[subtask][1:]:
                 self.tell(chain_events.VersionStaged(subtask, slot, generation, version))

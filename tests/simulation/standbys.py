@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chain_backup.disk import Sink, Source, base_name
+from chain_backup.disk import ArrivingFile, HeldFile, base_name
 from chain_backup.replication.agent import ReplicationAgent, at_once
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
@@ -164,7 +164,7 @@ class SimDisk:
         if error is not None:
             raise OSError(error, os.strerror(error))
 
-    def create(self, name: str) -> Sink:
+    def create(self, name: str) -> ArrivingFile:
         self.check()
         data = self._parts[name] = bytearray()
         return SimSink(self, data)
@@ -189,7 +189,7 @@ class SimDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         return self._held[name]
 
-    def open(self, name: str) -> Source:
+    def open(self, name: str) -> HeldFile:
         return SimSource(self._slot, self._data(name))
 
     def remove(self, name: str) -> None:

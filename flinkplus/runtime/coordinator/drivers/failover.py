@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 from chain_backup.failover import effects, events
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.placement import PlacementError
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ControlMessageTooLarge, HistoryMismatch
 from flinkplus.protocol.vocabulary import events as core
@@ -503,10 +503,10 @@ class Failovers:
         self.fallback_reasons.append(reason)
 
 
-def cursors_of(handle: dict[str, Any]) -> Cursors:
+def cursors_of(handle: dict[str, Any]) -> VersionCursors:
     """The cursors that a snapshot was taken at; those of an empty handle are all 0."""
     saved = handle.get("operator_state", {})
-    return Cursors(
+    return VersionCursors(
         {parse_channel(name): seq for name, seq in saved.get("inputs", {}).items()},
         {parse_channel(name): seq for name, seq in saved.get("outputs", {}).items()},
     )

@@ -27,7 +27,7 @@ from chain_backup.failover.events import (
     VersionStaged,
 )
 from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.phases import Phase
@@ -40,10 +40,10 @@ PER_VERSION = 10
 """Messages on each channel between two versions, the barrier included."""
 
 
-def cursors_of(subtask: SubtaskId, version: int, topology: Topology) -> Cursors:
+def cursors_of(subtask: SubtaskId, version: int, topology: Topology) -> VersionCursors:
     """Every version is taken ``PER_VERSION`` messages after the one before: the barrier is the last of them."""
     sent = max(0, version * PER_VERSION - 1)  # the snapshot is taken before the barrier is sent
-    return Cursors(
+    return VersionCursors(
         inputs=dict.fromkeys(topology.inputs(subtask), version * PER_VERSION),
         outputs=dict.fromkeys(topology.outputs(subtask), sent),
     )

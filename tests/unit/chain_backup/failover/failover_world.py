@@ -58,7 +58,7 @@ from chain_backup.failover.events import (
     VersionStaged,
 )
 from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.effects import EvictSlot
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
@@ -81,8 +81,8 @@ class Snapshot:
     state: int
 
     @property
-    def cursors(self) -> Cursors:
-        return Cursors(dict(self.ins), {channel: len(contents) for channel, contents in self.outs})
+    def cursors(self) -> VersionCursors:
+        return VersionCursors(dict(self.ins), {channel: len(contents) for channel, contents in self.outs})
 
 
 @dataclass

@@ -34,7 +34,7 @@ from chain_backup.failover.events import (
     VersionStaged,
 )
 from chain_backup.failover.machine import HANDOVER_PAUSE, FailoverConfig, FailoverProtocol
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ConfigurationError, InvariantViolation, PeerProtocolError
 from flinkplus.protocol.vocabulary.effects import EvictSlot
@@ -900,7 +900,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         (PeerProtocolError, StandbyPromotionFailed(1, 2, stranger, "x")),
         (PeerProtocolError, threw(stranger)),
         (PeerProtocolError, threw(C1, 2)),
-        (PeerProtocolError, HeadPersisted(C1, G2, 1, Cursors())),
+        (PeerProtocolError, HeadPersisted(C1, G2, 1, VersionCursors())),
         (PeerProtocolError, HeadPersisted(C1, G1, 1, cursors_of(L1, 1, TWO_STAGES))),
         (PeerProtocolError, VersionStaged(stranger, 1, G1, 1)),
         (InvariantViolation, completed(1)),
