@@ -514,7 +514,7 @@ class FailoverProtocol:
         """Whoever is nowhere any more gets a slot on which it was not refused."""
         for subtask in moved:
             if not self._table[subtask].members:
-                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._plans.drained)
+                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._plans.barred)
 
     def _unsafe(self, together: tuple[SubtaskId, ...]) -> str | None:
         """Why these cannot be moved together, if they cannot."""

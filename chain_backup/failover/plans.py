@@ -54,7 +54,7 @@ class _Move:
 
 
 @dataclass(slots=True)
-class _Drain:
+class _HostDrain:
     """A host that gets no work. ``waiting``: the request that waits until it has none; ``left``: as it was told."""
 
     waiting: int | None
@@ -64,7 +64,7 @@ class _Drain:
 
 @dataclass(slots=True)
 class _Scaling:
-    """Spare slots that are to be empty. ``waiting`` and ``left``: as of a drain."""
+    """Spare slots that are to be empty. ``waiting`` and ``left``: as of a host drain."""
 
     waiting: int | None = None
     slots: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class Plans:
         self._replicas = replicas
         self._strategy = strategy
         self._hosts = dict.fromkeys(slots, "")
-        self._drains: dict[str, _Drain] = {}
+        self._host_drains: dict[str, _HostDrain] = {}
         self._wishes: dict[SubtaskId, int] = {}
         self._moves: dict[SubtaskId, _Move] = {}
         self._layout = self._lay_out(self._hosts, (), ())
@@ -102,7 +102,7 @@ class Plans:
         drained, the first planned one that is not, or any.
         """
         own = self._own[subtask.index % len(self._own)]
-        usable = [slot for slot in self._own if slot in slots and slot not in self.drained]
+        usable = [slot for slot in self._own if slot in slots and slot not in self.barred]
         if own in usable or not usable:
             return own
         return next((slot for slot in self.of(subtask) if slot in usable), usable[subtask.index % len(usable)])
@@ -118,7 +118,7 @@ class Plans:
             return f"{chain.subtask} moves to slot {chain.home}, as asked"
         if chain.head in self._scaling.slots:
             return f"slot {chain.head} retires"
-        return f"host {host} is drained" if host in self._drains else f"slot {chain.home} is back"
+        return f"host {host} is drained" if host in self._host_drains else f"slot {chain.home} is back"
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -130,20 +130,20 @@ class Plans:
         return slot in self._retired
 
     @property
-    def drained(self) -> tuple[int, ...]:
+    def barred(self) -> tuple[int, ...]:
         """The slots on drained hosts, and those that retire."""
         retiring = self._scaling.slots
-        return tuple(slot for slot in self._slots if self._hosts[slot] in self._drains or slot in retiring)
+        return tuple(slot for slot in self._slots if self._hosts[slot] in self._host_drains or slot in retiring)
 
     @property
     def drained_hosts(self) -> tuple[str, ...]:
         """Sorted."""
-        return tuple(sorted(self._drains))
+        return tuple(sorted(self._host_drains))
 
     @property
     def hasty(self) -> tuple[int, ...]:
         """The slots that were drained, or are to retire, by force."""
-        forced = {host for host, drain in self._drains.items() if drain.forced}
+        forced = {host for host, drain in self._host_drains.items() if drain.forced}
         retiring = self._scaling.slots if self._scaling.forced else ()
         return tuple(slot for slot in self._slots if self._hosts[slot] in forced or slot in retiring)
 
@@ -172,9 +172,9 @@ class Plans:
         """Slots are on ``hosts``, all others where they were; spare ones may be new. Raises ``PlacementError``, and
         changes nothing."""
         known = {**self._hosts, **hosts}
-        layout = self._lay_out(known, self._drains, self._scaling.slots)
+        layout = self._lay_out(known, self._host_drains, self._scaling.slots)
         self._hosts, self._layout, self._slots = known, layout, tuple(sorted(known))
-        for subtask in [subtask for subtask, slot in self._wishes.items() if known[slot] in self._drains]:
+        for subtask in [subtask for subtask, slot in self._wishes.items() if known[slot] in self._host_drains]:
             del self._wishes[subtask]  # its slot is on another host than before
 
     # --------------------------------------------------------------------------------------------------- requests
@@ -185,9 +185,9 @@ class Plans:
             case MoveRequested(request, subtask, slot):
                 return self._request_move(request, subtask, slot, table)
             case HostDrainRequested(request, host, force):
-                return self._request_drain(request, host, force, table)
+                return self._drain_host(request, host, force, table)
             case HostUndrainRequested(request, host):
-                return self._request_undrain(request, host)
+                return self._undrain_host(request, host)
             case ScaleRequested(request, retiring, force):
                 return self._request_scaling(request, retiring, force, table)
 
@@ -199,28 +199,28 @@ class Plans:
         if slot in self._scaling.slots:
             return [_refused(request, f"slot {slot} is about to end, as asked; choose another")]
         host = self._hosts[slot]
-        if host in self._drains:
+        if host in self._host_drains:
             return [_refused(request, f"slot {slot} is on host {host}, which is drained; undrain that first")]
         ended = self._end(subtask, f"{subtask} is asked to move to slot {slot} now")
         self._moves[subtask] = _Move(request, slot, self._wishes.get(subtask))
         self._wishes[subtask] = slot
         return [*ended, ReportMove(request, "under_way", left=(subtask,))]
 
-    def _request_drain(self, request: int, host: str, force: bool, table: ChainTable) -> list[ReportMove]:
+    def _drain_host(self, request: int, host: str, force: bool, table: ChainTable) -> list[ReportMove]:
         hosts = sorted(set(self._hosts.values()))
         if host not in hosts:
             return [_refused(request, f"no slot is on host {host}; the hosts are {', '.join(hosts)}")]
         staying = {known for slot, known in self._hosts.items() if slot not in self._scaling.slots}
-        if all(other == host or other in self._drains for other in staying):
+        if all(other == host or other in self._host_drains for other in staying):
             return [_refused(request, f"no slot could take over from those on host {host}")]
         try:
-            layout = self._lay_out(self._hosts, {host, *self._drains}, self._scaling.slots)
+            layout = self._lay_out(self._hosts, {host, *self._host_drains}, self._scaling.slots)
         except PlacementError as error:
             return [_refused(request, f"without host {host}: {error}")]
         loss = None if force else self._loss(layout)
         if loss is not None:
             return [_refused(request, f"without host {host} {loss} with it", at_risk=True)]
-        drain = self._drains.get(host)
+        drain = self._host_drains.get(host)
         ended = []
         if drain is not None and drain.waiting is not None:
             ended.append(ReportMove(drain.waiting, "cancelled", f"host {host} is drained by another request"))
@@ -229,20 +229,20 @@ class Plans:
             if subtask in self._wishes and self._hosts[self._wishes[subtask]] == host:
                 del self._wishes[subtask]
         left = self._left(host, table)
-        self._drains[host] = _Drain(request, force, left)
+        self._host_drains[host] = _HostDrain(request, force, left)
         self._layout = layout
         return [*ended, ReportMove(request, "under_way", left=left)]
 
-    def _request_undrain(self, request: int, host: str) -> list[ReportMove]:
-        if host not in self._drains:
-            known = ", ".join(sorted(self._drains)) or "none is"
+    def _undrain_host(self, request: int, host: str) -> list[ReportMove]:
+        if host not in self._host_drains:
+            known = ", ".join(sorted(self._host_drains)) or "none is"
             return [_refused(request, f"host {host} is not drained ({known})")]
         try:
-            drained = [other for other in self._drains if other != host]
+            drained = [other for other in self._host_drains if other != host]
             layout = self._lay_out(self._hosts, drained, self._scaling.slots)
         except PlacementError as error:
             return [_refused(request, f"with host {host}: {error}")]
-        drain, self._layout = self._drains.pop(host), layout
+        drain, self._layout = self._host_drains.pop(host), layout
         ended = ReportMove(request, "done")
         if drain.waiting is None:
             return [ended]
@@ -254,7 +254,7 @@ class Plans:
         retiring = tuple(slot for slot in self._slots if slot in retiring and slot not in self._own)
         named = f"slot{'s'[: len(retiring) != 1]} {', '.join(map(str, retiring))}"
         try:
-            layout = self._lay_out(self._hosts, self._drains, retiring)
+            layout = self._lay_out(self._hosts, self._host_drains, retiring)
         except PlacementError as error:
             return [_refused(request, f"without {named}: {error}" if retiring else str(error))]
         loss = None if force or not retiring else self._loss(layout)
@@ -312,7 +312,7 @@ class Plans:
         move = self._moves.pop(subtask, None)
         if move is None:
             return []
-        if move.before is None or move.before not in self._slots or move.before in self.drained:
+        if move.before is None or move.before not in self._slots or move.before in self.barred:
             del self._wishes[subtask]
         else:
             self._wishes[subtask] = move.before
@@ -325,7 +325,7 @@ class Plans:
             if table[subtask].head == move.slot:
                 del self._moves[subtask]
                 reports.append(ReportMove(move.request, "done"))
-        for host, drain in self._drains.items():
+        for host, drain in self._host_drains.items():
             if drain.waiting is None:
                 continue
             left = self._left(host, table)

@@ -38,11 +38,11 @@ def add_moves(commands: Any) -> None:
     drain.add_argument("host", metavar="HOST", help="a host as status shows it")
     drain.add_argument("--force", action="store_true", help="even if this leaves fewer copies of the state")
     _add_common(drain)
-    drain.set_defaults(run=run_drain)
+    drain.set_defaults(run=run_drain_host)
     undrain = commands.add_parser("undrain", help="allow a drained host to be used again")
     undrain.add_argument("host", metavar="HOST")
     add_job_arguments(undrain)
-    undrain.set_defaults(run=run_undrain)
+    undrain.set_defaults(run=run_undrain_host)
     scale = commands.add_parser(
         "scale", help="set the number of spare slots, in addition to those that a job started with"
     )
@@ -76,14 +76,14 @@ def run_migrate(arguments: argparse.Namespace) -> int:
     )
 
 
-def run_drain(arguments: argparse.Namespace) -> int:
+def run_drain_host(arguments: argparse.Namespace) -> int:
     """The exit code. Raises as ``job_of`` and ``call``."""
     return _see_through(
         arguments, DrainHostCommand(arguments.host, arguments.force), f"nothing is left on {arguments.host}"
     )
 
 
-def run_undrain(arguments: argparse.Namespace) -> int:
+def run_undrain_host(arguments: argparse.Namespace) -> int:
     """The exit code. Raises as ``job_of`` and ``call``."""
     call(job_of(arguments), UndrainHostCommand(arguments.host))
     print(f"{arguments.host} may be used again")

@@ -134,10 +134,10 @@ def write_sst(chunks: Iterable[Chunk], path: Path) -> int:
             for keys, values in chunks:
                 _write_chunk(writer, keys, values)
                 entries += len(keys)
-                spool.drain()
+                spool.move_on()
                 give_way()
             writer.finish()
-            spool.drain()
+            spool.move_on()
         os.replace(temporary, path)
     except Exception as error:
         temporary.unlink(missing_ok=True)

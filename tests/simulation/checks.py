@@ -646,13 +646,13 @@ class Checks:
         if failovers is None or chains == before:
             return
         protocol = failovers._protocol
-        drained, hasty = protocol._plans.drained, protocol._plans.hasty
-        some = len(drained) < len(protocol._plans.slots)
+        barred, hasty = protocol._plans.barred, protocol._plans.hasty
+        some = len(barred) < len(protocol._plans.slots)
         for name, (_, members) in chains.items():
             known = before.get(name, [0, []])[1]
             chain = protocol._table[parse_subtask(name)]
             for slot in members[1:]:
-                if some and slot in drained and slot not in known:
+                if some and slot in barred and slot not in known:
                     self._wrong("moves", f"slot {slot} is on a drained host, and is to hold {name}")
             for slot in known[1:]:
                 stayed = protocol._table.is_alive(slot) and self._holders.get(slot) is holders.get(slot)
@@ -663,13 +663,13 @@ class Checks:
     def deployed(self, assignment: dict[str, int]) -> None:
         """Slots are about to be told where all begin."""
         failovers = self._world.failovers
-        drained = () if failovers is None else failovers._protocol._plans.drained
-        if len(drained) == self._world.parameters.parallelism:
+        barred = () if failovers is None else failovers._protocol._plans.barred
+        if len(barred) == self._world.parameters.parallelism:
             return
         for name, slot in assignment.items():
-            if slot in drained:
+            if slot in barred:
                 self._wrong("moves", f"{name} begins on slot {slot}, on a drained host")
-        self.counts["left_out"] += bool(drained)
+        self.counts["left_out"] += bool(barred)
 
     def _check_others(self, chain: Any, slot: int, forced: bool) -> None:
         """A standby on ``slot``, which lives, is in the chain no more: all who are to be there have its state."""

@@ -1400,9 +1400,9 @@ def drains_end_when_a_slot_joins(original: Any) -> Any:
     """A host that was drained gets work when slots are placed anew."""
 
     def hosted(self: Any, hosts: Any) -> None:
-        drains, self._drains = self._drains, {}
+        drains, self._host_drains = self._host_drains, {}
         original(self, hosts)
-        self._drains = drains
+        self._host_drains = drains
 
     return hosted
 

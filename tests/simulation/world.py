@@ -498,12 +498,12 @@ class World:
 
     def drain(self, host: str, force: bool) -> None:
         if self.coordinator is not None:
-            self.moves.append((self.coordinator.moves.drain(host, force), host, 0))
+            self.moves.append((self.coordinator.moves.drain_host(host, force), host, 0))
             self.coordinator_turns()
 
     def undrain(self, host: str) -> None:
         if self.coordinator is not None:
-            self.coordinator.moves.undrain(host)
+            self.coordinator.moves.undrain_host(host)
             self.coordinator_turns()
 
     def scale(self, count: int, force: bool) -> None:

@@ -69,8 +69,8 @@ class MoveCommands:
     def add_to(self, commands: Commands) -> None:
         """Have them taken."""
         commands.add(MigrateCommand, self.migrate)
-        commands.add(DrainHostCommand, lambda request: _answer(self._moves.drain(request.host, request.force)))
-        commands.add(UndrainHostCommand, lambda request: _answer(self._moves.undrain(request.host)))
+        commands.add(DrainHostCommand, lambda request: _answer(self._moves.drain_host(request.host, request.force)))
+        commands.add(UndrainHostCommand, lambda request: _answer(self._moves.undrain_host(request.host)))
         commands.add(
             ScaleSparesCommand, lambda request: _answer(self._moves.scale(check_count(request.count), request.force))
         )

@@ -119,11 +119,11 @@ class Moves:
         """Have ``subtask`` work on ``slot``."""
         return self._request(f"migrate {subtask} to slot {slot}", lambda number: MoveRequested(number, subtask, slot))
 
-    def drain(self, host: str, force: bool) -> PlannedMove:
+    def drain_host(self, host: str, force: bool) -> PlannedMove:
         """Have nothing on ``host``."""
         return self._request(f"drain {host}", lambda number: HostDrainRequested(number, host, force))
 
-    def undrain(self, host: str) -> PlannedMove:
+    def undrain_host(self, host: str) -> PlannedMove:
         """Use ``host`` again."""
         return self._request(f"undrain {host}", lambda number: HostUndrainRequested(number, host))
 

@@ -319,7 +319,7 @@ class Slot(SlotOrders[Subtask]):
             self._pulse.open(self._config.pulses, known.secret, name, timeout_s, self._note, hides_rows)
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
-            self._drain()
+            self._handle_all()
             self._data.flush()
             if self._stopping:
                 return
@@ -337,7 +337,7 @@ class Slot(SlotOrders[Subtask]):
         self._beside(tidy)
         self._inbox.call_later(TIDY_S, lambda: self.keep_tidy(tidy))
 
-    def _drain(self) -> None:
+    def _handle_all(self) -> None:
         for _ in range(10_000):
             try:
                 event = self._inbox.get_nowait()

@@ -71,7 +71,7 @@ def test_a_request_is_followed_to_its_end() -> None:
 )
 def test_what_does_not_come_about_is_a_typed_error(status: str, at_risk: bool, error: type[Exception]) -> None:
     machine = Machine()
-    move = of_a_job(machine).drain("worker-1", force=False)
+    move = of_a_job(machine).drain_host("worker-1", force=False)
     assert machine.events == [HostDrainRequested(1, "worker-1", False)]
     machine.says(1, status, reason="because", at_risk=at_risk)
     for wait in (move.await_answer, move.await_done):
@@ -85,7 +85,7 @@ def test_a_job_that_does_not_run_refuses() -> None:
     machine = Machine()
     machine.running = False
     with pytest.raises(MoveRefused, match="the job is interrupted; try again when it runs"):
-        of_a_job(machine).undrain("worker-1").await_answer(0.01)
+        of_a_job(machine).undrain_host("worker-1").await_answer(0.01)
     assert machine.events == []
 
 
