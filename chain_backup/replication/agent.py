@@ -414,12 +414,12 @@ class ReplicationAgent:
             case FrameKind.WANT:
                 wanted = [(name, offset) for name, offset in frame.fields["files"]]
                 if all(name in transfer.names for name, _ in wanted):
-                    transfer.want(frame.fields["round"], wanted)
+                    transfer.want(frame.fields["asked"], wanted)
                     hop.start(member.subtask)
                 else:  # it cannot be served; the next version is another chance
                     self._give_up(member, hop)
             case FrameKind.ACK:
-                if frame.fields["round"] == transfer.round and transfer.unacknowledged:
+                if frame.fields["asked"] == transfer.asked and transfer.unacknowledged:
                     transfer.unacknowledged -= 1
                     hop.resyncs_left = MAX_RESYNCS
             case FrameKind.STAGED:
@@ -500,17 +500,17 @@ class ReplicationAgent:
         if partial is not None:  # first, since files arrive one after the other
             inbound.missing.remove(partial.file)
             inbound.missing.appendleft(partial.file)
-        inbound.round += 1
+        inbound.asked += 1
         offsets = [partial.offset if partial is not None and partial.file == file else 0 for file in inbound.missing]
         files = [[base_name(file.name), offset] for file, offset in zip(inbound.missing, offsets, strict=True)]
-        self._hop(inbound.peer).say(FrameKind.WANT, inbound.topic, {"files": files, "round": inbound.round})
+        self._hop(inbound.peer).say(FrameKind.WANT, inbound.topic, {"files": files, "asked": inbound.asked})
 
     def _take_chunk(self, hop: Hop, frame: Frame) -> None:
         member = self._members.get(frame.topic.subtask)
         inbound = None if member is None else member.inbound
         if member is None or inbound is None or inbound.topic != frame.topic or inbound.peer != hop.peer:
             return
-        if frame.fields["round"] != inbound.round or not inbound.missing:
+        if frame.fields["asked"] != inbound.asked or not inbound.missing:
             return
         file = inbound.missing[0]
         partial = member.partial
@@ -528,7 +528,7 @@ class ReplicationAgent:
             return
         self.figures.bytes_received += len(frame.payload)
         hop.resyncs_left = MAX_RESYNCS
-        hop.say(FrameKind.ACK, frame.topic, {"round": inbound.round})
+        hop.say(FrameKind.ACK, frame.topic, {"asked": inbound.asked})
         if partial.complete:
             self._file_complete(member, inbound, partial)
 

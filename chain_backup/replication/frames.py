@@ -40,11 +40,11 @@ class FrameKind(IntEnum):
     """There is a version; ``base``: the newest that the successor is known to have; ``lacks``: those of its files that
     the sender does not have; payload: its handle."""
     WANT = 2
-    """``files``: name and first byte wanted of each; ``round`` counts the times that this transfer asked."""
+    """``files``: name and first byte wanted of each; ``asked`` counts how often this transfer has asked."""
     CHUNK = 3
-    """A piece of ``name`` from byte ``offset`` on, for ``round``; payload: the bytes."""
+    """A piece of ``name`` from byte ``offset`` on, for WANT number ``asked``; payload: the bytes."""
     ACK = 4
-    """One chunk of ``round`` was taken."""
+    """One chunk for WANT number ``asked`` was taken."""
     STAGED = 5
     """All of the version is held and verified."""
     FAILED = 6
@@ -59,9 +59,9 @@ class FrameKind(IntEnum):
 _INTEGER = (int,)
 _EXTRA: dict[FrameKind, dict[str, tuple[type, ...]]] = {
     FrameKind.OFFER: {"base": _INTEGER, "lacks": (list,)},
-    FrameKind.WANT: {"files": (list,), "round": _INTEGER},
-    FrameKind.CHUNK: {"name": (str,), "offset": _INTEGER, "round": _INTEGER},
-    FrameKind.ACK: {"round": _INTEGER},
+    FrameKind.WANT: {"files": (list,), "asked": _INTEGER},
+    FrameKind.CHUNK: {"name": (str,), "offset": _INTEGER, "asked": _INTEGER},
+    FrameKind.ACK: {"asked": _INTEGER},
     FrameKind.STAGED: {},
     FrameKind.FAILED: {"reason": (str,)},
     FrameKind.RESYNC: {},

@@ -76,7 +76,7 @@ class Inbound:
     missing: deque[StateFile]
     stored: deque[StateFile]
     serving: tuple[StateFile, ...] = ()
-    round: int = 0
+    asked: int = 0
     tries: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -93,15 +93,15 @@ class Outbound:
     topic: Topic
     names: frozenset[str]
     open: Callable[[str], HeldFile]
-    round: int = 0
+    asked: int = 0
     unacknowledged: int = 0
     wanted: deque[tuple[str, int]] = field(default_factory=deque)
     source: HeldFile | None = None
 
-    def want(self, round_: int, wanted: list[tuple[str, int]]) -> None:
+    def want(self, asked: int, wanted: list[tuple[str, int]]) -> None:
         """The successor asked for these, and for nothing that it asked for before."""
         self.close()
-        self.round = round_
+        self.asked = asked
         self.unacknowledged = 0
         self.wanted = deque(wanted)
 
@@ -223,5 +223,5 @@ class Hop:
             under_way += 1
             self.bytes_sent += len(data)
             self._turn.append(subtask)
-            self.say(FrameKind.CHUNK, transfer.topic, {"name": name, "offset": offset, "round": transfer.round}, data)
+            self.say(FrameKind.CHUNK, transfer.topic, {"name": name, "offset": offset, "asked": transfer.asked}, data)
         return failed

@@ -398,9 +398,9 @@ def _frame_seeds() -> tuple[bytes, ...]:
     topic = frames.Topic("count[1]", 2, 3, 4)
     return (
         frames.encode(frames.FrameKind.OFFER, 1, 0, topic, {"base": 2, "lacks": ["1-2-3.sst"]}, b'{"format": 1}'),
-        frames.encode(frames.FrameKind.WANT, 1, 1, topic, {"files": [["1-2-3.sst", 0]], "round": 1}),
-        frames.encode(frames.FrameKind.CHUNK, 1, 2, topic, {"name": "1-2-3.sst", "offset": 0, "round": 1}, b"x" * 300),
-        frames.encode(frames.FrameKind.ACK, 1, 3, topic, {"round": 1}),
+        frames.encode(frames.FrameKind.WANT, 1, 1, topic, {"files": [["1-2-3.sst", 0]], "asked": 1}),
+        frames.encode(frames.FrameKind.CHUNK, 1, 2, topic, {"name": "1-2-3.sst", "offset": 0, "asked": 1}, b"x" * 300),
+        frames.encode(frames.FrameKind.ACK, 1, 3, topic, {"asked": 1}),
         frames.encode(frames.FrameKind.FAILED, 1, 3, topic, {"reason": "no"}),
         frames.encode(frames.FrameKind.PROBE, 1, 4, frames.NO_TOPIC),
     )

@@ -188,8 +188,8 @@ def test_files_in_frames_of_replication_are_checked_when_they_arrive(name: Any) 
     topic = frames.Topic("count[0]", 1, 2, 3)
     told: dict[frames.FrameKind, dict[str, Any]] = {
         frames.FrameKind.OFFER: {"base": 1, "lacks": [name]},
-        frames.FrameKind.WANT: {"files": [[name, 0]], "round": 1},
-        frames.FrameKind.CHUNK: {"name": name, "offset": 0, "round": 1},
+        frames.FrameKind.WANT: {"files": [[name, 0]], "asked": 1},
+        frames.FrameKind.CHUNK: {"name": name, "offset": 0, "asked": 1},
     }
     for kind, fields in told.items():
         with pytest.raises(PeerProtocolError):

@@ -965,9 +965,9 @@ def one_barrier_round_is_enough(original: Any) -> Any:
 
     def on_barrier(self: Any, channel: Any, checkpoint: Any) -> Any:
         found = original(self, channel, checkpoint)
-        awaited = self._rounds.get(checkpoint)
+        awaited = self._recordings.get(checkpoint)
         if channel in self._back and awaited:
-            del self._rounds[checkpoint]
+            del self._recordings[checkpoint]
             closed = [effects.CloseLog(checkpoint, other) for other in awaited]
             return [*found, *closed, effects.PersistSnapshot(checkpoint)]
         return found
@@ -1077,8 +1077,8 @@ def back_edges_stay_in_memory(original: Any) -> Any:
     return lift_limits
 
 
-@mutation(RecordingAlignment, "_give_up_round", scenario="48")
-def given_up_rounds_are_waited_for(original: Any) -> Any:
+@mutation(RecordingAlignment, "_give_up_recording", scenario="48")
+def given_up_recordings_are_waited_for(original: Any) -> Any:
     """A checkpoint that is given up while its barrier goes round holds up those behind it."""
     return lambda self, checkpoint: []
 
@@ -1291,7 +1291,7 @@ def complete_with_the_first_barrier(original: Any) -> Any:
 
     def overtook(self: Any, checkpoint: Any) -> Any:
         found = original(self, checkpoint)
-        awaited = self._rounds.pop(checkpoint, ())
+        awaited = self._recordings.pop(checkpoint, ())
         closed = [effects.CloseRecord(checkpoint, channel) for channel in awaited]
         return [*found, *closed, *([effects.PersistSnapshot(checkpoint)] if awaited else ())]
 

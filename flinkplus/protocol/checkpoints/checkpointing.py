@@ -217,8 +217,8 @@ class CheckpointCoordinator:
         )
         invariant(
             bool(event.sources)
-            and {*event.sources, *event.heads} <= set(event.subtasks)
-            and len({*event.sources, *event.heads}) == len(event.sources) + len(event.heads)
+            and {*event.sources, *event.loop_heads} <= set(event.subtasks)
+            and len({*event.sources, *event.loop_heads}) == len(event.sources) + len(event.loop_heads)
             and len(set(event.subtasks)) == len(event.subtasks),
             "a job has sources, they are subtasks of it, and each is named once",
             sources=event.sources,
@@ -227,7 +227,7 @@ class CheckpointCoordinator:
         self._quiescing = False
         self._generation = event.generation
         self._subtasks, self._sources = tuple(sorted(event.subtasks)), event.sources
-        self._ending = (*event.sources, *event.heads)
+        self._ending = (*event.sources, *event.loop_heads)
         self._exhausted.clear()
         self._final_at_ms = None
         self._final_failures = 0

@@ -93,12 +93,12 @@ OvertakingEvent: TypeAlias = BarrierSighted | OvertakingOrdered | BarrierOvertoo
 
 @dataclass(frozen=True, slots=True)
 class SubtasksStarted:
-    """All subtasks of ``generation`` were told to start. ``heads``: the subtasks at the heads of loops."""
+    """All subtasks of ``generation`` were told to start. ``loop_heads``: the subtasks at the heads of loops."""
 
     subtasks: tuple[SubtaskId, ...]
     sources: tuple[SubtaskId, ...]
     generation: Generation
-    heads: tuple[SubtaskId, ...] = ()
+    loop_heads: tuple[SubtaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,8 +173,8 @@ class Coordinator:
         self._faults = Faults(options.faults, restore.generation + 1)
         every = [SubtaskId(v.name, i) for v in graph.vertices for i in range(options.parallelism)]
         sources = tuple(sorted(s for s in every if graph.vertex_of(s.vertex).is_source))
-        loop_heads = graph.cycles().heads
-        heads = tuple(sorted(subtask for subtask in every if subtask.vertex in loop_heads))
+        cycles = graph.cycles()
+        loop_heads = tuple(sorted(subtask for subtask in every if subtask.vertex in cycles.loop_heads))
         checkpoint_config, recovery_config = configs(options)
         self._recorder = None if options.record_machines is None else Recorder(Path(options.record_machines))
         self._checkpoints = self._machine(
@@ -211,7 +211,7 @@ class Coordinator:
             commits,
             self.recoveries,
             sources,
-            heads,
+            loop_heads,
             self._presence.evict,
             self._ended,
         )

@@ -32,7 +32,7 @@ log = logging.getLogger("flinkplus.coordinator")
 class JobDriver:
     """Carries out the effects of ``JobProtocol``.
 
-    ``sources``, ``heads``: the subtasks of sources, and of the heads of loops. ``evict``: ends a slot's process.
+    ``sources``, ``loop_heads``: the subtasks of sources, and of the heads of loops. ``evict``: ends a slot's process.
     ``ended``: the job is over. ``started``: every slot was told to start what was restored from these handles of that
     checkpoint; ``interrupted``: that is over. ``begins_on``: where subtasks are to be, other than where they belong.
     ``match``: has consumers begin where their producers are (``None``: they
@@ -47,7 +47,7 @@ class JobDriver:
         commits: Commits,
         recoveries: RecoveryLog,
         sources: tuple[SubtaskId, ...],
-        heads: tuple[SubtaskId, ...],
+        loop_heads: tuple[SubtaskId, ...],
         evict: Callable[[SlotProcess, str], None],
         ended: Callable[[effects.EndJob], None],
     ) -> None:
@@ -57,7 +57,7 @@ class JobDriver:
         self._commits = commits
         self._recoveries = recoveries
         self._sources = sources
-        self._heads = heads
+        self._loop_heads = loop_heads
         self._evict = evict
         self._ended = ended
         self._restored: tuple[CheckpointId, Handles] = CheckpointId(0), {}
@@ -114,7 +114,7 @@ class JobDriver:
         if deployment.draining:
             self._dispatch.tell_all(control.Drain(generation))
         self._dispatch.storage.submit(self._collect_garbage, generation)
-        running = events.SubtasksStarted(tuple(deployment.assignment), self._sources, generation, self._heads)
+        running = events.SubtasksStarted(tuple(deployment.assignment), self._sources, generation, self._loop_heads)
         self._machines.step_checkpoints(running)
         restored, self._restored = self._restored, (CheckpointId(0), {})  # they may be large, and have served
         self.started(*restored)

@@ -14,9 +14,9 @@ from flinkplus.errors import PeerProtocolError
 TOPIC = Topic("count+out[1]", 3, 17, 5)
 FIELDS: dict[FrameKind, dict[str, Any]] = {
     FrameKind.OFFER: {"base": 16, "lacks": ["1-1-1.sst"]},
-    FrameKind.WANT: {"files": [["3-17-1.sst", 0]], "round": 1},
-    FrameKind.CHUNK: {"name": "3-17-1.sst", "offset": 512, "round": 1},
-    FrameKind.ACK: {"round": 1},
+    FrameKind.WANT: {"files": [["3-17-1.sst", 0]], "asked": 1},
+    FrameKind.CHUNK: {"name": "3-17-1.sst", "offset": 512, "asked": 1},
+    FrameKind.ACK: {"asked": 1},
     FrameKind.FAILED: {"reason": "no room"},
 }
 WHOLE = encode(FrameKind.CHUNK, 7, 2, TOPIC, FIELDS[FrameKind.CHUNK], b"some bytes of a file")
