@@ -36,7 +36,14 @@ from flinkplus.errors import (
     PeerRefused,
     UntrustedCheckpoint,
 )
-from flinkplus.protocol.determinants.determinants import Choice, decode_runs, encode_ancestor, encode_run, pack, unpack
+from flinkplus.protocol.determinants.determinants import (
+    Choice,
+    decode_spans,
+    encode_ancestor,
+    encode_span,
+    pack,
+    unpack,
+)
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
@@ -100,7 +107,7 @@ def _batches() -> list[pa.RecordBatch]:
 @cache
 def _wire_seeds() -> tuple[bytes, ...]:
     channel = ChannelId(1, 2, 3)
-    determinants = encode_run(7, [pack(Choice.INPUT, at) for at in range(4)])
+    determinants = encode_span(7, [pack(Choice.INPUT, at) for at in range(4)])
     found: list[Any] = []
     for seq, batch in enumerate(_batches()):
         payload = wire.encode_records(batch)
@@ -144,15 +151,15 @@ def _determinant_seeds() -> tuple[bytes, ...]:
     small = [pack(Choice.READ, 3)] * 4
     many = [pack(Choice.CLOCK, at * 1000) for at in range(100)]
     return (
-        encode_run(0, []),
-        encode_run(70_000, small),
-        encode_run(1 << 40, many),
-        encode_run(5, small) + encode_ancestor(3 << 16 | 2, 9, many) + encode_ancestor(1, 1 << 33, small),
+        encode_span(0, []),
+        encode_span(70_000, small),
+        encode_span(1 << 40, many),
+        encode_span(5, small) + encode_ancestor(3 << 16 | 2, 9, many) + encode_ancestor(1, 1 << 33, small),
     )
 
 
 def _decode_determinants(data: bytes) -> object:
-    (_, own), others = decode_runs(data)
+    (_, own), others = decode_spans(data)
     return [unpack(one) for run in (own, *(run for _, _, run in others)) for one in run[:10]]
 
 
@@ -331,7 +338,7 @@ def _decode_control(data: bytes) -> object:
     if isinstance(message, control.Fenced):
         for name, runs in message.determinants.items():
             parse_subtask(name)
-            control.runs_from_json(runs)
+            control.spans_from_json(runs)
         for name, found in message.digests.items():
             parse_channel(name)
             control.digests_from_json(found)

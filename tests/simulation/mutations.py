@@ -411,7 +411,7 @@ def ones_own_steps_that_came_round_are_not_told(original: Any) -> Any:
     def learn(self: Any, producer: SubtaskId, message: Any) -> None:
         original(self, producer, message)
         if self.known is not None:
-            self.known._runs.pop(self.id, None)
+            self.known._spans.pop(self.id, None)
             for steps in self.known._at_barrier.values():
                 steps.pop(self.id, None)
 

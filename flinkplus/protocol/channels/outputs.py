@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeAlias
 
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
-from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_run
+from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_span
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -419,12 +419,12 @@ class OutputChannels(ABC):
             end.told = steps.next_step
             own = steps.since(told)
         if at_barrier and not own:
-            own = encode_run(told, ())
+            own = encode_span(told, ())
         if ancestors is None:
             return own
         told_of_ancestors, end.told_of_ancestors = end.told_of_ancestors, ancestors.end
         others = ancestors.since(told_of_ancestors, everyone=at_barrier)
-        return (own or encode_run(told, ())) + others if others else own
+        return (own or encode_span(told, ())) + others if others else own
 
     def _append(self, end: OutputChannel, kind: MessageKind, watermark_ms: int = 0) -> None:
         """Append a message without records."""

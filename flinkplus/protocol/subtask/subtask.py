@@ -42,7 +42,7 @@ from flinkplus.protocol.determinants.determinants import (
     KnownSteps,
     StepClock,
     StepLog,
-    decode_runs,
+    decode_spans,
     unpack,
 )
 from flinkplus.protocol.determinants.progress import AncestorProgress, KnownProgress, ProgressLog
@@ -292,10 +292,10 @@ class SubtaskSteps(SubtaskLoop):
         assert self.known is not None
         if not message.determinants:
             return
-        (first, determinants), others = decode_runs(message.determinants)
-        runs = [(producer, first, determinants)]
-        runs += [(self._incarnation.lineage.subtask(number), at, theirs) for number, at, theirs in others]
-        for subtask, at, theirs in runs:  # its own as well: what others are to repeat may depend on what came round
+        (first, determinants), others = decode_spans(message.determinants)
+        spans = [(producer, first, determinants)]
+        spans += [(self._incarnation.lineage.subtask(number), at, theirs) for number, at, theirs in others]
+        for subtask, at, theirs in spans:  # its own as well: what others are to repeat may depend on what came round
             self.known.learn(subtask, at, theirs)
             if message.kind is MessageKind.BARRIER:
                 self.known.barrier(message.epoch, subtask, at + len(theirs))
@@ -305,7 +305,7 @@ class SubtaskSteps(SubtaskLoop):
         if self._ancestors is None or not message.determinants:
             return
         lineage = self._incarnation.lineage
-        own, others = decode_runs(message.determinants)
+        own, others = decode_spans(message.determinants)
         if producer != self.id:
             self._ancestors.take(lineage.number(producer), *own)
         for number, first, determinants in others:
@@ -653,8 +653,8 @@ class SubtaskSteps(SubtaskLoop):
             self.inputs.grant_anew(end)
 
     def received_digests(self, channel: ChannelId) -> Sequence[tuple[int, Any]]:
-        """Of the messages that have come in on ``channel``: runs, each with the number of its first."""
-        return self.seen.runs(channel) if self.seen is not None else ()
+        """Of the messages that have come in on ``channel``: spans, each with the number of its first."""
+        return self.seen.spans(channel) if self.seen is not None else ()
 
     def fence_output(self, channel: ChannelId, generation: Generation) -> int:
         """The consumer of ``channel`` has failed: close it until one of ``generation`` opens it. Returns the next

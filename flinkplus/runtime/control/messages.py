@@ -20,7 +20,7 @@ from flinkplus.documents import check_fields, parse_document, whole
 from flinkplus.errors import ControlMessageTooLarge, PeerProtocolError
 from flinkplus.path_names import check_handle, checked_subtask
 from flinkplus.printable import printable
-from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.control.promotion_order import PromotionOrder
 
@@ -34,25 +34,25 @@ MAX_NAME_CHARACTERS = 1_000
 """Of a short one, such as a host."""
 
 
-def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
-    """Runs of determinants as ``Fenced`` and ``Promote`` have them."""
-    return [[first, list(determinants)] for first, determinants in runs]
+def spans_to_json(spans: Iterable[Span]) -> list[list[Any]]:
+    """Spans of determinants as ``Fenced`` and ``Promote`` have them."""
+    return [[first, list(determinants)] for first, determinants in spans]
 
 
-def runs_from_json(found: Iterable[Sequence[Any]]) -> list[Run]:
-    """The inverse of ``runs_to_json``. Raises ``PeerProtocolError``."""
+def spans_from_json(found: Iterable[Sequence[Any]]) -> list[Span]:
+    """The inverse of ``spans_to_json``. Raises ``PeerProtocolError``."""
     try:
-        runs = [(whole(first), tuple(determinants)) for first, determinants in found]
-        if not all(set(map(type, determinants)) <= {int} for _, determinants in runs):
+        spans = [(whole(first), tuple(determinants)) for first, determinants in found]
+        if not all(set(map(type, determinants)) <= {int} for _, determinants in spans):
             raise TypeError("determinants are whole numbers")
-        return runs
+        return spans
     except (TypeError, ValueError) as error:
-        raise PeerProtocolError(f"malformed runs of determinants: {error}") from error
+        raise PeerProtocolError(f"malformed spans of determinants: {error}") from error
 
 
-def digests_to_json(runs: Iterable[tuple[int, Digests]]) -> list[list[Any]]:
-    """Runs of digests as ``Fenced`` and ``Promote`` have them."""
-    return [[first, pack_digests(digests)] for first, digests in runs]
+def digests_to_json(spans: Iterable[tuple[int, Digests]]) -> list[list[Any]]:
+    """Spans of digests as ``Fenced`` and ``Promote`` have them."""
+    return [[first, pack_digests(digests)] for first, digests in spans]
 
 
 def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
@@ -205,9 +205,9 @@ class Fenced:
 
     ``received``: channel -> next ``seq`` expected, of every channel from a failed subtask to one that is active here;
     ``sent``: channel -> next ``seq`` to send, of every channel to a failed subtask from one that is active here.
-    ``determinants``: failed subtask, or ancestor of one -> runs of known determinants, each ``[first step, [values]]``.
-    ``digests``: channel -> runs of digests of what was received on it, each ``[first seq, text]``. ``kept``: channel ->
-    the oldest ``seq`` that can be sent again, of every channel in ``sent``.
+    ``determinants``: failed subtask, or ancestor of one -> spans of known determinants, each ``[first step,
+    [values]]``. ``digests``: channel -> spans of digests of what was received on it, each ``[first seq, text]``.
+    ``kept``: channel -> the oldest ``seq`` that can be sent again, of every channel in ``sent``.
     """
 
     attempt: int

@@ -455,7 +455,7 @@ class Failovers:
         if self._guarantee.replays:
             return order
         read = handle.get("operator_state", {}).get("steps", 0)
-        seen = max((rows for rows, _ in self._answers.runs_of(subtask)), default=0)
+        seen = max((rows for rows, _ in self._answers.spans_of(subtask)), default=0)
         return replace(order, determinants=[], ancestors={}, pass_over=max(0, seen - read))
 
     def _mark_of(self, subtask: SubtaskId) -> int | None:

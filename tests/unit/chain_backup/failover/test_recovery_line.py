@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chain_backup.failover.recovery_line import NoLine, VersionCursors, components, provable, recovery_line
 from chain_backup.failover.topology import Topology
-from flinkplus.protocol.determinants.determinants import AncestorLog, decode_runs, encode_run
+from flinkplus.protocol.determinants.determinants import AncestorLog, decode_spans, encode_span
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 
 TOPOLOGY = Topology(("lines", "count"), 2, ((0, "lines", "count"),))
@@ -247,10 +247,10 @@ def test_provable_means_that_somebody_alive_knows_along_every_path(
 
     def covered(origin: SubtaskId, at: SubtaskId, log: AncestorLog) -> bool:
         """``at`` has worked on what depends on the step of ``origin``; all those that it feeds have the message."""
-        own = encode_run(0, [7])
+        own = encode_span(0, [7])
         told = own if at == origin else own + log.since(0)
         for consumer in [other for other in topology.subtasks if topology.feeds(at, other)]:
-            (_, others) = decode_runs(told)
+            (_, others) = decode_spans(told)
             known = [(lineage.number(at), 0, (7,)), *others]
             if consumer not in failed:
                 if not any(number == lineage.number(origin) and run for number, _, run in known):

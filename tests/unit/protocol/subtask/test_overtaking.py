@@ -10,7 +10,7 @@ import pytest
 
 from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry, OutputChannel
-from flinkplus.protocol.determinants.determinants import Choice, decode_runs, unpack
+from flinkplus.protocol.determinants.determinants import Choice, decode_spans, unpack
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
@@ -265,7 +265,7 @@ def test_a_successor_overtakes_where_its_predecessor_did() -> None:
     first.run()
     first.receive(barrier(CHANNELS[2], 0), None)
     first.run()
-    known = decode_runs(first.made(0)[-1].determinants)[0][1]
+    known = decode_spans(first.made(0)[-1].determinants)[0][1]
     assert [unpack(found)[0] for found in known if unpack(found)[0] is not Choice.CLOCK] == [
         Choice.INPUT,
         Choice.OVERTAKE,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import Entry, OutputChannel, OutputChannels
-from flinkplus.protocol.determinants.determinants import Choice, KnownSteps, decode_runs, merge, pack
+from flinkplus.protocol.determinants.determinants import Choice, KnownSteps, decode_spans, merge, pack
 from flinkplus.protocol.subtask.incarnation import Incarnation, Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
@@ -169,7 +169,7 @@ def promoted(
         for sent in first.made(consumer)[:count]:
             had[name][sent.seq] = sent.records
             if sent.determinants:
-                known.learn(WORK, *decode_runs(sent.determinants)[0])
+                known.learn(WORK, *decode_spans(sent.determinants)[0])
         run = known.of(WORK)
         runs += [run] if run is not None else []
     told_all = Promotion(told, merge(0, runs), {}, {}, frozenset(failed), None, had)

@@ -20,7 +20,7 @@ from pyspark import cloudpickle
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.keyed.keyed import Count, Sum
-from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.promotion_order import PromotionOrder
@@ -323,9 +323,9 @@ class Cluster:
                     version=version,
                     handle=self.acks[version].get(str(s), {}),
                     received=received,
-                    determinants=control.runs_to_json(runs.get(str(s), [])),
+                    determinants=control.spans_to_json(runs.get(str(s), [])),
                     ancestors={
-                        name: control.runs_to_json(found)
+                        name: control.spans_to_json(found)
                         for name, found in runs.items()
                         if _id(name).vertex in self.slots[target].lineage.asked_of([s])
                     },
@@ -347,7 +347,7 @@ class Cluster:
     def _fenced(self) -> list[control.Fenced]:
         return [m for _, m in self.answers if isinstance(m, control.Fenced) and m.attempt == self.attempt]
 
-    def _merge(self) -> tuple[dict[str, int], dict[str, int], dict[str, list[Run]]]:
+    def _merge(self) -> tuple[dict[str, int], dict[str, int], dict[str, list[Span]]]:
         received: dict[str, int] = {}
         sent: dict[str, int] = {}
         for answer in self._fenced():
