@@ -71,7 +71,7 @@ class Deadlines:
             patience_ms = round(coordinator.options.heartbeat_timeout * 1000)
             if reason.startswith("no heartbeat"):
                 self._fired("heartbeat", patience_ms, reason)
-            elif reason.endswith("is given up"):  # ``GiveSlotUp``, after a look at who reaches whom
+            elif reason.endswith("is given up"):  # ``EvictSlot``, after a look at who reaches whom
                 self._fired("reach", patience_ms, reason)
             evict(process, reason)
 

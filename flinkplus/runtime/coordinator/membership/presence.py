@@ -28,20 +28,17 @@ from flinkplus.errors import PeerProtocolError, SlotStartError
 from flinkplus.printable import printable
 from flinkplus.protocol.liveness.pulses import PulsedSlot
 from flinkplus.protocol.liveness.reachability import (
-    GiveSlotUp,
-    JobRestarted,
     LetSlotJoin,
     Reachability,
     ReachabilityEvent,
     SetSlotAside,
-    SlotCame,
-    SlotGone,
+    SlotArrived,
     SlotPeersUnreached,
     SlotsSeen,
     Standing,
 )
 from flinkplus.protocol.vocabulary import events
-from flinkplus.protocol.vocabulary.effects import JobState
+from flinkplus.protocol.vocabulary.effects import EvictSlot, JobState
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
@@ -109,7 +106,7 @@ class Presence:
         self._dispatch.rendezvous.send(connection, control.Welcome(process.incarnation))
         self._machines.step_job(events.SlotRegistered(process.slot, process.incarnation))
         if self._runs:
-            self._step(SlotCame(process.slot, process.host))
+            self._step(SlotArrived(process.slot, process.host))
 
     def start_failed(self, connection: int, failed: control.StartFailed) -> None:
         """A slot's process cannot begin; its keeper will start another one. Raises ``PeerProtocolError``."""
@@ -134,26 +131,22 @@ class Presence:
     def lose(self, process: SlotProcess, reason: str) -> None:
         """A slot is gone."""
         log.info("slot %d lost: %s", process.slot, reason, extra=_of(process))
-        self._remove(process)
-        if self._processes.is_over(process.slot):
-            self._machines.step_job(events.SlotLost(process.slot, process.incarnation, reason))
-        elif self.failovers is not None and self.failovers.running:
+        lost = events.SlotLost(process.slot, process.incarnation, reason)
+        self._processes.remove(process.slot)
+        self._dispatch.drop(process)
+        self._deployment.lost_at = self._deployment.triggered
+        self._recoveries.slot_lost(process.slot, [str(subtask) for subtask in self._deployment.on(process.slot)])
+        self._step(lost)
+        if self._runs and self.failovers is not None and not self._processes.is_over(process.slot):
             self.failovers.slot_lost(process, reason)
         else:
-            self._machines.step_job(events.SlotLost(process.slot, process.incarnation, reason))
+            self._machines.step_job(lost)
 
     def let_spares_join(self) -> None:
         """The job has been started without the spare slots that are there."""
         for process in self._processes.all():
             if self._processes.is_spare(process.slot) and not self._processes.is_over(process.slot):
-                self._step(SlotCame(process.slot, process.host))
-
-    def _remove(self, process: SlotProcess) -> None:
-        self._processes.remove(process.slot)
-        self._dispatch.drop(process)
-        self._deployment.lost_at = self._deployment.triggered
-        self._recoveries.slot_lost(process.slot, [str(subtask) for subtask in self._deployment.on(process.slot)])
-        self._step(SlotGone(process.slot))
+                self._step(SlotArrived(process.slot, process.host))
 
     def evict(self, process: SlotProcess, reason: str) -> None:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
@@ -217,7 +210,7 @@ class Presence:
 
     def interrupted(self) -> None:
         """A rollback began, or the end: all that are there are deployed."""
-        self._step(JobRestarted())
+        self._step(events.JobInterrupted())
 
     def _standings(self) -> tuple[Standing, ...]:
         if self._job_state() is not JobState.RUNNING:
@@ -241,7 +234,7 @@ class Presence:
             if process is None:
                 continue
             match effect:
-                case GiveSlotUp(_, reason):
+                case EvictSlot(_, _, reason):
                     self.evict(process, reason)
                 case SetSlotAside(slot, reason):
                     log.warning("slot %d is set aside: %s", slot, reason)
