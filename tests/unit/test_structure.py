@@ -6,10 +6,18 @@ A ceiling may only go down, and an entry that is within the limit again has to g
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import get_args
+
+from chain_backup.failover.effects import FailoverEffect
+from chain_backup.failover.events import FailoverEvent
+from flinkplus.protocol.liveness.reachability import ReachabilityEffect, ReachabilityEvent
+from flinkplus.protocol.vocabulary.effects import BarrierEffect, CheckpointingEffect, JobEffect
+from flinkplus.protocol.vocabulary.events import BarrierEvent, CheckpointingEvent, JobEvent, OvertakingEvent
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("flinkplus", "chain_backup", "upstream_cache", "dedup")
@@ -132,6 +140,20 @@ def test_a_name_is_that_of_one_class() -> None:
         if not node.name.startswith("_"):
             count[node.name] += 1
     assert [name for name, modules_with_it in count.items() if modules_with_it > 1] == []
+
+
+PAST = re.compile(r"(ed|Lost|Left|Overtook|TakenOn|FellBack|FencedPart|Seen|Written)$")
+
+
+def test_events_are_in_the_past_and_effects_are_not() -> None:
+    """The rule: docs/glossary.md."""
+    events = {*get_args(BarrierEvent), *get_args(CheckpointingEvent), *get_args(JobEvent), *get_args(OvertakingEvent)}
+    events |= {*get_args(FailoverEvent), *get_args(ReachabilityEvent)}
+    effects = {*get_args(BarrierEffect), *get_args(CheckpointingEffect), *get_args(JobEffect)}
+    effects |= {*get_args(FailoverEffect), *get_args(ReachabilityEffect)}
+    assert len(events) > 60 and len(effects) > 40
+    assert [event.__name__ for event in events if not PAST.search(event.__name__)] == []
+    assert [effect.__name__ for effect in effects - events if PAST.search(effect.__name__)] == []
 
 
 def test_every_room_says_its_ring() -> None:

@@ -40,7 +40,7 @@ class SubtaskLoop(SubtaskSnapshots):
             self._loop_edges = sorted({c.edge for c in self.outputs.channels if c.edge in cycles.inner_edges})
 
     @property
-    def _is_head(self) -> bool:
+    def _is_loop_head(self) -> bool:
         """Whether it is at the head of a loop: the job goes on for as long as it does not say that it has ended."""
         return bool(self._back)
 
@@ -55,7 +55,7 @@ class SubtaskLoop(SubtaskSnapshots):
     def _one_ended(self, channel: ChannelId) -> Iterator[None]:
         """An input has ended, and others have not: a head begins the rounds when it was the last from outside."""
         assert self._rounds is not None
-        if not self._is_head:
+        if not self._is_loop_head:
             return self._hand_on(self._rounds.end(channel))
         outside = [end for end in self.inputs.channels.values() if end.channel not in self._back]
         if self._rounds.started or not all(end.ended for end in outside):

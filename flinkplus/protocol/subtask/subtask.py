@@ -199,7 +199,7 @@ class SubtaskSteps(SubtaskLoop):
         self._on_point("start")
         if self.ended:
             self._on_end()
-        if self.ended and (self._is_source or self._is_head):
+        if self.ended and (self._is_source or self._is_loop_head):
             self._report_exhausted()
 
     def trigger(self, checkpoint: CheckpointId) -> None:
@@ -632,7 +632,7 @@ class SubtaskSteps(SubtaskLoop):
         self._on_point("end")
         self.ended = True
         self._on_end()
-        if self._is_source or self._is_head:
+        if self._is_source or self._is_loop_head:
             self._report_exhausted()
 
     # --- a failure of others
