@@ -23,11 +23,12 @@ from experiments import console
 from experiments.recovery.measure import longest_gap_s, milliseconds
 from experiments.running import one_session, wait_until
 from flinkplus.cli.wordcount import COUNT
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 BEFORE_S, AFTER_S = 0.2, 0.5
 PATIENCE_S = 60.0
 CHECKPOINTS_BEFORE = 3
-PHASES = ("fence_ms", "registry_ms", "promote_ms", "restore_ms", "replay_ms")
+TIMES = (*(f"{phase}_ms" for phase in DURATIONS[1:]), "registry_ms")
 
 
 def run(parallelism: int, moves: int, rate: float, interval: float, seed: int) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _figures(handover: dict[str, Any], trace: dict[str, list[tuple[float, int]]]
         "gap_moved_ms": gap_ms(moved, begin_s, until_s),
         "gap_others_ms": gap_ms(others, begin_s, until_s),
         "gap_before_ms": gap_ms(list(trace), begin_s - BEFORE_S - span_s, begin_s - BEFORE_S),
-        **{phase: handover[phase] for phase in PHASES},
+        **{name: handover[name] for name in TIMES},
     }
 
 
@@ -95,7 +96,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps(content, indent=1))
     for move in content["moves"]:
         console.show(f"{move['reason']}: " + ", ".join(f"{key} {move[key]}" for key in move if key.endswith("_ms")))
-    for name in ("gap_moved_ms", "gap_others_ms", "gap_before_ms", *PHASES):
+    for name in ("gap_moved_ms", "gap_others_ms", "gap_before_ms", *TIMES):
         known = [move[name] for move in content["moves"] if move[name] is not None]
         if known:
             console.show(f"{name}: median {statistics.median(known):.1f}, most {max(known):.1f}, of {len(known)}")

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from upstream_cache.cursors import Cursors
+from upstream_cache.cursors import LogCursors
 from upstream_cache.retention import MESSAGE_OVERHEAD_BYTES, Retention
 from upstream_cache.segments import CorruptSegment
 from upstream_cache.spilled import SpilledMessages
@@ -37,7 +37,7 @@ class LogFull(Exception):
     """A message was appended although the log had no room; ask ``has_room`` first and wait."""
 
 
-class OutputLog(Cursors, Generic[M]):
+class OutputLog(LogCursors, Generic[M]):
     """The log of one channel.
 
     ``channel`` is any value that names the channel in errors. ``first``: the first ``seq``. ``received``: messages

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chain_backup.failover.effects import ChainRecordLike, FormChains
-from chain_backup.failover.recovery_line import Cursors, NoLine, recovery_line
+from chain_backup.failover.recovery_line import NoLine, VersionCursors, recovery_line
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
 
@@ -49,7 +49,7 @@ class Chain:
     working: Generation
     restored: int
     """The version that the head at work began from."""
-    persisted: dict[int, Cursors]
+    persisted: dict[int, VersionCursors]
     """Versions that the head at work has in the durable store, with their cursors; never empty."""
     staged: dict[int, set[int]] = field(default_factory=dict)
     """Slot -> versions that its standby can begin from; the sets are never iterated in an order that shows."""
@@ -157,7 +157,7 @@ class ChainTable:
         slots: Sequence[int],
         generation: Generation,
         version: int,
-        cursors: Mapping[SubtaskId, Cursors],
+        cursors: Mapping[SubtaskId, VersionCursors],
         heads: Mapping[SubtaskId, int],
     ) -> None:
         """A deployment began at ``version``, whose cursors are ``cursors`` (absent: all 0); every one of ``slots`` is
@@ -178,7 +178,7 @@ class ChainTable:
                 generation=generation,
                 working=generation,
                 restored=version,
-                persisted={version: cursors.get(subtask, Cursors())},
+                persisted={version: cursors.get(subtask, VersionCursors())},
                 staged={slot: {0} for slot in standbys} if version == 0 else {},
             )
         self._chains = chains
@@ -296,7 +296,7 @@ class ChainTable:
 
     # ---------------------------------------------------------------------------------------- versions, checkpoints
 
-    def persist(self, subtask: SubtaskId, version: int, cursors: Cursors) -> None:
+    def persist(self, subtask: SubtaskId, version: int, cursors: VersionCursors) -> None:
         """The head at work has ``version`` in the durable store."""
         chain = self[subtask]
         if version > chain.restored:

@@ -7,16 +7,16 @@ from chain_backup.failover.events import (
     HeadPersisted,
     JobStarted,
     MoveRequested,
-    PromotionFailed,
     SlotFenced,
-    SlotFencing,
+    SlotFencedPart,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
     VersionStaged,
 )
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId, invariant
@@ -45,7 +45,7 @@ class EventCheck:
                 if slot >= 0:
                     self._slots.add(slot)  # a spare one; who is late to speak of one that has ended means no harm
                 self._check_slot(slot)
-            case SlotLost(slot) | SlotFenced(_, slot) | SlotFencing(_, slot) | StandbysPromoted(_, slot):
+            case SlotLost(slot) | SlotFenced(_, slot) | SlotFencedPart(_, slot) | StandbysPromoted(_, slot):
                 self._check_slot(slot)
             case SubtaskFailed(subtask, generation):
                 self._check_subtask(subtask, generation, newest)
@@ -58,7 +58,7 @@ class EventCheck:
             case VersionStaged(subtask, slot, generation):
                 self._check_slot(slot)
                 self._check_subtask(subtask, generation, newest)
-            case PromotionFailed(_, slot, subtask):
+            case StandbyPromotionFailed(_, slot, subtask):
                 self._check_slot(slot)
                 self._check_subtask(subtask, Generation(0), newest)
             case _:
@@ -77,7 +77,7 @@ class EventCheck:
             self._check_subtask(subtask, Generation(0), newest)
             invariant(self._fits(subtask, cursors), "cursors name a channel of another subtask", subtask=subtask)
 
-    def _fits(self, subtask: SubtaskId, cursors: Cursors) -> bool:
+    def _fits(self, subtask: SubtaskId, cursors: VersionCursors) -> bool:
         inputs, outputs = self._channels[subtask]
         return inputs.issuperset(cursors.inputs) and outputs.issuperset(cursors.outputs)
 

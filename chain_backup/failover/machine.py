@@ -58,49 +58,49 @@ from chain_backup.failover.chains import Chain, ChainTable
 from chain_backup.failover.checks import EventCheck
 from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
-    EvictSlot,
-    FailoverDone,
     FailoverEffect,
     FailoverKind,
-    FailoverPhase,
-    FailoverPhaseName,
-    FailureTakenOn,
     FallBack,
     FenceSlots,
-    MoveReported,
+    FinishFailover,
     PromoteStandbys,
+    RecordFailoverPhase,
     ReplaceInCheckpoints,
+    ReportMove,
     TrimLogs,
     WriteRecords,
 )
 from chain_backup.failover.events import (
     CheckpointAborted,
     CheckpointCompleted,
-    DrainRequested,
     FailoverEvent,
     HeadPersisted,
+    HostDrainRequested,
+    HostUndrainRequested,
     JobInterrupted,
     JobStarted,
     MoveRequested,
-    PromotionFailed,
     RecordsRefused,
     RecordsWritten,
     ScaleRequested,
     SlotFenced,
-    SlotFencing,
+    SlotFencedPart,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
     TimeAdvanced,
-    UndrainRequested,
     VersionStaged,
 )
 from chain_backup.failover.placement import PlacementError, Strategy, spread
 from chain_backup.failover.plans import Plans, Request
 from chain_backup.failover.recovery_line import NoLine, provable
 from chain_backup.failover.topology import Topology
+from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.events import FailureTakenOn
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
+from flinkplus.protocol.vocabulary.phases import Phase
 
 HANDOVER_PAUSE = 10
 """Complete checkpoints before a slot that could not take its work back is asked again."""
@@ -319,11 +319,11 @@ class FailoverProtocol:
                 return []
             case JobInterrupted():
                 return self._stop("the job was interrupted")
-            case SlotLost(slot, reason):
+            case SlotLost(slot, _, reason):
                 return self._on_slots_lost(now_ms, [slot], f"slot {slot}: {reason}")
             case SlotJoined(slot, host):
                 return self._on_joined(slot, host)
-            case MoveRequested() | DrainRequested() | UndrainRequested() | ScaleRequested():
+            case MoveRequested() | HostDrainRequested() | HostUndrainRequested() | ScaleRequested():
                 return self._on_request(event)
             case SubtaskFailed():
                 return self._on_subtask_failed(now_ms, event)
@@ -335,11 +335,11 @@ class FailoverProtocol:
                 return self._on_refused(attempt, reason)
             case SlotFenced(attempt, slot, received):
                 return self._on_fenced(now_ms, attempt, slot, received)
-            case SlotFencing(attempt, slot):
+            case SlotFencedPart(attempt, slot):
                 return self._on_fencing(now_ms, attempt, slot)
             case StandbysPromoted(attempt, slot):
                 return self._on_promoted(attempt, slot)
-            case PromotionFailed(attempt, slot, subtask, reason):
+            case StandbyPromotionFailed(attempt, slot, subtask, reason):
                 why = f"{subtask} not promoted on slot {slot}: {reason}"
                 return self._on_not_promoted(now_ms, [(attempt, slot)], why)
             case _:
@@ -445,14 +445,14 @@ class FailoverProtocol:
     def _on_request(self, event: Request) -> list[FailoverEffect]:
         if not self._config.handover:
             why = "work cannot be handed over without a loss under this guarantee"
-            return [MoveReported(event.request, "refused", why)]
+            return [ReportMove(event.request, "refused", why)]
         reports = self._plans.request(event, self._table)
         if any(report.status == "refused" for report in reports):
             return [*reports]
         effects = self._call_off() + self._replanned(reports)
         return effects if self._failover is not None else effects + self._settle()
 
-    def _replanned(self, reports: list[MoveReported]) -> list[FailoverEffect]:
+    def _replanned(self, reports: list[ReportMove]) -> list[FailoverEffect]:
         self._table.replan(self._plans.of)
         return [*reports]
 
@@ -465,7 +465,7 @@ class FailoverProtocol:
         effects = self._call_off()
         if not event.deterministic:
             if not self.recovering:  # else it is part of the recovery that ends here
-                effects.append(FailureTakenOn(event.generation, False, reason, event.error))
+                effects.append(FailureTakenOn("exception", event.generation, False, reason, event.error))
             return [*effects, *self._fall_back("exception", (subtask,), reason, event.error)]
         if self._attempt is not None and subtask in self._attempt.failed:
             self._threw.add(subtask)
@@ -474,7 +474,7 @@ class FailoverProtocol:
             again = f"{reason} (again, without a complete checkpoint in between: the same input fails each successor)"
             return [*effects, *self._fall_back("exception", (subtask,), again, event.error)]
         self._threw.add(subtask)
-        taken_on = FailureTakenOn(event.generation, self.recovering, reason, event.error)
+        taken_on = FailureTakenOn("exception", event.generation, self.recovering, reason, event.error)
         if not self._config.partial:
             self._table.drop_head(subtask)
         return [*effects, taken_on, *self._fail(now_ms, "exception", [subtask], reason, event.error)]
@@ -514,7 +514,7 @@ class FailoverProtocol:
         """Whoever is nowhere any more gets a slot on which it was not refused."""
         for subtask in moved:
             if not self._table[subtask].members:
-                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._plans.drained)
+                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._plans.barred)
 
     def _unsafe(self, together: tuple[SubtaskId, ...]) -> str | None:
         """Why these cannot be moved together, if they cannot."""
@@ -559,10 +559,10 @@ class FailoverProtocol:
         assert self._failover is not None  # for the type checker only
         return self._failover
 
-    def _phase(self, phase: FailoverPhaseName) -> FailoverPhase:
+    def _phase(self, phase: Phase) -> RecordFailoverPhase:
         failover = self._open()
         subtasks, moved = tuple(sorted(failover.subtasks)), tuple(sorted(failover.moved))
-        return FailoverPhase(failover.number, phase, failover.kind, subtasks, failover.reason, moved)
+        return RecordFailoverPhase(failover.number, phase, failover.kind, subtasks, failover.reason, moved)
 
     # ---------------------------------------------------------------------------------------- registry and fence
 
@@ -637,7 +637,7 @@ class FailoverProtocol:
     def _on_promoted(self, number: int, slot: int) -> list[FailoverEffect]:
         if self._promotions.pop((number, slot), None) is None or self._promotions or self._attempt is not None:
             return []
-        effects: list[FailoverEffect] = [self._phase("replay"), FailoverDone(self._open().number)]
+        effects: list[FailoverEffect] = [self._phase("replay"), FinishFailover(self._open().number)]
         self._failover = None
         return effects + self._settle()
 
@@ -729,7 +729,7 @@ class FailoverProtocol:
             return []
         for subtask, before in attempt.undo.items():
             self._table.restore(subtask, before)
-        effects: list[FailoverEffect] = [FailoverDone(self._open().number)]
+        effects: list[FailoverEffect] = [FinishFailover(self._open().number)]
         self._attempt = self._failover = None
         return effects
 
@@ -754,5 +754,5 @@ class FailoverProtocol:
         late = list(attempt.awaited)
         reason = f"not fenced within {self._config.fence_timeout_ms} ms"
         where = ", ".join(str(slot) for slot in late)
-        evictions: list[FailoverEffect] = [EvictSlot(slot, reason) for slot in late]
+        evictions: list[FailoverEffect] = [EvictSlot(slot, None, reason) for slot in late]
         return evictions + self._on_slots_lost(now_ms, late, f"slots {where}: {reason}")

@@ -39,8 +39,8 @@ from typing_extensions import assert_never
 from chain_backup.disk import OpenDisk, base_name
 from chain_backup.replication import frames
 from chain_backup.replication.figures import ReplicationFigures
-from chain_backup.replication.frames import NO_TOPIC, Frame, Kind, Topic, decode
-from chain_backup.replication.members import Chain, Member
+from chain_backup.replication.frames import NO_TOPIC, Frame, FrameKind, Topic, decode
+from chain_backup.replication.members import Formation, Member
 from chain_backup.replication.replica import Replica, StagedVersion, encode_handle
 from chain_backup.replication.transfers import MAX_RESYNCS, MAX_TRIES, Hop, Inbound, Outbound, Partial, Send
 from flinkplus.documents import parse_document
@@ -111,7 +111,7 @@ class ReplicationAgent:
 
     # -- who is who -----------------------------------------------------------------------------------------------
 
-    def form(self, chains: Mapping[str, Chain]) -> None:
+    def form(self, chains: Mapping[str, Formation]) -> None:
         """Who follows whom, for the whole job: subtask -> (generation, members, head first)."""
         for subtask in [known for known in self._members if known not in chains]:
             self._drop(self._members[subtask])
@@ -322,7 +322,7 @@ class ReplicationAgent:
             hop.resyncs_left = MAX_RESYNCS
             self._offer_again(hop)
         else:
-            hop.say(Kind.PROBE, NO_TOPIC)
+            hop.say(FrameKind.PROBE, NO_TOPIC)
 
     def _next_version(self, member: Member) -> StagedVersion | None:
         known = max(member.successor_staged, member.refused)
@@ -367,14 +367,14 @@ class ReplicationAgent:
             self.figures.frames_malformed += 1
             self._lost(hop)
             return
-        if found.kind is Kind.PROBE:
+        if found.kind is FrameKind.PROBE:
             hop.resyncs_left = MAX_RESYNCS  # there is a new version: try again
         match hop.accept(found):
             case False:
                 self.figures.frames_refused += 1
             case None:
                 self._lost(hop)
-                if found.kind is Kind.OFFER:
+                if found.kind is FrameKind.OFFER:
                     self._take_offer(peer, found)
             case True:
                 self._take(hop, found)
@@ -389,17 +389,17 @@ class ReplicationAgent:
 
     def _take(self, hop: Hop, frame: Frame) -> None:
         match frame.kind:
-            case Kind.OFFER:
+            case FrameKind.OFFER:
                 self._take_offer(hop.peer, frame)
-            case Kind.CHUNK:
+            case FrameKind.CHUNK:
                 self._take_chunk(hop, frame)
-            case Kind.RESYNC:
+            case FrameKind.RESYNC:
                 self._offer_again(hop)
-            case Kind.PROBE:
-                hop.say(Kind.ECHO, NO_TOPIC)
-            case Kind.ECHO:
+            case FrameKind.PROBE:
+                hop.say(FrameKind.ECHO, NO_TOPIC)
+            case FrameKind.ECHO:
                 pass
-            case Kind.WANT | Kind.ACK | Kind.STAGED | Kind.FAILED:
+            case FrameKind.WANT | FrameKind.ACK | FrameKind.STAGED | FrameKind.FAILED:
                 self._take_answer(hop, frame)
             case _:
                 assert_never(frame.kind)
@@ -411,18 +411,18 @@ class ReplicationAgent:
         if member is None or transfer is None:
             return
         match frame.kind:
-            case Kind.WANT:
+            case FrameKind.WANT:
                 wanted = [(name, offset) for name, offset in frame.fields["files"]]
                 if all(name in transfer.names for name, _ in wanted):
-                    transfer.want(frame.fields["round"], wanted)
+                    transfer.want(frame.fields["asked"], wanted)
                     hop.start(member.subtask)
                 else:  # it cannot be served; the next version is another chance
                     self._give_up(member, hop)
-            case Kind.ACK:
-                if frame.fields["round"] == transfer.round and transfer.unacknowledged:
+            case FrameKind.ACK:
+                if frame.fields["asked"] == transfer.asked and transfer.unacknowledged:
                     transfer.unacknowledged -= 1
                     hop.resyncs_left = MAX_RESYNCS
-            case Kind.STAGED:
+            case FrameKind.STAGED:
                 member.successor_staged = max(member.successor_staged, frame.topic.version)
                 hop.resyncs_left = MAX_RESYNCS
                 hop.end(member.subtask)
@@ -449,7 +449,7 @@ class ReplicationAgent:
         try:
             files = member.replica.files_of(parse_document(handle))
         except (ValueError, TypeError, AttributeError, CorruptState) as error:
-            self._hop(peer).say(Kind.FAILED, topic, {"reason": str(error)})
+            self._hop(peer).say(FrameKind.FAILED, topic, {"reason": str(error)})
             return
         lacks = frozenset(frame.fields["lacks"])
         inbound = member.inbound = Inbound(peer, topic, handle, files, lacks, deque(), deque())
@@ -500,17 +500,17 @@ class ReplicationAgent:
         if partial is not None:  # first, since files arrive one after the other
             inbound.missing.remove(partial.file)
             inbound.missing.appendleft(partial.file)
-        inbound.round += 1
+        inbound.asked += 1
         offsets = [partial.offset if partial is not None and partial.file == file else 0 for file in inbound.missing]
         files = [[base_name(file.name), offset] for file, offset in zip(inbound.missing, offsets, strict=True)]
-        self._hop(inbound.peer).say(Kind.WANT, inbound.topic, {"files": files, "round": inbound.round})
+        self._hop(inbound.peer).say(FrameKind.WANT, inbound.topic, {"files": files, "asked": inbound.asked})
 
     def _take_chunk(self, hop: Hop, frame: Frame) -> None:
         member = self._members.get(frame.topic.subtask)
         inbound = None if member is None else member.inbound
         if member is None or inbound is None or inbound.topic != frame.topic or inbound.peer != hop.peer:
             return
-        if frame.fields["round"] != inbound.round or not inbound.missing:
+        if frame.fields["asked"] != inbound.asked or not inbound.missing:
             return
         file = inbound.missing[0]
         partial = member.partial
@@ -528,7 +528,7 @@ class ReplicationAgent:
             return
         self.figures.bytes_received += len(frame.payload)
         hop.resyncs_left = MAX_RESYNCS
-        hop.say(Kind.ACK, frame.topic, {"round": inbound.round})
+        hop.say(FrameKind.ACK, frame.topic, {"asked": inbound.asked})
         if partial.complete:
             self._file_complete(member, inbound, partial)
 
@@ -627,7 +627,7 @@ class ReplicationAgent:
         log.warning("standby of %s cannot take version %d: %s", member.subtask, inbound.topic.version, reason)
         self._discard_partial(member)
         member.inbound = None
-        self._hop(inbound.peer).say(Kind.FAILED, inbound.topic, {"reason": reason})
+        self._hop(inbound.peer).say(FrameKind.FAILED, inbound.topic, {"reason": reason})
 
     def _finish(self, member: Member, inbound: Inbound, again: bool = False) -> None:
         """All of the version is held."""
@@ -636,7 +636,7 @@ class ReplicationAgent:
         if not again:
             member.replica.stage(topic.version, topic.generation, inbound.handle, inbound.files)
             self.figures.versions_staged += 1
-        self._hop(inbound.peer).say(Kind.STAGED, topic)
+        self._hop(inbound.peer).say(FrameKind.STAGED, topic)
         if not again or member.reported != (topic.generation, topic.version):
             member.reported = (topic.generation, topic.version)
             self._report(member.subtask, topic.generation, topic.version)

@@ -8,13 +8,13 @@ from chain_backup.replication.replica import Replica
 from chain_backup.replication.transfers import Inbound, Partial
 from flinkplus.state.delta import StateFile
 
-Chain = tuple[int, tuple[int, ...]]
+Formation = tuple[int, tuple[int, ...]]
 """Generation, and members, head first."""
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """What this slot knows and has of one subtask.
+    """This slot as a member of the chain of one subtask: what it knows and has of it.
 
     ``active``: generation in which the subtask runs here. ``successor_staged``: the newest version that the successor
     is known to hold; ``refused``: one that it cannot take. ``fenced``: the newest generation that was retired here.

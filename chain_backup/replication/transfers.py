@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from chain_backup.disk import Disk, Sink, Source, base_name
+from chain_backup.disk import ArrivingFile, Disk, HeldFile, base_name
 from chain_backup.replication import frames
-from chain_backup.replication.frames import Frame, Kind, Topic
+from chain_backup.replication.frames import Frame, FrameKind, Topic
 from flinkplus.state.delta import CHECKSUM_BYTES, StateFile
 
 MAX_TRIES = 3
@@ -31,7 +31,7 @@ class Partial:
 
     file: StateFile
     disk: Disk
-    output: Sink
+    output: ArrivingFile
     offset: int = 0
     digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=CHECKSUM_BYTES))
 
@@ -76,7 +76,7 @@ class Inbound:
     missing: deque[StateFile]
     stored: deque[StateFile]
     serving: tuple[StateFile, ...] = ()
-    round: int = 0
+    asked: int = 0
     tries: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -92,16 +92,16 @@ class Outbound:
 
     topic: Topic
     names: frozenset[str]
-    open: Callable[[str], Source]
-    round: int = 0
+    open: Callable[[str], HeldFile]
+    asked: int = 0
     unacknowledged: int = 0
     wanted: deque[tuple[str, int]] = field(default_factory=deque)
-    source: Source | None = None
+    source: HeldFile | None = None
 
-    def want(self, round_: int, wanted: list[tuple[str, int]]) -> None:
+    def want(self, asked: int, wanted: list[tuple[str, int]]) -> None:
         """The successor asked for these, and for nothing that it asked for before."""
         self.close()
-        self.round = round_
+        self.asked = asked
         self.unacknowledged = 0
         self.wanted = deque(wanted)
 
@@ -156,7 +156,7 @@ class Hop:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def say(
-        self, kind: Kind, topic: Topic, fields: dict[str, object] | None = None, payload: bytes | memoryview = b""
+        self, kind: FrameKind, topic: Topic, fields: dict[str, object] | None = None, payload: bytes | memoryview = b""
     ) -> None:
         number = self._number
         self._number += 1
@@ -166,7 +166,7 @@ class Hop:
         """Tell the peer that something of its was lost: a bounded number of times without progress."""
         if self.resyncs_left > 0:
             self.resyncs_left -= 1
-            self.say(Kind.RESYNC, frames.NO_TOPIC)
+            self.say(FrameKind.RESYNC, frames.NO_TOPIC)
 
     def accept(self, frame: Frame) -> bool | None:
         """Whether the frame is the next one: ``False`` when it was there before, ``None`` when others are missing."""
@@ -186,7 +186,7 @@ class Hop:
     def begin(self, transfer: Outbound, base: int, lacks: list[str], handle: bytes) -> None:
         self.end(transfer.topic.subtask)
         self.outbound[transfer.topic.subtask] = transfer
-        self.say(Kind.OFFER, transfer.topic, {"base": base, "lacks": lacks}, handle)
+        self.say(FrameKind.OFFER, transfer.topic, {"base": base, "lacks": lacks}, handle)
 
     def end(self, subtask: str) -> None:
         transfer = self.outbound.pop(subtask, None)
@@ -223,5 +223,5 @@ class Hop:
             under_way += 1
             self.bytes_sent += len(data)
             self._turn.append(subtask)
-            self.say(Kind.CHUNK, transfer.topic, {"name": name, "offset": offset, "round": transfer.round}, data)
+            self.say(FrameKind.CHUNK, transfer.topic, {"name": name, "offset": offset, "asked": transfer.asked}, data)
         return failed

@@ -30,13 +30,13 @@ from experiments.recovery.settings import (
     Case,
     Settings,
 )
-from experiments.recovery.summary import PHASES
 from experiments.recovery.workload import PROBE, Probe, Trigger, draw
 from experiments.running import RunError, wait_until
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.batch_check import check_output
 from flinkplus.cli.wordcount import COUNT, TOKENIZE
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 PATIENCE_S = 90.0
 KILL = "kill"
@@ -135,7 +135,7 @@ class KillRun:
         self._options = {} if place is None else place.options(directory)
         self.timeline: dict[str, Any] | None = None
         self.figures: dict[str, Any] = {"exact": False, "fallback": None, "recovery_ms": None, "caught_up_ms": None}
-        self.figures |= {f"{phase}_ms": None for phase in PHASES}
+        self.figures |= {f"{phase}_ms": None for phase in DURATIONS}
         self.figures |= {f"output_gap_{which}_ms": None for which in ("failed", "others", "before")}
 
     @property
@@ -202,7 +202,7 @@ class KillRun:
 
     def _measure(self, recovery: dict[str, Any], trace: dict[str, list[tuple[float, int]]]) -> None:
         """The times of the recovery: phases as the job tells them, everything about output from the trace."""
-        known = {f"{phase}_ms": recovery[f"{phase}_ms"] for phase in PHASES}
+        known = {f"{phase}_ms": recovery[f"{phase}_ms"] for phase in DURATIONS}
         known |= {"registry_ms": recovery["registry_ms"]}
         known |= {"recovery_ms": recovery["recovery_ms"], "caught_up_ms": recovery["caught_up_ms"]}
         assert self._struck is not None
@@ -218,7 +218,7 @@ class KillRun:
         arrival = measure.Arrival(self._settings.rate, self._settings.words(self._case.state_keys))
         failed = [name for name in trace if name.endswith(self._struck.failed)]
         self.figures |= measure.figures(trace, failed, arrival, killed_s, silent_s)
-        total, before = self.figures["recovery_ms"], [known[f"{phase}_ms"] for phase in PHASES[:-1]]
+        total, before = self.figures["recovery_ms"], [known[f"{phase}_ms"] for phase in DURATIONS[:-1]]
         if total is not None and None not in before:
             self.figures["replay_ms"] = round(max(0.0, total - sum(before)), 3)
         begin_s, end_s = killed_s - TIMELINE_S[0], killed_s + TIMELINE_S[1]
@@ -227,7 +227,7 @@ class KillRun:
             "failed": failed,
             "bucket_s": measure.BUCKET_S,
             "kill_at_s": TIMELINE_S[0],
-            "phases_ms": {phase: self.figures[f"{phase}_ms"] for phase in PHASES},
+            "phases_ms": {phase: self.figures[f"{phase}_ms"] for phase in DURATIONS},
             "recovery_ms": total,
             "rows_per_s": measure.buckets(trace, begin_s, end_s),
         }

@@ -14,15 +14,10 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from experiments.recovery.summary import CASE
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 COLOURS = {"rollback": "#c0504d", "partial": "#8064a2", "standby": "#1f77b4"}
-PHASE_COLOURS = {
-    "detect": "#d9534f",
-    "fence": "#9467bd",
-    "promote": "#f0ad4e",
-    "restore": "#5bc0de",
-    "replay": "#5cb85c",
-}
+PHASE_COLOURS = dict(zip(DURATIONS, ("#d9534f", "#9467bd", "#f0ad4e", "#5bc0de", "#5cb85c"), strict=True))
 FAILURE_NAMES = {"sigkill": "SIGKILL of a slot", "exception": "exception in a subtask"}
 ORDER = ("rollback", "partial", "standby")
 DPI = 120

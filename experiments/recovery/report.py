@@ -23,8 +23,9 @@ from rich import box
 from rich.table import Table
 
 from experiments.recovery.settings import Settings
-from experiments.recovery.summary import CASE, PHASES, compare, summarize
+from experiments.recovery.summary import CASE, compare, summarize
 from flinkplus.cli.figures import write_json
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 PACKAGES = ("flinkplus", "pyspark", "pyarrow", "numpy", "grpcio", "rocksdict", "kazoo")
 GIT_TIMEOUT_S = 10
@@ -185,8 +186,8 @@ def _median(row: dict[str, Any] | None) -> str:
 
 def phase_table(content: dict[str, Any]) -> Table:
     """Where the milliseconds go."""
-    columns = [*(f"{phase}_median_ms" for phase in PHASES), "median_ms", "p95_ms"]
-    return _figures("Where the time goes, ms: medians", content, (*PHASES, "total", "p95"), columns)
+    columns = [*(f"{phase}_median_ms" for phase in DURATIONS), "median_ms", "p95_ms"]
+    return _figures("Where the time goes, ms: medians", content, (*DURATIONS, "total", "p95"), columns)
 
 
 def output_table(content: dict[str, Any]) -> Table:

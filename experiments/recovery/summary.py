@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from flinkplus.protocol.vocabulary.phases import DURATIONS
+
 RESAMPLES = 10_000
-PHASES = ("detect", "fence", "promote", "restore", "replay")
 CASE = ("parallelism", "recovery", "failure", "state_keys")
 
 
@@ -59,7 +60,7 @@ def _row(group: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
         "median_low_ms": low,
         "median_high_ms": high,
         "p95_ms": percentile(recovery, 95),
-        **{f"{phase}_median_ms": median(column(f"{phase}_ms")) for phase in (*PHASES, "registry")},
+        **{f"{phase}_median_ms": median(column(f"{phase}_ms")) for phase in (*DURATIONS, "registry")},
         "caught_up_median_ms": median(column("caught_up_ms")),
         **{
             f"output_gap_{which}_{name}_ms": percentile(column(f"output_gap_{which}_ms"), percent)

@@ -30,7 +30,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generatio
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
-from flinkplus.runtime.transport.wire.wire import Kind, Message, decode_frame, decode_records
+from flinkplus.runtime.transport.wire.wire import Message, MessageKind, decode_frame, decode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 
@@ -204,7 +204,7 @@ class Bench:
                 self.subtasks[self._consumer(message.channel)].steps.receive(message, payload)
             self.decode_s += time.perf_counter() - begun
             for message, payload in arrived:
-                if message.kind is Kind.RECORDS:
+                if message.kind is MessageKind.RECORDS:
                     self.frames += 1
                     if self.frames % SAMPLED == 0:
                         self.sampled_bytes += len(frame)
@@ -218,8 +218,8 @@ class Bench:
 def _progress(subtask: Subtask) -> tuple[int, int]:
     """Rows that have come in (of a source: that have left it), and messages that have been made."""
     assert subtask.operators is not None
-    members = list(subtask.operators.members.values())
-    rows = members[-1].rows_out if subtask.plan.vertex.is_source else members[0].rows_in
+    nodes = list(subtask.operators.nodes.values())
+    rows = nodes[-1].rows_out if subtask.plan.vertex.is_source else nodes[0].rows_in
     return rows, sum(end.log.appended for end in subtask.outputs.channels.values())
 
 

@@ -34,7 +34,7 @@ WRITE_CHUNK_ENTRIES = 2048
 YIELD_S = 50e-6
 
 Bytes = bytes  # ``StateFile.bytes`` hides the builtin inside that class
-Kind = Literal["base", "delta"]
+FileKind = Literal["base", "delta"]
 Chunk = tuple[list[bytes], list[bytes | None]]
 
 
@@ -47,7 +47,7 @@ class StateFile:
     """
 
     name: str
-    kind: Kind = field(compare=False)
+    kind: FileKind = field(compare=False)
     entries: int = field(compare=False)
     bytes: int
     checksum: str
@@ -134,10 +134,10 @@ def write_sst(chunks: Iterable[Chunk], path: Path) -> int:
             for keys, values in chunks:
                 _write_chunk(writer, keys, values)
                 entries += len(keys)
-                spool.drain()
+                spool.move_on()
                 give_way()
             writer.finish()
-            spool.drain()
+            spool.move_on()
         os.replace(temporary, path)
     except Exception as error:
         temporary.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def _write_chunk(writer: SstFileWriter, keys: list[bytes], values: list[bytes | 
             writer[key] = value
 
 
-def describe(path: Path, name: str, kind: Kind, entries: int, replaces: tuple[StateFile, ...] = ()) -> StateFile:
+def describe(path: Path, name: str, kind: FileKind, entries: int, replaces: tuple[StateFile, ...] = ()) -> StateFile:
     """The identity card of the file at ``path``."""
     size, checksum = digest_of(file_chunks(path))
     return StateFile(name, kind, entries, size, checksum, replaces)

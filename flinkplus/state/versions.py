@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from flinkplus.errors import StateError
-from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, Kind, StateFile, describe, write_sst
+from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, FileKind, StateFile, describe, write_sst
 from flinkplus.state.files import link_or_copy
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
@@ -232,7 +232,7 @@ class StateVersions:
     def _write(self, pending: PendingSnapshot) -> None:
         file = None
         if pending.parts:
-            kind: Kind = "base" if pending.full or not self._files else "delta"
+            kind: FileKind = "base" if pending.full or not self._files else "delta"
             file = self._new_file(self._part_chunks(pending.parts), pending.checkpoint, kind)
             self._ingest(self.local(file.name))
             for part in pending.parts:
@@ -258,10 +258,10 @@ class StateVersions:
         finally:
             link.unlink(missing_ok=True)
 
-    def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind) -> StateFile:
+    def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: FileKind) -> StateFile:
         return self._describe(*self._write_file(chunks, checkpoint), kind)
 
-    def _describe(self, name: str, entries: int, kind: Kind, replaces: tuple[StateFile, ...] = ()) -> StateFile:
+    def _describe(self, name: str, entries: int, kind: FileKind, replaces: tuple[StateFile, ...] = ()) -> StateFile:
         path = self.local(name)
         try:
             return describe(path, name, kind, entries, replaces)

@@ -18,7 +18,7 @@ from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import Logs
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from tests.diagrams.explore import Diagram, Move, Subject, content, names_of
 from tests.unit.protocol.subtask.test_replay import INPUTS, Folding, Ports
 
@@ -308,7 +308,9 @@ class OneSynchronousCheckpoint(OneCheckpoint):
             case events.BarrierArrived(channel, checkpoint):
                 end = self._steps.inputs.channels[channel]
                 seq = Seq(end.cursor.consumed)
-                self._steps.receive(Message(Kind.BARRIER, channel, Generation(1), seq, checkpoint, None, 0), None)
+                self._steps.receive(
+                    Message(MessageKind.BARRIER, channel, Generation(1), seq, checkpoint, None, 0), None
+                )
             case events.CheckpointTriggered(checkpoint):
                 self._steps.trigger(checkpoint)
             case events.CheckpointAborted(checkpoint):

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from flinkplus.cli.wordcount import WordCount, run_wordcount
 from flinkplus.corpus import demo_lines
 from flinkplus.errors import NoRunningJob
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 from flinkplus.runtime.operations.access_file import access_of
 from tests.integration.conftest import assert_exact, expected_counts
 from tests.integration.programs import Program, cli, program
@@ -80,7 +81,7 @@ def test_a_run_with_a_kill_tells_every_figure(corpus: Path, tmp_path: Path) -> N
     recovery = result["recoveries"][0]  # on a busy machine a process that does not run for 0.4 s is one more
     assert (recovery["mode"], recovery["failure"], recovery["fallback"]) == ("standby", "slot", None)
     assert sorted(recovery["subtasks"]) == ["count+out[1]", "lines+tokenize[1]"]
-    phases = [recovery[f"{phase}_ms"] for phase in ("detect", "fence", "promote", "restore", "replay")]
+    phases = [recovery[f"{phase}_ms"] for phase in DURATIONS]
     assert all(phase >= 0 for phase in phases)
     assert sum(phases) == pytest.approx(recovery["recovery_ms"], abs=1)
     assert "equal to the Spark SQL batch count (60,000 words)" in run.out

@@ -52,7 +52,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget, SnapshotLogs
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
@@ -416,7 +416,7 @@ def ones_own_steps_that_came_round_are_not_told(original: Any) -> Any:
     def learn(self: Any, producer: SubtaskId, message: Any) -> None:
         original(self, producer, message)
         if self.known is not None:
-            self.known._runs.pop(self._id, None)
+            self.known._spans.pop(self._id, None)
             for steps in self.known._at_barrier.values():
                 steps.pop(self._id, None)
 
@@ -970,9 +970,9 @@ def one_barrier_round_is_enough(original: Any) -> Any:
 
     def on_barrier(self: Any, channel: Any, checkpoint: Any) -> Any:
         found = original(self, channel, checkpoint)
-        awaited = self._rounds.get(checkpoint)
+        awaited = self._recordings.get(checkpoint)
         if channel in self._back and awaited:
-            del self._rounds[checkpoint]
+            del self._recordings[checkpoint]
             closed = [effects.CloseLog(checkpoint, other) for other in awaited]
             return [*found, *closed, effects.PersistSnapshot(checkpoint)]
         return found
@@ -1083,8 +1083,8 @@ def back_edges_stay_in_memory(original: Any) -> Any:
     return lift_limits
 
 
-@mutation(RecordingAlignment, "_give_up_round", scenario="48")
-def given_up_rounds_are_waited_for(original: Any) -> Any:
+@mutation(RecordingAlignment, "_give_up_recording", scenario="48")
+def given_up_recordings_are_waited_for(original: Any) -> Any:
     """A checkpoint that is given up while its barrier goes round holds up those behind it."""
     return lambda self, checkpoint: []
 
@@ -1296,7 +1296,7 @@ def complete_with_the_first_barrier(original: Any) -> Any:
 
     def overtook(self: Any, checkpoint: Any) -> Any:
         found = original(self, checkpoint)
-        awaited = self._rounds.pop(checkpoint, ())
+        awaited = self._recordings.pop(checkpoint, ())
         closed = [effects.CloseRecord(checkpoint, channel) for channel in awaited]
         return [*found, *closed, *([effects.PersistSnapshot(checkpoint)] if awaited else ())]
 
@@ -1405,9 +1405,9 @@ def drains_end_when_a_slot_joins(original: Any) -> Any:
     """A host that was drained gets work when slots are placed anew."""
 
     def hosted(self: Any, hosts: Any) -> None:
-        drains, self._drains = self._drains, {}
+        drains, self._host_drains = self._host_drains, {}
         original(self, hosts)
-        self._drains = drains
+        self._host_drains = drains
 
     return hosted
 
@@ -1427,7 +1427,7 @@ def done_when_the_standby_is_there(original: Any) -> Any:
         for subtask, move in tuple(self._moves.items()):
             if move.slot in table[subtask].members:
                 del self._moves[subtask]
-                found.append(chain_effects.MoveReported(move.request, "done"))
+                found.append(chain_effects.ReportMove(move.request, "done"))
         return found
 
     return progress
@@ -1446,7 +1446,7 @@ def retired_with_something_on_it(original: Any) -> Any:
     return left
 
 
-@mutation(Members, "needed")
+@mutation(SlotProcesses, "needed")
 def spare_slots_are_deployed_on(original: Any) -> Any:
     """A rollback counts on the spare slots that are there."""
     return lambda self: self.all()
@@ -1479,7 +1479,7 @@ def slow_commits_end_the_job(original: Any) -> Any:
 
     def advance(self: Any, now_ms: int) -> Any:
         found = original(self, now_ms)
-        late = any(isinstance(effect, effects.CommitDelayed) for effect in found)
+        late = any(isinstance(effect, effects.ReportCommitDelay) for effect in found)
         return self._abandon("the commit was not answered") if late else found
 
     return advance
@@ -1488,29 +1488,29 @@ def slow_commits_end_the_job(original: Any) -> Any:
 # --- rollback
 
 
-@mutation(JobProtocol, "_drain", scenario="97")
+@mutation(JobProtocol, "_quiesce", scenario="97")
 def rollbacks_wait_for_ever(original: Any) -> Any:
     """A rollback has no deadline for a commit that hangs."""
 
-    def drain(self: Any, now_ms: int) -> Any:
+    def quiesce(self: Any, now_ms: int) -> Any:
         found = original(self, now_ms)
         if self._state in LIVE:
-            self._drain_until_ms = None
+            self._quiesce_until_ms = None
         return found
 
-    return drain
+    return quiesce
 
 
-@mutation(JobProtocol, "_drain")
-def rollback_before_all_is_drained(original: Any) -> Any:
+@mutation(JobProtocol, "_quiesce")
+def rollback_before_all_is_quiet(original: Any) -> Any:
     """A rollback does not wait for manifests that are being stored."""
 
-    def drain(self: Any, now_ms: int) -> Any:
+    def quiesce(self: Any, now_ms: int) -> Any:
         found = original(self, now_ms)
-        self._drained = True
+        self._quiesced = True
         return found
 
-    return drain
+    return quiesce
 
 
 @mutation(JobProtocol, "restore_from")

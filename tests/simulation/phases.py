@@ -59,11 +59,11 @@ def phases_of(world: World, process: SimSlot) -> frozenset[str]:
 
 
 def _of(machine: BarrierMachine, pending: tuple[CheckpointId, ...]) -> Iterator[str]:
-    rounds: Mapping[CheckpointId, object] = getattr(machine, "_rounds", {})
+    recordings: Mapping[CheckpointId, object] = getattr(machine, "_recordings", {})
     for checkpoint in pending:
         if checkpoint > machine._newest_seen:
             yield "trigger"
-        elif checkpoint in rounds:
+        elif checkpoint in recordings:
             yield "in flight"
         elif checkpoint in machine.waiting_for:
             yield "alignment"

@@ -187,7 +187,7 @@ class SimSlot(SlotOrders[SimSubtask]):
     # --- control
 
     def report(self, message: control.ControlMessage) -> None:
-        if isinstance(message, control.PromotionRefused) and message.reason != REFUSED and not self.world.violated:
+        if isinstance(message, control.PromotionFailed) and message.reason != REFUSED and not self.world.violated:
             self.world.violated = Violation("progress", f"{message.subtask} is not promoted: {message.reason}")
         self.world.report(self, message)
 
@@ -291,7 +291,7 @@ class SimSlot(SlotOrders[SimSubtask]):
         if self.active.retire(subtask):
             self.world.note("%s fails: %s", subtask.id, error)
             kind = type(error).__name__
-            self.report(control.SubtaskFailure(subtask.generation, str(subtask.id), kind, str(error)))
+            self.report(control.Failed(subtask.generation, str(subtask.id), kind, str(error)))
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
         self.world.reach(point, self, name)

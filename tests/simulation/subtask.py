@@ -25,7 +25,7 @@ from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs, cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.points import CURSOR
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
@@ -80,7 +80,7 @@ class MarshalCodec:
 
     def decode(self, data: memoryview) -> Entry:
         kind, channel, *rest = marshal.loads(data)
-        return Message(Kind(kind), ChannelId(*channel), *rest), None
+        return Message(MessageKind(kind), ChannelId(*channel), *rest), None
 
 
 class WatchedLog(OutputLog[Entry]):
@@ -181,15 +181,15 @@ class WatchedSteps(SubtaskSteps):
     def _take(self, end: InputChannel) -> Iterator[None] | None:
         message = end.queue[0][0]
         if self._unaligned is not None:
-            overtaken = message.kind is Kind.BARRIER and message.epoch <= self._unaligned._newest_seen
+            overtaken = message.kind is MessageKind.BARRIER and message.epoch <= self._unaligned._newest_seen
             self.owner.passes_barrier = overtaken
             self._checks.counts["put_back"] += bool(end.put_back)
         if self._checks.exact:
             self._checks.causes.takes(self.owner, message)
         returned = self._loop is not None and end.channel in self._loop.back_edges
-        if returned or message.kind is Kind.ROUND:
+        if returned or message.kind is MessageKind.ROUND:
             self._checks.takes_in_loop(self.owner, end, message)
-        if message.kind is Kind.WATERMARK:
+        if message.kind is MessageKind.WATERMARK:
             self._checks.takes_watermark(self.owner, message, self._watermarks._known.get(end.channel))
         return super()._take(end)
 
@@ -277,7 +277,7 @@ class SimSubtask:
         )
         self.steps = WatchedSteps(self, plan, saved, parts, list(graph.inputs_of(self.id, graph.parallelism)))
         waiting = [message for end in self.inputs.channels.values() for message, _ in end.queue]
-        again = sum(len(message.records) for message in waiting if message.kind is Kind.RECORDS)
+        again = sum(len(message.records) for message in waiting if message.kind is MessageKind.RECORDS)
         if again:
             world.note("%s takes up %s rows that were in flight", self.id, again)
             world.reach("taken_up", slot, self.id)
@@ -530,11 +530,11 @@ class SimSubtask:
 
     def acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
         self.slot._snapshotted(self.id, self.generation, handle)
-        self.slot.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
+        self.slot.report(control.Acknowledged(self.generation, checkpoint, str(self.id), handle))
 
     def decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
         self._world.checks.aborted(cause.value)
-        self.slot.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason, cause.value))
+        self.slot.report(control.Declined(self.generation, checkpoint, str(self.id), reason, cause.value))
 
     def close(self) -> None:
         self.steps.stop()
@@ -553,7 +553,7 @@ def pack(message: Message, payload: Any) -> Any:
 def unpacked(packed: Any) -> Message:
     """A message that a snapshot holds."""
     kind, channel, *rest = packed
-    return Message(Kind(kind), ChannelId(*channel), *rest)
+    return Message(MessageKind(kind), ChannelId(*channel), *rest)
 
 
 def packed_bytes(packed: Any) -> int:

@@ -102,7 +102,7 @@ class CyclicAlignment(RecordingAlignment):
         if not self._back or self._refusal() is not None:
             return super()._begin_snapshot(checkpoint)
         self._asynchronous[checkpoint] = False
-        awaited = self._rounds[checkpoint] = [
+        awaited = self._recordings[checkpoint] = [
             channel for channel in self._back if self._early.get(channel) != checkpoint
         ]
         effects = [
@@ -114,5 +114,5 @@ class CyclicAlignment(RecordingAlignment):
         for channel in awaited:
             newer = self._early.get(channel, checkpoint)
             if newer > checkpoint:
-                return [*effects, *self._decline_round(checkpoint, channel, newer)]
+                return [*effects, *self._decline_recording(checkpoint, channel, newer)]
         return [*effects, *self._persist()]

@@ -23,7 +23,7 @@ from flinkplus.protocol.channels.channel import Accept, Decision, Duplicate
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.work import SeenMessages
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 DIGEST_MASK = (1 << 64) - 1
 
@@ -32,9 +32,9 @@ def digests(of_records: Callable[[Message, Any], int]) -> Callable[[Message, Any
     """The digest of a message and its payload, 64 bits; ``of_records`` gives that of a message of records."""
 
     def digest(message: Message, payload: Any) -> int:
-        if message.kind is Kind.RECORDS:
+        if message.kind is MessageKind.RECORDS:
             return of_records(message, payload)
-        value = message.watermark_ms if message.kind in (Kind.WATERMARK, Kind.ROUND) else message.epoch
+        value = message.watermark_ms if message.kind in (MessageKind.WATERMARK, MessageKind.ROUND) else message.epoch
         return (value << 8 | message.kind) & DIGEST_MASK
 
     return digest
@@ -64,7 +64,7 @@ class Admission:
 
     def digests(self, channel: ChannelId) -> Sequence[tuple[int, Any]]:
         """Of the messages that have arrived on ``channel``: runs, each with the number of its first."""
-        return () if self._seen is None else self._seen.runs(channel)
+        return () if self._seen is None else self._seen.spans(channel)
 
     @property
     def counts(self) -> Any:

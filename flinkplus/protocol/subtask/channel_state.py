@@ -21,7 +21,7 @@ from flinkplus.protocol.vocabulary.in_flight import (
     SnapshotLogs,
     in_flight_bytes,
 )
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 OpenLogs = dict[ChannelId, dict[CheckpointId, ChannelLogged]]
 """Those that are not whole yet, of channels that have any."""
@@ -55,7 +55,7 @@ class ChannelState:
         record = self._open(checkpoint, end.channel)
         for message, payload in end.queue:
             record.add(message, payload)
-            if message.kind is Kind.BARRIER and message.epoch == checkpoint:
+            if message.kind is MessageKind.BARRIER and message.epoch == checkpoint:
                 record.next = message.seq + 1
                 return
         self.recording.setdefault(end.channel, {})[checkpoint] = record

@@ -26,7 +26,7 @@ from flinkplus.protocol.subtask.work import SnapshotPort, SubtaskReports
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES, AbortCause, Logs
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 NO_TIME_MS = 0
 """The machine has no deadlines: the coordinator times every checkpoint."""
@@ -132,7 +132,7 @@ class SubtaskCheckpoints:
         """A new message waits in one of the channels."""
         if self.channel_state.recording:
             self.channel_state.arrived(message.channel, message, payload)
-        if message.kind is Kind.BARRIER:
+        if message.kind is MessageKind.BARRIER:
             self.carry_out(machine.step(NO_TIME_MS, events.BarrierSighted(message.channel, message.epoch)))
 
     def decide_overtaking(self, checkpoint: CheckpointId) -> list[effects.BarrierEffect]:
@@ -176,7 +176,7 @@ class SubtaskCheckpoints:
             case effects.TakeSnapshot(checkpoint):
                 self._take(checkpoint)
             case effects.ForwardBarrier(checkpoint, overtakes):
-                self._outputs.broadcast(Kind.BARRIER, checkpoint, overtakes)
+                self._outputs.broadcast(MessageKind.BARRIER, checkpoint, overtakes)
             case effects.PersistSnapshot(checkpoint):
                 handle = self._port.persist(checkpoint, self.channel_state.logs_of(checkpoint))
                 if handle is not None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, KnownSteps, StepLog, decode_runs
+from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, KnownSteps, StepLog, decode_spans
 from flinkplus.protocol.determinants.progress import AncestorProgress, KnownProgress, ProgressLog
 from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import SubtaskId, invariant
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 
 class StepHistory:
@@ -117,19 +117,19 @@ class StepHistory:
         """A new message has arrived: keep what it says of steps."""
         if self.known is None or not message.determinants:
             return
-        (first, determinants), others = decode_runs(message.determinants)
-        runs = [(producer, first, determinants)]
-        runs += [(self._lineage.subtask(number), at, theirs) for number, at, theirs in others]
-        for subtask, at, theirs in runs:  # its own as well: what others are to repeat may depend on what came round
+        (first, determinants), others = decode_spans(message.determinants)
+        spans = [(producer, first, determinants)]
+        spans += [(self._lineage.subtask(number), at, theirs) for number, at, theirs in others]
+        for subtask, at, theirs in spans:  # its own as well: what others are to repeat may depend on what came round
             self.known.learn(subtask, at, theirs)
-            if message.kind is Kind.BARRIER:
+            if message.kind is MessageKind.BARRIER:
                 self.known.barrier(message.epoch, subtask, at + len(theirs))
 
     def pass_on(self, producer: SubtaskId, message: Message) -> None:
         """A step takes a message: all that depends on it from now on depends on the steps that came with it."""
         if self.ancestors is None or not message.determinants:
             return
-        own, others = decode_runs(message.determinants)
+        own, others = decode_spans(message.determinants)
         if producer != self._id:
             self.ancestors.take(self._lineage.number(producer), *own)
         for number, first, determinants in others:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkplus.protocol.channels.outputs import Peer
-from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.loops.cycles import NO_CYCLES, Cycles
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
@@ -37,7 +37,7 @@ class Promotion:
 
     received: dict[str, int]
     determinants: tuple[int, ...]
-    ancestors: Mapping[SubtaskId, Run]
+    ancestors: Mapping[SubtaskId, Span]
     marks: dict[str, int]
     resuming: frozenset[SubtaskId]
     state: Any

@@ -40,7 +40,7 @@ from flinkplus.protocol.subtask.work import SnapshotPort, Taken
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 MERGED_MESSAGES = 256
 MERGED_WHERE_BARRIERS_OVERTAKE = 8
@@ -401,24 +401,24 @@ class SubtaskSteps:
         self.history.begin(Choice.INPUT, self._position[end.channel])
         self._note_taken(end, message, payload)
         self._taken = [(end, 1)]
-        if end.ended and message.kind is not Kind.BARRIER:
+        if end.ended and message.kind is not MessageKind.BARRIER:
             return iter(())  # sent again, under other numbers: it was all here before
         match message.kind:
-            case Kind.RECORDS:
+            case MessageKind.RECORDS:
                 if self._loop is not None:
                     self._loop.took_records(end.channel)
                 return self._work.push(message, payload)
-            case Kind.BARRIER:
+            case MessageKind.BARRIER:
                 self._take_barrier(end, message)
                 return None
-            case Kind.END_OF_INPUT:
+            case MessageKind.END_OF_INPUT:
                 return self._take_end(end)
-            case Kind.WATERMARK:
+            case MessageKind.WATERMARK:
                 return self._advanced(self._watermarks.advance(end.channel, message.watermark_ms))
-            case Kind.ROUND:
+            case MessageKind.ROUND:
                 assert self._loop is not None
                 return self._loop.take(end.channel, message.watermark_ms)
-            case Kind.CREDIT | Kind.REPLICA:
+            case MessageKind.CREDIT | MessageKind.REPLICA:
                 raise PeerProtocolError(f"{message.kind.name} on input channel {end.channel}")
             case _:
                 assert_never(message.kind)
@@ -468,7 +468,7 @@ class SubtaskSteps:
         yield from self._work.flush()
         while not self.outputs.accepts:
             yield
-        self.outputs.broadcast(Kind.END_OF_INPUT, self.outputs.epoch)
+        self.outputs.broadcast(MessageKind.END_OF_INPUT, self.outputs.epoch)
         self._reports.reached("end")
         self.ended = True
         self._work.ended()

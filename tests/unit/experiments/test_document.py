@@ -17,8 +17,7 @@ from experiments.recovery.settings import RECOVERIES, Settings
 from flinkplus.cli.figures import write_json
 from flinkplus.cli.tables import LEAST_WIDTH
 from flinkplus.errors import ConfigurationError
-
-PHASES = ("detect", "fence", "promote", "restore", "replay")
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 
 def made_up_run(parallelism: int, recovery: str, failure: str, run: int, recovery_ms: float | None) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def made_up_run(parallelism: int, recovery: str, failure: str, run: int, recover
         "subtask": "count[1]",
         "words": 1000,
         "recovery_ms": recovery_ms,
-        **{f"{phase}_ms": total / 5 for phase in PHASES},
+        **{f"{phase}_ms": total / 5 for phase in DURATIONS},
         "caught_up_ms": total + 10,
         **{f"output_gap_{which}_ms": total + at for at, which in enumerate(("failed", "others", "before"))},
         "exact": recovery_ms is not None,
@@ -53,7 +52,7 @@ def made_up_timeline(recovery: str, failure: str, parallelism: int) -> dict[str,
         "failed": ["count[1]"],
         "bucket_s": 0.05,
         "kill_at_s": 2.0,
-        "phases_ms": dict.fromkeys(PHASES, 40.0) | {"fence": None},
+        "phases_ms": dict.fromkeys(DURATIONS, 40.0) | {"fence": None},
         "recovery_ms": 200.0,
         "rows_per_s": {f"count[{index}]": [100.0] * 40 + [0.0] * 4 + [100.0] * 56 for index in range(2)},
     }

@@ -220,9 +220,9 @@ class Subtask:
                 case order.PersistSnapshot(checkpoint):
                     self.process.cluster.later(partial(self.persist, checkpoint))
                 case order.AcknowledgeCheckpoint(checkpoint, handle):
-                    self.process.tell(event.SnapshotAcknowledged(checkpoint, self.id, self.generation, handle))
+                    self.process.tell(event.CheckpointAcknowledged(checkpoint, self.id, self.generation, handle))
                 case order.DeclineCheckpoint(checkpoint, reason):
-                    self.process.tell(event.SnapshotDeclined(checkpoint, self.id, self.generation, reason))
+                    self.process.tell(event.CheckpointDeclined(checkpoint, self.id, self.generation, reason))
                 case _:
                     pass
 
@@ -252,10 +252,10 @@ class Process:
     def tell(self, happened: event.JobEvent | event.CheckpointingEvent) -> None:
         self.outbox.append(happened)
 
-    def deploy(self, what: order.Deploy, handles: dict[SubtaskId, State] | None) -> None:
+    def deploy(self, what: order.DeploySubtasks, handles: dict[SubtaskId, State] | None) -> None:
         self.subtasks.clear()
         if what.restore is not None and handles is None:
-            self.tell(event.RestoreFailed(what.generation, what.restore, "corrupt"))
+            self.tell(event.CheckpointRestoreFailed(what.generation, what.restore, "corrupt"))
             return
         for subtask, slot in what.assignment:
             if slot == self.slot:
@@ -311,7 +311,7 @@ class Cluster:
         self.background: list[Callable[[], None]] = []
         self.incarnations = [0] * slots
         self.processes: list[Process] = []
-        self.ended: order.JobEnded | None = None
+        self.ended: order.EndJob | None = None
         for slot in range(slots):
             self.later(partial(self.spark_starts, slot))
 
@@ -364,18 +364,18 @@ class Cluster:
         match effect:
             case order.InterruptCheckpoints():
                 self.inbox.append(event.JobInterrupted())
-            case order.DrainCommits():
-                self.inbox.append(event.DrainRequested())
+            case event.QuiesceRequested():
+                self.inbox.append(effect)
             case order.RetractOutputAfter(checkpoint):
                 self.inbox.append(event.CheckpointsAbandoned(checkpoint))
                 self.later(lambda: self.retract(checkpoint))
-            case order.Deploy(generation, restore):
+            case order.DeploySubtasks(generation, restore):
                 self.storage.newest_generation = generation
                 good = restore is not None and restore not in self.storage.corrupt
                 handles = self.storage.manifests[restore] if restore is not None and good else None
                 self.send_all(lambda process: process.deploy(effect, handles))
             case order.StartSubtasks(generation):
-                self.inbox.append(event.JobRunning(self.graph.subtasks, self.graph.sources, generation))
+                self.inbox.append(event.SubtasksStarted(self.graph.subtasks, self.graph.sources, generation))
                 self.send_all(lambda process: process.each(generation, start))
             case order.HaltSubtasks(generation):
                 self.send_all(lambda process: process.each(generation, halt))
@@ -385,10 +385,10 @@ class Cluster:
                         self.kill(process, zombie=False)
             case order.StopSlots():
                 self.send_all(lambda process: process.stop())
-            case order.JobEnded():
+            case order.EndJob():
                 assert self.ended is None
                 self.ended = effect
-            case order.RecoveryPhase():
+            case order.RecordRollbackPhase():
                 pass
 
     def obey_coordinator(self, effect: order.CheckpointingEffect) -> None:
@@ -402,7 +402,7 @@ class Cluster:
                 self.send_all(lambda process: process.each(generation, lambda s: s.align(aborted)))
             case order.StoreManifest(checkpoint, handles):
                 self.later(lambda: self.store(checkpoint, handles))
-            case order.NotifyComplete(checkpoint, generation):
+            case order.CompleteCheckpoint(checkpoint, generation):
                 self.inbox.append(event.CheckpointCompleted(checkpoint))
                 self.send_all(lambda process: process.each(generation, lambda s: s.completed(checkpoint)))
             case order.CommitOutput(checkpoint):
@@ -410,14 +410,8 @@ class Cluster:
             case order.DropCheckpoint(checkpoint):
                 self.storage.manifests.pop(checkpoint, None)
                 self.inbox.append(event.CheckpointDropped(checkpoint))
-            case order.FinalCheckpointCommitted():
-                self.inbox.append(event.FinalCommitted())
-            case order.FinalCheckpointAbandoned(_, generation, reason):
-                self.inbox.append(event.FinalAbandoned(generation, reason))
-            case order.CommitAbandoned(_, reason):
-                self.inbox.append(event.CommitAbandoned(reason))
-            case order.CommitsDrained():
-                self.inbox.append(event.OutputDrained())
+            case event.FinalCommitted() | event.FinalAbandoned() | event.CommitAbandoned() | event.CommitsQuiesced():
+                self.inbox.append(effect)
             case order.RecordCheckpoint():
                 pass
 
@@ -486,7 +480,7 @@ class Cluster:
             process = rng.choice(victims)
             if process.subtasks:
                 subtask = rng.choice(list(process.subtasks.values()))
-                process.tell(event.SubtaskFailed(subtask.generation, subtask.id, "boom", None))
+                process.tell(event.SubtaskFailed(subtask.id, subtask.generation, "boom"))
                 subtask.running = False
         elif choice < 0.3:
             self.inbox.append(event.CheckpointRequested())
@@ -519,7 +513,7 @@ GENEROUS = RecoveryConfig(
     deploy_timeout_ms=2_000,
     backoff_first_ms=5,
     backoff_max_ms=20,
-    drain_timeout_ms=1_000_000,
+    quiesce_timeout_ms=1_000_000,
     stop_timeout_ms=1_000,
 )
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias
 
 from flinkplus.errors import described
-from flinkplus.protocol.determinants.determinants import KnownSteps, Run, merge, unite
+from flinkplus.protocol.determinants.determinants import KnownSteps, Span, merge, unite
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
@@ -37,8 +37,8 @@ from flinkplus.runtime.control.promotion_order import PromotionOrder
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from flinkplus.runtime.slot.control.ports import GraphPort, PreparedPort, S, StandbyReady, StandbysPort
 
-Runs: TypeAlias = Sequence[tuple[int, Any]]
-"""Values one after the other, each run with the number of its first."""
+Spans: TypeAlias = Sequence[tuple[int, Any]]
+"""Values one after the other, each span with the number of its first."""
 PART_VALUES = 100_000
 """Determinants and digests in one message at most: about a megabyte, which takes some 50 ms to write."""
 log = logging.getLogger("flinkplus.slot")
@@ -128,7 +128,7 @@ class SlotFailover(Generic[S]):
                 host.active.retire(subtask)
             self.standbys.retire(str(name))
         answer = control.Fenced(order.attempt, {}, {}, {})
-        digests: dict[str, Runs] = {}
+        digests: dict[str, Spans] = {}
         for promotion in self._promotions.values():
             self._fence_promotion(promotion, failed, answer)
         for subtask in host.active:
@@ -140,7 +140,7 @@ class SlotFailover(Generic[S]):
         for attempt in list(self._promotions):
             self._end_when_ready(attempt)
 
-    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Run, ...]]]:
+    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Span, ...]]]:
         """What is known here of the failed, and of the ancestors that what they are to repeat may depend on; put
         together one subtask after the other, which takes its time when it is much.
         """
@@ -148,14 +148,14 @@ class SlotFailover(Generic[S]):
         known = [one.steps.history.known for one in self._host.active if one.steps.history.known is not None]
         for promotion in self._promotions.values():
             known += [KnownSteps(_ancestors_of(told, self._host.runs_ahead)) for told in promotion.subtasks.values()]
-        runs: dict[SubtaskId, list[Run]] = {}
+        spans: dict[SubtaskId, list[Span]] = {}
         for one in known:
             for subtask in [s for s in one.subtasks() if s in failed or s.vertex in ancestors]:
-                run = one.of(subtask)
-                if run is not None:
-                    runs.setdefault(subtask, []).append(run)
-        for subtask in sorted(runs):
-            yield str(subtask), unite(runs[subtask])
+                span = one.of(subtask)
+                if span is not None:
+                    spans.setdefault(subtask, []).append(span)
+        for subtask in sorted(spans):
+            yield str(subtask), unite(spans[subtask])
 
     def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
         """What is about to become active begins where its version was taken."""
@@ -172,7 +172,7 @@ class SlotFailover(Generic[S]):
         failed: dict[SubtaskId, int],
         generation: int,
         answer: control.Fenced,
-        digests: dict[str, Runs],
+        digests: dict[str, Spans],
     ) -> None:
         for channel, _, expected in subtask.steps.fence_inputs(failed, Generation(generation)):
             answer.received[str(channel)] = expected
@@ -218,7 +218,7 @@ class SlotFailover(Generic[S]):
             self._activate(promotion)
 
     def _refuse(self, promotion: _Promotion, name: SubtaskId, reason: str) -> None:
-        self._host.report(control.PromotionRefused(promotion.order.attempt, str(name), reason))
+        self._host.report(control.PromotionFailed(promotion.order.attempt, str(name), reason))
         self._drop(promotion.order.attempt)
 
     def _activate(self, promotion: _Promotion) -> None:
@@ -305,17 +305,17 @@ class SlotFailover(Generic[S]):
 
 
 def in_parts(
-    answer: control.Fenced, known: Iterable[tuple[str, Runs]], digests: Iterable[tuple[str, Runs]], most: int
+    answer: control.Fenced, known: Iterable[tuple[str, Spans]], digests: Iterable[tuple[str, Spans]], most: int
 ) -> Iterator[control.FencedPart | control.Fenced]:
     """The messages of an answer to a fence, ``answer`` last. ``known``: determinants, by subtask; ``digests``: by
     channel. ``most``: how many of both together one message has.
     """
     part, left = control.FencedPart(answer.attempt, {}, {}), most
-    kinds = ("determinants", known, control.runs_to_json), ("digests", digests, control.digests_to_json)
+    kinds = ("determinants", known, control.spans_to_json), ("digests", digests, control.digests_to_json)
     for field_name, found, to_json in kinds:
-        for name, runs in found:
+        for name, spans in found:
             getattr(part, field_name)[name] = []
-            for first, values in _pieces(runs, most):
+            for first, values in _pieces(spans, most):
                 if len(values) > left:
                     yield part
                     part, left = control.FencedPart(answer.attempt, {}, {}), most
@@ -326,9 +326,9 @@ def in_parts(
     yield answer
 
 
-def _pieces(runs: Runs, most: int) -> Iterator[tuple[int, Any]]:
-    """The same runs, none longer than ``most``."""
-    for first, values in runs:
+def _pieces(spans: Spans, most: int) -> Iterator[tuple[int, Any]]:
+    """The same spans, none longer than ``most``."""
+    for first, values in spans:
         for at in range(0, len(values), most) or (0,):
             yield first + at, values[at : at + most]
 
@@ -337,8 +337,8 @@ def _promotion_of(
     told: PromotionOrder, resuming: frozenset[SubtaskId], state: PreparedPort | None, runs_ahead: bool
 ) -> Promotion:
     first = told.handle.get("operator_state", {}).get("steps", 0)
-    determinants = merge(first, control.runs_from_json(told.determinants))
-    had = {channel: control.digests_from_json(runs) for channel, runs in told.digests.items()}
+    determinants = merge(first, control.spans_from_json(told.determinants))
+    had = {channel: control.digests_from_json(spans) for channel, spans in told.digests.items()}
     return Promotion(
         told.received,
         determinants,
@@ -352,13 +352,13 @@ def _promotion_of(
     )
 
 
-def _ancestors_of(told: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Run]:
+def _ancestors_of(told: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Span]:
     """What a promotion tells of ancestors. Where barriers run ahead some survivors may have heard of none of an
     ancestor's steps since a checkpoint, and others have let go of all before it: what is older than the gap is of no
     use to anybody."""
-    found: dict[SubtaskId, Run] = {}
-    for name, told_runs in told.ancestors.items():
-        runs = control.runs_from_json(told_runs)
-        first = unite(runs)[-1][0] if runs_ahead else min(start for start, _ in runs)
-        found[parse_subtask(name)] = first, merge(first, runs)
+    found: dict[SubtaskId, Span] = {}
+    for name, told_spans in told.ancestors.items():
+        spans = control.spans_from_json(told_spans)
+        first = unite(spans)[-1][0] if runs_ahead else min(start for start, _ in spans)
+        found[parse_subtask(name)] = first, merge(first, spans)
     return found

@@ -189,7 +189,7 @@ class SlotOrders(ABC, Generic[S]):
                 if generation == self._generation:
                     for subtask in self.active:
                         self.guard(subtask, subtask.begin, run, run_age_s)
-            case control.Suspend(generation):
+            case control.Halt(generation):
                 if generation >= self._generation:
                     self._retire_all()
             case control.Drain(generation):
@@ -218,7 +218,7 @@ class SlotOrders(ABC, Generic[S]):
                 self._welcome(incarnation)
             case control.Join():
                 self._join(message)
-            case control.Peers(serial, addresses):
+            case control.Connect(serial, addresses):
                 self._peers_serial = serial
                 self._peers.connect(addresses)
                 self._finish_deployment()
@@ -299,14 +299,14 @@ class SlotOrders(ABC, Generic[S]):
         try:
             subtask = self.build(name, handle, CheckpointId(deploy.checkpoint or 0), deploy.marks.get(str(name)))
         except CorruptState as error:
-            refusal = control.RestoreRefused(self._generation, deploy.checkpoint or 0, str(name), str(error))
+            refusal = control.RestoreFailed(self._generation, deploy.checkpoint or 0, str(name), str(error))
             self.report(refusal)
             return False
         except Exception as error:
             log.info("deploying %s failed", name, exc_info=True)
             reason = described(error)
             kind, now_s = type(error).__name__, self.clock.time()
-            self.report(control.SubtaskFailure(self._generation, str(name), kind, reason, time_s=now_s))
+            self.report(control.Failed(self._generation, str(name), kind, reason, time_s=now_s))
             return False
         self.active.add(subtask)
         if handle:
@@ -322,4 +322,4 @@ class SlotOrders(ABC, Generic[S]):
         if deploy is not None:
             self.report(control.Deployed(deploy.generation, self._restore_ms))
         if serial is not None:
-            self.report(control.PeersReady(serial))
+            self.report(control.Connected(serial))

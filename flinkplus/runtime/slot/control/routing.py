@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol
 from flinkplus.errors import ForeignMessage
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.slot.control.active import ActiveSubtasks, Credit
 from flinkplus.runtime.slot.control.ports import S
 
@@ -55,10 +55,10 @@ class Routing(Generic[S]):
     def take(self, peer: int, message: Message, payload: Any) -> None:
         """A message of slot ``peer``. Raises ``ForeignMessage``, and has no effect, when it is not that slot's."""
         channel = message.channel
-        if message.kind is Kind.CREDIT:
+        if message.kind is MessageKind.CREDIT:
             self._check_consumer(peer, message)
             self._take_credit(channel, (message.generation, message.seq, peer))
-        elif message.kind is Kind.REPLICA:
+        elif message.kind is MessageKind.REPLICA:
             self._host.take_replica(peer, bytes(payload))
         else:
             consumer = self._host.active.consumer(channel)
@@ -108,7 +108,7 @@ class Routing(Generic[S]):
         if end.peer is None:
             self._take_credit(channel, (generation, consumed, None))
             return
-        self._host.send_credit(end.peer, Message(Kind.CREDIT, channel, generation, Seq(consumed), NO_EPOCH))
+        self._host.send_credit(end.peer, Message(MessageKind.CREDIT, channel, generation, Seq(consumed), NO_EPOCH))
 
 
 def _foreign(peer: int, message: Message, slot: int | None) -> ForeignMessage:

@@ -33,9 +33,9 @@ from pyspark import cloudpickle
 from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import (
-    SessionBack,
     SessionExpired,
     SessionOpened,
+    SessionReconnected,
     SessionSuspended,
     SlotRecord,
 )
@@ -115,7 +115,7 @@ SlotEvent = (
     | StandbyReady
     | SessionOpened
     | SessionSuspended
-    | SessionBack
+    | SessionReconnected
     | SessionExpired
 )
 
@@ -203,7 +203,7 @@ class Slot(SlotOrders[Subtask]):
             self._pulse.open(self._config.pulses, known.secret, name, timeout_s, self._note, hides_rows)
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
-            self._drain()
+            self._handle_all()
             self._data.flush()
             if self._stopping:
                 return
@@ -221,7 +221,7 @@ class Slot(SlotOrders[Subtask]):
         self._workers.beside(tidy)
         self._inbox.call_later(TIDY_S, lambda: self.keep_tidy(tidy))
 
-    def _drain(self) -> None:
+    def _handle_all(self) -> None:
         for _ in range(10_000):
             try:
                 event = self._inbox.get_nowait()
@@ -252,7 +252,7 @@ class Slot(SlotOrders[Subtask]):
         if isinstance(error, UserFunctionError):
             operator, row, cause, reason = error.operator, error.row, error.cause, str(error)
         self._link.send(
-            control.SubtaskFailure(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
+            control.Failed(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
         )
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
@@ -273,7 +273,7 @@ class Slot(SlotOrders[Subtask]):
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:
         self._faults.reach("staged", generation, subtask)
-        self._link.send(control.VersionStaged(generation, subtask, version))
+        self._link.send(control.Staged(generation, subtask, version))
 
     def _heartbeat(self, now: float) -> None:
         self._next_heartbeat = now + self._silence.interval_s
@@ -317,7 +317,7 @@ class Slot(SlotOrders[Subtask]):
             case StandbyReady():
                 assert self._failover is not None
                 self._failover.ready(event)
-            case SessionOpened() | SessionSuspended() | SessionBack():
+            case SessionOpened() | SessionSuspended() | SessionReconnected():
                 log.info("slot %d: %s", self.index, type(event).__name__)
             case SessionExpired():
                 self._lose_session()

@@ -29,7 +29,7 @@ log = logging.getLogger("flinkplus.slot")
 
 
 @dataclass(frozen=True)
-class Start:
+class ProcessStart:
     """One start of a slot's process. ``attempt``: the ID of the attempt of the Spark task, larger than those of all
     earlier ones; ``tries``: how many processes in a row have not started before it. ``welcomed`` is called when the
     driver has let the process in. ``last``: if this process does not start either, the task fails.
@@ -41,7 +41,7 @@ class Start:
     last: bool = False
 
 
-def run_slot(index: int, config: SlotConfig, start: Start = Start()) -> None:
+def run_slot(index: int, config: SlotConfig, start: ProcessStart = ProcessStart()) -> None:
     """Run slot ``index`` until the job ends, in this process. Raises ``CoordinatorLost`` when the driver is gone, and
     whatever else ends the slot; that is logged here, in one line. Does nothing when the job is over already.
 
@@ -63,13 +63,13 @@ def run_slot(index: int, config: SlotConfig, start: Start = Start()) -> None:
         raise
 
 
-def refuse_slot(error: Exception, index: int, config: SlotConfig, start: Start) -> None:
+def refuse_slot(error: Exception, index: int, config: SlotConfig, start: ProcessStart) -> None:
     """Report that slot ``index`` cannot start, and why; raises ``error``."""
     report_failed_start(index, config, start.tries, error)
     raise error
 
 
-def _run_slot(index: int, config: SlotConfig, start: Start, made: list[Slot]) -> None:
+def _run_slot(index: int, config: SlotConfig, start: ProcessStart, made: list[Slot]) -> None:
     if is_over(config.directory):
         _remove_job(config, orphaned=False)
         return

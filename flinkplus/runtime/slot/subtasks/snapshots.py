@@ -167,7 +167,7 @@ class SubtaskSnapshots:
 
     def acknowledge(self, checkpoint: CheckpointId, handle: dict[str, Any]) -> None:
         try:
-            self._ports.report(control.SnapshotAcked(self._generation, checkpoint, self._name, handle))
+            self._ports.report(control.Acknowledged(self._generation, checkpoint, self._name, handle))
         except ControlMessageTooLarge as error:
             cause = AbortCause.OVER_BUDGET if in_flight_bytes(handle) else AbortCause.OTHER
             self.decline(checkpoint, str(error), cause)
@@ -176,7 +176,7 @@ class SubtaskSnapshots:
             self._ports.snapshotted(self._id, self._generation, handle)
 
     def decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
-        self._ports.report(control.SnapshotRefused(self._generation, checkpoint, self._name, reason, cause.value))
+        self._ports.report(control.Declined(self._generation, checkpoint, self._name, reason, cause.value))
 
     def unpack(self, packed: str) -> tuple[Message, Any]:
         return next(decode_frame(base64.b64decode(packed)))

@@ -166,7 +166,7 @@ class Subtask:
         trace = None if traced is None else OutputRecorder(traced, self._name, self.generation)
         if trace is not None:
             self._closing.callback(trace.close)
-        members = self.operators.members
+        members = self.operators.nodes
         rated = [index for index, member in members.items() if member.node.rate is not None]
         counted = rated[0] if rated else self.operators.root
         rate = members[counted].node.rate

@@ -118,7 +118,7 @@ class OperatorWork:
         self._history = history
         self._catch_up = catch_up
         self.pacer = pacer
-        self._counted = operators.members[counted]
+        self._counted = operators.nodes[counted]
         self._trace = trace
         self._note = note
 
@@ -151,7 +151,7 @@ class OperatorWork:
     def read_rows(self, rows: int) -> Generator[None, None, bool]:
         operators = self._operators
         assert operators.reader is not None
-        before = [member.rows_out for member in operators.members.values()]
+        before = [member.rows_out for member in operators.nodes.values()]
         counted_before = self.rows_counted
         self._note[EDGE] = 0
         batch = operators.read(rows)
@@ -160,7 +160,7 @@ class OperatorWork:
         self._history.has_read(batch.num_rows)
         if batch.num_rows:
             yield from operators.push(batch)
-        widest = max(m.rows_out - b for m, b in zip(operators.members.values(), before, strict=True))
+        widest = max(m.rows_out - b for m, b in zip(operators.nodes.values(), before, strict=True))
         self.pacer.after(batch.num_rows, widest, self.rows_counted - counted_before)
         return True
 

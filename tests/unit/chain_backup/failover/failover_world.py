@@ -25,43 +25,43 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chain_backup.failover.effects import (
-    EvictSlot,
-    FailoverDone,
     FailoverEffect,
-    FailoverPhase,
     FallBack,
     FenceSlots,
+    FinishFailover,
     FormChains,
-    MoveReported,
     PromoteStandbys,
+    RecordFailoverPhase,
     ReplaceInCheckpoints,
+    ReportMove,
     TrimLogs,
     WriteRecords,
 )
 from chain_backup.failover.events import (
     CheckpointAborted,
     CheckpointCompleted,
-    DrainRequested,
     FailoverEvent,
     HeadPersisted,
+    HostDrainRequested,
+    HostUndrainRequested,
     JobStarted,
     MoveRequested,
-    PromotionFailed,
     RecordsRefused,
     RecordsWritten,
     SlotFenced,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
     TimeAdvanced,
-    UndrainRequested,
     VersionStaged,
 )
 from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
-from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 
 Choice = tuple[Any, ...]
 Content = tuple[str, int]
@@ -81,8 +81,8 @@ class Snapshot:
     state: int
 
     @property
-    def cursors(self) -> Cursors:
-        return Cursors(dict(self.ins), {channel: len(contents) for channel, contents in self.outs})
+    def cursors(self) -> VersionCursors:
+        return VersionCursors(dict(self.ins), {channel: len(contents) for channel, contents in self.outs})
 
 
 @dataclass
@@ -192,7 +192,7 @@ class World:
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0, "called_off": 0, "evicted": 0, "overlapped": 0}
         self.counts |= {"fenced_first": 0, "registry_silent": 0}
         self.counts |= {"refused": 0, "under_way": 0, "done": 0, "cancelled": 0}
-        self.last_phase: FailoverPhase | None = None
+        self.last_phase: RecordFailoverPhase | None = None
         self.finishing = False
         self.requests = 0
         self.asked: dict[int, str | SubtaskId] = {}
@@ -284,11 +284,11 @@ class World:
                 self.counts["evicted"] += 1
                 self.end_process(slot)
                 self.alive[slot] = False
-            case FailoverPhase():
+            case RecordFailoverPhase():
                 if self.last_phase is not None and (effect.phase, self.last_phase.phase) == ("detect", "restore"):
                     self.counts["overlapped"] += 1
                 self.last_phase = effect
-            case FailoverDone():
+            case FinishFailover():
                 last, self.last_phase = self.last_phase, None
                 assert last is not None
                 moved = last.phase == "replay"
@@ -302,7 +302,7 @@ class World:
                 self.start()
             case TrimLogs(version):
                 self.trim(version)
-            case MoveReported(request, status):
+            case ReportMove(request, status):
                 self.reported(request, status)
 
     def find(self, slot: int, subtask: SubtaskId, version: int) -> Snapshot:
@@ -351,12 +351,12 @@ class World:
             return
         version, self.pending = self.pending, 0
         if tell and not self.finishing and self.random.random() < 0.05:
-            self.event(CheckpointAborted(version))
+            self.event(CheckpointAborted(CheckpointId(version)))
             return
         self.complete = version
         self.committed = {subtask: self.durable[subtask, version] for subtask in self.topology.subtasks}
         if tell:
-            self.event(CheckpointCompleted(version))
+            self.event(CheckpointCompleted(CheckpointId(version)))
 
     def trim(self, version: int) -> None:
         assert version <= self.complete
@@ -509,7 +509,7 @@ class World:
 
     def promote(self, slot: int, order: PromoteStandbys, scripts: dict[SubtaskId, dict[int, Choice]]) -> None:
         if not self.finishing and self.random.random() < 0.03:
-            failed = PromotionFailed(order.attempt, slot, order.subtasks[0][0], "checksum")
+            failed = StandbyPromotionFailed(order.attempt, slot, order.subtasks[0][0], "checksum")
             self.outbound[slot].append(failed)
             return
         for subtask, version in order.subtasks:
@@ -556,10 +556,10 @@ class World:
             self.event(MoveRequested(self.requests, subtask, slot))
         elif roll < 0.8:
             self.asked[self.requests] = host
-            self.event(DrainRequested(self.requests, host, force=self.random.random() < 0.7))
+            self.event(HostDrainRequested(self.requests, host, force=self.random.random() < 0.7))
         elif self.machine.heads:
             self.drained.discard(host)
-            self.event(UndrainRequested(self.requests, host))
+            self.event(HostUndrainRequested(self.requests, host))
 
     def reported(self, request: int, status: str) -> None:
         self.counts[status] += 1
@@ -600,7 +600,7 @@ class World:
         if self.alive[slot]:
             self.alive[slot] = False
             self.outbound[slot].clear()
-            self.event(SlotLost(slot, "lost"))
+            self.event(SlotLost(slot, 1, "lost"))
 
     def restart(self, slot: int) -> None:
         if self.alive[slot] or not self.machine.heads:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from chain_backup.disk import base_name
-from chain_backup.replication.frames import Kind, Topic, encode
+from chain_backup.replication.frames import FrameKind, Topic, encode
 from chain_backup.replication.members import Member
 from flinkplus.errors import CorruptState
 from flinkplus.runtime.slot.control.ports import StandbyReady
@@ -216,7 +216,7 @@ def test_a_promotion_beside_a_download_of_the_same_file(tmp_path: Path, monkeypa
     standbys = Standbys(1, tmp_path / "slot", storage, ignore, ignore, deliver_answer, ignore)
     standbys.form({SUBTASK: (1, (0, 1))})
     fields: dict[str, object] = {"base": 0, "lacks": [base_name(handle["files"][0]["name"])]}
-    standbys.receive(0, encode(Kind.OFFER, 7, 0, Topic(SUBTASK, 1, 1, 1), fields, json.dumps(handle).encode()))
+    standbys.receive(0, encode(FrameKind.OFFER, 7, 0, Topic(SUBTASK, 1, 1, 1), fields, json.dumps(handle).encode()))
     assert half.wait(60)
     standbys.prepare(1, SUBTASK, 1, handle, 2)
     assert not answers

@@ -13,14 +13,14 @@ from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, I
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 CHANNEL = ChannelId(2, 0, 1)
 CONSUMER, PRODUCER = SubtaskId("count", 1), SubtaskId("lines", 0)
 
 
 def message(seq: int, epoch: int = 0, generation: int = 1) -> Message:
-    return Message(Kind.RECORDS, CHANNEL, Generation(generation), Seq(seq), CheckpointId(epoch))
+    return Message(MessageKind.RECORDS, CHANNEL, Generation(generation), Seq(seq), CheckpointId(epoch))
 
 
 class Consumer:

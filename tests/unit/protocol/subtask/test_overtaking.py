@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry, OutputChannel
-from flinkplus.protocol.determinants.determinants import Choice, decode_runs, unpack
+from flinkplus.protocol.determinants.determinants import Choice, decode_spans, unpack
 from flinkplus.protocol.subtask.checkpoints import add_logs
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES, AbortCause, InFlightBudget, Logs, cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from tests.unit.protocol.subtask.test_replay import INPUTS, Folding, message
 from upstream_cache.log import OutputLog
 
@@ -86,7 +86,7 @@ def packed(message: Message, payload: Any) -> Message:
 
 
 def barrier(channel: ChannelId, seq: int, checkpoint: CheckpointId = ONE) -> Message:
-    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), checkpoint)
+    return Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), checkpoint)
 
 
 def choices(subtask: Overtaken) -> list[Choice]:
@@ -156,7 +156,7 @@ def test_a_step_that_rests_is_done_and_the_barrier_sent_without_credit() -> None
     assert list(subtask.copied) == [1]
     for channel, end in subtask.outputs.channels.items():
         assert end.log.sent == end.log.appended > made[channel]
-        assert subtask.made(channel.consumer)[-1].kind is Kind.BARRIER
+        assert subtask.made(channel.consumer)[-1].kind is MessageKind.BARRIER
 
 
 def test_what_was_sent_without_credit_is_waited_for() -> None:
@@ -271,7 +271,7 @@ def test_a_successor_overtakes_where_its_predecessor_did() -> None:
     first.run()
     first.receive(barrier(CHANNELS[2], 0), None)
     first.run()
-    known = decode_runs(first.made(0)[-1].determinants)[0][1]
+    known = decode_spans(first.made(0)[-1].determinants)[0][1]
     assert [unpack(found)[0] for found in known if unpack(found)[0] is not Choice.CLOCK] == [
         Choice.INPUT,
         Choice.OVERTAKE,

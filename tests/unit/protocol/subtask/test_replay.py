@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import Entry, OutputChannel, OutputChannels
-from flinkplus.protocol.determinants.determinants import Choice, KnownSteps, decode_runs, merge, pack
+from flinkplus.protocol.determinants.determinants import Choice, KnownSteps, decode_spans, merge, pack
 from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Incarnation, Promotion
@@ -28,7 +28,7 @@ from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from tests.examples import examples
 from upstream_cache.log import OutputLog
 
@@ -186,7 +186,7 @@ class Folding(SubtaskSteps):
 
 
 def message(channel: ChannelId, seq: int, value: int) -> Message:
-    return Message(Kind.RECORDS, channel, Generation(1), Seq(seq), START, value, 10)
+    return Message(MessageKind.RECORDS, channel, Generation(1), Seq(seq), START, value, 10)
 
 
 values = st.lists(st.integers(0, 50), min_size=1, max_size=12)
@@ -221,7 +221,7 @@ def promoted(
         for sent in first.made(consumer)[:count]:
             had[name][sent.seq] = sent.records
             if sent.determinants:
-                known.learn(WORK, *decode_runs(sent.determinants)[0])
+                known.learn(WORK, *decode_spans(sent.determinants)[0])
         run = known.of(WORK)
         runs += [run] if run is not None else []
     told_all = Promotion(told, merge(0, runs), {}, {}, frozenset(failed), None, had)
@@ -427,7 +427,7 @@ def test_one_who_has_nothing_to_repeat_must_not_have_been_heard_of() -> None:
 
 
 def barrier(channel: ChannelId, seq: int) -> Message:
-    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), CheckpointId(1))
+    return Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), CheckpointId(1))
 
 
 def feed(subtask: Folding, inputs: list[list[int]]) -> None:

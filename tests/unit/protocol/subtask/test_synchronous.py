@@ -8,7 +8,7 @@ from flinkplus.protocol.determinants.determinants import Choice, pack
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.in_flight import Logs
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from tests.unit.protocol.subtask.test_replay import INPUTS, Folding, message
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)
@@ -47,7 +47,7 @@ def fill(subtask: Halting) -> None:
 
 
 def barrier(channel: object, seq: int, checkpoint: CheckpointId) -> Message:
-    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), checkpoint, None, 0)  # type: ignore[arg-type]
+    return Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), checkpoint, None, 0)  # type: ignore[arg-type]
 
 
 def successor(determinants: tuple[int, ...] = ()) -> Halting:

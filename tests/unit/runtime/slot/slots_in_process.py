@@ -20,7 +20,7 @@ from pyspark import cloudpickle
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.keyed.keyed import Count, Sum
-from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.promotion_order import PromotionOrder
@@ -138,7 +138,7 @@ class Cluster:
         self.acks: dict[int, dict[str, dict[str, Any]]] = {0: {}}
         self.staged: dict[tuple[str, int], set[int]] = {}
         self.exhausted: set[str] = set()
-        self.failures: list[control.SubtaskFailure] = []
+        self.failures: list[control.Failed] = []
 
     # --- wiring
 
@@ -209,14 +209,14 @@ class Cluster:
             heard.append(self.heard.popleft())
         for slot, message in heard:
             match message:
-                case control.SnapshotAcked(generation, checkpoint, subtask, handle):
+                case control.Acknowledged(generation, checkpoint, subtask, handle):
                     if generation == self.generations[_id(subtask)]:
                         self.acks.setdefault(checkpoint, {})[subtask] = handle
-                case control.VersionStaged(_, subtask, version):
+                case control.Staged(_, subtask, version):
                     self.staged.setdefault((subtask, slot), set()).add(version)
                 case control.Exhausted(_, subtask):
                     self.exhausted.add(subtask)
-                case control.SubtaskFailure():
+                case control.Failed():
                     self.failures.append(message)
                 case _:
                     pass
@@ -324,9 +324,9 @@ class Cluster:
                     version=version,
                     handle=self.acks[version].get(str(s), {}),
                     received=received,
-                    determinants=control.runs_to_json(runs.get(str(s), [])),
+                    determinants=control.spans_to_json(runs.get(str(s), [])),
                     ancestors={
-                        name: control.runs_to_json(found)
+                        name: control.spans_to_json(found)
                         for name, found in runs.items()
                         if _id(name).vertex in self.slots[target].lineage.asked_of([s])
                     },
@@ -348,7 +348,7 @@ class Cluster:
     def _fenced(self) -> list[control.Fenced]:
         return [m for _, m in self.answers if isinstance(m, control.Fenced) and m.attempt == self.attempt]
 
-    def _merge(self) -> tuple[dict[str, int], dict[str, int], dict[str, list[Run]]]:
+    def _merge(self) -> tuple[dict[str, int], dict[str, int], dict[str, list[Span]]]:
         received: dict[str, int] = {}
         sent: dict[str, int] = {}
         for answer in self._fenced():
@@ -371,7 +371,7 @@ class Cluster:
         names = {str(s): at for s, at in self.assignment.items()}
         slot._obey(control.Join(1, names, {str(s): g for s, g in self.generations.items()}))
         for other in self.slots.values():
-            other._obey(control.Peers(1, self.addresses()))
+            other._obey(control.Connect(1, self.addresses()))
         for subtask in self.subtasks:
             if index not in self.members[subtask] and len(self.members[subtask]) < 3:
                 self.members[subtask] = (*self.members[subtask], index)
@@ -393,7 +393,7 @@ class Cluster:
 
     def finish(self) -> pa.Table:
         """Run to the end of the input, take a last checkpoint, and give what was put out."""
-        heads = self.graph.cycles().heads
+        heads = self.graph.cycles().loop_heads
         ending = {str(s) for s in self.subtasks if self.graph.vertex_of(s.vertex).is_source or s.vertex in heads}
         self.until(lambda: self.exhausted >= ending)
         last = self.trigger()

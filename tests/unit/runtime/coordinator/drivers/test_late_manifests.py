@@ -19,7 +19,7 @@ from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job import running
@@ -282,7 +282,7 @@ def test_the_end_of_a_job_waits_for_its_storage_worker_and_not_for_ever(
 
 def test_the_storage_worker_has_ended_when_it_has_done_all_that_it_was_given() -> None:
     wires: Any = SimpleNamespace(close=lambda: None)
-    dispatch = Dispatch(wires, Members(1), Inbox())
+    dispatch = Dispatch(wires, SlotProcesses(1), Inbox())
     gate = threading.Event()
     done: list[str] = []
     dispatch.storage.submit(gate.wait, 60)

@@ -30,7 +30,7 @@ def failures(cluster: Cluster, slot: Slot) -> list[str]:
     """Who fails while the slot does some work, with which error."""
     for _ in range(20):
         slot._turns.take(time.monotonic())
-    return [f"{m.subtask} {m.reason}" for _, m in cluster.heard if isinstance(m, control.SubtaskFailure)]
+    return [f"{m.subtask} {m.reason}" for _, m in cluster.heard if isinstance(m, control.Failed)]
 
 
 def broken(*_: Any) -> None:

@@ -33,7 +33,7 @@ from flinkplus.runtime.slot.process import slot as slot_module
 from flinkplus.runtime.slot.process import slot_process
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.slot.process.slot import CoordinatorLost
-from flinkplus.runtime.slot.process.slot_process import Start, run_slot
+from flinkplus.runtime.slot.process.slot_process import ProcessStart, run_slot
 from flinkplus.runtime.slot.process.start_failure import REPORT_TIMEOUT_S
 from flinkplus.runtime.slot.process.workers import SlotWorkers, SnapshotWritten
 from flinkplus.runtime.transport.auth.credentials import Credentials
@@ -200,7 +200,7 @@ def test_a_slot_that_fails_while_the_job_runs_leaves_its_files_to_the_next_proce
         other = make_scratch("id", 1, str(job))  # of a dead process, whose successor starts at this moment
         other.close()
         with pytest.raises(FlinkPlusError):
-            run_slot(0, replace(base, **fields), Start(last=last))
+            run_slot(0, replace(base, **fields), ProcessStart(last=last))
         assert taken[-1] == names, "each takes over what the one before it left"
         names = {*names, f"1-{number}-1.sst"} if stays else set()
         assert {path.name for path in job.glob("*slot-0-*/count/*/*.sst")} == names

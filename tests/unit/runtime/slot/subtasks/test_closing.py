@@ -12,7 +12,7 @@ import pytest
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.host.cleanup import clear_away
-from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators, Member
+from flinkplus.runtime.slot.subtasks.operator_tree import FusedNode, FusedOperators
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 
@@ -27,9 +27,9 @@ class Closable:
             raise OSError(f"{self._name}: no space left on device")
 
 
-def member(part: Closable) -> Member:
+def fused(part: Closable) -> FusedNode:
     context = OperatorContext("part", "part[0]", 0, 1, pa.schema([]), None)
-    return Member(None, context, writer=part)  # type: ignore[arg-type]
+    return FusedNode(None, context, writer=part)  # type: ignore[arg-type]
 
 
 def test_every_part_is_closed_also_when_one_raises() -> None:
@@ -43,7 +43,7 @@ def test_every_part_is_closed_also_when_one_raises() -> None:
             raise RuntimeError("a user's generator")
 
     operators = object.__new__(FusedOperators)
-    operators.members = {0: member(Closable("first", told, fails=True)), 1: member(Closable("second", told))}
+    operators.nodes = {0: fused(Closable("first", told, fails=True)), 1: fused(Closable("second", told))}
     running = step()
     next(running)
     subtask = object.__new__(Subtask)
@@ -64,7 +64,7 @@ def test_files_of_older_checkpoints_are_removed_beside_the_loop() -> None:
     later: list[Callable[[], None]] = []
     snapshots = object.__new__(SubtaskSnapshots)
     snapshots._operators = object.__new__(FusedOperators)
-    snapshots._operators.members = {}
+    snapshots._operators.nodes = {}
     snapshots._sound_from = None
     snapshots._state = SimpleNamespace(checkpoint_complete=told.append)  # type: ignore[assignment]
     snapshots._ports = SimpleNamespace(beside=later.append)  # type: ignore[assignment]

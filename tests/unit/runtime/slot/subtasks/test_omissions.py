@@ -13,7 +13,7 @@ from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, I
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, SUPPRESSION
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
 
@@ -33,7 +33,7 @@ class Consumer:
         self.admission = PartialAdmission(SubtaskId("b", 0), self.seen, lambda _, payload: payload, omitted)
 
     def receive(self, seq: int, digest: int = 1, generation: int = NOW) -> Any:
-        message = Message(Kind.RECORDS, CHANNEL, Generation(generation), Seq(seq), CheckpointId(0))
+        message = Message(MessageKind.RECORDS, CHANNEL, Generation(generation), Seq(seq), CheckpointId(0))
         return self.admission.admit(self.end, message, digest)
 
     def receive_all(self, *seqs: int) -> list[Any]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from flinkplus.config import Options
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import PACKED_AT_ONCE_BYTES
@@ -76,17 +76,17 @@ def test_a_small_snapshot_does_not_pass_a_large_one_that_is_still_being_packed()
     (here, _), (there, _) = inputs
 
     def barrier(channel: ChannelId, seq: int, checkpoint: CheckpointId) -> None:
-        subtask.steps.receive(Message(Kind.BARRIER, channel, Generation(1), Seq(seq), checkpoint), None)
+        subtask.steps.receive(Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), checkpoint), None)
 
     def acknowledged() -> list[int]:
-        return [message.checkpoint for message in told if isinstance(message, control.SnapshotAcked)]
+        return [message.checkpoint for message in told if isinstance(message, control.Acknowledged)]
 
     subtask.steps.checkpoints.overtake(ONE)
     barrier(here, 0, ONE)
     subtask.run()
     rows = pa.record_batch([["x" * PACKED_AT_ONCE_BYTES], [1]], schema=SCHEMA)
     size = PACKED_AT_ONCE_BYTES + 1
-    subtask.steps.receive(Message(Kind.RECORDS, there, Generation(1), Seq(0), CheckpointId(0), rows, size), None)
+    subtask.steps.receive(Message(MessageKind.RECORDS, there, Generation(1), Seq(0), CheckpointId(0), rows, size), None)
     barrier(there, 1, ONE)
     barrier(here, 1, TWO)
     barrier(there, 2, TWO)

@@ -1,4 +1,4 @@
-"""The coordinator's table of slots: who is registered, on which connection, in which incarnation.
+"""The coordinator's table of slots: which process of each is registered, and on which connection.
 
 Beside the slots that the job began with there are *spare* ones, which come and go; one that is over does not come back.
 
@@ -16,9 +16,9 @@ from flinkplus.runtime.control import messages as control
 
 
 @dataclass
-class Member:
-    """One registered slot. ``heard_s``: when its last message came (monotonic clock); ``created_s``: see
-    ``control.Register``."""
+class SlotProcess:
+    """The registered process of a slot, one incarnation of it. ``heard_s``: when its last message came (monotonic
+    clock); ``created_s``: see ``control.Register``."""
 
     slot: int
     incarnation: int
@@ -32,13 +32,13 @@ class Member:
     created_s: float = 0.0
 
 
-class Members:
-    """All slots of the job."""
+class SlotProcesses:
+    """All slots of the job, and the process of each that is registered."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._over: set[int] = set()
-        self._members: dict[int, Member] = {}
+        self._processes: dict[int, SlotProcess] = {}
         self._by_connection: dict[int, int] = {}
         self._incarnations: dict[int, int] = dict.fromkeys(range(slots), 0)
         self._attempts: dict[int, int] = {}
@@ -67,8 +67,10 @@ class Members:
         """All slots, ascending; without spare ones that are over."""
         return [slot for slot in sorted(self._incarnations) if slot not in self._over]
 
-    def register(self, connection: int, register: control.Register, now_s: float) -> tuple[Member, Member | None]:
-        """The new member, and the one it replaces (which is to be dropped), if any.
+    def register(
+        self, connection: int, register: control.Register, now_s: float
+    ) -> tuple[SlotProcess, SlotProcess | None]:
+        """The new process, and the one it replaces (which is to be dropped), if any.
 
         Raises ``PeerProtocolError`` for a slot that the job does not have.
         """
@@ -80,7 +82,7 @@ class Members:
         old = self.remove(register.slot)
         self._incarnations[register.slot] += 1
         self._attempts[register.slot] = register.spark_attempt
-        member = Member(
+        process = SlotProcess(
             register.slot,
             self._incarnations[register.slot],
             connection,
@@ -92,50 +94,50 @@ class Members:
             register.pulse,
             register.created_s,
         )
-        self._members[register.slot] = member
+        self._processes[register.slot] = process
         self._by_connection[connection] = register.slot
-        return member, old
+        return process, old
 
-    def remove(self, slot: int) -> Member | None:
+    def remove(self, slot: int) -> SlotProcess | None:
         """Take a slot off the table."""
-        member = self._members.pop(slot, None)
-        if member is not None:
-            del self._by_connection[member.connection]
-        return member
+        process = self._processes.pop(slot, None)
+        if process is not None:
+            del self._by_connection[process.connection]
+        return process
 
-    def on(self, connection: int) -> Member | None:
-        """The member on a connection, ``None`` for one that is not current."""
+    def on(self, connection: int) -> SlotProcess | None:
+        """The process on a connection, ``None`` for one that is not current."""
         slot = self._by_connection.get(connection)
-        return None if slot is None else self._members[slot]
+        return None if slot is None else self._processes[slot]
 
-    def with_lifeline(self, name: str) -> Member | None:
-        """The member whose lifeline has this name."""
-        return next((member for member in self._members.values() if member.lifeline == name), None)
+    def with_lifeline(self, name: str) -> SlotProcess | None:
+        """The process whose lifeline has this name."""
+        return next((process for process in self._processes.values() if process.lifeline == name), None)
 
-    def get(self, slot: int) -> Member | None:
-        return self._members.get(slot)
+    def get(self, slot: int) -> SlotProcess | None:
+        return self._processes.get(slot)
 
-    def all(self) -> list[Member]:
-        """The registered members, by slot. Any thread may ask."""
-        return [member for _, member in sorted(list(self._members.items()), key=lambda item: item[0])]
+    def all(self) -> list[SlotProcess]:
+        """The registered processes, by slot. Any thread may ask."""
+        return [process for _, process in sorted(list(self._processes.items()), key=lambda item: item[0])]
 
-    def needed(self) -> list[Member]:
-        """The registered members that a deployment is made on: all but the spare ones."""
-        return [member for member in self.all() if not self.is_spare(member.slot)]
+    def needed(self) -> list[SlotProcess]:
+        """The registered processes that a deployment is made on: all but the spare ones."""
+        return [process for process in self.all() if not self.is_spare(process.slot)]
 
     def addresses(self) -> dict[str, list[Any]]:
         """Slot -> [incarnation, address], as control messages have it, of ``needed``."""
-        return {str(member.slot): [member.incarnation, member.address] for member in self.needed()}
+        return {str(process.slot): [process.incarnation, process.address] for process in self.needed()}
 
-    def silent_since(self, before_s: float) -> list[Member]:
-        """Members that have not been heard of since ``before_s``."""
-        silent = [member for member in self._members.values() if member.heard_s < before_s]
-        return sorted(silent, key=lambda member: member.slot)
+    def silent_since(self, before_s: float) -> list[SlotProcess]:
+        """The processes that have not been heard of since ``before_s``."""
+        silent = [process for process in self._processes.values() if process.heard_s < before_s]
+        return sorted(silent, key=lambda process: process.slot)
 
     def all_heard(self, now_s: float) -> None:
-        """Take every member as heard of just now."""
-        for member in self._members.values():
-            member.heard_s = now_s
+        """Take every process as heard of just now."""
+        for process in self._processes.values():
+            process.heard_s = now_s
 
     @property
     def incarnations(self) -> dict[int, int]:
