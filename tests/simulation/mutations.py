@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from chain_backup.failover import chains
+from chain_backup.failover import attempts, chains
 from chain_backup.failover import effects as chain_effects
-from chain_backup.failover import machine as failover
 from chain_backup.failover import recovery_line as line
 from chain_backup.failover.events import CheckpointAborted
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.plans import Plans
 from chain_backup.failover.topology import Topology
 from chain_backup.replication.agent import ReplicationAgent
@@ -735,19 +735,19 @@ def received_ignored(original: Any) -> Any:
     return lambda failed, versions, received, *rest: original(failed, versions, Everything(), *rest)
 
 
-@mutation(failover.FailoverProtocol, "_on_fenced")
+@mutation(attempts.Attempts, "fenced")
 def one_fence_is_enough(original: Any) -> Any:
     """Standbys are promoted when the first slot has fenced."""
 
-    def on_fenced(self: Any, now_ms: int, number: int, slot: int, received: Any) -> Any:
+    def fenced(self: Any, now_ms: int, number: int, slot: int, received: Any) -> Any:
         if self._attempt is not None and self._attempt.number == number:
             self._attempt.awaited = [slot]
         return original(self, now_ms, number, slot, received)
 
-    return on_fenced
+    return fenced
 
 
-@mutation(failover.FailoverProtocol, "_promote_when_ready")
+@mutation(attempts.Attempts, "_promote_when_ready")
 def zookeeper_not_awaited(original: Any) -> Any:
     """Standbys are promoted whether or not ZooKeeper has the new generation."""
 
@@ -759,7 +759,7 @@ def zookeeper_not_awaited(original: Any) -> Any:
     return promote
 
 
-@mutation(failover, "provable")
+@mutation(attempts, "provable")
 def everything_provable(original: Any) -> Any:
     """Producers are repeated though nobody knows how."""
     return lambda *arguments: None
@@ -1407,7 +1407,7 @@ def drains_end_when_a_slot_joins(original: Any) -> Any:
     return hosted
 
 
-@mutation(failover.FailoverProtocol, "begins_on")
+@mutation(FailoverProtocol, "begins_on")
 def rollbacks_use_drained_hosts(original: Any) -> Any:
     """A rollback puts every subtask on the slot of its number, also on a host that is drained."""
     return lambda self, hosts: {}

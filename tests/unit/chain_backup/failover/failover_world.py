@@ -24,6 +24,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
     EvictSlot,
     FailoverDone,
@@ -58,7 +59,7 @@ from chain_backup.failover.events import (
     UndrainRequested,
     VersionStaged,
 )
-from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.recovery_line import Cursors
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId

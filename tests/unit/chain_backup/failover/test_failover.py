@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
     EvictSlot,
     FailoverDone,
@@ -37,7 +38,8 @@ from chain_backup.failover.events import (
     SubtaskFailed,
     VersionStaged,
 )
-from chain_backup.failover.machine import HANDOVER_PAUSE, FailoverConfig, FailoverProtocol
+from chain_backup.failover.handover import HANDOVER_PAUSE
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.recovery_line import Cursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ConfigurationError, InvariantViolation, PeerProtocolError
