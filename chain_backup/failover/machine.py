@@ -37,7 +37,7 @@ from chain_backup.failover.handover import Handover
 from chain_backup.failover.placement import Strategy, spread
 from chain_backup.failover.plans import Plans, Request
 from chain_backup.failover.topology import Topology
-from chain_backup.failover.upkeep import Upkeep
+from chain_backup.failover.upkeep import ChainUpkeep
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId, invariant
 
 
@@ -54,7 +54,7 @@ class FailoverProtocol:
         self._check = EventCheck(topology, self._own_slots)
         self._plans = Plans(topology, self._own_slots, self._config.replicas, strategy)
         self._table = ChainTable(topology, not self._config.partial)
-        self._upkeep = Upkeep(self._table, self._plans)
+        self._upkeep = ChainUpkeep(self._table, self._plans)
         self._attempts = Attempts(topology, self._config, self._table, self._plans)
         self._handover = Handover(self._config, self._table, self._plans, self._attempts)
         self._running = False

@@ -22,7 +22,7 @@ from chain_backup.failover.placement import PlacementError
 from chain_backup.failover.plans import Plans
 
 
-class Upkeep:
+class ChainUpkeep:
     """Brings the chains of ``table`` to what ``plans`` say."""
 
     def __init__(self, table: ChainTable, plans: Plans) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from chain_backup.disk import Disk, Sink, Source, base_name
@@ -225,3 +225,31 @@ class Hop:
             self._turn.append(subtask)
             self.say(Kind.CHUNK, transfer.topic, {"name": name, "offset": offset, "round": transfer.round}, data)
         return failed
+
+
+class Hops:
+    """The hops to all other slots, made when they are first used. ``clock_ns``: see ``ReplicationAgent``."""
+
+    def __init__(self, send: Send, clock_ns: Callable[[], int]) -> None:
+        self._send = send
+        self._clock_ns = clock_ns
+        self._newest_stream = 0
+        self._hops: dict[int, Hop] = {}
+
+    def __getitem__(self, peer: int) -> Hop:
+        hop = self._hops.get(peer)
+        if hop is None:
+            hop = self._hops[peer] = Hop(peer, self._new_stream(), self._send)
+        return hop
+
+    def __iter__(self) -> Iterator[Hop]:
+        return iter(self._hops.values())
+
+    def renew(self, peer: int) -> None:
+        """The stream to and from ``peer`` is new."""
+        self[peer].renew(self._new_stream())
+
+    def _new_stream(self) -> int:
+        """Numbers that rise, also from one process of a slot to the next."""
+        self._newest_stream = max(self._newest_stream + 1, self._clock_ns())
+        return self._newest_stream

@@ -19,8 +19,9 @@ from chain_backup.failover.events import CheckpointAborted
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.plans import Plans
 from chain_backup.failover.topology import Topology
-from chain_backup.replication.agent import ReplicationAgent
+from chain_backup.replication.receiver import Receiver
 from chain_backup.replication.replica import Replica, StagedVersion, _Copy
+from chain_backup.replication.sender import Sender
 from chain_backup.replication.transfers import Partial
 from dedup.filter import MessageFilter
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
@@ -792,7 +793,7 @@ def checksum_of_a_file_not_looked_at(original: Any) -> Any:
     return property(lambda self: self.complete)
 
 
-@mutation(ReplicationAgent, "_take_offer")
+@mutation(Receiver, "take_offer")
 def offer_of_a_fenced_head_taken(original: Any) -> Any:
     """A version of an older generation is as good as one of the present one."""
 
@@ -808,7 +809,7 @@ def offer_of_a_fenced_head_taken(original: Any) -> Any:
     return take_offer
 
 
-@mutation(ReplicationAgent, "_next_version")
+@mutation(Sender, "_next_version")
 def versions_of_a_fenced_head_offered(original: Any) -> Any:
     """A version goes down the chain under the present generation, whichever it was made in."""
 
@@ -820,7 +821,7 @@ def versions_of_a_fenced_head_offered(original: Any) -> Any:
     return next_version
 
 
-@mutation(ReplicationAgent, "_ask")
+@mutation(Receiver, "_ask")
 def staged_before_all_is_held(original: Any) -> Any:
     """A standby says that it has a version while files of it are on their way."""
 
@@ -831,19 +832,19 @@ def staged_before_all_is_held(original: Any) -> Any:
     return ask
 
 
-@mutation(ReplicationAgent, "_go_on")
+@mutation(Receiver, "_go_on")
 def all_held_with_the_first_file(original: Any) -> Any:
     """A version counts as held when the first of its missing files is there."""
     return lambda self, member, inbound: self._finish(member, inbound)
 
 
-@mutation(ReplicationAgent, "_checked")
+@mutation(Receiver, "_checked")
 def files_of_a_dead_process_trusted(original: Any) -> Any:
     """What a dead process has left is held, whatever its checksum is."""
     return lambda self, member, file, error: original(self, member, file, None)
 
 
-@mutation(ReplicationAgent, "_after_check")
+@mutation(Receiver, "_after_check")
 def damaged_files_of_a_dead_process_left_out(original: Any) -> Any:
     """A version counts as held though a file that a dead process had left was damaged."""
 

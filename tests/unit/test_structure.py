@@ -24,7 +24,6 @@ LONG_FUNCTIONS = {
 }
 FILE_LINES = 500
 LONG_FILES = {
-    "chain_backup/replication/agent.py": 666,
     "flinkplus/protocol/checkpoints/checkpointing.py": 558,
     "flinkplus/protocol/job/job.py": 566,
     "flinkplus/protocol/subtask/subtask.py": 667,
@@ -44,7 +43,6 @@ LARGE_CLASSES = {
     "CheckpointStorage": 46,
     "Coordinator": 50,
     "Failovers": 43,
-    "ReplicationAgent": 45,
     "Slot": 52,
     "Subtask": 117,
     "SubtaskLoop": 48,
