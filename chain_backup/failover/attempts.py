@@ -165,8 +165,9 @@ class Attempts:
             promotion.subtasks = tuple(subtask for subtask in promotion.subtasks if subtask not in together)
             if not promotion.subtasks:
                 del self._promotions[key]
-        if self._config.partial:
-            self._find_slots(failover, together)
+        for subtask in together if self._config.partial else ():
+            if not self._table[subtask].members:  # it gets a slot that has not refused it
+                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._plans.drained)
         orphans = [str(subtask) for subtask in together if not self._table[subtask].members]
         if orphans:
             left = "slot for" if self._config.partial else "standby of"
@@ -176,8 +177,7 @@ class Attempts:
             return self.give_up(unsafe)
         for subtask in together:
             self._table[subtask].put_best_first(self._table.complete)
-        attempt = self._new_attempt(now_ms, together)
-        return [*self._detected(attempt), *self._fence(now_ms, attempt)]
+        return self._begin(now_ms, together, fence=True)
 
     def hand_over(self, now_ms: int, moving: Sequence[SubtaskId], reason: str) -> list[FailoverEffect]:
         """Begin an attempt for ``moving``, whose new heads come first in their chains. No slot fences before ZooKeeper
@@ -185,7 +185,7 @@ class Attempts:
         failover = self._join("handover", moving, reason, None)
         moved = self.restarting_with(moving)
         failover.moved.update(dict.fromkeys(moved))
-        return self._detected(self._new_attempt(now_ms, moved))
+        return self._begin(now_ms, moved, fence=False)
 
     def _join(self, kind: FailoverKind, failed: Sequence[SubtaskId], reason: str, error: object) -> _Failover:
         if self._failover is None:
@@ -200,23 +200,15 @@ class Attempts:
         failover.subtasks.update(dict.fromkeys(sorted(failed)))
         return failover
 
-    def _find_slots(self, failover: _Failover, moved: tuple[SubtaskId, ...]) -> None:
-        """Each subtask without a slot gets one that has not refused it."""
-        for subtask in moved:
-            if not self._table[subtask].members:
-                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._plans.drained)
-
-    def _new_attempt(self, now_ms: int, failed: tuple[SubtaskId, ...]) -> _Attempt:
+    def _begin(self, now_ms: int, failed: tuple[SubtaskId, ...], fence: bool) -> list[FailoverEffect]:
         self._count += 1
         self.newest_generation = Generation(self.newest_generation + 1)
         for subtask in failed:
             self._table[subtask].generation = self.newest_generation
         until_ms = now_ms + self._config.registry_timeout_ms
-        self._attempt = _Attempt(self._count, self.newest_generation, failed, until_ms)
-        return self._attempt
-
-    def _detected(self, attempt: _Attempt) -> list[FailoverEffect]:
-        return [self._phase("detect"), WriteRecords(attempt.number, self._table.written(attempt.failed))]
+        attempt = self._attempt = _Attempt(self._count, self.newest_generation, failed, until_ms)
+        records = WriteRecords(attempt.number, self._table.written(failed))
+        return [self._phase("detect"), records, *(self._fence(now_ms, attempt) if fence else ())]
 
     def give_up(self, why: str) -> list[FailoverEffect]:
         """End the failover under way; the whole job must roll back."""

@@ -133,11 +133,6 @@ class FailoverProtocol:
         """No number up to this one may be used again."""
         return self._attempts.newest_generation
 
-    @property
-    def trimmed(self) -> int:
-        """The newest version whose ``TrimLogs`` was ordered, or from which the job started."""
-        return self._table.trimmed
-
     def is_alive(self, slot: int) -> bool:
         """Whether a slot lives, and may be in chains."""
         return self._running and self._table.is_alive(slot)

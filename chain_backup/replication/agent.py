@@ -73,7 +73,7 @@ class ReplicationAgent:
         self._upkeep = CopyUpkeep(self._members, self.figures, later)
         self._receiver = Receiver(self._members, self._hops, self._sender, self._upkeep, self.figures, staged, beside)
 
-    # -- who is who -----------------------------------------------------------------------------------------------
+    # -- the chains -----------------------------------------------------------------------------------------------
 
     def form(self, chains: Mapping[str, Chain]) -> None:
         """The chains of the whole job: subtask -> (generation, members, head first)."""
@@ -111,7 +111,7 @@ class ReplicationAgent:
 
     def _drop(self, member: Member, keeps: bool = False) -> None:
         del self._members[member.subtask]
-        for hop in self._hops:
+        for hop in self._hops.values():
             hop.end(member.subtask)
         self._receiver.stop(member)
         member.replica.close(keeps)
@@ -197,23 +197,18 @@ class ReplicationAgent:
             return
         if found.kind is Kind.PROBE:
             hop.resyncs_left = MAX_RESYNCS  # there is a new version: try again
-        match hop.accept(found):
-            case False:
-                self.figures.frames_refused += 1
-            case None:
-                self._lost(hop)
-                if found.kind is Kind.OFFER:
-                    self._receiver.take_offer(peer, found)
-            case True:
-                self._take(hop, found)
+        accepted = hop.accept(found)
+        if accepted:
+            self._take(hop, found)
+        elif accepted is None:
+            self._lost(hop)
+            if found.kind is Kind.OFFER:
+                self._receiver.take_offer(peer, found)
 
     def _lost(self, hop: Hop) -> None:
         """A frame from this peer was lost: an answer, perhaps, or a part of an offer."""
-        self.figures.frames_refused += 1
-        if hop.resyncs_left == 0:
-            return
-        hop.resync()
-        self._sender.offer_again(hop)
+        if hop.resync():
+            self._sender.offer_again(hop)
 
     def _take(self, hop: Hop, frame: Frame) -> None:
         match frame.kind:
@@ -224,7 +219,7 @@ class ReplicationAgent:
             case Kind.RESYNC:
                 self._sender.offer_again(hop)
             case Kind.PROBE:
-                hop.say(Kind.ECHO, NO_TOPIC)
+                hop.send(Kind.ECHO, NO_TOPIC)
             case Kind.ECHO:
                 pass
             case Kind.WANT | Kind.ACK | Kind.STAGED | Kind.FAILED:
@@ -236,7 +231,7 @@ class ReplicationAgent:
         """Close all copies; the store that ``prepare`` returned stays with its owner. ``keeps``: the files of the
         copies stay, for the slot's next process.
         """
-        for hop in self._hops:
+        for hop in self._hops.values():
             hop.clear()
         for member in list(self._members.values()):
             self._drop(member, keeps)

@@ -109,7 +109,7 @@ class Receiver:
         try:
             files = member.replica.files_of(parse_document(handle))
         except (ValueError, TypeError, AttributeError, CorruptState) as error:
-            self._hops[peer].say(Kind.FAILED, topic, {"reason": str(error)})
+            self._hops[peer].send(Kind.FAILED, topic, {"reason": str(error)})
             return
         lacks = frozenset(frame.fields["lacks"])
         inbound = member.inbound = Inbound(peer, topic, handle, files, lacks, deque(), deque())
@@ -146,7 +146,7 @@ class Receiver:
         inbound.missing.clear()
         self._get(member, inbound)
 
-    def _go_on(self, member: Member, inbound: Inbound) -> None:
+    def _after_file(self, member: Member, inbound: Inbound) -> None:
         """A file is held. If it was the last, what was to serve for a base may be gone: then there is more to get."""
         if not (inbound.missing or inbound.stored):
             self._get(member, inbound)
@@ -154,7 +154,7 @@ class Receiver:
     def _refuse(self, member: Member, inbound: Inbound, reason: str) -> None:
         log.warning("standby of %s cannot take version %d: %s", member.subtask, inbound.topic.version, reason)
         self.stop(member)
-        self._hops[inbound.peer].say(Kind.FAILED, inbound.topic, {"reason": reason})
+        self._hops[inbound.peer].send(Kind.FAILED, inbound.topic, {"reason": reason})
 
     def _finish(self, member: Member, inbound: Inbound, again: bool = False) -> None:
         """All of the version is held."""
@@ -162,8 +162,7 @@ class Receiver:
         member.inbound = None
         if not again:
             member.replica.stage(topic.version, topic.generation, inbound.handle, inbound.files)
-            self._figures.versions_staged += 1
-        self._hops[inbound.peer].say(Kind.STAGED, topic)
+        self._hops[inbound.peer].send(Kind.STAGED, topic)
         if not again or member.reported != (topic.generation, topic.version):
             member.reported = (topic.generation, topic.version)
             self._report(member.subtask, topic.generation, topic.version)
@@ -189,7 +188,7 @@ class Receiver:
         inbound.round += 1
         offsets = [partial.offset if partial is not None and partial.file == file else 0 for file in inbound.missing]
         files = [[base_name(file.name), offset] for file, offset in zip(inbound.missing, offsets, strict=True)]
-        self._hops[inbound.peer].say(Kind.WANT, inbound.topic, {"files": files, "round": inbound.round})
+        self._hops[inbound.peer].send(Kind.WANT, inbound.topic, {"files": files, "round": inbound.round})
 
     def take_chunk(self, hop: Hop, frame: Frame) -> None:
         member = self._members.get(frame.topic.subtask)
@@ -214,7 +213,7 @@ class Receiver:
             return
         self._figures.bytes_received += len(frame.payload)
         hop.resyncs_left = MAX_RESYNCS
-        hop.say(Kind.ACK, frame.topic, {"round": inbound.round})
+        hop.send(Kind.ACK, frame.topic, {"round": inbound.round})
         if partial.complete:
             self._file_complete(member, inbound, partial)
 
@@ -226,7 +225,7 @@ class Receiver:
         member.partial = None
         member.replica.adopt(partial.file)
         inbound.missing.popleft()
-        self._go_on(member, inbound)
+        self._after_file(member, inbound)
 
     def _file_failed(self, member: Member, inbound: Inbound, file: StateFile) -> None:
         """What arrived is not the file: ask once more, and after a few times fetch it from durable storage."""
@@ -283,7 +282,7 @@ class Receiver:
         """A needed file that was left here is held now, or its content comes from elsewhere."""
         if member.replica.holds(file):
             inbound.stored.remove(file)
-            self._go_on(member, inbound)
+            self._after_file(member, inbound)
         else:
             self._get_otherwise(member, inbound)
 
@@ -297,7 +296,7 @@ class Receiver:
             if error is None:
                 replica.adopt_downloaded(file)
                 self._figures.files_from_storage += 1
-                self._go_on(member, inbound)
+                self._after_file(member, inbound)
             else:
                 self._refuse(member, inbound, str(error))
         elif error is not None:

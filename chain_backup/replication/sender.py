@@ -93,7 +93,7 @@ class Sender:
             hop.resyncs_left = MAX_RESYNCS
             self.offer_again(hop)
         else:
-            hop.say(Kind.PROBE, NO_TOPIC)
+            hop.send(Kind.PROBE, NO_TOPIC)
 
     def offer_again(self, hop: Hop) -> None:
         """Frames to or from this peer were lost: offer everything under way again."""

@@ -832,7 +832,7 @@ def staged_before_all_is_held(original: Any) -> Any:
     return ask
 
 
-@mutation(Receiver, "_go_on")
+@mutation(Receiver, "_after_file")
 def all_held_with_the_first_file(original: Any) -> Any:
     """A version counts as held when the first of its missing files is there."""
     return lambda self, member, inbound: self._finish(member, inbound)

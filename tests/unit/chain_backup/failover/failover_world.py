@@ -69,6 +69,11 @@ Content = tuple[str, int]
 Determinants = tuple[tuple[int, Choice], ...]
 
 
+def channels_of(topology: Topology) -> tuple[ChannelId, ...]:
+    """All channels, sorted."""
+    return tuple(sorted(channel for subtask in topology.subtasks for channel in topology.outputs(subtask)))
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """All of a subtask at a version: its choices, what it has taken (in order), what it has put out (whole)."""
@@ -165,7 +170,7 @@ class World:
         self.random = random.Random(seed)
         config = replace(config, sharing_depth=1)
         self.topology, self.slots, self.config = topology, slots, config
-        self.channels = tuple(topology.channels())
+        self.channels = channels_of(topology)
         self.machine = FailoverProtocol(topology, slots, config)
         self.now_ms = 0
         self.story: list[str] = []

@@ -19,7 +19,7 @@ from chain_backup.failover.topology import Topology
 from flinkplus.errors import InvariantViolation
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from tests.examples import examples
-from tests.unit.chain_backup.failover.failover_world import World
+from tests.unit.chain_backup.failover.failover_world import World, channels_of
 
 TWO = Topology(("lines", "count"), 2, ((0, "lines", "count"),))
 WIDE = Topology(("lines", "count"), 3, ((0, "lines", "count"),))
@@ -57,7 +57,7 @@ def test_without_faults_nothing_fails_over_and_checkpoints_are_trimmed() -> None
     world.run(3_000, rate=0.0)
     assert world.counts["failovers"] == world.counts["fallbacks"] == world.counts["handovers"] == 0
     assert world.complete > 2
-    assert world.machine.trimmed == world.complete
+    assert world.machine._table.trimmed == world.complete
 
 
 def test_the_seeds_see_everything() -> None:
@@ -78,7 +78,7 @@ def test_the_seeds_see_everything() -> None:
 def ignoring_what_was_received(
     failed: Sequence[SubtaskId], versions: Any, received: Mapping[ChannelId, int], *rest: Any
 ) -> Any:
-    everything = {channel: 1_000_000 for channel in TWO.channels()}
+    everything = {channel: 1_000_000 for channel in channels_of(TWO)}
     return recovery_line(failed, versions, everything, *rest)
 
 
