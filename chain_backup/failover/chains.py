@@ -1,4 +1,4 @@
-"""The chains of a job: their members, which versions each member has, what is stable, what may be trimmed.
+"""The chains of a job and their upkeep: members, which versions each has, what is stable, what may be trimmed.
 
 Rules:
 
@@ -9,8 +9,8 @@ Rules:
 - A version belongs to a history. When a successor starts from version ``v``, newer versions are void everywhere.
 - A member that joins a running chain does not count for what is stable before it has caught up, and no longer counts
   when it falls too many complete checkpoints behind. (It would keep every log in the job from being trimmed.)
-- A slot joins only the chains that it is planned for: another one would have to fetch all the state, and would keep the
-  home slot out of its own chains.
+- A slot that joins becomes the tail of the chains that it is planned for, when no failover is under way. Another one
+  would have to fetch all the state, and would keep the home slot out of its own chains.
 - Plans change while the job runs. A standby that is not planned any more is *surplus*: it leaves when all planned
   members are there and have what is complete, so that a chain never gets shorter by a change of plans.
 - Without standbys a chain has one member, its head. When that is lost, another living slot takes its place, which has
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chain_backup.failover.effects import ChainRecordLike, FailoverEffect, FormChains, WriteRecords
+from chain_backup.failover.effects import ChainRecordLike, FailoverEffect, FormChains, TrimLogs, WriteRecords
 from chain_backup.failover.recovery_line import Cursors, NoLine, recovery_line
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
@@ -254,6 +254,12 @@ class ChainTable:
         )
         self._alive -= gone
 
+    def settle(self, hasty: Collection[int]) -> list[FailoverEffect]:
+        """No failover is under way: chains get to full strength, and to the plans. ``hasty``: see ``thin_out``."""
+        self.replenish()
+        self.thin_out(hasty)
+        return self.publish() + self.trim()
+
     def replenish(self) -> None:
         """Living slots join, as tails, the chains that they are planned for."""
         for chain in self if self._standbys else ():
@@ -344,20 +350,20 @@ class ChainTable:
     def _is_everywhere(self, version: int) -> bool:
         return all(version in chain.persisted for chain in self)
 
-    def trim(self) -> int | None:
-        """The newest complete version that every chain has, if it is newer than the last trim; older ones are
-        forgotten."""
+    def trim(self) -> list[FailoverEffect]:
+        """Trim to the newest complete version that every chain has. Not during a failover that slots know of: its line
+        may be any version since the last trim."""
         if not self._untrimmed:
-            return None
+            return []
         stable = min(chain.stable for chain in self)
         done = [version for version in self._untrimmed if version <= stable]
         if not done:
-            return None
+            return []
         self.trimmed = done[-1]
         self._untrimmed = self._untrimmed[len(done) :]
         for chain in self:
             chain.forget_before(self.trimmed)
-        return self.trimmed
+        return [TrimLogs(self.trimmed)]
 
     # ---------------------------------------------------------------------------------------------------- the line
 

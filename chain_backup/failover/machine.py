@@ -4,7 +4,8 @@
 
 - ``attempts``: the failover under way, from the failed set to standbys that run;
 - ``handover``: planned moves;
-- ``upkeep``: members that join and leave, trimming, on the chains (``chains``) and their plans (``plans``).
+- ``chains``: members that join and leave, versions, trimming;
+- ``plans``: where the members ought to be, and requests.
 
 *Partial* recovery (ABS, section 5) is the same without standbys. No output logs are kept, so the failed set is what
 failed *and all its upstreams*, up to the sources: each goes back to a version in the durable store, in place where its
@@ -23,6 +24,7 @@ Invariants: at most one slot is head of a subtask, and it is alive; no line is o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 from typing_extensions import assert_never
@@ -34,10 +36,9 @@ from chain_backup.failover.checks import EventCheck
 from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import EvictSlot, FailoverEffect, FailureTakenOn, FallBack, MoveReported
 from chain_backup.failover.handover import Handover
-from chain_backup.failover.placement import Strategy, spread
+from chain_backup.failover.placement import PlacementError, Strategy, spread
 from chain_backup.failover.plans import Plans, Request
 from chain_backup.failover.topology import Topology
-from chain_backup.failover.upkeep import ChainUpkeep
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId, invariant
 
 
@@ -54,7 +55,6 @@ class FailoverProtocol:
         self._check = EventCheck(topology, self._own_slots)
         self._plans = Plans(topology, self._own_slots, self._config.replicas, strategy)
         self._table = ChainTable(topology, not self._config.partial)
-        self._upkeep = ChainUpkeep(self._table, self._plans)
         self._attempts = Attempts(topology, self._config, self._table, self._plans)
         self._handover = Handover(self._config, self._table, self._plans, self._attempts)
         self._running = False
@@ -172,7 +172,8 @@ class FailoverProtocol:
         if self._running:
             effects += self._after_fallback(self._advance(now_ms))
         if self._running and not self.active:
-            effects += self._upkeep.report()
+            effects += self._plans.progress(self._table)
+            self._table.keep(self._plans.slots)
         return effects
 
     def _after_fallback(self, effects: list[FailoverEffect]) -> list[FailoverEffect]:
@@ -218,7 +219,7 @@ class FailoverProtocol:
                 return []
             case events.StandbysPromoted(attempt, slot):
                 done = self._attempts.promoted(attempt, slot)
-                return done + self._upkeep.settle() if done else []
+                return done + self._settle() if done else []
             case events.PromotionFailed(attempt, slot, subtask, reason):
                 why = f"{subtask} not promoted on slot {slot}: {reason}"
                 return self._on_not_promoted(now_ms, [(attempt, slot)], why)
@@ -262,8 +263,8 @@ class FailoverProtocol:
 
     def _on_progress(self, now_ms: int) -> list[FailoverEffect]:
         if not self.active:
-            return self._upkeep.settle() + self._handover.begin(now_ms)
-        return self._upkeep.trim() if self._attempts.can_be_called_off else []
+            return self._settle() + self._handover.begin(now_ms)
+        return self._table.trim() if self._attempts.can_be_called_off else []
 
     # ------------------------------------------------------------------------------------- slots, requests, failures
 
@@ -271,17 +272,29 @@ class FailoverProtocol:
         lost = [slot for slot in slots if self._table.is_alive(slot)]
         if not lost:
             return []
-        effects = self._handover.call_off() + self._upkeep.replan(self._plans.lost(lost))
+        effects = self._handover.call_off() + self._replanned(self._plans.lost(lost))
         failed = self._table.lose(lost)
         if failed:
             return effects + self._attempts.fail(now_ms, "slot", failed, reason)
-        return effects + (self._attempts.without(now_ms, lost) if self.active else self._upkeep.settle())
+        return effects + (self._attempts.without(now_ms, lost) if self.active else self._settle())
 
     def _on_joined(self, slot: int, host: str) -> list[FailoverEffect]:
-        if not self._upkeep.join(slot, host):
+        if self._table.is_alive(slot) or self._plans.is_retired(slot):
             return []
+        with contextlib.suppress(PlacementError):  # the user's own strategy: the next deployment raises it
+            self._plans.hosted({slot: host})
+        self._table.replan(self._plans.of)
+        self._table.join(slot)
         self._handover.joined(slot)
-        return [] if self.active else self._upkeep.settle()
+        return [] if self.active else self._settle()
+
+    def _settle(self) -> list[FailoverEffect]:
+        return self._table.settle(self._plans.hasty)
+
+    def _replanned(self, reports: list[MoveReported]) -> list[FailoverEffect]:
+        """The plans have changed, as ``reports`` say; members move when the chains settle."""
+        self._table.replan(self._plans.of)
+        return [*reports]
 
     def _on_request(self, event: Request) -> list[FailoverEffect]:
         if not self._config.handover:
@@ -290,8 +303,8 @@ class FailoverProtocol:
         reports = self._plans.request(event, self._table)
         if any(report.status == "refused" for report in reports):
             return [*reports]
-        effects = self._handover.call_off() + self._upkeep.replan(reports)
-        return effects if self.active else effects + self._upkeep.settle()
+        effects = self._handover.call_off() + self._replanned(reports)
+        return effects if self.active else effects + self._settle()
 
     def _on_subtask_failed(self, now_ms: int, event: events.SubtaskFailed) -> list[FailoverEffect]:
         subtask, reason, error = event.subtask, f"{event.subtask}: {event.reason}", event.error
@@ -317,7 +330,7 @@ class FailoverProtocol:
     def _without_registry(self, reason: str) -> list[FailoverEffect]:
         """A handover is called off; a failover cannot continue."""
         if self._attempts.can_be_called_off:
-            return self._handover.call_off() + self._upkeep.settle()
+            return self._handover.call_off() + self._settle()
         return self._attempts.give_up(reason)
 
     def _on_not_promoted(self, now_ms: int, promotions: list[tuple[int, int]], reason: str) -> list[FailoverEffect]:
@@ -328,8 +341,7 @@ class FailoverProtocol:
             return []
         for slot in slots:
             self._handover.refused(slot)
-        reports = [report for slot in slots for report in self._plans.refused(slot, failed, reason)]
-        effects = self._upkeep.replan(reports)
+        effects = self._replanned([report for slot in slots for report in self._plans.refused(slot, failed, reason)])
         for subtask in failed:
             self._table.drop_head(subtask)
         return effects + self._attempts.fail(now_ms, kind, failed, reason)
