@@ -9,7 +9,8 @@ from typing import Any
 
 from chain_backup.failover import effects as chain_effects
 from chain_backup.failover import events as chain_events
-from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
+from chain_backup.failover.config import FailoverConfig
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
@@ -366,16 +367,15 @@ class _Failover(Timed):
 
     @property
     def state(self) -> str:
-        machine = self.machine
-        attempt = machine._attempt
-        if not machine._running:
+        attempts = self.machine._attempts
+        attempt = attempts._attempt
+        if not self.machine._running:
             return "rolled back"
         if attempt is None:
-            return "promoting" if machine._promotions else "at rest"
-        if machine._promotions:
+            return "promoting" if attempts._promotions else "at rest"
+        if attempts._promotions:
             return "promoting, another attempt"
-        handover = machine._failover is not None and machine._failover.kind == "handover"
-        if handover:
+        if attempts.kind == "handover":
             return "handover, fencing" if attempt.written else "handover, may be called off"
         if attempt.written:
             return "fencing"
@@ -393,7 +393,7 @@ class _Failover(Timed):
             if isinstance(answer, chain_events.RecordsWritten) and self.may("RecordsRefused"):
                 yield Move("ZooKeeper refuses", chain_events.RecordsRefused(answer.attempt, "reason"))
             if isinstance(answer, chain_events.StandbysPromoted) and self.may("StandbyPromotionFailed"):
-                subtask = self.machine._promotions[answer.attempt, answer.slot].subtasks[0]
+                subtask = self.machine._attempts._promotions[answer.attempt, answer.slot].subtasks[0]
                 failed = chain_events.StandbyPromotionFailed(answer.attempt, answer.slot, subtask, "reason")
                 yield Move("promotion failed", failed)
         if self.may("SlotLost"):
@@ -469,13 +469,13 @@ class _Failover(Timed):
 
     def _counts(self, answer: Any) -> bool:
         """Whether the machine waits for this; what it does not wait for has no effect, which tests show."""
-        attempt = self.machine._attempt
+        attempt = self.machine._attempts._attempt
         match answer:
             case chain_events.RecordsWritten(number):
                 return attempt is not None and attempt.number == number and not attempt.written
             case chain_events.SlotFenced(number, slot):
                 return attempt is not None and attempt.number == number and slot in attempt.awaited
-        return (answer.attempt, answer.slot) in self.machine._promotions
+        return (answer.attempt, answer.slot) in self.machine._attempts._promotions
 
 
 FAILOVER = Diagram(

@@ -94,15 +94,15 @@ class Deadlines:
     def _watch_failover(self, machine: Any) -> None:
         machine = getattr(machine, "_machine", machine)  # a recorded one
         advance: Callable[[int], Any] = machine._advance
-        config = machine._config
+        attempts, config = machine._attempts, machine._config
 
         def advanced(now_ms: int) -> Any:
-            attempt = machine._attempt
+            attempt = attempts._attempt
             if attempt is not None and not attempt.written and now_ms >= attempt.registry_until_ms:
                 self._fired("registry", config.registry_timeout_ms, f"the records of attempt {attempt.number}")
             elif attempt is not None and attempt.awaited and now_ms >= attempt.fence_until_ms:
                 self._fired("fence", config.fence_timeout_ms, f"slots {attempt.awaited} in attempt {attempt.number}")
-            for (number, slot), promotion in machine._promotions.items():
+            for (number, slot), promotion in attempts._promotions.items():
                 if now_ms >= promotion.until_ms:
                     names = ", ".join(map(str, promotion.subtasks))
                     self._fired("promotion", config.promote_timeout_ms, f"{names} on slot {slot} in attempt {number}")

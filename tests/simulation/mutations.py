@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from chain_backup.failover import chains
+from chain_backup.failover import attempts, chains
 from chain_backup.failover import effects as chain_effects
-from chain_backup.failover import machine as failover
 from chain_backup.failover import recovery_line as line
 from chain_backup.failover.events import CheckpointAborted
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.plans import Plans
 from chain_backup.failover.topology import Topology
-from chain_backup.replication.agent import ReplicationAgent
+from chain_backup.replication.receiver import Receiver
 from chain_backup.replication.replica import Replica, StagedVersion, _Copy
+from chain_backup.replication.sender import Sender
 from chain_backup.replication.transfers import Partial
 from dedup.filter import MessageFilter
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
@@ -196,12 +197,12 @@ def what_comes_late_of_the_dead_is_held_against_their_slots(original: Any) -> An
     return lambda self, peer, generation: peer == self.peer
 
 
-@mutation(SlotOrders, "take_all", scenario="82")
+@mutation(Routing, "take_all", scenario="82")
 def what_is_forged_is_dropped_and_the_rest_of_its_frame_with_it(original: Any) -> Any:
     """The streams stay as they are after a message that was not the sender's to send: nothing is sent again."""
 
     def take_all(self: Any, peer: int, messages: Any) -> None:
-        with mock.patch.object(self, "_renew", lambda peer, reason: None):
+        with mock.patch.object(self._host, "_renew", lambda peer, reason: None):
             original(self, peer, messages)
 
     return take_all
@@ -740,19 +741,19 @@ def received_ignored(original: Any) -> Any:
     return lambda failed, versions, received, *rest: original(failed, versions, Everything(), *rest)
 
 
-@mutation(failover.FailoverProtocol, "_on_fenced")
+@mutation(attempts.Attempts, "fenced")
 def one_fence_is_enough(original: Any) -> Any:
     """Standbys are promoted when the first slot has fenced."""
 
-    def on_fenced(self: Any, now_ms: int, number: int, slot: int, received: Any) -> Any:
+    def fenced(self: Any, now_ms: int, number: int, slot: int, received: Any) -> Any:
         if self._attempt is not None and self._attempt.number == number:
             self._attempt.awaited = [slot]
         return original(self, now_ms, number, slot, received)
 
-    return on_fenced
+    return fenced
 
 
-@mutation(failover.FailoverProtocol, "_promote_when_ready")
+@mutation(attempts.Attempts, "_promote_when_ready")
 def zookeeper_not_awaited(original: Any) -> Any:
     """Standbys are promoted whether or not ZooKeeper has the new generation."""
 
@@ -764,7 +765,7 @@ def zookeeper_not_awaited(original: Any) -> Any:
     return promote
 
 
-@mutation(failover, "provable")
+@mutation(attempts, "provable")
 def everything_provable(original: Any) -> Any:
     """Producers are repeated though nobody knows how."""
     return lambda *arguments: None
@@ -797,7 +798,7 @@ def checksum_of_a_file_not_looked_at(original: Any) -> Any:
     return property(lambda self: self.complete)
 
 
-@mutation(ReplicationAgent, "_take_offer")
+@mutation(Receiver, "take_offer")
 def offer_of_a_fenced_head_taken(original: Any) -> Any:
     """A version of an older generation is as good as one of the present one."""
 
@@ -813,7 +814,7 @@ def offer_of_a_fenced_head_taken(original: Any) -> Any:
     return take_offer
 
 
-@mutation(ReplicationAgent, "_next_version")
+@mutation(Sender, "_next_version")
 def versions_of_a_fenced_head_offered(original: Any) -> Any:
     """A version goes down the chain under the present generation, whichever it was made in."""
 
@@ -825,7 +826,7 @@ def versions_of_a_fenced_head_offered(original: Any) -> Any:
     return next_version
 
 
-@mutation(ReplicationAgent, "_ask")
+@mutation(Receiver, "_ask")
 def staged_before_all_is_held(original: Any) -> Any:
     """A standby says that it has a version while files of it are on their way."""
 
@@ -836,19 +837,19 @@ def staged_before_all_is_held(original: Any) -> Any:
     return ask
 
 
-@mutation(ReplicationAgent, "_go_on")
+@mutation(Receiver, "_after_file")
 def all_held_with_the_first_file(original: Any) -> Any:
     """A version counts as held when the first of its missing files is there."""
     return lambda self, member, inbound: self._finish(member, inbound)
 
 
-@mutation(ReplicationAgent, "_checked")
+@mutation(Receiver, "_checked")
 def files_of_a_dead_process_trusted(original: Any) -> Any:
     """What a dead process has left is held, whatever its checksum is."""
     return lambda self, member, file, error: original(self, member, file, None)
 
 
-@mutation(ReplicationAgent, "_after_check")
+@mutation(Receiver, "_after_check")
 def damaged_files_of_a_dead_process_left_out(original: Any) -> Any:
     """A version counts as held though a file that a dead process had left was damaged."""
 
@@ -1332,15 +1333,15 @@ def barriers_of_the_version_count(original: Any) -> Any:
 # --- within a slot
 
 
-@mutation(SlotOrders, "_hand_over")
+@mutation(Routing, "hand_over")
 def consumers_fail_their_producers(original: Any) -> Any:
     """What a consumer throws at a message of its own slot counts as its producer's failure (a fault that the product
     had)."""
 
     def hand_over(self: Any, message: Any, payload: Any) -> None:
-        consumer = self.active.consumer(message.channel)
+        consumer = self._host.active.consumer(message.channel)
         if consumer is not None:
-            consumer.receive(message, payload)
+            consumer.steps.receive(message, payload)
 
     return hand_over
 
@@ -1412,7 +1413,7 @@ def drains_end_when_a_slot_joins(original: Any) -> Any:
     return hosted
 
 
-@mutation(failover.FailoverProtocol, "begins_on")
+@mutation(FailoverProtocol, "begins_on")
 def rollbacks_use_drained_hosts(original: Any) -> Any:
     """A rollback puts every subtask on the slot of its number, also on a host that is drained."""
     return lambda self, hosts: {}

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chain_backup.disk import ArrivingFile, HeldFile, base_name
-from chain_backup.replication.agent import ReplicationAgent, at_once
+from chain_backup.replication.agent import ReplicationAgent
+from chain_backup.replication.receiver import at_once
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -297,7 +298,7 @@ class SimStandbys:
         self._world.checks.copied(slot, subtask, generation, version)
         slot.report(control.Staged(generation, subtask, version))
         self._world.reach("staged", slot, name)
-        predecessor = self.agent._members[subtask].neighbour(slot.index, -1)
+        predecessor = self.agent._members[subtask].predecessor
         for process in [] if predecessor is None else self._world.on_slot(predecessor):
             self._world.reach("replicated", process, name)
 

@@ -255,8 +255,8 @@ class World:
             self.coordinator.spares._timeout_s = SPARES_TIMEOUT_S
         self.coordinator.write_records_to(self.registry)
         if self.failovers is not None and self.parameters.pending_versions:
-            protocol = self.failovers._protocol
-            protocol._config = replace(protocol._config, pending_versions=True)
+            attempts = self.failovers._protocol._attempts
+            attempts._config = replace(attempts._config, pending_versions=True)
         machine = self.coordinator._checkpoints
         machine._config = replace(machine._config, sweep_every=SWEEP_EVERY)
         if self.parameters.in_flight_bytes is not None:

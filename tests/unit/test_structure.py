@@ -32,8 +32,6 @@ LONG_FUNCTIONS = {
 }
 FILE_LINES = 500
 LONG_FILES = {
-    "chain_backup/failover/machine.py": 758,
-    "chain_backup/replication/agent.py": 666,
     "flinkplus/protocol/checkpoints/checkpointing.py": 558,
     "flinkplus/protocol/job/job.py": 566,
     "flinkplus/runtime/control/messages.py": 566,
@@ -49,9 +47,7 @@ CLASS_METHODS = 40
 LARGE_CLASSES = {
     "CheckpointStorage": 46,
     "Coordinator": 50,
-    "FailoverProtocol": 64,
     "Failovers": 43,
-    "ReplicationAgent": 45,
 }
 
 

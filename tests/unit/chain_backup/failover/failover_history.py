@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
     ChainRecordLike,
     FailoverEffect,
@@ -26,7 +27,7 @@ from chain_backup.failover.events import (
     TimeAdvanced,
     VersionStaged,
 )
-from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId

@@ -24,6 +24,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
     FailoverEffect,
     FallBack,
@@ -57,7 +58,7 @@ from chain_backup.failover.events import (
     TimeAdvanced,
     VersionStaged,
 )
-from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.effects import EvictSlot
@@ -66,6 +67,11 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generatio
 Choice = tuple[Any, ...]
 Content = tuple[str, int]
 Determinants = tuple[tuple[int, Choice], ...]
+
+
+def channels_of(topology: Topology) -> tuple[ChannelId, ...]:
+    """All channels, sorted."""
+    return tuple(sorted(channel for subtask in topology.subtasks for channel in topology.outputs(subtask)))
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ class World:
         self.random = random.Random(seed)
         config = replace(config, sharing_depth=1)
         self.topology, self.slots, self.config = topology, slots, config
-        self.channels = tuple(topology.channels())
+        self.channels = channels_of(topology)
         self.machine = FailoverProtocol(topology, slots, config)
         self.now_ms = 0
         self.story: list[str] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
     FallBack,
     FenceSlots,
@@ -33,7 +34,8 @@ from chain_backup.failover.events import (
     SubtaskFailed,
     VersionStaged,
 )
-from chain_backup.failover.machine import HANDOVER_PAUSE, FailoverConfig, FailoverProtocol
+from chain_backup.failover.handover import HANDOVER_PAUSE
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ConfigurationError, InvariantViolation, PeerProtocolError
@@ -417,7 +419,9 @@ def test_staged_versions_newer_than_the_line_are_void() -> None:
     assert history.machine.all_have(1)
     history.at(200, *history.persisted(2), completed(2))
     history.at(201, *(e for e in history.staged(2) if isinstance(e, VersionStaged) and e.subtask not in ON_1))
-    assert history.machine.trimmed == 1, "slot 3 has a version 2 of slot 1's history, and none of its successor's"
+    assert history.machine._table.trimmed == 1, (
+        "slot 3 has a version 2 of slot 1's history, and none of its successor's"
+    )
     assert history.at(202, *history.staged(2, *ON_1)) == [TrimLogs(2)]
 
 
@@ -642,13 +646,13 @@ def test_logs_are_trimmed_when_a_version_is_complete_and_every_member_has_it() -
     assert history.at(11, history.staged(1)[-1]) == [TrimLogs(1)]
     assert history.machine.all_have(1)
     assert history.at(12, *history.staged(1), completed(1)) == []
-    assert history.machine.trimmed == 1
+    assert history.machine._table.trimmed == 1
 
 
 def test_stable_but_not_complete_is_not_trimmed() -> None:
     history = running()
     history.at(10, *history.persisted(1), *history.staged(1))
-    assert history.machine.trimmed == 0
+    assert history.machine._table.trimmed == 0
     assert history.at(11, completed(1)) == [TrimLogs(1)]
 
 

@@ -280,7 +280,7 @@ def test_again_and_again_as_long_as_the_job_runs() -> None:
             finish(history, history.checkpoint(version))
         assert history.machine.heads == {s: s.index for s in history.machine.heads}, "back home each time"
         assert all(len(members) == 3 for members in history.machine.chains.values())
-    assert history.machine.trimmed >= version - 1
+    assert history.machine._table.trimmed >= version - 1
 
 
 # ---------------------------------------------------------------------------------- handovers that are interrupted

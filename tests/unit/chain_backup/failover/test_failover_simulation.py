@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chain_backup.failover import chains
-from chain_backup.failover import machine as failover
+from chain_backup.failover import attempts, chains
+from chain_backup.failover.attempts import Attempts
 from chain_backup.failover.config import FailoverConfig
+from chain_backup.failover.handover import Handover
 from chain_backup.failover.recovery_line import recovery_line
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import InvariantViolation
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from tests.examples import examples
-from tests.unit.chain_backup.failover.failover_world import World
+from tests.unit.chain_backup.failover.failover_world import World, channels_of
 
 TWO = Topology(("lines", "count"), 2, ((0, "lines", "count"),))
 WIDE = Topology(("lines", "count"), 3, ((0, "lines", "count"),))
@@ -56,7 +57,7 @@ def test_without_faults_nothing_fails_over_and_checkpoints_are_trimmed() -> None
     world.run(3_000, rate=0.0)
     assert world.counts["failovers"] == world.counts["fallbacks"] == world.counts["handovers"] == 0
     assert world.complete > 2
-    assert world.machine.trimmed == world.complete
+    assert world.machine._table.trimmed == world.complete
 
 
 def test_the_seeds_see_everything() -> None:
@@ -77,7 +78,7 @@ def test_the_seeds_see_everything() -> None:
 def ignoring_what_was_received(
     failed: Sequence[SubtaskId], versions: Any, received: Mapping[ChannelId, int], *rest: Any
 ) -> Any:
-    everything = {channel: 1_000_000 for channel in TWO.channels()}
+    everything = {channel: 1_000_000 for channel in channels_of(TWO)}
     return recovery_line(failed, versions, everything, *rest)
 
 
@@ -95,7 +96,7 @@ def ignoring_slots_that_have_not_fenced(self: Any, now_ms: int, number: int, slo
     return effects
 
 
-promote_when_ready = failover.FailoverProtocol._promote_when_ready
+promote_when_ready = Attempts._promote_when_ready
 
 
 def not_waiting_for_zookeeper(self: Any, now_ms: int) -> list[Any]:
@@ -110,9 +111,9 @@ def not_waiting_for_zookeeper(self: Any, now_ms: int) -> list[Any]:
     [
         (chains, "recovery_line", ignoring_what_was_received, TWO),
         (chains.ChainTable, "_can_begin", ignoring_whose_snapshot_it_is, TWO),
-        (failover.FailoverProtocol, "_on_fenced", ignoring_slots_that_have_not_fenced, TWO),
-        (failover.FailoverProtocol, "_promote_when_ready", not_waiting_for_zookeeper, TWO),
-        (failover, "provable", lambda *_: None, THREE),
+        (Attempts, "fenced", ignoring_slots_that_have_not_fenced, TWO),
+        (Attempts, "_promote_when_ready", not_waiting_for_zookeeper, TWO),
+        (attempts, "provable", lambda *_: None, THREE),
     ],
 )
 def test_a_machine_with_a_mistake_is_found_out(
@@ -137,7 +138,7 @@ def test_moves_are_carried_out_among_failures() -> None:
 @pytest.mark.parametrize(
     ("where", "name", "mistake"),
     [
-        (failover.FailoverProtocol, "_goal", lambda self, chain: chain.planned[-1]),
+        (Handover, "_goal", lambda self, chain: chain.planned[-1]),
         (chains.ChainTable, "thin_out", lambda self, hasty: None),
     ],
 )
@@ -155,6 +156,6 @@ def test_a_slot_joins_while_a_handover_can_be_called_off_and_is(monkeypatch: pyt
         World(433, WIDE, 5, config).run(1_500, 0.0005, 0.02)
 
     run()
-    monkeypatch.setattr(failover.FailoverProtocol, "_untold", {})
+    monkeypatch.setattr(Handover, "before", {})
     with pytest.raises(AssertionError, match="not done"):
         run()

@@ -11,6 +11,7 @@ from chain_backup.failover.recovery_line import NoLine, VersionCursors, componen
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.determinants.determinants import AncestorLog, decode_spans, encode_span
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
+from tests.unit.chain_backup.failover.failover_world import channels_of
 
 TOPOLOGY = Topology(("lines", "count"), 2, ((0, "lines", "count"),))
 L0, L1, C0, C1 = SubtaskId("lines", 0), SubtaskId("lines", 1), SubtaskId("count", 0), SubtaskId("count", 1)
@@ -148,13 +149,13 @@ def test_no_usable_version_is_newer_and_the_chosen_one_is_usable(data: st.DataOb
         }
         for subtask in failed
     }
-    received = {channel: data.draw(seqs) for channel in topology.channels()}
+    received = {channel: data.draw(seqs) for channel in channels_of(topology)}
     restored = {s: data.draw(st.integers(0, 3)) for s in topology.subtasks if s not in failed}
 
     def usable(component: tuple[SubtaskId, ...], version: int) -> bool:
         if version < complete or any(version not in versions[subtask] for subtask in component):
             return False
-        for channel in topology.channels():
+        for channel in channels_of(topology):
             producer, consumer = topology.producer(channel), topology.consumer(channel)
             if producer in component:
                 sent = versions[producer][version].outputs[channel]

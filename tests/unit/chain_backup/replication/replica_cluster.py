@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from chain_backup.disk import OpenDisk, SlotDisk
-from chain_backup.replication.agent import Beside, ReplicationAgent, at_once
+from chain_backup.replication.agent import ReplicationAgent
+from chain_backup.replication.receiver import Beside, at_once
 from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState
 from flinkplus.state.backend import Prepared
 from flinkplus.state.left import take_over

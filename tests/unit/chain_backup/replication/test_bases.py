@@ -159,7 +159,7 @@ def test_bases_that_come_late_are_of_use_all_the_same(cluster: Cluster) -> None:
     """Each download takes longer than it takes until the next base; nothing piles up."""
     agent = cluster.network.agents[1]
     under_way: list[tuple[Callable[[], None], Callable[[Exception | None], None]]] = []
-    agent._beside = lambda work, done: under_way.append((work, done))
+    agent._receiver._beside = lambda work, done: under_way.append((work, done))
     files = []
     for _ in range(8):
         until_due(cluster)

@@ -6,8 +6,9 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import ChainRecordLike
-from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState
