@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from experiments.cluster.control import Control
-from experiments.recovery.kill import Kill
-from experiments.recovery.settings import FAILURES, HOST_FAILURES, Settings
-from experiments.running import RunError
+from experiments.harness.running import RunError
+from experiments.recovery.experiment import Settings
+from experiments.recovery.kill import FAILURES, HOST_FAILURES, Kill
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.main import parser
 from flinkplus.errors import ConfigurationError
