@@ -11,7 +11,6 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.exactness import command as exactness
 from experiments.soak import command as soak
 
 EXPERIMENTS = {
@@ -19,6 +18,7 @@ EXPERIMENTS = {
     "cost": ("cost", "throughput, CPU and memory with 0, 1 and 2 standbys, no failures"),
     "overhead": ("overhead", "throughput by interval and mode of checkpoints"),
     "scaling": ("scaling.experiment", "running time of a fixed input by parallelism"),
+    "exactness": ("exactness.experiment", "three keyed stages under seeded kills, checked row by row"),
 }
 """Name -> module in this package, and what the help says."""
 
@@ -33,9 +33,6 @@ def add_commands(commands: Any) -> None:
     )
     for name, (module, text) in EXPERIMENTS.items():
         kinds.add_parser(name, help=text).module = f"{__package__}.{module}"
-    exactness.add_exactness(
-        kinds.add_parser("exactness", help="three keyed stages under seeded kills, checked row by row")
-    )
     soak.add_soak(kinds.add_parser("soak", help="one long job, a fault every few seconds, all flat and exact"))
 
 
