@@ -11,14 +11,13 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.soak import command as soak
-
 EXPERIMENTS = {
     "recovery": ("recovery.experiment", "kill to first new output, by rollback and by standbys"),
     "cost": ("cost", "throughput, CPU and memory with 0, 1 and 2 standbys, no failures"),
     "overhead": ("overhead", "throughput by interval and mode of checkpoints"),
     "scaling": ("scaling.experiment", "running time of a fixed input by parallelism"),
     "exactness": ("exactness.experiment", "three keyed stages under seeded kills, checked row by row"),
+    "soak": ("soak.experiment", "one long job, a fault every few seconds, all flat and exact"),
 }
 """Name -> module in this package, and what the help says."""
 
@@ -33,7 +32,6 @@ def add_commands(commands: Any) -> None:
     )
     for name, (module, text) in EXPERIMENTS.items():
         kinds.add_parser(name, help=text).module = f"{__package__}.{module}"
-    soak.add_soak(kinds.add_parser("soak", help="one long job, a fault every few seconds, all flat and exact"))
 
 
 class _ExperimentParser(argparse.ArgumentParser):

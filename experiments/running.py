@@ -6,14 +6,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-from experiments import console
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from experiments.recovery.report import Document
     from flinkplus.api.job import JobHandle
 
 POLL_S = 0.01
@@ -54,20 +51,6 @@ def run_until(job: JobHandle, running_s: float, stop: threading.Event) -> None:
             raise RunError("interrupted")
     if job.done:
         job.await_finish()
-
-
-@contextlib.contextmanager
-def shown(document: Document, show: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """However the block ends, what was found is shown, if anything was."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        document.interrupted()
-        raise
-    finally:
-        if document.content["runs"]:
-            show(document.content)
-            console.show(f"written: {document.path}")
 
 
 @contextlib.contextmanager

@@ -10,19 +10,46 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from experiments.cluster.control import Control
-from experiments.recovery.workload import Trigger
-from experiments.running import RunError
-from experiments.soak.settings import Draw
+from experiments.harness.running import RunError
+from experiments.harness.workload import Trigger
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import COUNT
 
+LOCAL_FAULTS = ("sigkill", "exception", "pause")
+"""Of a slot: its process is killed, one of its subtasks raises, its process stands still and goes on."""
+CLUSTER_FAULTS = ("sigkill", "exception", "host", "hang", "cut", "zookeeper")
+"""Further: a host is killed and comes back, stands still and goes on, is cut off and connected again; a server of
+ZooKeeper is killed and comes back."""
+HOLD_S = (1.0, 3.0)
+"""How long a slot or host stands still, is cut off or down."""
 SERVER_TIMEOUT_S = 2.0
 WAIT_S = 60.0
 POLL_S = 0.05
 ORDERS = {"host": "kill", "hang": "pause", "cut": "cut"}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A fault: its ``kind``, a number that says of which subtask, host or server, and how long it holds."""
+
+    kind: str
+    target: int
+    hold_s: float
+
+
+def drawn(kinds: Sequence[str], seed: int) -> Iterator[Draw]:
+    """The faults, without end. All kinds in turn, shuffled: a short run has each of them."""
+    generator = np.random.default_rng(seed)
+    while True:
+        for kind in generator.permutation(len(kinds)):
+            target = int(generator.integers(1 << 30))
+            yield Draw(kinds[int(kind)], target, round(float(generator.uniform(*HOLD_S)), 3))
 
 
 class Striker:
