@@ -6,7 +6,6 @@ median of the rounds; ``--json`` writes them with the parameters. Random keys, s
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.harness.arguments import option, script
 from flinkplus.cli.figures import write_json
 from flinkplus.state import BasePolicy, CheckpointStorage, NumberState, SubtaskState
 from flinkplus.state.delta import chunked, write_sst
@@ -162,11 +162,11 @@ def measure(folder: Path, key_count: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure keyed state on RocksDB.")
-    parser.add_argument("--keys", type=int, default=100_000, help="keys, all of them dirty at each snapshot")
-    parser.add_argument("--rounds", type=int, default=10, help="snapshots")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    options = parser.parse_args()
+    options = script(
+        "Measure keyed state on RocksDB.",
+        keys=option(100_000, int, help="keys, all of them dirty at each snapshot"),
+        rounds=option(10, int, help="snapshots"),
+    )
     with tempfile.TemporaryDirectory(prefix="flinkplus-bench-") as folder:
         figures = measure(Path(folder), options.keys, options.rounds)
     for name, value in figures.items():
