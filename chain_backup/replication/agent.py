@@ -370,8 +370,6 @@ class ReplicationAgent:
         if found.kind is Kind.PROBE:
             hop.resyncs_left = MAX_RESYNCS  # there is a new version: try again
         match hop.accept(found):
-            case False:
-                self.figures.frames_refused += 1
             case None:
                 self._lost(hop)
                 if found.kind is Kind.OFFER:
@@ -381,7 +379,6 @@ class ReplicationAgent:
 
     def _lost(self, hop: Hop) -> None:
         """Something from this peer was lost: an answer, perhaps, or a part of an offer."""
-        self.figures.frames_refused += 1
         if hop.resyncs_left == 0:
             return
         hop.resync()
@@ -635,7 +632,6 @@ class ReplicationAgent:
         member.inbound = None
         if not again:
             member.replica.stage(topic.version, topic.generation, inbound.handle, inbound.files)
-            self.figures.versions_staged += 1
         self._hop(inbound.peer).say(Kind.STAGED, topic)
         if not again or member.reported != (topic.generation, topic.version):
             member.reported = (topic.generation, topic.version)

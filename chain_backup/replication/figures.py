@@ -17,9 +17,7 @@ class ReplicationFigures:
     bytes_received: int = 0
     bytes_from_storage: int = 0
     bytes_kept: int = 0
-    versions_staged: int = 0
     versions_applied: int = 0
-    frames_refused: int = 0
     frames_malformed: int = 0
     files_refused: int = 0
     files_from_storage: int = 0

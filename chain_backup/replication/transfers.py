@@ -132,7 +132,6 @@ class Hop:
         self.peer = peer
         self.outbound: dict[str, Outbound] = {}
         self.resyncs_left = MAX_RESYNCS
-        self.bytes_sent = 0
         self._send = send
         self._turn: deque[str] = deque()
         self.renew(stream)
@@ -221,7 +220,6 @@ class Hop:
             name, offset, data = chunk
             transfer.unacknowledged += 1
             under_way += 1
-            self.bytes_sent += len(data)
             self._turn.append(subtask)
             self.say(Kind.CHUNK, transfer.topic, {"name": name, "offset": offset, "round": transfer.round}, data)
         return failed
