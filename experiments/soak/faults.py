@@ -99,37 +99,24 @@ class Striker:
         if not pids:
             raise RunError("no slot is there that could be paused")
         slot = sorted(pids)[draw.target % len(pids)]
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # a process that hangs may be killed
             os.kill(pids[slot], signal.SIGSTOP)
-            try:
-                self._hold(draw)
-            finally:
-                os.kill(pids[slot], signal.SIGCONT)  # gone, unless it was not noticed
+            self._hold(draw, lambda: os.kill(pids[slot], signal.SIGCONT))
         return f"slot {slot}"
 
     def _strike_host(self, draw: Draw) -> str:
-        assert self._control is not None
         hosts = sorted(set(self._job.placement().values()))
         if not hosts:
             raise RunError("no host is there that could be struck")
         host = hosts[draw.target % len(hosts)]
-        self._control.order(ORDERS[draw.kind], host)
-        try:
-            self._hold(draw)
-        finally:
-            self._control.order("revive", host)
+        self._order(ORDERS[draw.kind], host, draw)
         return host
 
     def _kill_server(self, draw: Draw) -> str:
-        assert self._control is not None
         server = self._servers[draw.target % len(self._servers)]
         host = server.partition(":")[0]
         leads = serves(server) == "leader"
-        self._control.order("kill", host)
-        try:
-            self._hold(draw)
-        finally:
-            self._control.order("revive", host)
+        self._order("kill", host, draw)
         self._until(self.ensemble_serves, f"all of {', '.join(self._servers)} serve again")
         return f"{host} (leader)" if leads else host
 
@@ -137,9 +124,18 @@ class Striker:
         """Whether every server of the ensemble takes part in it."""
         return all(serves(server) is not None for server in self._servers)
 
-    def _hold(self, draw: Draw) -> None:
-        if self._stop.wait(draw.hold_s):
-            raise RunError("interrupted")
+    def _order(self, order: str, host: str, draw: Draw) -> None:
+        control = self._control
+        assert control is not None
+        control.order(order, host)
+        self._hold(draw, lambda: control.order("revive", host))
+
+    def _hold(self, draw: Draw, take_back: Callable[[], object]) -> None:
+        try:
+            if self._stop.wait(draw.hold_s):
+                raise RunError("interrupted")
+        finally:
+            take_back()
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + WAIT_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
@@ -404,26 +403,6 @@ def test_the_document_and_the_table(tmp_path: Path) -> None:
     ]
     hurt, *_ = EXPERIMENT.tables(document.content | {"parameters": {"without": ["filter"]}})
     assert isinstance(hurt, Table) and "without filter" in str(hurt.title)
-
-
-def test_an_experiment_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "found.json"
-    first = EXPERIMENT.document(Settings(runs=4, without=("filter",)), path, go_on=True)
-    assert first.content["runs"] == []
-    first.add(made_up_run(CASES[0]))
-    second = EXPERIMENT.document(Settings(runs=4, without=("filter",)), path, go_on=True)
-    assert [run["run"] for run in second.content["runs"]] == [0] and second.content["summary"][-1]["runs"] == 1
-    second.add(made_up_run(CASES[1]))
-    assert len(json.loads(path.read_text())["runs"]) == 2
-    assert EXPERIMENT.document(Settings(), path).content["runs"] == []
-    with pytest.raises(ConfigurationError, match="parameters differ"):
-        EXPERIMENT.document(Settings(runs=5, without=("filter",)), path, go_on=True)
-    path.write_text("[]")
-    with pytest.raises(ConfigurationError, match="it holds no experiment"):
-        EXPERIMENT.document(Settings(), path, go_on=True)
-    path.write_text("{")
-    with pytest.raises(ConfigurationError, match="cannot go on with"):
-        EXPERIMENT.document(Settings(), path, go_on=True)
 
 
 def test_a_strike_names_its_subtask() -> None:

@@ -28,6 +28,7 @@ from experiments.soak.usage import flatness
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.main import parser
 from flinkplus.errors import ConfigurationError
+from tests.unit.experiments.orders import Orders
 
 
 def some(settings: Settings, count: int) -> list[Draw]:
@@ -168,17 +169,6 @@ class Job:
 
     def placement(self) -> dict[str, str]:
         return {"count[0]": "worker-2", "count[1]": "worker-1"}
-
-
-class Orders(Control):
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.given: list[tuple[str, str]] = []
-
-    def order(self, order: str, host: str, peer: str | None = None) -> float:
-        self.given.append((order, host))
-        return 0.0
 
 
 def striker(pid: int, directory: Path, stop: threading.Event, control: Control | None = None) -> faults.Striker:
