@@ -163,11 +163,6 @@ class MessageFilter:
         """Of all look-ups so far."""
         return self._counts
 
-    @property
-    def epochs(self) -> list[int]:
-        """The epochs whose messages are remembered, in order."""
-        return sorted(self._blooms)
-
     def begin(self, channel: Channel, first: int) -> None:
         """The consumer asks for the messages of ``channel`` from number ``first`` on: all before it are old."""
         self._channel(channel).floor = first

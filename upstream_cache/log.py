@@ -261,15 +261,6 @@ class OutputLog(LogCursors, Generic[M]):
         self._acknowledged = min(self._acknowledged, seq)
         self._received = min(self._received, seq)
 
-    def skip_to(self, seq: int) -> None:
-        """The consumer has every message before ``seq``: count them as sent and acknowledged without handing them out,
-        also those that are appended later (as with ``received``). They are kept until trimmed.
-        """
-        if seq > self._sent:
-            self._go_to(min(seq, self._appended))
-        self._acknowledged = max(self._acknowledged, min(seq, self._sent))
-        self._received = max(self._received, seq)
-
     def close(self) -> None:
         """Forget everything, on disk too. A closed log is empty and takes no message."""
         if self._spilled is not None and self._retention is not None:

@@ -15,7 +15,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -162,17 +162,3 @@ def describe(path: Path, name: str, kind: FileKind, entries: int, replaces: tupl
     """The identity card of the file at ``path``."""
     size, checksum = digest_of(file_chunks(path))
     return StateFile(name, kind, entries, size, checksum, replaces)
-
-
-def chunked(entries: Iterator[tuple[bytes, bytes]], size: int = WRITE_CHUNK_ENTRIES) -> Iterator[Chunk]:
-    """Entries, one by one, as chunks for ``write_sst``."""
-    keys: list[bytes] = []
-    values: list[bytes | None] = []
-    for key, value in entries:
-        keys.append(key)
-        values.append(value)
-        if len(keys) == size:
-            yield keys, values
-            keys, values = [], []
-    if keys:
-        yield keys, values

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 from pyspark.sql import SparkSession
 
-from experiments.recovery.report import environment
+from experiments.harness.document import environment
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.session import open_session
 from flinkplus.errors import ConfigurationError, FlinkPlusError

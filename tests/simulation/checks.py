@@ -547,7 +547,7 @@ class Checks:
             return
         oldest, cut = self._cuts[-1 - HEALTHY_VERSIONS]
         for subtask in self._at_work.values():
-            epochs = subtask.seen.epochs if isinstance(subtask.seen, MessageFilter) else []
+            epochs = sorted(subtask.seen._blooms) if isinstance(subtask.seen, MessageFilter) else []
             if epochs and epochs[0] < oldest:
                 self._wrong(
                     "retention",

@@ -771,6 +771,12 @@ def everything_provable(original: Any) -> Any:
     return lambda *arguments: None
 
 
+@mutation(chains.ChainTable, "_can_begin")
+def versions_that_all_have_count_for_nothing(original: Any) -> Any:
+    """A failed set goes back behind a version that every head has stored, and that is about to be complete."""
+    return lambda self, chain, version, pending: version == self.complete
+
+
 @mutation(chains.Chain, "stable")
 def stable_before_it_is_staged(original: Any) -> Any:
     """A version counts as stable when the head has it."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dedup.store import MemoryStore
 from flinkplus.errors import ForeignMessage, NondeterministicOperator, PeerProtocolError, UserFunctionError
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
@@ -17,6 +16,7 @@ from flinkplus.runtime.slot.control.failover import PART_VALUES, SlotFailover
 from flinkplus.runtime.slot.control.orders import SlotOrders
 from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.transport.wire.wire import decode_frame
+from tests.memory_store import MemoryStore
 from tests.simulation.checks import Violation
 from tests.simulation.disk import SimVolume
 from tests.simulation.graph import SimGraph
@@ -157,8 +157,8 @@ class SimSlot(SlotOrders[SimSubtask]):
         deadlines = [deadline for subtask in self.active if (deadline := subtask.steps.deadline(now)) > now]
         if self._peers.next_reconnect is not None:
             deadlines.append(self._peers.next_reconnect)
-        if self.retention is not None and self.retention.retry_at is not None:
-            deadlines.append(max(now + 0.02, self.retention.retry_at))
+        if self.retention is not None and self.retention.blocked is not None:
+            deadlines.append(max(now + 0.02, self.retention._retry_at))
         if deadlines:
             self._working = True
             world.at(max(world.now_ms + 1, round(min(deadlines) * 1000)), self._work)

@@ -50,6 +50,7 @@ QUICK = (
     "ids_forgotten_at_promotion",
     "one_fence_is_enough",
     "zookeeper_not_awaited",
+    "versions_that_all_have_count_for_nothing",
     "stable_before_it_is_staged",
     "staged_delta_applied_too_soon",
     "offer_of_a_fenced_head_taken",
@@ -110,6 +111,14 @@ def test_seeds_with_loops_are_clean() -> None:
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("came_round", "rounds", "in_flight", "put_back"):
         assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_without_faults_nothing_fails_over() -> None:
+    for seed in range(20):
+        world, failure = run_one(draw(seed).with_changes(faults=()))
+        assert failure is None and world is not None
+        assert world.ended == "finished"
+        assert world.counts["failovers"] == world.counts["fallbacks"] == world.counts["handovers"] == 0
 
 
 WITH_DUPLICATES = (35, 189, 221, 237, 247, 274, 288, 373, 389, 399)

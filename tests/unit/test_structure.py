@@ -39,7 +39,7 @@ LONG_FILES = {
     "flinkplus/runtime/coordinator/drivers/failover.py": 512,
     "flinkplus/runtime/job/running.py": 669,
     "flinkplus/runtime/transport/tcp/connections.py": 506,
-    "flinkplus/state/storage.py": 696,
+    "flinkplus/state/storage.py": 692,
 }
 FOLDER_MODULES = 15
 LARGE_FOLDERS = {"flinkplus/state": 16}

@@ -55,10 +55,9 @@ class CyclicAlignment(RecordingAlignment):
         inputs: tuple[ChannelId, ...],
         back: tuple[ChannelId, ...],
         version: CheckpointId = NO_CHECKPOINT,
-        max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
-        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
+        super().__init__(subtask, inputs, version, aborted)
         self._back = back
         self._early: dict[ChannelId, CheckpointId] = {}  # blocked back edges, each with the checkpoint of its barrier
         self._awaited = tuple(channel for channel in inputs if channel not in back)

@@ -33,10 +33,9 @@ class RecordingAlignment(BarrierAlignment):
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
         version: CheckpointId = NO_CHECKPOINT,
-        max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
-        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
+        super().__init__(subtask, inputs, version, aborted)
         self._recordings: dict[CheckpointId, list[ChannelId]] = {}  # ascending; inputs on which its barrier is awaited
 
     @property

@@ -81,10 +81,9 @@ class UnalignedBarriers(RecordingAlignment):
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
         version: CheckpointId = NO_CHECKPOINT,
-        max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
-        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
+        super().__init__(subtask, inputs, version, aborted)
         self._ordered: list[CheckpointId] = []  # ascending; those that may overtake, and are not begun
         self._sighted: dict[CheckpointId, list[ChannelId]] = {}  # of checkpoints that are not begun
         self.due: CheckpointId | None = None

@@ -24,7 +24,7 @@ def aligning() -> BarrierAlignment:
 def test_barriers_are_counted_and_block_nothing() -> None:
     machine = aligning()
     assert machine.step(0, BarrierArrived(A, ONE)) == []
-    assert machine.blocked == () and machine.aligning == ONE
+    assert machine.blocked == () and machine.waiting_for == (ONE,)
     assert machine.step(0, BarrierArrived(A, ONE)) == [], "a second one of the same channel, of a successor"
     assert machine.step(0, BarrierArrived(B, ONE)) == [TakeSnapshot(ONE), ForwardBarrier(ONE), PersistSnapshot(ONE)]
     assert machine.step(0, BarrierArrived(A, ONE)) == [], "and one that comes late"
@@ -34,14 +34,14 @@ def test_a_newer_barrier_on_a_channel_that_had_its_own_already() -> None:
     machine = aligning()
     machine.step(0, BarrierArrived(A, ONE))
     (declined,) = machine.step(0, BarrierArrived(A, TWO))
-    assert type(declined).__name__ == "DeclineCheckpoint" and machine.aligning == TWO
+    assert type(declined).__name__ == "DeclineCheckpoint" and machine.waiting_for == (TWO,)
 
 
 def test_an_aborted_checkpoint_unblocks_nothing() -> None:
     machine = aligning()
     machine.step(0, BarrierArrived(A, ONE))
     assert machine.step(0, CheckpointAborted(ONE)) == []
-    assert machine.aligning is None
+    assert machine.waiting_for == ()
 
 
 def test_a_source_tells_how_far_it_has_read() -> None:

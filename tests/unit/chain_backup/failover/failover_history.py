@@ -38,6 +38,13 @@ E = TypeVar("E")
 TWO_STAGES = Topology(("lines", "count"), 4, ((0, "lines", "count"),))
 THREE_STAGES = Topology(("lines", "words", "count"), 4, ((0, "lines", "words"), (1, "words", "count")))
 PER_VERSION = 10
+
+
+def channels_of(topology: Topology) -> tuple[ChannelId, ...]:
+    """All channels, sorted."""
+    return tuple(sorted(channel for subtask in topology.subtasks for channel in topology.outputs(subtask)))
+
+
 """Messages on each channel between two versions, the barrier included."""
 
 

@@ -11,7 +11,7 @@ from chain_backup.failover.recovery_line import NoLine, VersionCursors, componen
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.determinants.determinants import AncestorLog, decode_spans, encode_span
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
-from tests.unit.chain_backup.failover.failover_world import channels_of
+from tests.unit.chain_backup.failover.failover_history import channels_of
 
 TOPOLOGY = Topology(("lines", "count"), 2, ((0, "lines", "count"),))
 L0, L1, C0, C1 = SubtaskId("lines", 0), SubtaskId("lines", 1), SubtaskId("count", 0), SubtaskId("count", 1)

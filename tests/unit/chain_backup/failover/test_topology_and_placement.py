@@ -10,7 +10,7 @@ from chain_backup.failover.placement import STRATEGIES, PlacementError, Strategy
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import InvariantViolation
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
-from tests.unit.chain_backup.failover.failover_world import channels_of
+from tests.unit.chain_backup.failover.failover_history import channels_of
 
 # ------------------------------------------------------------------------------------------------------- topology
 

@@ -2,6 +2,9 @@
 
 The network keeps one queue for each direction of each pair of slots; a test, or a seed, decides what is delivered when,
 and what happens to it on the way. State is numbers and objects of one subtask, with dicts as the model of each version.
+
+Why this is not in ``tests/simulation``: there the same agents run on a disk and a store in memory. Here files, their
+checksums and RocksDB are the real ones, which is too slow for thousands of jobs.
 """
 
 from __future__ import annotations

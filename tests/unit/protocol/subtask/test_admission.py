@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from dedup.filter import MessageFilter
-from dedup.store import MemoryStore
 from flinkplus.errors import MessageIdConflict, NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+from tests.memory_store import MemoryStore
 
 CHANNEL = ChannelId(2, 0, 1)
 CONSUMER, PRODUCER = SubtaskId("count", 1), SubtaskId("lines", 0)

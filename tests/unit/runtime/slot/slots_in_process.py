@@ -1,7 +1,7 @@
 """Real slots in one process: their loops stepped by the test, wired without sockets, ordered about by the test.
 
-State, replicas, output logs, determinants, snapshots and their threads are the real ones. What is not here: Spark,
-sockets, the coordinator.
+State, replicas, output logs, determinants, snapshots and their threads are the real ones, which ``tests/simulation``
+replaces by its own. What is not here: Spark, sockets, the coordinator.
 """
 
 from __future__ import annotations

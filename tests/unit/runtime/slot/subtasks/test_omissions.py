@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dedup.filter import MessageFilter
-from dedup.store import MemoryStore
 from flinkplus.errors import InvariantViolation, MessageIdConflict, NondeterministicOperator
 from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor
 from flinkplus.protocol.channels.inputs import InputChannel
@@ -16,6 +15,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generatio
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, SUPPRESSION
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
+from tests.memory_store import MemoryStore
 
 CHANNEL, NOW = ChannelId(0, 0, 0), Generation(2)
 

@@ -1,11 +1,8 @@
-"""The job that is killed: WordCount at a steady rate, with an operator that fails or keeps ballast when told to.
+"""The job that is struck: WordCount at a steady rate, with an operator that fails or keeps ballast when ordered to.
 
-The kill is the same for every recovery mode: its time, its subtask and its input come from the seed of the run.
-
-- ``sigkill``: SIGKILL to the process that hosts the chosen subtask of ``count``;
-- ``exception``: the operator ``probe``, fused behind ``count``, raises in the chosen subtask, once in the whole job,
-  in mid-step: the rows of the step are counted and not yet put out. Once means that whoever renames the order's file
-  raises; a successor in another process finds it gone. Neither changes the result.
+The operator ``probe``, fused behind ``count``, raises in the chosen subtask, once for each order, in mid-step: the rows
+of the step are counted and not yet put out. The process that renames the order's file raises; a successor in another
+process finds no file. The result does not change.
 
 Ballast is keyed state that the stream never touches again: objects of ``BALLAST_BYTES`` random bytes, a few of them
 with every batch until the job holds as many as were asked for, at some ``BALLAST_KEYS_PER_S``.
@@ -22,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from experiments.recovery.settings import BALLAST_KEYS_PER_S
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.cli.wordcount import COUNT, SINK, SOURCE, TOKENIZE
 from flinkplus.operators.base.operator import JsonValue, KeyedState, Operator, OperatorContext, OperatorInstance
 
 PROBE = "probe"
 BALLAST_BYTES = 1_000
+BALLAST_KEYS_PER_S = 40_000
 SOURCE_BATCHES_PER_S = 50
 
 

@@ -1,27 +1,22 @@
-"""What to run: how many failures in each run, how far apart, where, and of which kind; all of it from the seed.
+"""The failures of a run: how many, how far apart, where, and of which kind; all of it from the seed.
 
 Runs take turns in having one, two and three failures, and in having them at once or one after the other. The first
-failure is that of a subtask drawn from all, or of the slot it is in; each further one lies beside the one before:
+failure is that of a subtask drawn from all, or of its slot; each further one lies beside the one before:
 
 - ``downstream``: the next stage in the same slot (or, the slot being killed, in another): a producer and its consumer;
 - ``beside``: the same stage in another slot;
 - ``across``: another stage in another slot;
 - ``again``: the same subtask, wherever it is by then: its successor. Only for kills some time apart.
 
-Rules: pure. At once, no slot is killed twice; no subtask is told twice to raise, since one that raises twice without a
-checkpoint in between is taken back, by intention.
+Rules: pure. At once, no slot is killed twice; no subtask is ordered twice to raise, since one that raises twice without
+a checkpoint in between is taken back, by intention.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from flinkplus.config import options_from
-from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, SUPPRESSION, WITHOUT
-
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 WORDS, COUNT, PLACE, TOP, SINK = "words", "count", "place", "top", "out"
 STAGES = (WORDS, COUNT, PLACE, TOP)
@@ -36,78 +31,8 @@ INPUT_S = 2.4
 """How long a job's input lasts."""
 STRUCK_AFTER = (0.25, 0.6)
 """How much of the input has been read when the first failure comes."""
-CHECKPOINT_TIMEOUT_S = 3.0
-"""A job that lacks a part may lose a barrier; then it goes on when the checkpoint is given up."""
-PROTECTIONS = ({DETERMINANTS, DIGESTS}, {SUPPRESSION, FILTER, CURSOR})
-"""Each of these parts is enough against one kind of damage: histories that are mixed; messages that are taken twice."""
 RATES = (1_000.0, 3_000.0)
 VOCABULARIES = (40, 400)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to run.
-
-    ``recovery``: of the jobs, ``standby`` or ``partial``. ``apart``: seconds between failures that are not at once.
-    ``without``: parts of the protocol that the jobs lack (``flinkplus.runtime.faults.points``). ``first``: number of
-    the first run. ``more_s``: seconds of input behind all else: a job that lacks determinants makes fewer messages
-    than it did, and the end of its input should not be among those that its consumers take for old ones.
-    """
-
-    runs: int = 200
-    seed: int = 1
-    parallelism: int = 4
-    replicas: int = 4
-    recovery: str = "standby"
-    interval: float = 0.3
-    apart: float = APART_S
-    without: tuple[str, ...] = ()
-    first: int = 0
-    more_s: float = 0.0
-
-    @property
-    def does_damage(self) -> bool:
-        """Whether damage is to be expected: nothing is left that protects against one kind of it."""
-        return any(parts.issubset(self.without) for parts in PROTECTIONS)
-
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for what no run would accept."""
-        options_from({}, self.options())
-
-    def options(self) -> dict[str, Any]:
-        """The options of a run's job."""
-        return {
-            "parallelism": self.parallelism,
-            "replicas": self.replicas,
-            "checkpoint_interval": self.interval,
-            "checkpoint_timeout": CHECKPOINT_TIMEOUT_S,
-            "recovery": self.recovery,
-            "max_restarts": 100,
-            "faults": tuple(WITHOUT + part for part in self.without),
-        }
-
-    def cases(self) -> list[Case]:
-        """All runs, in their order."""
-        return [self.case(run) for run in range(self.first, self.first + self.runs)]
-
-    def case(self, run: int) -> Case:
-        """One run; it depends on nothing but its number, the seed and the parallelism."""
-        import numpy as np
-
-        chance = np.random.default_rng(np.random.SeedSequence((self.seed, self.parallelism, run)))
-        count = FAILURES[run % len(FAILURES)]
-        apart_s = (0.0, self.apart)[run // len(FAILURES) % 2] if count > 1 else 0.0
-        seed, rate = int(chance.integers(1 << 31)), round(float(chance.uniform(*RATES)), 1)
-        return Case(
-            run=run,
-            seed=seed,
-            rate=rate,
-            rows=round(rate * (INPUT_S + self.more_s + max(0.0, apart_s - APART_S) * (count - 1))),
-            vocabulary=int(chance.integers(*VOCABULARIES)),
-            at_row=round(rate * INPUT_S * float(chance.uniform(*STRUCK_AFTER))),
-            apart_s=apart_s,
-            strikes=_drawn(chance, count, apart_s, self.parallelism),
-        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +62,27 @@ class Case:
     at_row: int
     apart_s: float
     strikes: tuple[Strike, ...]
+
+
+def drawn(run: int, seed: int, parallelism: int, apart: float, more_s: float) -> Case:
+    """One run. Its failures depend on its number, the seed and the parallelism alone.
+
+    ``apart``: seconds between failures that are not at once. ``more_s``: seconds of input behind all else.
+    """
+    chance = np.random.default_rng(np.random.SeedSequence((seed, parallelism, run)))
+    count = FAILURES[run % len(FAILURES)]
+    apart_s = (0.0, apart)[run // len(FAILURES) % 2] if count > 1 else 0.0
+    of_input, rate = int(chance.integers(1 << 31)), round(float(chance.uniform(*RATES)), 1)
+    return Case(
+        run=run,
+        seed=of_input,
+        rate=rate,
+        rows=round(rate * (INPUT_S + more_s + max(0.0, apart_s - APART_S) * (count - 1))),
+        vocabulary=int(chance.integers(*VOCABULARIES)),
+        at_row=round(rate * INPUT_S * float(chance.uniform(*STRUCK_AFTER))),
+        apart_s=apart_s,
+        strikes=_drawn(chance, count, apart_s, parallelism),
+    )
 
 
 def _drawn(chance: np.random.Generator, count: int, apart_s: float, parallelism: int) -> tuple[Strike, ...]:
