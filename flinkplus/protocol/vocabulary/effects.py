@@ -322,8 +322,8 @@ class StartSubtasks:
 
 @dataclass(frozen=True, slots=True)
 class EvictSlot:
-    """The process of ``slot`` does not answer: end it by any means, so that another one starts. ``incarnation``: only
-    that process; None: the present one, which counts as lost already."""
+    """The process of ``slot`` does not answer, or is given up: end it by any means, so that another one starts.
+    ``incarnation``: only that process; None: the present one. For local failover it counts as lost already."""
 
     slot: int
     incarnation: int | None

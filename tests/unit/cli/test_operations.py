@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from flinkplus.cli.status import tables
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, StatusCommand
 from flinkplus.runtime.operations.access_file import Access, write_access
@@ -31,7 +32,7 @@ RECOVERY = {
     "reason": "InjectedFailure: on order",
     "begin_s": 1.5e9,
     "fallback": None,
-    **dict.fromkeys(("detect_ms", "fence_ms", "promote_ms", "restore_ms", "replay_ms", "recovery_ms"), 2.25),
+    **{f"{phase}_ms": 2.25 for phase in (*DURATIONS, "recovery")},
 }
 ROLLBACK = {**RECOVERY, "mode": "rollback", "fallback": "no member left", "begin_s": None, "recovery_ms": None}
 CHECKPOINT = {
