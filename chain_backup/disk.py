@@ -33,7 +33,7 @@ def base_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-class Source(Protocol):
+class HeldFile(Protocol):
     """A held file, to be read."""
 
     def read(self, size: int, offset: int) -> bytes:
@@ -42,7 +42,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Sink(Protocol):
+class ArrivingFile(Protocol):
     """A file that is arriving."""
 
     def write(self, data: memoryview) -> None:
@@ -57,7 +57,7 @@ class Disk(Protocol):
     folder: str
     """Name of the folder, which the names of its files in durable storage begin with."""
 
-    def create(self, name: str) -> Sink:
+    def create(self, name: str) -> ArrivingFile:
         """A new file, which is not held until it is ``adopted``."""
 
     def discard(self, name: str) -> None:
@@ -66,7 +66,7 @@ class Disk(Protocol):
     def adopt(self, name: str) -> None:
         """What ``create`` made is whole, and held from now on."""
 
-    def open(self, name: str) -> Source:
+    def open(self, name: str) -> HeldFile:
         """Read a held file."""
 
     def remove(self, name: str) -> None:
@@ -124,8 +124,8 @@ OpenDisk: TypeAlias = Callable[[str], Disk]
 """``subtask -> its folder``, empty."""
 
 
-class FileSource:
-    """Stands for ``Source``, with a file of the operating system."""
+class DiskFile:
+    """Stands for ``HeldFile``, with a file of the operating system."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)
@@ -164,7 +164,7 @@ class SlotDisk:
     def _part(self, name: str) -> Path:
         return self._files / (name + ".part")
 
-    def create(self, name: str) -> Sink:
+    def create(self, name: str) -> ArrivingFile:
         return SteadyFile(self._part(name))
 
     def discard(self, name: str) -> None:
@@ -173,8 +173,8 @@ class SlotDisk:
     def adopt(self, name: str) -> None:
         self._part(name).replace(self._files / name)
 
-    def open(self, name: str) -> Source:
-        return FileSource(self._files / name)
+    def open(self, name: str) -> HeldFile:
+        return DiskFile(self._files / name)
 
     def remove(self, name: str) -> None:
         remove_file(self._files / name)

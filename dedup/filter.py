@@ -94,7 +94,7 @@ class GrowingBloom:
 
 
 @dataclass(slots=True)
-class _Run:
+class _EpochIds:
     """A channel's messages of one epoch. ``end``: behind the highest number. ``chunk``: the number of the chunk that is
     in memory (``_NONE``: no such number); ``present``: a bit for each of its numbers; ``stored``: the chunks in the
     store."""
@@ -115,7 +115,7 @@ class _Known:
     channel: Channel
     base: int
     floor: int = 0
-    runs: dict[int, _Run] = field(default_factory=dict)
+    epochs: dict[int, _EpochIds] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -163,11 +163,6 @@ class MessageFilter:
         """Of all look-ups so far."""
         return self._counts
 
-    @property
-    def epochs(self) -> list[int]:
-        """The epochs whose messages are remembered, in order."""
-        return sorted(self._blooms)
-
     def begin(self, channel: Channel, first: int) -> None:
         """The consumer asks for the messages of ``channel`` from number ``first`` on: all before it are old."""
         self._channel(channel).floor = first
@@ -181,22 +176,22 @@ class MessageFilter:
         known = self._channels.get(channel) or self._channel(channel)
         if seq < known.floor:
             return FORGOTTEN
-        run = known.runs.get(epoch) or self._open_run(known, epoch)
+        ids = known.epochs.get(epoch) or self._open_epoch(known, epoch)
         counts = self._counts
         counts.asked += 1
-        if run.bloom.add(known.base | seq):
+        if ids.bloom.add(known.base | seq):
             counts.maybe += 1
-            had = self._confirm(known, run, seq)
+            had = self._confirm(known, ids, seq)
             if had is not None:
                 counts.known += 1
                 return had
         chunk, at = seq >> CHUNK_BITS, seq & CHUNK - 1
-        if chunk != run.chunk:
-            self._turn_to(known, run, chunk)
-        run.digests[at] = digest
-        run.present |= 1 << at
-        if seq >= run.end:
-            run.end = seq + 1
+        if chunk != ids.chunk:
+            self._turn_to(known, ids, chunk)
+        ids.digests[at] = digest
+        ids.present |= 1 << at
+        if seq >= ids.end:
+            ids.end = seq + 1
         return None
 
     def _channel(self, channel: Channel) -> _Known:
@@ -205,43 +200,43 @@ class MessageFilter:
             known = self._channels[channel] = _Known(channel, len(self._channels) << _SEQ_BITS)
         return known
 
-    def _open_run(self, known: _Known, epoch: int) -> _Run:
+    def _open_epoch(self, known: _Known, epoch: int) -> _EpochIds:
         """The first message of an epoch on a channel: the digests of those before it leave memory."""
-        for other in known.runs.values():
+        for other in known.epochs.values():
             self._put_away(known, other)
         bloom = self._blooms.get(epoch)
         if bloom is None:
             bloom = self._blooms[epoch] = GrowingBloom(self._error_rate, self._capacity)
-        run = known.runs[epoch] = _Run(epoch, bloom)
-        return run
+        ids = known.epochs[epoch] = _EpochIds(epoch, bloom)
+        return ids
 
-    def _put_away(self, known: _Known, run: _Run) -> None:
-        if run.chunk == _NONE:
+    def _put_away(self, known: _Known, ids: _EpochIds) -> None:
+        if ids.chunk == _NONE:
             return
-        self._store.put(self._key(known, run, run.chunk), _PRESENT.pack(run.present) + run.digests.tobytes())
+        self._store.put(self._key(known, ids, ids.chunk), _PRESENT.pack(ids.present) + ids.digests.tobytes())
         self._counts.stored += 1
-        run.stored[run.chunk] = None
-        run.chunk, run.present, run.digests = _NONE, 0, array("Q", _EMPTY)
+        ids.stored[ids.chunk] = None
+        ids.chunk, ids.present, ids.digests = _NONE, 0, array("Q", _EMPTY)
 
-    def _turn_to(self, known: _Known, run: _Run, chunk: int) -> None:
-        self._put_away(known, run)
-        found = self._fetch(known, run, chunk) if chunk in run.stored else None
+    def _turn_to(self, known: _Known, ids: _EpochIds, chunk: int) -> None:
+        self._put_away(known, ids)
+        found = self._fetch(known, ids, chunk) if chunk in ids.stored else None
         if found is not None:
-            run.present, run.digests = found
-        run.chunk = chunk
+            ids.present, ids.digests = found
+        ids.chunk = chunk
 
-    def _confirm(self, known: _Known, run: _Run, seq: int) -> int | None:
+    def _confirm(self, known: _Known, ids: _EpochIds, seq: int) -> int | None:
         """The digest of a message that may have come in; ``None`` when it has not."""
         chunk, at = seq >> CHUNK_BITS, seq & CHUNK - 1
-        if chunk == run.chunk:
-            return run.digests[at] if run.present >> at & 1 else None
-        found = self._fetch(known, run, chunk)
+        if chunk == ids.chunk:
+            return ids.digests[at] if ids.present >> at & 1 else None
+        found = self._fetch(known, ids, chunk)
         return found[1][at] if found is not None and found[0] >> at & 1 else None
 
-    def _fetch(self, known: _Known, run: _Run, chunk: int) -> tuple[int, Digests] | None:
+    def _fetch(self, known: _Known, ids: _EpochIds, chunk: int) -> tuple[int, Digests] | None:
         """A chunk from the store: which numbers are present, and their digests."""
         self._counts.fetched += 1
-        content = self._store.get(self._key(known, run, chunk))
+        content = self._store.get(self._key(known, ids, chunk))
         if content is None:
             return None
         if len(content) != _PRESENT.size + len(_EMPTY):
@@ -250,17 +245,17 @@ class MessageFilter:
         digests.frombytes(content[_PRESENT.size :])
         return int(_PRESENT.unpack_from(content)[0]), digests
 
-    def _key(self, known: _Known, run: _Run, chunk: int) -> bytes:
-        return _KEY.pack(self._number, run.epoch, *known.channel, chunk)
+    def _key(self, known: _Known, ids: _EpochIds, chunk: int) -> bytes:
+        return _KEY.pack(self._number, ids.epoch, *known.channel, chunk)
 
-    def runs(self, channel: Channel) -> list[tuple[int, Digests]]:
-        """Everything that is known of a channel's messages: runs of digests, each with the number of its first."""
+    def spans(self, channel: Channel) -> list[tuple[int, Digests]]:
+        """Everything that is known of a channel's messages: spans of digests, each with the number of its first."""
         known = self._channels.get(channel)
         found: list[tuple[int, Digests]] = []
-        for run in [known.runs[epoch] for epoch in sorted(known.runs)] if known is not None else ():
+        for ids in [known.epochs[epoch] for epoch in sorted(known.epochs)] if known is not None else ():
             assert known is not None
-            for chunk in sorted({*run.stored, run.chunk} - {_NONE}):
-                held = (run.present, run.digests) if chunk == run.chunk else self._fetch(known, run, chunk)
+            for chunk in sorted({*ids.stored, ids.chunk} - {_NONE}):
+                held = (ids.present, ids.digests) if chunk == ids.chunk else self._fetch(known, ids, chunk)
                 if held is not None:
                     _extend(found, chunk << CHUNK_BITS, *held)
         return found
@@ -269,10 +264,10 @@ class MessageFilter:
         """No recovery goes back before the beginning of epoch ``before``: forget the digests of all earlier ones."""
         keys = []
         for known in self._channels.values():
-            for epoch in [epoch for epoch in known.runs if epoch < before]:
-                run = known.runs.pop(epoch)
-                known.floor = max(known.floor, run.end)
-                keys += [self._key(known, run, chunk) for chunk in run.stored]
+            for epoch in [epoch for epoch in known.epochs if epoch < before]:
+                ids = known.epochs.pop(epoch)
+                known.floor = max(known.floor, ids.end)
+                keys += [self._key(known, ids, chunk) for chunk in ids.stored]
         for epoch in [epoch for epoch in self._blooms if epoch < before]:
             self._capacity = max(FIRST_CAPACITY, self._blooms.pop(epoch).count * 5 // 4)
         self._store.delete(keys)
@@ -280,10 +275,10 @@ class MessageFilter:
     def close(self) -> None:
         """Forget everything."""
         keys = [
-            self._key(known, run, chunk)
+            self._key(known, ids, chunk)
             for known in self._channels.values()
-            for run in known.runs.values()
-            for chunk in run.stored
+            for ids in known.epochs.values()
+            for chunk in ids.stored
         ]
         self._channels.clear()
         self._blooms.clear()
@@ -291,7 +286,7 @@ class MessageFilter:
 
 
 def _extend(found: list[tuple[int, Digests]], first: int, present: int, digests: Digests) -> None:
-    """Add a chunk, whose numbers begin at ``first``, to runs."""
+    """Add a chunk, whose numbers begin at ``first``, to spans."""
     end = found[-1][0] + len(found[-1][1]) if found else _NONE
     if present == _FULL:
         if end == first:

@@ -29,26 +29,6 @@ class DigestStore(Protocol):
         """Forget these keys."""
 
 
-class MemoryStore:
-    """The same in a dict: for tests, and where there is no disk."""
-
-    def __init__(self) -> None:
-        self._content: dict[bytes, bytes] = {}
-
-    def put(self, key: bytes, value: bytes) -> None:
-        self._content[key] = value
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._content.get(key)
-
-    def delete(self, keys: Collection[bytes]) -> None:
-        for key in keys:
-            self._content.pop(key, None)
-
-    def __len__(self) -> int:
-        return len(self._content)
-
-
 class RocksStore:
     """RocksDB in ``directory``, which is made, and goes with ``close``."""
 

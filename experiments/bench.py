@@ -15,14 +15,12 @@ Figures are from this machine and this run; compare the ratios. Output is printe
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +28,16 @@ import psutil
 from pyspark.sql import SparkSession
 
 from experiments.bench_state import measure_sync_part
+from experiments.harness.arguments import option, script
+from experiments.harness.document import environment
+from experiments.harness.running import ENDLESS, VOCABULARY, WORDS, one_session
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.cli import session
 from flinkplus.cli.figures import write_json
 from flinkplus.cli.wordcount import TOKENIZE, WordCount, draw, run_wordcount
 from flinkplus.corpus import write_corpus
 
-WORDS = 1_100_000
-VOCABULARY = 50_000
 SEED = 1
 PARALLELISM = 2
-ENDLESS = 1_000_000_000
 ALONE: dict[str, Any] = {"recovery": "rollback"}
 MEMORY_PERIOD_S = 1.0
 STEPS = ("throughput", "checkpoint_cost", "scaling", "snapshot", "memory")
@@ -135,38 +132,29 @@ def _growth(samples: list[tuple[float, dict[int, int]]], end_s: float) -> dict[s
     return growth
 
 
-def machine() -> dict[str, Any]:
-    """What this ran on."""
-    return {
-        "cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def run(quick: bool, soak_minutes: float, only: Sequence[str]) -> dict[str, Any]:
-    """All of it, or the steps named in ``only``; returns the figures."""
-    seconds, pair_seconds, pairs = (8.0, 5.0, 1) if quick else (30.0, 15.0, 3)
+def run(settings: Namespace) -> dict[str, Any]:
+    """All of it, or the steps that are named; returns the figures."""
+    seconds, pair_seconds, pairs = (8.0, 5.0, 1) if settings.quick else (30.0, 15.0, 3)
+    facts = environment()
     figures: dict[str, Any] = {
-        "machine": machine(),
+        "machine": {**facts["machine"], "python": facts["versions"]["python"]},
         "corpus": {"words": WORDS, "vocabulary": VOCABULARY, "seed": SEED},
         "parallelism": PARALLELISM,
     }
     with tempfile.TemporaryDirectory(prefix="flinkplus-bench-") as directory:
         path = str(Path(directory) / "zipf.txt")
         write_corpus(path, WORDS, VOCABULARY, SEED)
-        with session.session(session.default_master(PARALLELISM)) as spark:
+        with one_session(None, PARALLELISM) as spark:
             steps: list[tuple[str, Callable[[], dict[str, Any]]]] = [
                 ("throughput", lambda: throughput(spark, path, seconds, 1.0)),
                 ("checkpoint_cost", lambda: checkpoint_cost(spark, path, pair_seconds, pairs)),
-                ("scaling", lambda: scaling(spark, path, 2 if quick else 8)),
+                ("scaling", lambda: scaling(spark, path, 2 if settings.quick else 8)),
                 ("snapshot", measure_sync_part),
             ]
-            if soak_minutes:
-                steps.append(("memory", lambda: memory(spark, path, soak_minutes)))
+            if settings.soak_minutes:
+                steps.append(("memory", lambda: memory(spark, path, settings.soak_minutes)))
             for name, step in steps:
-                if only and name not in only:
+                if settings.only and name not in settings.only:
                     continue
                 figures[name] = step()
                 print(f"{name}: {json.dumps(figures[name])}", flush=True)
@@ -175,13 +163,13 @@ def run(quick: bool, soak_minutes: float, only: Sequence[str]) -> dict[str, Any]
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench", description="The benchmark of FlinkPlus.")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="short runs, to see that everything works")
-    parser.add_argument("--soak-minutes", type=float, default=0.0, metavar="M", help="memory over M minutes as well")
-    parser.add_argument("--only", choices=STEPS, action="append", default=[], help="this step alone (may be repeated)")
-    arguments = parser.parse_args()
-    write_json(arguments.json, run(arguments.quick, arguments.soak_minutes, arguments.only))
+    settings = script(
+        "The benchmark of FlinkPlus.",
+        quick=option(False, action="store_true", help="short runs, to see that everything works"),
+        soak_minutes=option(0.0, float, metavar="M", help="memory over M minutes as well"),
+        only=option(None, choices=STEPS, action="append", help="this step alone (may be repeated)"),
+    )
+    write_json(settings.json, run(settings))
 
 
 if __name__ == "__main__":

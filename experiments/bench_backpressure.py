@@ -9,20 +9,19 @@ checkpoint to its completion, and what it holds of messages that were in flight.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from rich.table import Table
 
-from experiments.console import show, whole_numbers
-from experiments.running import one_session, wait_until
+from experiments.harness.arguments import option, script, whole_numbers
+from experiments.harness.console import plain_table, show
+from experiments.harness.running import complete, one_session, wait_until
 from flinkplus.cli.figures import write_json
 
 if TYPE_CHECKING:
@@ -38,6 +37,9 @@ INTERVAL_S = 0.5
 PATIENCE_S = 120.0
 ALIGNED, TIMED, UNALIGNED = "aligned", "aligned, time-out", "unaligned"
 MODES = (ALIGNED, TIMED, UNALIGNED)
+
+
+SHOWN = ("mode", "duration_ms", "alignment_ms", "in_flight_bytes")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def slowly(cost_s: float) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     return work
 
 
-def measure(spark: SparkSession, setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+def measure(spark: SparkSession, setting: Setting, options: Namespace) -> dict[str, Any]:
     """Figures of one run. JSON-able."""
     from flinkplus.api.environment import StreamEnvironment
 
@@ -93,12 +95,8 @@ def measure(spark: SparkSession, setting: Setting, options: argparse.Namespace) 
     stream.map_batches(slowly(cost_s), schema="k long, count long", name="slowly").discard(name="out")
     wanted = SETTLE + options.checkpoints
     with env.execute("backpressure") as job:
-
-        def complete() -> list[dict[str, Any]]:
-            return [found for found in job.checkpoints() if found["status"] == "complete"]
-
-        wait_until(job, lambda: len(complete()) >= wanted, time.monotonic() + PATIENCE_S, threading.Event())
-        found = complete()[SETTLE:wanted]
+        wait_until(job, lambda: len(complete(job)) >= wanted, time.monotonic() + PATIENCE_S)
+        found = complete(job)[SETTLE:wanted]
         job.cancel()
 
     def median(what: str) -> float:
@@ -111,41 +109,37 @@ def measure(spark: SparkSession, setting: Setting, options: argparse.Namespace) 
         "alignment_ms": median("alignment_ms"),
         "in_flight_bytes": median("in_flight_bytes"),
         "modes": sorted({checkpoint["mode"] for checkpoint in found}),
-        "checkpoints": [
-            {what: checkpoint[what] for what in ("mode", "duration_ms", "alignment_ms", "in_flight_bytes")}
-            for checkpoint in found
-        ],
+        "checkpoints": [{what: checkpoint[what] for what in SHOWN} for checkpoint in found],
     }
 
 
 def table(runs: list[dict[str, Any]]) -> Table:
     """One line for each run."""
-    found = Table(title="Checkpoints under back-pressure (median)", title_justify="left")
-    for heading in ("checkpoints", "load", "duration", "by unloaded", "longest", "in flight"):
-        found.add_column(heading, justify="left" if heading in ("checkpoints", "load") else "right")
     unloaded = {run["mode"]: run["duration_ms"] for run in runs if run["window"] is None}
-    for run in runs:
-        load = "none" if run["window"] is None else f"window {run['window']}"
-        found.add_row(
+    rows = (
+        (
             run["mode"],
-            load,
+            "none" if run["window"] is None else f"window {run['window']}",
             f"{run['duration_ms']:,.0f} ms",
             f"{run['duration_ms'] / unloaded[run['mode']]:.2f}" if unloaded.get(run["mode"]) else "-",
             f"{run['longest_ms']:,.0f} ms",
             f"{run['in_flight_bytes'] / 1e3:,.0f} KB",
         )
-    return found
+        for run in runs
+    )
+    headings = ("duration", "by unloaded", "longest", "in flight")
+    return plain_table("Checkpoints under back-pressure (median)", ("checkpoints", "load"), headings, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure checkpoints under back-pressure.")
-    parser.add_argument("--windows", type=whole_numbers(2), default=(16, 64), metavar="N,...", help="option window")
-    parser.add_argument("--parallelism", type=int, default=2)
-    parser.add_argument("--cost-ms", type=float, default=5.0, help="of 500 rows, at the slow count")
-    parser.add_argument("--timeout", type=float, default=0.2, help="option aligned_timeout, in seconds")
-    parser.add_argument("--checkpoints", type=int, default=8, help="measured in each run")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    options = parser.parse_args()
+    options = script(
+        "Measure checkpoints under back-pressure.",
+        windows=option((16, 64), whole_numbers(2), metavar="N,...", help="option window"),
+        parallelism=option(2, int),
+        cost_ms=option(5.0, float, help="of 500 rows, at the slow count"),
+        timeout=option(0.2, float, help="option aligned_timeout, in seconds"),
+        checkpoints=option(8, int, help="measured in each run"),
+    )
     runs = []
     with one_session(None, options.parallelism) as spark:
         for mode in MODES:

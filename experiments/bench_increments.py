@@ -8,7 +8,6 @@ a snapshot by the bytes of the keys and values that changed, and its synchronous
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.console import whole_numbers
+from experiments.harness.arguments import option, script, whole_numbers
 from flinkplus.cli.figures import write_json
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state import CheckpointStorage, SubtaskState
@@ -77,13 +76,13 @@ def measure(folder: Path, key_count: int, share: float, same: int, rounds: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure incremental snapshots of large states.")
-    parser.add_argument("--keys", type=whole_numbers(1), default=(10_000, 100_000, 1_000_000), metavar="N,...")
-    parser.add_argument("--share", type=float, default=0.01, help="of the keys that change")
-    parser.add_argument("--same", type=int, default=2_000, help="keys that change, whatever the size")
-    parser.add_argument("--rounds", type=int, default=5, help="snapshots of each kind")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    options = parser.parse_args()
+    options = script(
+        "Measure incremental snapshots of large states.",
+        keys=option((10_000, 100_000, 1_000_000), whole_numbers(1), metavar="N,..."),
+        share=option(0.01, float, help="of the keys that change"),
+        same=option(2_000, int, help="keys that change, whatever the size"),
+        rounds=option(5, int, help="snapshots of each kind"),
+    )
     rows = []
     for key_count in options.keys:
         with tempfile.TemporaryDirectory(prefix="flinkplus-bench-") as folder:

@@ -9,7 +9,6 @@ over that of the plain log, in turn.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.arguments import option, script, whole_numbers
 from flinkplus.cli.figures import write_json
 from upstream_cache import OutputLog, Retention
 
@@ -160,14 +160,14 @@ def measure(directory: Path | None, sizes: Sequence[int], total_bytes: int, roun
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure output logs.")
-    parser.add_argument("--mb", type=int, default=512, help="what goes to disk, in MB")
-    parser.add_argument("--kb", default="16,64", help="sizes of a message, in KB")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", type=Path, help="where to spill (default: the system's temporary directory)")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    options = parser.parse_args()
-    sizes = [int(size) << 10 for size in options.kb.split(",")]
+    options = script(
+        "Measure output logs.",
+        mb=option(512, int, help="what goes to disk, in MB"),
+        kb=option((16, 64), whole_numbers(1), help="sizes of a message, in KB"),
+        rounds=option(5, int),
+        directory=option(None, Path, help="where to spill (default: the system's temporary directory)"),
+    )
+    sizes = [size << 10 for size in options.kb]
     figures = measure(options.directory, sizes, options.mb * 1_000_000, options.rounds)
     for size, values in figures.items():
         print(f"messages of {size} bytes")

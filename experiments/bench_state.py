@@ -6,7 +6,6 @@ median of the rounds; ``--json`` writes them with the parameters. Random keys, s
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import threading
@@ -18,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.harness.arguments import option, script
 from flinkplus.cli.figures import write_json
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state import BasePolicy, CheckpointStorage, NumberState, SubtaskState
-from flinkplus.state.delta import chunked, write_sst
+from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, write_sst
 
 BATCH_KEYS = 10_000
 DELTAS_ONLY = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=1 << 30)
@@ -87,10 +87,11 @@ def open_state(folder: Path, key_count: int) -> tuple[CheckpointStorage, Subtask
 
 def sst_entries_per_s(keys: list[bytes], folder: Path, rounds: int) -> float:
     """Sorted entries written as one state file, in a second."""
-    entries = [(key, b"\1" * 8) for key in sorted(keys)]
-    chunks = list(chunked(iter(entries)))
+    ordered = sorted(keys)
+    parts = (ordered[at : at + WRITE_CHUNK_ENTRIES] for at in range(0, len(ordered), WRITE_CHUNK_ENTRIES))
+    chunks: list[Chunk] = [(part, [b"\1" * 8 for _ in part]) for part in parts]
     seconds = statistics.median(timed(lambda: write_sst(chunks, folder / "rate.sst")) for _ in range(rounds))
-    return len(entries) / seconds
+    return len(keys) / seconds
 
 
 def measure_sync_part(key_count: int = 100_000, rounds: int = 9) -> dict[str, Any]:
@@ -163,11 +164,11 @@ def measure(folder: Path, key_count: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure keyed state on RocksDB.")
-    parser.add_argument("--keys", type=int, default=100_000, help="keys, all of them dirty at each snapshot")
-    parser.add_argument("--rounds", type=int, default=10, help="snapshots")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    options = parser.parse_args()
+    options = script(
+        "Measure keyed state on RocksDB.",
+        keys=option(100_000, int, help="keys, all of them dirty at each snapshot"),
+        rounds=option(10, int, help="snapshots"),
+    )
     with tempfile.TemporaryDirectory(prefix="flinkplus-bench-") as folder:
         figures = measure(Path(folder), options.keys, options.rounds)
     for name, value in figures.items():

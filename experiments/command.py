@@ -1,17 +1,25 @@
 """``flinkplus experiment ...``: what the command line shows of this package.
 
-Rule: quick to import, since every ``flinkplus`` command does it; what an experiment needs is imported when it runs.
+Rule: quick to import, since every ``flinkplus`` command imports it. The module of an experiment is imported when its
+command is used, and has an ``EXPERIMENT``.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
+from collections.abc import Sequence
 from typing import Any
 
-from experiments.exactness import command as exactness
-from experiments.overhead import command as overhead
-from experiments.recovery import command as recovery
-from experiments.scaling import command as scaling
-from experiments.soak import command as soak
+EXPERIMENTS = {
+    "recovery": ("recovery.experiment", "kill to first new output, by rollback and by standbys"),
+    "cost": ("cost", "throughput, CPU and memory with 0, 1 and 2 standbys, no failures"),
+    "overhead": ("overhead", "throughput by interval and mode of checkpoints"),
+    "scaling": ("scaling.experiment", "running time of a fixed input by parallelism"),
+    "exactness": ("exactness.experiment", "three keyed stages under seeded kills, checked row by row"),
+    "soak": ("soak.experiment", "one long job, a fault every few seconds, all flat and exact"),
+}
+"""Name -> module in this package, and what the help says."""
 
 
 def add_commands(commands: Any) -> None:
@@ -19,12 +27,20 @@ def add_commands(commands: Any) -> None:
     experiment = commands.add_parser(
         "experiment", help="measure recoveries, costs of standbys and checkpoints, scaling, exactness"
     )
-    kinds = experiment.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
-    recovery.add_recovery(kinds.add_parser("recovery", help="kill to first new output, by rollback and by standbys"))
-    recovery.add_cost(kinds.add_parser("cost", help="throughput, CPU and memory with 0, 1 and 2 standbys, no failures"))
-    overhead.add_overhead(kinds.add_parser("overhead", help="throughput by interval and mode of checkpoints"))
-    scaling.add_scaling(kinds.add_parser("scaling", help="running time of a fixed input by parallelism"))
-    exactness.add_exactness(
-        kinds.add_parser("exactness", help="three keyed stages under seeded kills, checked row by row")
+    kinds = experiment.add_subparsers(
+        dest="experiment", required=True, metavar="EXPERIMENT", parser_class=_ExperimentParser
     )
-    soak.add_soak(kinds.add_parser("soak", help="one long job, a fault every few seconds, all flat and exact"))
+    for name, (module, text) in EXPERIMENTS.items():
+        kinds.add_parser(name, help=text).module = f"{__package__}.{module}"
+
+
+class _ExperimentParser(argparse.ArgumentParser):
+    """Has the options of the experiment in ``module`` from its first use on."""
+
+    module: str | None = None
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        if self.module is not None:
+            importlib.import_module(self.module).EXPERIMENT.add_to(self)
+            self.module = None
+        return super().parse_known_args(args, namespace)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments import console
-from experiments.recovery.command import EXIT_FAILED, EXIT_OK, run_recovery
-from experiments.recovery.settings import Settings
+from experiments.harness import console
+from experiments.harness.experiment import EXIT_FAILED, EXIT_OK
+from experiments.recovery.experiment import EXPERIMENT, Settings
 
 PARALLELISM = 4
 RATE = 30_000.0
@@ -22,7 +22,7 @@ def run_demo(json_path: str | None = None) -> int:
         "slot's process is killed with SIGKILL: once a standby goes on where the dead process was, once the whole job",
         "goes back to its last checkpoint (rollback). A run to warm up comes first. Takes about a minute.",
     )
-    content = run_recovery(settings, Path(json_path or OUT / "recovery.json"), OUT)
+    content = EXPERIMENT.run(settings, Path(json_path or OUT / "recovery.json"), OUT)
     for line in story(content):
         console.show(line)
     fine = all(run["exact"] and run["recovery_ms"] is not None for run in content["runs"])

@@ -8,7 +8,7 @@ messages of the log before that one.
 from __future__ import annotations
 
 
-class Cursors:
+class LogCursors:
     """The cursors of a log that begins at ``first``; the log moves them."""
 
     __slots__ = (

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from upstream_cache.cursors import Cursors
+from upstream_cache.cursors import LogCursors
 from upstream_cache.retention import MESSAGE_OVERHEAD_BYTES, Retention
 from upstream_cache.segments import CorruptSegment
 from upstream_cache.spilled import SpilledMessages
@@ -37,7 +37,7 @@ class LogFull(Exception):
     """A message was appended although the log had no room; ask ``has_room`` first and wait."""
 
 
-class OutputLog(Cursors, Generic[M]):
+class OutputLog(LogCursors, Generic[M]):
     """The log of one channel.
 
     ``channel`` is any value that names the channel in errors. ``first``: the first ``seq``. ``received``: messages
@@ -260,15 +260,6 @@ class OutputLog(Cursors, Generic[M]):
         self._go_to(seq)
         self._acknowledged = min(self._acknowledged, seq)
         self._received = min(self._received, seq)
-
-    def skip_to(self, seq: int) -> None:
-        """The consumer has every message before ``seq``: count them as sent and acknowledged without handing them out,
-        also those that are appended later (as with ``received``). They are kept until trimmed.
-        """
-        if seq > self._sent:
-            self._go_to(min(seq, self._appended))
-        self._acknowledged = max(self._acknowledged, min(seq, self._sent))
-        self._received = max(self._received, seq)
 
     def close(self) -> None:
         """Forget everything, on disk too. A closed log is empty and takes no message."""

@@ -96,11 +96,6 @@ class Retention(Generic[M]):
         self._made_directory = False
         self._remove_leftovers()
 
-    @property
-    def retry_at(self) -> float | None:
-        """When (by ``clock``) ``has_room`` of a log should be asked again, while ``blocked``; else ``None``."""
-        return None if self.blocked is None else self._retry_at
-
     def add(self, log: Spillable) -> None:
         """A log counts here from now on; logs call this themselves."""
         self._logs.append(log)

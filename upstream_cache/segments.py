@@ -155,7 +155,7 @@ class Segment:
             raise
         return handle
 
-    def read(self, handle: int, seq: int) -> Block:
+    def read(self, handle: int, seq: int) -> SegmentBlock:
         """``seq`` and the messages behind it, about ``READ_AHEAD_BYTES`` in all, whole ones only, at least one."""
         at = seq - self.first
         start = self._offsets[at]
@@ -166,7 +166,9 @@ class Segment:
             why = f"ends at byte {start + len(data)}, inside message {seq}"
             raise CorruptSegment(self.channel, self.path, why)
         self._volume.read_ahead(handle, start + len(data), READ_AHEAD_BYTES)
-        return Block(self, seq, self.first + there, [offset - start for offset in self._offsets[at : there + 1]], data)
+        return SegmentBlock(
+            self, seq, self.first + there, [offset - start for offset in self._offsets[at : there + 1]], data
+        )
 
     def _bytes_at(self, handle: int, offset: int, size: int) -> bytes:
         """``size`` bytes at ``offset``, or as many as there are."""
@@ -182,7 +184,7 @@ class Segment:
         return data
 
 
-class Block:
+class SegmentBlock:
     """Messages ``[first, end)`` of a segment, read but not yet checked."""
 
     __slots__ = ("_data", "_offsets", "_segment", "end", "first", "size_bytes")

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from upstream_cache.segments import Block, Buffers, Segment
+from upstream_cache.segments import Buffers, Segment, SegmentBlock
 
 if TYPE_CHECKING:
     from upstream_cache.retention import Retention
@@ -30,7 +30,7 @@ class SpilledMessages(Generic[M]):
         self._channel = channel
         self._retention = retention
         self._segments: list[Segment] = []
-        self._block: Block | None = None
+        self._block: SegmentBlock | None = None
         self._reading: Segment | None = None
         self._handle = -1
 
@@ -112,7 +112,7 @@ class SpilledMessages(Generic[M]):
             return self._reading
         return self._segments[bisect_right(self._segments, seq, key=lambda segment: segment.first) - 1]
 
-    def _load(self, seq: int) -> Block:
+    def _load(self, seq: int) -> SegmentBlock:
         segment = self._segment_of(seq)
         if segment is not self._reading:
             self.stop_reading()

@@ -1,25 +1,23 @@
-"""The chains of a job: who is a member, which versions each member has, what is stable, what may be trimmed.
+"""The chains of a job and their upkeep: members, which versions each has, what is stable, what may be trimmed.
 
 Rules:
 
-- A chain has two generations: the *newest* that it was given (in ZooKeeper, at the fences), and the one *at work*,
-  whose head was told to begin. They differ while a failover is under way. What is said of snapshots and of staged
-  versions counts when it is of the generation at work: so what the dead head did last is used, until its successor is
-  told where to begin.
-- A version belongs to a history. When a successor begins from version ``v``, what was newer than ``v`` is void
-  everywhere.
+- A chain has two generations: the *newest* that it was given (in ZooKeeper, at the fences), and the *working* one,
+  whose head was ordered to start. They differ while a failover is under way. Reports of snapshots and of staged
+  versions count when they are of the working generation: so what the dead head did last is used, until its successor
+  has a version to start from.
+- A version belongs to a history. When a successor starts from version ``v``, newer versions are void everywhere.
 - A member that joins a running chain does not count for what is stable before it has caught up, and no longer counts
   when it falls too many complete checkpoints behind. (It would keep every log in the job from being trimmed.)
-- A slot joins the chains that it is planned for, and no others: another one would have to fetch all the state, and
-  would keep the home slot out of its own chains.
+- A slot that joins becomes the tail of the chains that it is planned for, when no failover is under way. Another one
+  would have to fetch all the state, and would keep the home slot out of its own chains.
 - Plans change while the job runs. A standby that is not planned any more is *surplus*: it leaves when all planned
   members are there and have what is complete, so that a chain never gets shorter by a change of plans.
-
 - Without standbys a chain has one member, its head. When that is lost, another living slot takes its place, which has
   nothing, and gets the version from the durable store.
 
-Invariants: the members of a chain are alive and all different; nothing is kept of versions older than the last trim,
-nor of aborted ones but the newest.
+Invariants: the members of a chain are alive and all different; versions older than the last trim are forgotten, and
+aborted ones except for the newest.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chain_backup.failover.effects import ChainRecordLike, FormChains
-from chain_backup.failover.recovery_line import Cursors, NoLine, recovery_line
+from chain_backup.failover.effects import ChainRecordLike, FailoverEffect, FormChains, TrimLogs, WriteRecords
+from chain_backup.failover.recovery_line import NoLine, VersionCursors, recovery_line
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
 
 MAX_ABORTED = 1_000
-"""Aborted checkpoints that are remembered; the oldest are forgotten first, when nobody can speak of them any more."""
+"""Maximum of aborted checkpoints that are remembered; the oldest are forgotten first."""
 
 
 @dataclass(slots=True)
@@ -42,20 +40,20 @@ class Chain:
 
     subtask: SubtaskId
     planned: tuple[int, ...]
-    """Where the strategy wants it, the home slot first."""
+    """The slots that the plans ask for, the home slot first."""
     members: tuple[int, ...]
-    """Living slots, the head (the one at work, or the one to be promoted) first."""
+    """Living slots, the head (the one that runs, or the one to be promoted) first."""
     generation: Generation
     working: Generation
     restored: int
-    """The version that the head at work began from."""
-    persisted: dict[int, Cursors]
-    """Versions that the head at work has in the durable store, with their cursors; never empty."""
+    """The version that the working head started from."""
+    persisted: dict[int, VersionCursors]
+    """Versions that the working head has in the durable store, with their cursors; never empty."""
     staged: dict[int, set[int]] = field(default_factory=dict)
-    """Slot -> versions that its standby can begin from; the sets are never iterated in an order that shows."""
+    """Slot -> versions that its standby can start from; the sets are never iterated in an order that shows."""
     catching_up: set[int] = field(default_factory=set)  # never iterated
     unsettled: int = 0
-    """Checkpoints that must become complete before all that the head's predecessor had received is here again."""
+    """Checkpoints that must become complete before the head has received again all that its predecessor had."""
 
     @property
     def head(self) -> int:
@@ -106,14 +104,14 @@ class Chain:
         self.members = (slot, *(member for member in self.members if member != slot))
 
     def put_best_first(self, complete: int) -> None:
-        """Choose the head to be promoted: the first member that has ``complete`` or newer, better one that is not
-        surplus; else the first."""
+        """Choose the head to be promoted: the first member that has ``complete`` or newer, preferably one that is not
+        surplus; otherwise the first."""
         ready = [slot for slot in self.members if self.newest_staged(slot) >= complete]
         planned = [slot for slot in ready if slot in self.planned]
         self.put_first((planned or ready or list(self.members))[0])
 
     def begin(self, version: int, unsettled: int) -> None:
-        """The head is told to begin from ``version``, in the newest generation."""
+        """The head is ordered to start from ``version``, in the newest generation."""
         self.working = self.generation
         self.restored = version
         self.unsettled = unsettled
@@ -126,7 +124,7 @@ class Chain:
         self.catching_up.discard(self.head)
 
     def forget(self, versions: set[int]) -> None:
-        """Forget these versions, but for the newest of each member."""
+        """Forget these versions, except for the newest of each member."""
         newest = max(self.persisted)
         self.persisted = {v: cursors for v, cursors in self.persisted.items() if v == newest or v not in versions}
         for slot, staged in self.staged.items():
@@ -144,6 +142,10 @@ class ChainTable:
     def __init__(self, topology: Topology, standbys: bool = True) -> None:
         self._topology = topology
         self._standbys = standbys
+        self.clear()
+
+    def clear(self) -> None:
+        """The deployment is over."""
         self._alive: set[int] = set()  # never iterated
         self._aborted: set[int] = set()  # never iterated in an order that shows
         self._untrimmed: list[int] = []  # complete, newer than trimmed, ascending
@@ -157,12 +159,14 @@ class ChainTable:
         slots: Sequence[int],
         generation: Generation,
         version: int,
-        cursors: Mapping[SubtaskId, Cursors],
+        cursors: Mapping[SubtaskId, VersionCursors],
         heads: Mapping[SubtaskId, int],
     ) -> None:
-        """A deployment began at ``version``, whose cursors are ``cursors`` (absent: all 0); every one of ``slots`` is
-        alive, every subtask is at work where ``heads`` says (absent: on the slot of its number), and every chain is as
-        ``planned``, but for its head and for what is planned on other slots, which have not joined yet."""
+        """A deployment started from ``version``, with ``cursors`` (absent: all 0). All ``slots`` are alive.
+
+        Each subtask runs where ``heads`` says (absent: on the slot of its number). Each chain is as ``planned``, except
+        for its head and for members planned on other slots, which have not joined yet.
+        """
         self._alive = set(slots)
         self.complete = self.trimmed = version
         self._unwritten = set(self._topology.subtasks)
@@ -178,13 +182,13 @@ class ChainTable:
                 generation=generation,
                 working=generation,
                 restored=version,
-                persisted={version: cursors.get(subtask, Cursors())},
+                persisted={version: cursors.get(subtask, VersionCursors())},
                 staged={slot: {0} for slot in standbys} if version == 0 else {},
             )
         self._chains = chains
 
     def replan(self, planned: Callable[[SubtaskId], tuple[int, ...]]) -> None:
-        """Chains ought to be as ``planned`` from now on."""
+        """Chains are to be as ``planned`` from now on."""
         for chain in self:
             chain.planned = planned(chain.subtask)
 
@@ -210,24 +214,24 @@ class ChainTable:
         return headless
 
     def drop_head(self, subtask: SubtaskId) -> None:
-        """The head is no good any more, though its slot lives."""
+        """The head leaves its chain, though its slot lives."""
         self[subtask].remove(self[subtask].head)
         self._unwritten.add(subtask)
 
     def put_anywhere(self, subtask: SubtaskId, but: Sequence[int], last: Collection[int]) -> None:
-        """A subtask without a head gets one, on a living slot, if there is any ``but`` these: home if possible, else
-        where its standbys would be, else where fewest are at work, and only then on one of the ``last``."""
+        """A subtask without a head gets one, on a living slot other than ``but``, if there is one: home if possible,
+        else where its standbys would be, else where fewest subtasks run, and only then on one of the ``last``."""
         chain = self[subtask]
-        at_work = [other.head for other in self if other.members]
+        running = [other.head for other in self if other.members]
         others = sorted(
-            self._alive.difference(chain.planned), key=lambda slot: (slot in last, at_work.count(slot), slot)
+            self._alive.difference(chain.planned), key=lambda slot: (slot in last, running.count(slot), slot)
         )
         fit = [slot for slot in (*chain.planned, *others) if slot in self._alive and slot not in but]
         chain.members = tuple(fit[:1])
         self._unwritten.add(subtask)
 
     def restore(self, subtask: SubtaskId, members: tuple[int, ...]) -> None:
-        """The head at work goes on as if no other had been chosen, with those of ``members`` that live."""
+        """The working head continues as if no other had been chosen, with those of ``members`` that live."""
         chain = self[subtask]
         chain.members = tuple(slot for slot in members if slot in self._alive)
         chain.generation = chain.working
@@ -241,7 +245,7 @@ class ChainTable:
         self._alive.add(slot)
 
     def keep(self, slots: Collection[int]) -> None:
-        """There are no other slots than ``slots`` any more; the others are in no chain."""
+        """Slots other than ``slots`` have left the job; they are in no chain."""
         gone = self._alive.difference(slots)
         invariant(
             not any(slot in gone for chain in self for slot in chain.members),
@@ -249,6 +253,12 @@ class ChainTable:
             slots=gone,
         )
         self._alive -= gone
+
+    def settle(self, hasty: Collection[int]) -> list[FailoverEffect]:
+        """No failover is under way: chains get to full strength, and to the plans. ``hasty``: see ``thin_out``."""
+        self.replenish()
+        self.thin_out(hasty)
+        return self.publish() + self.trim()
 
     def replenish(self) -> None:
         """Living slots join, as tails, the chains that they are planned for."""
@@ -287,17 +297,18 @@ class ChainTable:
         self._unwritten.difference_update(subtasks)
         return tuple(self[subtask].record() for subtask in subtasks)
 
-    def unwritten(self) -> tuple[ChainRecordLike, ...]:
-        """The records of what changed; they count as written from now on."""
-        return self.written([chain.subtask for chain in self if chain.subtask in self._unwritten])
+    def publish(self) -> list[FailoverEffect]:
+        """Write the records of the chains that changed, and send all slots the members; empty when none changed."""
+        records = self.written([chain.subtask for chain in self if chain.subtask in self._unwritten])
+        return [WriteRecords(None, records), self.formation()] if records else []
 
     def formation(self) -> FormChains:
         return FormChains(tuple((chain.subtask, chain.generation, chain.members) for chain in self))
 
     # ---------------------------------------------------------------------------------------- versions, checkpoints
 
-    def persist(self, subtask: SubtaskId, version: int, cursors: Cursors) -> None:
-        """The head at work has ``version`` in the durable store."""
+    def persist(self, subtask: SubtaskId, version: int, cursors: VersionCursors) -> None:
+        """The working head has ``version`` in the durable store."""
         chain = self[subtask]
         if version > chain.restored:
             chain.persisted.setdefault(version, cursors)
@@ -320,7 +331,7 @@ class ChainTable:
 
     def finish(self, version: int, max_behind: int) -> bool:
         """``version`` is complete; standbys that lack ``max_behind`` complete ones do not count any more. False when
-        that is no news. Raises ``InvariantViolation`` when it is not in the history of every subtask.
+        that was known. Raises ``InvariantViolation`` when it is not in the history of every subtask.
         """
         if version <= self.complete:
             return False
@@ -339,33 +350,34 @@ class ChainTable:
     def _is_everywhere(self, version: int) -> bool:
         return all(version in chain.persisted for chain in self)
 
-    def trim(self) -> int | None:
-        """The newest complete version that every chain has, when there is a newer one than before; what is older is
-        forgotten."""
+    def trim(self) -> list[FailoverEffect]:
+        """Trim to the newest complete version that every chain has. Not during a failover that slots know of: its line
+        may be any version since the last trim."""
         if not self._untrimmed:
-            return None
+            return []
         stable = min(chain.stable for chain in self)
         done = [version for version in self._untrimmed if version <= stable]
         if not done:
-            return None
+            return []
         self.trimmed = done[-1]
         self._untrimmed = self._untrimmed[len(done) :]
         for chain in self:
             chain.forget_before(self.trimmed)
-        return self.trimmed
+        return [TrimLogs(self.trimmed)]
 
     # ---------------------------------------------------------------------------------------------------- the line
 
     def line(
         self, failed: Sequence[SubtaskId], received: Mapping[ChannelId, int], pending: bool
     ) -> Mapping[SubtaskId, int] | NoLine:
-        """Where ``failed``, whose chains have their new heads first, go on from; ``received``: as the living say.
+        """The versions from which ``failed`` start, whose chains have their new heads first; ``received``: as living
+        slots reported.
 
         ``pending``: also from versions of checkpoints that are not complete, nor about to be.
         """
         living = [chain for chain in self if chain.subtask not in failed]
         known = dict(received)
-        for chain in living:  # one that is only just being promoted may have nothing to say yet
+        for chain in living:  # one that is being promoted may have reported nothing yet
             for channel, expected in chain.persisted[max(chain.persisted)].inputs.items():
                 known[channel] = max(known.get(channel, 0), expected)
         versions = {
@@ -376,8 +388,8 @@ class ChainTable:
         return recovery_line(failed, versions, known, self.complete, self._topology, restored)
 
     def _can_begin(self, chain: Chain, version: int, pending: bool) -> bool:
-        """A version that every head has in the durable store is complete, or about to be: whatever happens, nobody may
-        go back behind it then, since output up to it will be committed."""
+        """A version that every head has in the durable store is complete, or about to be: no subtask may go back behind
+        it then, since output up to it will be committed."""
         if version in self._aborted:
             return False
         if version == self.complete or self._is_everywhere(version):

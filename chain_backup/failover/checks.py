@@ -1,29 +1,16 @@
-"""Events that cannot be, refused before they change anything."""
+"""Impossible events, refused before they change anything."""
 
 from __future__ import annotations
 
-from chain_backup.failover.events import (
-    FailoverEvent,
-    HeadPersisted,
-    JobStarted,
-    MoveRequested,
-    PromotionFailed,
-    SlotFenced,
-    SlotFencing,
-    SlotJoined,
-    SlotLost,
-    StandbysPromoted,
-    SubtaskFailed,
-    VersionStaged,
-)
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover import events
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId, invariant
 
 
 class EventCheck:
-    """Knows what there is in a job: subtasks, channels, slots, of which there are more when spare ones join."""
+    """Knows the subtasks, channels and slots of a job; spare slots are added when they join."""
 
     def __init__(self, topology: Topology, slots: tuple[int, ...]) -> None:
         self._own = slots
@@ -33,38 +20,43 @@ class EventCheck:
             for subtask in topology.subtasks
         }
 
-    def __call__(self, event: FailoverEvent, newest: Generation, running: bool) -> None:
-        """Raise ``PeerProtocolError``, or ``InvariantViolation`` where nobody but the coordinator can be wrong.
+    def __call__(self, event: events.FailoverEvent, newest: Generation, running: bool) -> None:
+        """Raise ``PeerProtocolError``, or ``InvariantViolation`` where only the coordinator can be wrong.
 
         ``newest``: the newest generation that was ever given out.
         """
         match event:
-            case JobStarted():
+            case events.JobStarted():
                 self._check_start(event, newest, running)
-            case SlotJoined(slot):
+            case events.SlotJoined(slot):
                 if slot >= 0:
-                    self._slots.add(slot)  # a spare one; who is late to speak of one that has ended means no harm
+                    self._slots.add(slot)  # a spare one; a late message about one that has ended does no harm
                 self._check_slot(slot)
-            case SlotLost(slot) | SlotFenced(_, slot) | SlotFencing(_, slot) | StandbysPromoted(_, slot):
+            case (
+                events.SlotLost(slot)
+                | events.SlotFenced(_, slot)
+                | events.SlotFencedPart(_, slot)
+                | events.StandbysPromoted(_, slot)
+            ):
                 self._check_slot(slot)
-            case SubtaskFailed(subtask, generation):
+            case events.SubtaskFailed(subtask, generation):
                 self._check_subtask(subtask, generation, newest)
-            case MoveRequested(_, subtask):
+            case events.MoveRequested(_, subtask):
                 self._check_subtask(subtask, Generation(0), newest)
-            case HeadPersisted(subtask, generation, _, cursors):
+            case events.HeadPersisted(subtask, generation, _, cursors):
                 self._check_subtask(subtask, generation, newest)
                 if not self._fits(subtask, cursors):
                     raise PeerProtocolError(f"the cursors of {subtask} name a channel of another subtask")
-            case VersionStaged(subtask, slot, generation):
+            case events.VersionStaged(subtask, slot, generation):
                 self._check_slot(slot)
                 self._check_subtask(subtask, generation, newest)
-            case PromotionFailed(_, slot, subtask):
+            case events.StandbyPromotionFailed(_, slot, subtask):
                 self._check_slot(slot)
                 self._check_subtask(subtask, Generation(0), newest)
             case _:
                 pass
 
-    def _check_start(self, event: JobStarted, newest: Generation, running: bool) -> None:
+    def _check_start(self, event: events.JobStarted, newest: Generation, running: bool) -> None:
         invariant(not running, "the job was started while it runs", generation=event.generation)
         invariant(event.generation > newest, "a generation was used again", newest=newest, started=event.generation)
         invariant(event.version >= 0, "versions begin with 0", version=event.version)
@@ -77,7 +69,7 @@ class EventCheck:
             self._check_subtask(subtask, Generation(0), newest)
             invariant(self._fits(subtask, cursors), "cursors name a channel of another subtask", subtask=subtask)
 
-    def _fits(self, subtask: SubtaskId, cursors: Cursors) -> bool:
+    def _fits(self, subtask: SubtaskId, cursors: VersionCursors) -> bool:
         inputs, outputs = self._channels[subtask]
         return inputs.issuperset(cursors.inputs) and outputs.issuperset(cursors.outputs)
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.events import FailureTakenOn
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
+from flinkplus.protocol.vocabulary.phases import Phase
 
 FailoverKind: TypeAlias = Literal["slot", "exception", "handover"]
 """What a failover is for: a slot was lost; a subtask threw; subtasks go to their home slot, as planned."""
 
 MoveStatus: TypeAlias = Literal["refused", "under_way", "done", "cancelled"]
 """What became of a request: all but ``under_way`` end it."""
-
-FailoverPhaseName: TypeAlias = Literal["detect", "fence", "promote", "restore", "replay"]
-"""detect: the failure is known. fence: ZooKeeper and the slots are being told of the new generation and heads (in a
-handover, ZooKeeper has them by then). promote: ZooKeeper has them, nothing of the old generation can have an effect any
-more, the line is known. restore: the new heads have been told to go on from it. replay: all are at work. (When they
-have caught up is measured outside.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class FenceSlots:
 @dataclass(frozen=True, slots=True)
 class PromoteStandbys:
     """Make the standbys of ``subtasks`` (subtask, version) on ``slot`` active, from that version on:
-    ``StandbysPromoted`` or ``PromotionFailed``."""
+    ``StandbysPromoted`` or ``StandbyPromotionFailed``."""
 
     attempt: int
     generation: Generation
@@ -82,22 +79,13 @@ class ReplaceInCheckpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class EvictSlot:
-    """The process of ``slot`` does not answer: end it by whatever means, so that Spark starts another one. It counts as
-    lost already."""
-
-    slot: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FailoverPhase:
+class RecordFailoverPhase:
     """Failover ``number`` (1, 2, ...) entered ``phase``; ``subtasks``: all that failed in it so far (or are handed
     over); ``moved``: all that begin anew because of them, themselves included. A further failure on the way takes it
     back to ``detect``."""
 
     number: int
-    phase: FailoverPhaseName
+    phase: Phase
     kind: FailoverKind
     subtasks: tuple[SubtaskId, ...]
     reason: str
@@ -105,22 +93,11 @@ class FailoverPhase:
 
 
 @dataclass(frozen=True, slots=True)
-class FailoverDone:
+class FinishFailover:
     """Failover ``number`` is over: all are at work. (Without a phase but ``detect`` before it: a handover that was
     called off, and nothing was moved.)"""
 
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailureTakenOn:
-    """A subtask of ``generation`` threw: this counts as a recovery of the job. ``under_way``: another failover was not
-    over. Comes before ``FallBack`` when there is no failover, or when it is given up at once."""
-
-    generation: Generation
-    under_way: bool
-    reason: str
-    error: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +119,7 @@ class TrimLogs:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveReported:
+class ReportMove:
     """What became of ``request``, for whoever made it. ``left``: subtasks of which something is not yet where it ought
     to be. ``at_risk``: it was refused because chains would have fewer members, or be on fewer hosts."""
 
@@ -160,10 +137,10 @@ FailoverEffect: TypeAlias = (
     | PromoteStandbys
     | ReplaceInCheckpoints
     | EvictSlot
-    | FailoverPhase
-    | FailoverDone
+    | RecordFailoverPhase
+    | FinishFailover
     | FailureTakenOn
     | FallBack
     | TrimLogs
-    | MoveReported
+    | ReportMove
 )

@@ -1,7 +1,8 @@
 """What can happen to the machine of local failover: events, in the past tense.
 
 Rules: frozen data; an answer carries the attempt, the slot and the generation that tell a late, doubled or old one
-apart. ``error`` is opaque. A *version* is the number of the checkpoint that it was taken for; 0 is the empty start.
+apart. An event that other machines take, too, is defined with theirs. A *version* is the number of the checkpoint that
+it was taken for; 0 is the empty start.
 """
 
 from __future__ import annotations
@@ -9,8 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from chain_backup.failover.recovery_line import Cursors
-from flinkplus.protocol.vocabulary.events import JobInterrupted, TimeAdvanced
+from chain_backup.failover.recovery_line import VersionCursors
+from flinkplus.protocol.vocabulary.events import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    JobInterrupted,
+    SlotLost,
+    SubtaskFailed,
+    TimeAdvanced,
+)
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
 
 # ------------------------------------------------------------------------------------------- the job and its slots
@@ -22,20 +30,12 @@ class JobStarted:
 
     generation: Generation
     version: int
-    cursors: tuple[tuple[SubtaskId, Cursors], ...]
+    cursors: tuple[tuple[SubtaskId, VersionCursors], ...]
     """Of ``version``; what is left out has all its cursors at 0."""
     hosts: tuple[tuple[int, str], ...]
     """(slot, host), all slots but the spare ones, which join."""
     heads: tuple[tuple[SubtaskId, int], ...] = ()
     """Where subtasks are at work; what is left out is on the slot of its number."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLost:
-    """The process of ``slot`` is gone, or nobody will listen to it any more."""
-
-    slot: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,12 @@ class SlotJoined:
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskFailed:
-    """The head of ``subtask`` threw; its slot lives. ``error`` is what the user should see if this ends the job.
-    ``deterministic``: not because what it does, or receives, contradicts what its predecessor did or received."""
-
-    subtask: SubtaskId
-    generation: Generation
-    reason: str
-    error: object = None
-    deterministic: bool = True
-
-
 # ------------------------------------------------------------------------------------------------------ planned moves
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRequested:
-    """The head of ``subtask`` is wanted on ``slot``: ``MoveReported`` answers, of this ``request`` (never used
+    """The head of ``subtask`` is wanted on ``slot``: ``ReportMove`` answers, of this ``request`` (never used
     twice)."""
 
     request: int
@@ -73,8 +61,8 @@ class MoveRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRequested:
-    """All that is on ``host`` is wanted elsewhere, and nothing new there: ``MoveReported`` answers. ``force``: even
+class HostDrainRequested:
+    """All that is on ``host`` is wanted elsewhere, and nothing new there: ``ReportMove`` answers. ``force``: even
     where chains get shorter, or share hosts, by that."""
 
     request: int
@@ -83,8 +71,8 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class UndrainRequested:
-    """``host`` may be given work again: ``MoveReported`` answers, at once."""
+class HostUndrainRequested:
+    """``host`` may be given work again: ``ReportMove`` answers, at once."""
 
     request: int
     host: str
@@ -92,7 +80,7 @@ class UndrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequested:
-    """The spare slots ``retiring``, and no others any more, are wanted empty: ``MoveReported`` answers. When that is
+    """The spare slots ``retiring``, and no others any more, are wanted empty: ``ReportMove`` answers. When that is
     done, they are no slots of the job any more. Without any: it is done when every chain is as it is planned.
     ``force``: even where chains get shorter, or share hosts, by that."""
 
@@ -111,7 +99,7 @@ class HeadPersisted:
     subtask: SubtaskId
     generation: Generation
     version: int
-    cursors: Cursors
+    cursors: VersionCursors
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +109,6 @@ class VersionStaged:
     subtask: SubtaskId
     slot: int
     generation: Generation
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointCompleted:
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointAborted:
     version: int
 
 
@@ -165,7 +143,7 @@ class SlotFenced:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotFencing:
+class SlotFencedPart:
     """A part of a long answer to ``FenceSlots`` has come from ``slot``; the rest follows."""
 
     attempt: int
@@ -181,7 +159,7 @@ class StandbysPromoted:
 
 
 @dataclass(frozen=True, slots=True)
-class PromotionFailed:
+class StandbyPromotionFailed:
     """Answer to ``PromoteStandbys``: at least ``subtask`` is not at work, so that none of them counts as promoted."""
 
     attempt: int
@@ -197,8 +175,8 @@ FailoverEvent: TypeAlias = (
     | SlotJoined
     | SubtaskFailed
     | MoveRequested
-    | DrainRequested
-    | UndrainRequested
+    | HostDrainRequested
+    | HostUndrainRequested
     | ScaleRequested
     | HeadPersisted
     | VersionStaged
@@ -207,32 +185,32 @@ FailoverEvent: TypeAlias = (
     | RecordsWritten
     | RecordsRefused
     | SlotFenced
-    | SlotFencing
+    | SlotFencedPart
     | StandbysPromoted
-    | PromotionFailed
+    | StandbyPromotionFailed
     | TimeAdvanced
 )
 
 __all__ = [
     "CheckpointAborted",
     "CheckpointCompleted",
-    "DrainRequested",
     "FailoverEvent",
     "HeadPersisted",
+    "HostDrainRequested",
+    "HostUndrainRequested",
     "JobInterrupted",
     "JobStarted",
     "MoveRequested",
-    "PromotionFailed",
     "RecordsRefused",
     "RecordsWritten",
     "ScaleRequested",
     "SlotFenced",
-    "SlotFencing",
+    "SlotFencedPart",
     "SlotJoined",
     "SlotLost",
+    "StandbyPromotionFailed",
     "StandbysPromoted",
     "SubtaskFailed",
     "TimeAdvanced",
-    "UndrainRequested",
     "VersionStaged",
 ]

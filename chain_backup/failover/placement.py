@@ -112,8 +112,8 @@ def near(subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, s
     own = names.index(hosts.get(head, ""))
     place = by_host[own].index(head)
     ring = [by_host[(own + distance) % len(names)] for distance in range(len(names))]
-    rounds = max(len(slots) for slots in ring)
-    following = [slots[(place + turn) % len(slots)] for turn in range(rounds) for slots in ring if turn < len(slots)]
+    longest = max(len(slots) for slots in ring)
+    following = [slots[(place + turn) % len(slots)] for turn in range(longest) for slots in ring if turn < len(slots)]
     return tuple(following[: min(replicas, len(slots_alive))])
 
 

@@ -22,7 +22,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 
 
 @dataclass(frozen=True, slots=True)
-class Cursors:
+class VersionCursors:
     """Where a version was taken: the next ``seq`` expected on each input and to be sent on each output; absent: 0."""
 
     inputs: Mapping[ChannelId, int] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class NoLine:
 
 def recovery_line(
     failed: Sequence[SubtaskId],
-    versions: Mapping[SubtaskId, Mapping[int, Cursors]],
+    versions: Mapping[SubtaskId, Mapping[int, VersionCursors]],
     received: Mapping[ChannelId, int],
     complete: int,
     topology: Topology,
@@ -76,7 +76,7 @@ def components(failed: Sequence[SubtaskId], topology: Topology) -> list[tuple[Su
 
 def _newest_usable(
     component: tuple[SubtaskId, ...],
-    versions: Mapping[SubtaskId, Mapping[int, Cursors]],
+    versions: Mapping[SubtaskId, Mapping[int, VersionCursors]],
     received: Mapping[ChannelId, int],
     complete: int,
     topology: Topology,
@@ -97,7 +97,7 @@ def _newest_usable(
 def _obstacle(
     component: tuple[SubtaskId, ...],
     version: int,
-    versions: Mapping[SubtaskId, Mapping[int, Cursors]],
+    versions: Mapping[SubtaskId, Mapping[int, VersionCursors]],
     received: Mapping[ChannelId, int],
     topology: Topology,
     restored: Mapping[SubtaskId, int],

@@ -6,7 +6,7 @@ derived comes out sorted, so that it is the same on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId, invariant
@@ -66,10 +66,6 @@ class Topology:
     def consumer(self, channel: ChannelId) -> SubtaskId:
         return SubtaskId(self._ends(channel)[1], channel.consumer)
 
-    def is_source(self, subtask: SubtaskId) -> bool:
-        """Whether nothing in the job sends to ``subtask``."""
-        return all(consumer != subtask.vertex for _, _, consumer in self.edges)
-
     def is_last(self, subtask: SubtaskId) -> bool:
         """Whether ``subtask`` sends to nothing in the job."""
         return all(producer != subtask.vertex for _, producer, _ in self.edges)
@@ -98,13 +94,6 @@ class Topology:
         """Whether something in the job feeds, perhaps through others, itself."""
         lineage = self.lineage(None)
         return any(lineage.distance(vertex, vertex) is not None for vertex in self.vertices)
-
-    def channels(self) -> Iterator[ChannelId]:
-        """All channels, sorted."""
-        for edge, _, _ in sorted(self.edges):
-            for producer in range(self.parallelism):
-                for consumer in range(self.parallelism):
-                    yield ChannelId(edge, producer, consumer)
 
     def _ends(self, channel: ChannelId) -> tuple[str, str]:
         for edge, producer, consumer in self.edges:

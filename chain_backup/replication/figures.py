@@ -1,4 +1,4 @@
-"""What the standby copies of one slot count."""
+"""Counters of the standby copies of one slot."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from dataclasses import dataclass
 class ReplicationFigures:
     """Totals of one agent, for metrics.
 
-    Bytes and files of state: ``bytes_received``: from predecessors; ``bytes_from_storage``, ``files_from_storage`` and
-    ``bases_fetched`` (not among the files): from durable storage; ``bytes_kept``: found on the host, left by a dead
-    process of the slot; ``left_refused``: files that it had left, and that were torn or altered.
+    ``bytes_received``: of state, from predecessors.
+    ``bytes_from_storage``, ``files_from_storage``, ``bases_fetched`` (not among the files): from durable storage.
+    ``bytes_kept``: left on the host by a dead process of the slot; ``left_refused``: such files, torn or altered.
     """
 
     bytes_received: int = 0
     bytes_from_storage: int = 0
     bytes_kept: int = 0
-    versions_staged: int = 0
     versions_applied: int = 0
-    frames_refused: int = 0
     frames_malformed: int = 0
     files_refused: int = 0
     files_from_storage: int = 0

@@ -33,18 +33,18 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 MAX_CHUNKS_UNDER_WAY = 4
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """OFFER, CHUNK go down the chain; WANT, ACK, STAGED, FAILED answer; RESYNC, PROBE, ECHO go either way."""
 
     OFFER = 1
     """There is a version; ``base``: the newest that the successor is known to have; ``lacks``: those of its files that
     the sender does not have; payload: its handle."""
     WANT = 2
-    """``files``: name and first byte wanted of each; ``round`` counts the times that this transfer asked."""
+    """``files``: name and first byte wanted of each; ``asked`` counts how often this transfer has asked."""
     CHUNK = 3
-    """A piece of ``name`` from byte ``offset`` on, for ``round``; payload: the bytes."""
+    """A piece of ``name`` from byte ``offset`` on, for WANT number ``asked``; payload: the bytes."""
     ACK = 4
-    """One chunk of ``round`` was taken."""
+    """One chunk for WANT number ``asked`` was taken."""
     STAGED = 5
     """All of the version is held and verified."""
     FAILED = 6
@@ -57,16 +57,16 @@ class Kind(IntEnum):
 
 
 _INTEGER = (int,)
-_EXTRA: dict[Kind, dict[str, tuple[type, ...]]] = {
-    Kind.OFFER: {"base": _INTEGER, "lacks": (list,)},
-    Kind.WANT: {"files": (list,), "round": _INTEGER},
-    Kind.CHUNK: {"name": (str,), "offset": _INTEGER, "round": _INTEGER},
-    Kind.ACK: {"round": _INTEGER},
-    Kind.STAGED: {},
-    Kind.FAILED: {"reason": (str,)},
-    Kind.RESYNC: {},
-    Kind.PROBE: {},
-    Kind.ECHO: {},
+_EXTRA: dict[FrameKind, dict[str, tuple[type, ...]]] = {
+    FrameKind.OFFER: {"base": _INTEGER, "lacks": (list,)},
+    FrameKind.WANT: {"files": (list,), "asked": _INTEGER},
+    FrameKind.CHUNK: {"name": (str,), "offset": _INTEGER, "asked": _INTEGER},
+    FrameKind.ACK: {"asked": _INTEGER},
+    FrameKind.STAGED: {},
+    FrameKind.FAILED: {"reason": (str,)},
+    FrameKind.RESYNC: {},
+    FrameKind.PROBE: {},
+    FrameKind.ECHO: {},
 }
 
 
@@ -85,7 +85,7 @@ NO_TOPIC = Topic("", 0, 0, 0)
 class Frame(NamedTuple):
     """One statement. ``fields`` are those its kind names."""
 
-    kind: Kind
+    kind: FrameKind
     stream: int
     number: int
     topic: Topic
@@ -93,7 +93,7 @@ class Frame(NamedTuple):
     payload: memoryview
 
 
-_KINDS = {kind.value: kind for kind in Kind}
+_KINDS = {kind.value: kind for kind in FrameKind}
 
 
 @lru_cache(maxsize=1024)
@@ -103,7 +103,7 @@ def _topic_json(topic: Topic) -> str:
 
 
 def encode(
-    kind: Kind,
+    kind: FrameKind,
     stream: int,
     number: int,
     topic: Topic,
@@ -152,14 +152,14 @@ def _checked_topic(subtask: object) -> str:
     return NO_TOPIC.subtask if subtask == NO_TOPIC.subtask else checked_subtask(subtask)
 
 
-def _check_names(kind: Kind, fields: dict[str, Any]) -> None:
+def _check_names(kind: FrameKind, fields: dict[str, Any]) -> None:
     """Raises ``UnsafeName``, ``ValueError`` or ``TypeError``."""
-    if kind is Kind.OFFER:
+    if kind is FrameKind.OFFER:
         for name in fields["lacks"]:
             checked_name(name)
-    elif kind is Kind.WANT:
+    elif kind is FrameKind.WANT:
         for name, offset in fields["files"]:
             checked_name(name)
             whole(offset)
-    elif kind is Kind.CHUNK:
+    elif kind is FrameKind.CHUNK:
         checked_name(fields["name"])

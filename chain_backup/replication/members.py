@@ -8,20 +8,27 @@ from chain_backup.replication.replica import Replica
 from chain_backup.replication.transfers import Inbound, Partial
 from flinkplus.protocol.snapshot.files import StateFile
 
-Chain = tuple[int, tuple[int, ...]]
+Formation = tuple[int, tuple[int, ...]]
 """Generation, and members, head first."""
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """What this slot knows and has of one subtask.
+    """This slot as a member of the chain of one subtask: what it knows and has of it.
 
-    ``active``: generation in which the subtask runs here. ``successor_staged``: the newest version that the successor
-    is known to hold; ``refused``: one that it cannot take. ``fenced``: the newest generation that was retired here.
-    ``fetching``: what is on its way from durable storage, or being checked after a dead process left it.
+    The agent writes ``generation`` and ``members`` of the chain; ``active``: the generation in which the subtask runs
+    here; ``fenced``: the newest generation that was retired here.
+
+    The sender writes ``successor_staged``: the newest version that the successor is known to hold; ``refused``: one
+    that it cannot take.
+
+    The receiver writes ``reported``: the last version reported as staged, after its generation; ``inbound`` and
+    ``partial``: the version and the file that are arriving; ``fetching``: the file that is being fetched from durable
+    storage, or checked after a dead process left it.
     """
 
     subtask: str
+    slot: int
     replica: Replica
     generation: int = 0
     members: tuple[int, ...] = ()
@@ -34,9 +41,23 @@ class Member:
     partial: Partial | None = None
     fetching: StateFile | None = None
 
-    def neighbour(self, slot: int, distance: int) -> int | None:
-        """The member ``distance`` places behind ``slot`` in the chain."""
-        if slot not in self.members:
+    @property
+    def successor(self) -> int | None:
+        """The slot that follows in the chain."""
+        return self._neighbour(1)
+
+    @property
+    def predecessor(self) -> int | None:
+        """The slot that comes before in the chain."""
+        return self._neighbour(-1)
+
+    def _neighbour(self, distance: int) -> int | None:
+        if self.slot not in self.members:
             return None
-        place = self.members.index(slot) + distance
+        place = self.members.index(self.slot) + distance
         return self.members[place] if 0 <= place < len(self.members) else None
+
+    @property
+    def arriving(self) -> tuple[StateFile, ...]:
+        """The files of the version that is arriving."""
+        return () if self.inbound is None else self.inbound.needed

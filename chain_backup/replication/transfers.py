@@ -1,10 +1,10 @@
-"""One version on its way over one hop: what the sender and the receiver of it know.
+"""One version on its way over one hop: what its sender and its receiver know.
 
 Rules:
-- at most one transfer a subtask and hop; chunks that are not acknowledged are limited per hop (see ``Hop.pump``), so a
-  transfer never holds up the messages that share the stream for long;
-- a file arrives from its first byte to its last; what is there of it survives a broken stream and is not sent again;
-- a file is held only when all of it matches its checksum. What does not is asked for again, ``MAX_TRIES`` times.
+- at most one transfer per subtask and hop; unacknowledged chunks are limited per hop (see ``Hop.pump``), so that a
+  transfer never delays the messages that share the stream for long;
+- a file arrives from its first byte to its last; the part that is here survives a broken stream and is not sent again;
+- a file is held only when all of it matches its checksum. Otherwise it is requested again, up to ``MAX_TRIES`` times.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from chain_backup.disk import Disk, Sink, Source, base_name
+from chain_backup.disk import ArrivingFile, Disk, HeldFile, base_name
 from chain_backup.replication import frames
-from chain_backup.replication.frames import Frame, Kind, Topic
+from chain_backup.replication.frames import Frame, FrameKind, Topic
 from flinkplus.protocol.snapshot.files import CHECKSUM_BYTES, StateFile
 
 MAX_TRIES = 3
@@ -31,7 +31,7 @@ class Partial:
 
     file: StateFile
     disk: Disk
-    output: Sink
+    output: ArrivingFile
     offset: int = 0
     digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=CHECKSUM_BYTES))
 
@@ -48,7 +48,7 @@ class Partial:
         return self.complete and self.digest.hexdigest() == self.file.checksum
 
     def append(self, data: memoryview) -> None:
-        """The next bytes. Raises ``OSError``, and then the file is of no use any more."""
+        """The next bytes. After an ``OSError`` the file must be discarded."""
         self.output.write(data)
         self.digest.update(data)
         self.offset += len(data)
@@ -63,10 +63,13 @@ class Partial:
 
 @dataclass(slots=True)
 class Inbound:
-    """A version that is arriving from ``peer``. ``missing``: files that it is to send, the first one next; ``stored``:
-    files that come from elsewhere: left here by a dead process of this slot, or, when the peer does not have them
-    either, from durable storage. ``lacks``: names of what the peer does not have. ``serving``: what is made do with
-    for the base."""
+    """A version that is arriving from ``peer``.
+
+    ``missing``: files that the peer is to send, the first one next.
+    ``stored``: files that were left here by a dead process of this slot, or that come from durable storage.
+    ``lacks``: names of files that the peer does not have.
+    ``serving``: files used instead of the base.
+    """
 
     peer: int
     topic: Topic
@@ -76,32 +79,35 @@ class Inbound:
     missing: deque[StateFile]
     stored: deque[StateFile]
     serving: tuple[StateFile, ...] = ()
-    round: int = 0
+    asked: int = 0
     tries: dict[str, int] = field(default_factory=dict)
 
     @property
     def needed(self) -> tuple[StateFile, ...]:
-        """What the version is to be made of."""
+        """The files that the version is made of."""
         return (*self.serving, *self.files[1:]) if self.serving else self.files
 
 
 @dataclass(slots=True)
 class Outbound:
-    """A version that is offered to a peer. ``names``: of files that it may ask for, which ``open`` opens.
-    ``wanted``: what is to be sent of which file, the first one next."""
+    """A version that is offered to a peer.
+
+    ``names``: of files that the peer may request, which ``open`` opens.
+    ``wanted``: name and offset of each file to be sent, the first one next.
+    """
 
     topic: Topic
     names: frozenset[str]
-    open: Callable[[str], Source]
-    round: int = 0
+    open: Callable[[str], HeldFile]
+    asked: int = 0
     unacknowledged: int = 0
     wanted: deque[tuple[str, int]] = field(default_factory=deque)
-    source: Source | None = None
+    source: HeldFile | None = None
 
-    def want(self, round_: int, wanted: list[tuple[str, int]]) -> None:
-        """The successor asked for these, and for nothing that it asked for before."""
+    def want(self, asked: int, wanted: list[tuple[str, int]]) -> None:
+        """The successor requested these files, and no longer those before."""
         self.close()
-        self.round = round_
+        self.asked = asked
         self.unacknowledged = 0
         self.wanted = deque(wanted)
 
@@ -132,13 +138,12 @@ class Hop:
         self.peer = peer
         self.outbound: dict[str, Outbound] = {}
         self.resyncs_left = MAX_RESYNCS
-        self.bytes_sent = 0
         self._send = send
         self._turn: deque[str] = deque()
         self.renew(stream)
 
     def renew(self, stream: int) -> None:
-        """The stream is new: nothing of the old one counts any more, in either direction."""
+        """The stream is new: frames of the old one are ignored, in both directions."""
         self.clear()
         self._stream = stream
         self._number = 0
@@ -155,18 +160,20 @@ class Hop:
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
-    def say(
-        self, kind: Kind, topic: Topic, fields: dict[str, object] | None = None, payload: bytes | memoryview = b""
+    def send(
+        self, kind: FrameKind, topic: Topic, fields: dict[str, object] | None = None, payload: bytes | memoryview = b""
     ) -> None:
         number = self._number
         self._number += 1
         self._send(self.peer, frames.encode(kind, self._stream, number, topic, fields, payload))
 
-    def resync(self) -> None:
-        """Tell the peer that something of its was lost: a bounded number of times without progress."""
-        if self.resyncs_left > 0:
-            self.resyncs_left -= 1
-            self.say(Kind.RESYNC, frames.NO_TOPIC)
+    def resync(self) -> bool:
+        """Report to the peer that a frame of its own was lost: False after a maximum of times without progress."""
+        if self.resyncs_left == 0:
+            return False
+        self.resyncs_left -= 1
+        self.send(FrameKind.RESYNC, frames.NO_TOPIC)
+        return True
 
     def accept(self, frame: Frame) -> bool | None:
         """Whether the frame is the next one: ``False`` when it was there before, ``None`` when others are missing."""
@@ -186,7 +193,7 @@ class Hop:
     def begin(self, transfer: Outbound, base: int, lacks: list[str], handle: bytes) -> None:
         self.end(transfer.topic.subtask)
         self.outbound[transfer.topic.subtask] = transfer
-        self.say(Kind.OFFER, transfer.topic, {"base": base, "lacks": lacks}, handle)
+        self.send(FrameKind.OFFER, transfer.topic, {"base": base, "lacks": lacks}, handle)
 
     def end(self, subtask: str) -> None:
         transfer = self.outbound.pop(subtask, None)
@@ -221,7 +228,29 @@ class Hop:
             name, offset, data = chunk
             transfer.unacknowledged += 1
             under_way += 1
-            self.bytes_sent += len(data)
             self._turn.append(subtask)
-            self.say(Kind.CHUNK, transfer.topic, {"name": name, "offset": offset, "round": transfer.round}, data)
+            self.send(FrameKind.CHUNK, transfer.topic, {"name": name, "offset": offset, "asked": transfer.asked}, data)
         return failed
+
+
+class Hops(dict[int, Hop]):
+    """The hops to other slots, made when they are first used. ``clock_ns``: see ``ReplicationAgent``."""
+
+    def __init__(self, send: Send, clock_ns: Callable[[], int]) -> None:
+        super().__init__()
+        self._send = send
+        self._clock_ns = clock_ns
+        self._newest_stream = 0
+
+    def __missing__(self, peer: int) -> Hop:
+        hop = self[peer] = Hop(peer, self._new_stream(), self._send)
+        return hop
+
+    def renew(self, peer: int) -> None:
+        """The stream to and from ``peer`` is new."""
+        self[peer].renew(self._new_stream())
+
+    def _new_stream(self) -> int:
+        """Numbers that rise, also from one process of a slot to the next."""
+        self._newest_stream = max(self._newest_stream + 1, self._clock_ns())
+        return self._newest_stream

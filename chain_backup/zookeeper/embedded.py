@@ -34,7 +34,6 @@ import psutil
 
 from chain_backup.zookeeper.errors import ZooKeeperStartError
 from chain_backup.zookeeper.jars import JARS, JARS_OF_TLS, class_path, find_jars, find_java, native_tls
-from flinkplus.errors import ConfigurationError
 from flinkplus.printable import printable
 
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -42,6 +41,7 @@ HEAP_MB = 64
 HEAP_MB_FOR_CONNECTION = 1.5  # a request may announce a megabyte, and memory is taken before it comes
 CONNECTIONS_BESIDE = 16  # of the supervisor's questions, and for connections that are gone and not known to be
 MAX_SESSION_TIMEOUT_MS = 60_000
+TICK_MS = 100  # sessions may be two ticks long or longer
 NICENESS = -10  # if we may: every failover waits for its answer, which is little work but many switches of threads
 START_TIMEOUT_S = 30.0
 POLL_S = 0.01
@@ -148,10 +148,10 @@ class EmbeddedZooKeeper:
     """One server. ``start`` blocks until it serves; ``stop`` ends it and, unless ``directory`` was given, its data.
 
     ``jars``: where ZooKeeper's jars are (default: Spark's). ``directory``: an own directory for its data (default: a
-    temporary one). ``tick_ms``: sessions may be two ticks long or longer. ``bind``: an IPv4 address of this machine
-    that the slots can reach. Without ``tls``, any process that reaches it can take all connections, end any session,
-    and write where no access list forbids it (option ``zookeeper_acl``). ``clients``: how many there will be; memory
-    is for twice as many, and strangers who have no certificate take none of it.
+    temporary one). ``bind``: an IPv4 address of this machine that the slots can reach. Without ``tls``, any process
+    that reaches it can take all connections, end any session, and write where no access list forbids it (option
+    ``zookeeper_acl``). ``clients``: how many there will be; memory is for twice as many, and strangers who have no
+    certificate take none of it.
     """
 
     def __init__(
@@ -159,17 +159,13 @@ class EmbeddedZooKeeper:
         jars: Path | None = None,
         directory: Path | None = None,
         java: str | None = None,
-        tick_ms: int = 100,
         bind: str = "127.0.0.1",
         tls: Tls | None = None,
         clients: int = 64,
     ) -> None:
-        if tick_ms <= 0:
-            raise ConfigurationError(f"ZooKeeper's tick must take 1 ms or more, not {tick_ms}")
         self._jars = jars
         self._given = directory
         self._java = java
-        self._tick_ms = tick_ms
         self._bind = bind
         self._tls = tls
         self._native_tls = tls is not None
@@ -347,7 +343,7 @@ class EmbeddedZooKeeper:
                 file.write(self._tls.key + b"\n" + self._tls.certificate)
         (directory / "zoo.cfg").write_text(
             (CONFIGURATION + listen).format(
-                tick_ms=self._tick_ms,
+                tick_ms=TICK_MS,
                 data=data,
                 directory=directory,
                 max_session_timeout_ms=MAX_SESSION_TIMEOUT_MS,

@@ -156,14 +156,15 @@ class SlotNodeGone:
 
 @dataclass(frozen=True, slots=True)
 class RegistryLost:
-    """No connection to ZooKeeper, until ``RegistryBack``; never again when ``final``: another driver has taken over."""
+    """No connection to ZooKeeper, until ``RegistryReconnected``; never again when ``final``: another driver has taken
+    over."""
 
     reason: str
     final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryBack:
+class RegistryReconnected:
     """Connected again, and still (or again) the coordinator; what changed in between has been told."""
 
 
@@ -185,7 +186,7 @@ class SessionSuspended:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionBack:
+class SessionReconnected:
     """Connected again in the same session, and registered."""
 
 
@@ -196,5 +197,5 @@ class SessionExpired:
     reason: str
 
 
-RegistryEvent: TypeAlias = SlotNodeSeen | SlotNodeGone | RegistryLost | RegistryBack | RegistryMoved
-SessionEvent: TypeAlias = SessionOpened | SessionSuspended | SessionBack | SessionExpired
+RegistryEvent: TypeAlias = SlotNodeSeen | SlotNodeGone | RegistryLost | RegistryReconnected | RegistryMoved
+SessionEvent: TypeAlias = SessionOpened | SessionSuspended | SessionReconnected | SessionExpired

@@ -26,9 +26,9 @@ from chain_backup.zookeeper.errors import BadRecord, CoordinatorElsewhere, Regis
 from chain_backup.zookeeper.records import (
     ChainRecord,
     Paths,
-    RegistryBack,
     RegistryEvent,
     RegistryLost,
+    RegistryReconnected,
     SlotNodeGone,
     SlotNodeSeen,
     SlotRecord,
@@ -292,7 +292,7 @@ class Registry:
         with self._lock:
             if self._lost and not self._ended and connection == self._connection:
                 self._lost = False
-                self._deliver(RegistryBack())
+                self._deliver(RegistryReconnected())
 
     def _remove_all(self, epoch: int) -> None:
         """Remove the application's nodes in one transaction, unless another driver has taken over."""

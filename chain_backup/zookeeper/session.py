@@ -19,10 +19,10 @@ from chain_backup.zookeeper.client import Client, KazooState, commit, result
 from chain_backup.zookeeper.errors import BadRecord
 from chain_backup.zookeeper.records import (
     Paths,
-    SessionBack,
     SessionEvent,
     SessionExpired,
     SessionOpened,
+    SessionReconnected,
     SessionSuspended,
     SlotRecord,
     split_hosts,
@@ -35,9 +35,9 @@ RETRY_DELAY_S = 0.2
 class SlotSession:
     """Registers ``slot`` as ``record`` in the background, as soon as the application has a coordinator; with that one.
 
-    ``deliver`` is called from other threads with ``SessionOpened`` (registered), ``SessionSuspended``, ``SessionBack``
-    and ``SessionExpired``; it must only enqueue. ``close`` removes the registration.
-    ``auth``, ``tls``: as in ``Registry``. Raises ``ConfigurationError``.
+    ``deliver`` is called from other threads with ``SessionOpened`` (registered), ``SessionSuspended``,
+    ``SessionReconnected`` and ``SessionExpired``; it must only enqueue. ``close`` removes the registration. ``auth``,
+    ``tls``: as in ``Registry``. Raises ``ConfigurationError``.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SlotSession:
                 self._deliver(SessionOpened())
             elif self._suspended:
                 self._suspended = False
-                self._deliver(SessionBack())
+                self._deliver(SessionReconnected())
 
     def _try_register(self) -> bool | None:
         """One round: True when our node stands, False to wait for a watch (or never), None to try again at once."""

@@ -78,26 +78,17 @@ class ControlServer:
             order, host, peer = request["order"], request["host"], request.get("peer")
         except (ValueError, KeyError, TypeError) as error:
             return {"error": f"not a request: {error!r}"}
-        if order == USAGE:
-            try:
-                return {"time_s": time.time(), USAGE: self._cluster.usage(host)}
-            except (FlinkPlusError, OSError) as error:
-                return {"error": str(error)}
-        if order not in ORDERS:
+        if order not in (*ORDERS, USAGE):
             return {"error": f"{order!r} is none of {', '.join(ORDERS)}"}
-        with self._lock:
-            time_s = time.time()
-            try:
-                if order == "cut":
-                    self._cluster.cut(host, peer)
-                elif order == "kill":
-                    self._cluster.kill(*host.split(","))
-                elif order == "lose":
-                    self._cluster.lose(host, peer)
-                else:
-                    getattr(self._cluster, order)(host)
-            except (FlinkPlusError, OSError) as error:
-                return {"error": str(error)}
+        try:
+            if order == USAGE:
+                return {"time_s": time.time(), USAGE: self._cluster.usage(host)}
+            with self._lock:
+                time_s = time.time()
+                targets = [host, peer] if order in ("cut", "lose") else host.split(",")
+                getattr(self._cluster, order)(*targets)
+        except (FlinkPlusError, OSError) as error:
+            return {"error": str(error)}
         return {"time_s": time_s}
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from experiments.exactness.settings import COUNT, PLACE, SINK, STAGES, TOP, WORDS
-from experiments.recovery.workload import Probe, Trigger
+from experiments.exactness.strikes import COUNT, PLACE, SINK, STAGES, TOP, WORDS
+from experiments.harness.workload import Probe, Trigger
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.stream import Stream
 

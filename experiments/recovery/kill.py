@@ -8,7 +8,6 @@ rest of the text; the output compared with a Spark SQL batch count of the same t
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,35 +15,43 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pyspark.sql import SparkSession
 
 from experiments.cluster.control import Control
-from experiments.cluster.place import Place
+from experiments.harness.processes import ProcessSampler
+from experiments.harness.running import Context, RunError, wait_until
+from experiments.harness.workload import PROBE, Probe, Trigger, draw
 from experiments.recovery import measure
-from experiments.recovery.processes import ProcessSampler
-from experiments.recovery.settings import (
-    CHECKPOINTS_AFTER_FILL,
-    CHECKPOINTS_BEFORE,
-    HOST_FAILURES,
-    PAUSE_S,
-    Case,
-    Settings,
-)
-from experiments.recovery.summary import PHASES
-from experiments.recovery.workload import PROBE, Probe, Trigger, draw
-from experiments.running import RunError, wait_until
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
-from flinkplus.cli.batch_check import check_output
 from flinkplus.cli.wordcount import COUNT, TOKENIZE
+from flinkplus.protocol.vocabulary.phases import DURATIONS
+from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER
 
+SIGKILL, EXCEPTION = FAILURES = ("sigkill", "exception")
+HOST_FAILURES = ("host", "hang", "cut")
+"""On a cluster: a host is killed; it stands still, or is cut off from all others, for ``PAUSE_S``."""
+PAUSE_S = 2.5
+CHECKPOINTS_BEFORE = 2
+CHECKPOINTS_AFTER_FILL = 8
+"""Complete checkpoints between the last of the ballast and the kill: its size counts, and not that it is written."""
 PATIENCE_S = 90.0
 KILL = "kill"
 ORDERS = dict(zip(HOST_FAILURES, (KILL, "pause", "cut"), strict=True))
-"""What the harness is told to do to a host, by the kind of failure."""
-CHECK_TAG = "flinkplus-check"
+"""What the cluster is ordered to do to a host, by the kind of failure."""
 TIMELINE_S = (2.0, 3.0)
 """Seconds before and after the kill that are kept for a picture."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. ``seed``: of its kill."""
+
+    parallelism: int
+    recovery: str
+    failure: str
+    state_keys: int
+    run: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Kill:
     @classmethod
     def drawn(cls, case: Case, interval: float, directory: Path, control: Control | None = None) -> Kill:
         generator = np.random.default_rng(case.seed)
-        trigger = Trigger(directory) if case.failure == "exception" else None
+        trigger = Trigger(directory) if case.failure == EXCEPTION else None
         index, offset_s = int(generator.integers(case.parallelism)), float(generator.uniform(0, interval))
         return cls(index, offset_s, case.failure, trigger, control)
 
@@ -110,75 +117,66 @@ def _is_of(subtask: str, operator: str, index: int) -> bool:
 
 
 class KillRun:
-    """One run; ``figures`` holds what is known so far, also when it fails."""
+    """One run, with the ``options`` of its job and so many ``words`` at a ``rate``.
+
+    ``figures`` and ``struck`` hold what is known so far, also when it fails.
+    """
 
     def __init__(
         self,
-        spark: SparkSession,
-        settings: Settings,
+        context: Context[Any],
         case: Case,
-        text: Path,
-        directory: Path,
         kill: Kill,
-        stop: threading.Event,
-        place: Place | None = None,
+        directory: Path,
+        options: dict[str, Any],
+        rate: float,
+        words: int,
     ) -> None:
-        self._spark = spark
-        self._settings = settings
-        self._case = case
-        self._text = text
-        self._output = directory / "out"
-        self._traces = directory / "trace"
-        self._kill = kill
-        self._stop = stop
-        self._struck: Struck | None = None
-        self._options = {} if place is None else place.options(directory)
+        self._context, self._case, self._kill = context, case, kill
+        self._options, self._rate, self._words = options, rate, words
+        self._output, self._traces = directory / "out", directory / "trace"
+        if context.place is not None:
+            self._options = {**options, **context.place.options(directory)}
+        self.struck: Struck | None = None
         self.timeline: dict[str, Any] | None = None
         self.figures: dict[str, Any] = {"exact": False, "fallback": None, "recovery_ms": None, "caught_up_ms": None}
-        self.figures |= {f"{phase}_ms": None for phase in PHASES}
+        self.figures |= {f"{phase}_ms": None for phase in DURATIONS}
         self.figures |= {f"output_gap_{which}_ms": None for which in ("failed", "others", "before")}
-
-    @property
-    def struck_host(self) -> str | None:
-        """The host that something was done to, if so."""
-        return None if self._struck is None else self._struck.host
 
     def run(self) -> None:
         """Run the job with its kill to its end, and check its output. Raises ``RunError``, or what the job raises."""
-        case = self._case
-        options = {**self._settings.options(case), **self._options}
-        env = StreamEnvironment(self._spark, trace_output=str(self._traces), **options)
-        probe = None
-        if self._kill.trigger is not None or case.state_keys:
-            probe = Probe(PROBE, self._kill.trigger, case.state_keys)
-        draw(env, str(self._text), str(self._output), self._settings.rate, probe)
+        case, kill, stop = self._case, self._kill, self._context.stop
+        text = self._context.text(self._words)
+        env = StreamEnvironment(self._context.spark, trace_output=str(self._traces), **self._options)
+        probe = Probe(PROBE, kill.trigger, case.state_keys) if kill.trigger is not None or case.state_keys else None
+        draw(env, str(text), str(self._output), self._rate, probe)
         with env.execute("recovery") as job:
-            deadline = time.monotonic() + self._settings.words(case.state_keys) / self._settings.rate + PATIENCE_S
-            self._until(job, lambda: job.running_s is not None, deadline)
-            with ProcessSampler(self._processes(job)) as sampler:
-                self._until(job, lambda: job.metrics()["state_keys"] >= case.state_keys, deadline)
+            deadline = time.monotonic() + self._words / self._rate + PATIENCE_S
+
+            def until(condition: Callable[[], bool]) -> None:
+                wait_until(job, condition, deadline, stop)
+
+            until(lambda: job.running_s is not None)
+            # Numbers of processes of other hosts mean nothing here.
+            with ProcessSampler(job.slot_pids if self._context.place is None else dict) as sampler:
+                until(lambda: job.metrics()["state_keys"] >= case.state_keys)
                 filled = job.metrics()["checkpoints_completed"]
                 wanted = filled + CHECKPOINTS_AFTER_FILL if case.state_keys else CHECKPOINTS_BEFORE
-                self._until(job, lambda: job.metrics()["checkpoints_completed"] >= wanted, deadline)
-                self._stop.wait(self._kill.offset_s)
+                until(lambda: job.metrics()["checkpoints_completed"] >= wanted)
+                stop.wait(kill.offset_s)
                 if job.state != "running":
                     raise RunError(f"the job was {job.state} when it was to be killed")
-                self._struck = self._kill.strike(job)
-                if self._struck.host is not None and ORDERS[case.failure] != KILL:
-                    self._stop.wait(PAUSE_S)
-                    assert self._kill.control is not None
-                    self._kill.control.order("revive", self._struck.host)
-                self._until(job, lambda: job.done, deadline)
+                self.struck = kill.strike(job)
+                if self.struck.host is not None and ORDERS[case.failure] != KILL:
+                    stop.wait(PAUSE_S)
+                    assert kill.control is not None
+                    kill.control.order("revive", self.struck.host)
+                until(lambda: job.done)
             self._note(job, sampler)
             job.await_finish()
-        self._check()
-
-    def _processes(self, job: JobHandle) -> Callable[[], dict[int, int]]:
-        """The process of each slot, where they are on this machine: numbers of other hosts mean nothing here."""
-        return job.slot_pids if self._settings.hosts is None else dict
-
-    def _until(self, job: JobHandle, condition: Callable[[], bool], deadline: float) -> None:
-        wait_until(job, condition, deadline, self._stop)
+        check = self._context.batch_check(self._output, text)
+        exact = check.matches and check.words == self._words == self.figures["words"]
+        self.figures |= {"exact": exact, "wrong_words": check.wrong, "example_of_wrong_word": check.example}
 
     def _note(self, job: JobHandle, sampler: ProcessSampler) -> None:
         metrics = job.metrics()
@@ -192,7 +190,7 @@ class KillRun:
             "usage": sampler.figures(),
             "recoveries": recoveries,
         }
-        unplanned = [recovery for recovery in recoveries if recovery["failure"] != "handover"]
+        unplanned = [recovery for recovery in recoveries if recovery["failure"] != HANDOVER]
         if not unplanned:
             raise RunError("the kill led to no recovery")
         reasons = [recovery["fallback"] for recovery in unplanned if recovery["fallback"]]
@@ -202,23 +200,23 @@ class KillRun:
 
     def _measure(self, recovery: dict[str, Any], trace: dict[str, list[tuple[float, int]]]) -> None:
         """The times of the recovery: phases as the job tells them, everything about output from the trace."""
-        known = {f"{phase}_ms": recovery[f"{phase}_ms"] for phase in PHASES}
+        known = {f"{phase}_ms": recovery[f"{phase}_ms"] for phase in DURATIONS}
         known |= {"registry_ms": recovery["registry_ms"]}
         known |= {"recovery_ms": recovery["recovery_ms"], "caught_up_ms": recovery["caught_up_ms"]}
-        assert self._struck is not None
+        assert self.struck is not None
         killed_s = recovery["begin_s"]
         detected_s = killed_s + (known["detect_ms"] or 0.0) / 1e3
         silent_s = detected_s
         if self._kill.trigger is not None:
-            killed_s = silent_s = self._kill.trigger.raised_s(self._kill.index) or self._struck.time_s
-        elif self._struck.host is not None:
-            killed_s = self._struck.time_s
+            killed_s = silent_s = self._kill.trigger.raised_s(self._kill.index) or self.struck.time_s
+        elif self.struck.host is not None:
+            killed_s = self.struck.time_s
         known["detect_ms"] = measure.milliseconds(killed_s, detected_s)
         self.figures |= known
-        arrival = measure.Arrival(self._settings.rate, self._settings.words(self._case.state_keys))
-        failed = [name for name in trace if name.endswith(self._struck.failed)]
+        arrival = measure.Arrival(self._rate, self._words)
+        failed = [name for name in trace if name.endswith(self.struck.failed)]
         self.figures |= measure.figures(trace, failed, arrival, killed_s, silent_s)
-        total, before = self.figures["recovery_ms"], [known[f"{phase}_ms"] for phase in PHASES[:-1]]
+        total, before = self.figures["recovery_ms"], [known[f"{phase}_ms"] for phase in DURATIONS[:-1]]
         if total is not None and None not in before:
             self.figures["replay_ms"] = round(max(0.0, total - sum(before)), 3)
         begin_s, end_s = killed_s - TIMELINE_S[0], killed_s + TIMELINE_S[1]
@@ -227,18 +225,7 @@ class KillRun:
             "failed": failed,
             "bucket_s": measure.BUCKET_S,
             "kill_at_s": TIMELINE_S[0],
-            "phases_ms": {phase: self.figures[f"{phase}_ms"] for phase in PHASES},
+            "phases_ms": {phase: self.figures[f"{phase}_ms"] for phase in DURATIONS},
             "recovery_ms": total,
             "rows_per_s": measure.buckets(trace, begin_s, end_s),
         }
-
-    def _check(self) -> None:
-        words = self._settings.words(self._case.state_keys)
-        context = self._spark.sparkContext
-        context.addJobTag(CHECK_TAG)  # so that an interrupt can cancel this query, and nothing else
-        try:
-            check = check_output(self._spark, str(self._output), [str(self._text)], 1)
-        finally:
-            context.removeJobTag(CHECK_TAG)
-        exact = check.matches and check.words == words == self.figures["words"]
-        self.figures |= {"exact": exact, "wrong_words": check.wrong, "example_of_wrong_word": check.example}

@@ -67,6 +67,12 @@ def longest_gap_s(samples: Sequence[tuple[float, int]], begin_s: float, end_s: f
     return float(np.diff(inside).max()) if len(inside) > 1 else None
 
 
+def gap_ms(trace: Trace, subtasks: Iterable[str], begin_s: float, end_s: float) -> float | None:
+    """The longest of these subtasks' gaps."""
+    gaps = [longest_gap_s(trace.get(subtask, ()), begin_s, end_s) for subtask in subtasks]
+    return milliseconds(0.0, max((gap for gap in gaps if gap is not None), default=None))
+
+
 def caught_up_at(trace: Trace, arrival: Arrival, killed_s: float, since_s: float) -> float | None:
     """When the backlog was back to what is normal, not before ``since_s``; ``None`` when the trace does not tell."""
     events = sorted(event for samples in trace.values() for event in new_outputs(samples))
@@ -111,17 +117,12 @@ def figures(trace: Trace, failed: Iterable[str], arrival: Arrival, killed_s: flo
     end_s = max((samples[-1][0] for samples in trace.values() if samples), default=killed_s)
     until_s = end_s if caught_up_s is None else caught_up_s + AROUND_S
     begin_s = killed_s - AROUND_S
-
-    def gap_ms(subtasks: Iterable[str], begin_s: float, until_s: float) -> float | None:
-        gaps = [longest_gap_s(trace.get(subtask, ()), begin_s, until_s) for subtask in subtasks]
-        return round(max(gap for gap in gaps if gap is not None) * 1e3, 3) if any(gaps) else None
-
     others = sorted(set(trace) - set(failed))
     settled_s = min((samples[0][0] for samples in trace.values() if samples), default=killed_s) + SETTLED_S
     return {
         "recovery_ms": milliseconds(killed_s, recovered_s),
         "caught_up_ms": milliseconds(killed_s, caught_up_s),
-        "output_gap_failed_ms": gap_ms(failed, begin_s, until_s),
-        "output_gap_others_ms": gap_ms(others, begin_s, until_s),
-        "output_gap_before_ms": gap_ms(trace, max(settled_s, 2 * begin_s - until_s), begin_s),
+        "output_gap_failed_ms": gap_ms(trace, failed, begin_s, until_s),
+        "output_gap_others_ms": gap_ms(trace, others, begin_s, until_s),
+        "output_gap_before_ms": gap_ms(trace, trace, max(settled_s, 2 * begin_s - until_s), begin_s),
     }

@@ -6,26 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 
-from experiments.recovery.summary import CASE
+from experiments.harness.pictures import picture
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 COLOURS = {"rollback": "#c0504d", "partial": "#8064a2", "standby": "#1f77b4"}
-PHASE_COLOURS = {
-    "detect": "#d9534f",
-    "fence": "#9467bd",
-    "promote": "#f0ad4e",
-    "restore": "#5bc0de",
-    "replay": "#5cb85c",
-}
+PHASE_COLOURS = dict(zip(DURATIONS, ("#d9534f", "#9467bd", "#f0ad4e", "#5bc0de", "#5cb85c"), strict=True))
 FAILURE_NAMES = {"sigkill": "SIGKILL of a slot", "exception": "exception in a subtask"}
+CASE = ("parallelism", "recovery", "failure", "state_keys")
 ORDER = ("rollback", "partial", "standby")
-DPI = 120
 SHOWN_MS = 0.5
 TOP_OVER_USUAL = 4.0
 """The height of a timeline over the usual rate: what is worked off after a rollback would dwarf everything else."""
@@ -54,31 +44,32 @@ def _recoveries(
     failures = sorted({row["failure"] for row in summary}, reverse=True)
     if not failures:
         return False
-    figure, fields = plt.subplots(1, len(failures), figsize=(5 * len(failures), 4), dpi=DPI, sharey=True, squeeze=False)
     levels = sorted({row[key] for row in summary})
-    for axes, failure in zip(fields[0], failures, strict=True):
-        recoveries = [r for r in ORDER if any((row["failure"], row["recovery"]) == (failure, r) for row in summary)]
-        for at, recovery in enumerate(recoveries):
-            rows = [row for row in summary if (row["failure"], row["recovery"]) == (failure, recovery)]
-            shift = 0.24 * (at - (len(recoveries) - 1) / 2)
-            _draw_recovery(axes, runs, rows, [levels.index(row[key]) + shift for row in rows])
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.yaxis.set_minor_formatter("")
-        axes.set_xticks(range(len(levels)), [f"{level:,}" for level in levels])
-        axes.set_xlim(-0.5, len(levels) - 0.5)
-        axes.set_xlabel(label)
-        axes.set_title(FAILURE_NAMES.get(failure, failure), fontsize=10)
-        axes.grid(axis="y", which="both", linewidth=0.3, alpha=0.6)
-    fields[0][0].set_ylabel("kill to first new output of the failed keys (ms)")
-    handles, labels = max((axes.get_legend_handles_labels() for axes in fields[0]), key=lambda found: len(found[1]))
-    figure.legend(handles, labels, fontsize=8, loc="lower center", ncols=len(labels), frameon=False)
-    _save(figure, target, (0, 0.06, 1, 1))
+    columns: dict[str, Any] = {"ncols": len(failures), "sharey": True, "squeeze": False}
+    with picture(target, (5 * len(failures), 4), (0, 0.06, 1, 1), **columns) as (figure, fields):
+        for axes, failure in zip(fields[0], failures, strict=True):
+            drawn = [row for row in summary if row["failure"] == failure]
+            recoveries = [recovery for recovery in ORDER if any(row["recovery"] == recovery for row in drawn)]
+            for at, recovery in enumerate(recoveries):
+                rows = [row for row in drawn if row["recovery"] == recovery]
+                shift = 0.24 * (at - (len(recoveries) - 1) / 2)
+                _draw_recovery(axes, runs, rows, [levels.index(row[key]) + shift for row in rows])
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+            axes.yaxis.set_minor_formatter("")
+            axes.set_xticks(range(len(levels)), [f"{level:,}" for level in levels])
+            axes.set_xlim(-0.5, len(levels) - 0.5)
+            axes.set_xlabel(label)
+            axes.set_title(FAILURE_NAMES.get(failure, failure), fontsize=10)
+            axes.grid(axis="y", which="both", linewidth=0.3, alpha=0.6)
+        fields[0][0].set_ylabel("kill to first new output of the failed keys (ms)")
+        handles, labels = max((axes.get_legend_handles_labels() for axes in fields[0]), key=lambda found: len(found[1]))
+        figure.legend(handles, labels, fontsize=8, loc="lower center", ncols=len(labels), frameon=False)
     return True
 
 
 def _draw_recovery(
-    axes: Axes, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], places: Sequence[float]
+    axes: Any, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], places: Sequence[float]
 ) -> None:
     """One mode: ``rows`` of the summary at ``places``, with their runs around them."""
     recovery = rows[0]["recovery"]
@@ -99,15 +90,13 @@ def timeline(content: dict[str, Any], target: Path) -> bool:
     chosen = choose_timelines(content["timelines"])
     if not chosen:
         return False
-    figure, fields = plt.subplots(
-        len(chosen), 1, figsize=(9, 3.2 * len(chosen)), dpi=DPI, sharex=True, sharey=True, squeeze=False
-    )
-    for axes, one in zip(fields[:, 0], chosen, strict=True):
-        _draw_timeline(axes, one)
-    usual = float(np.median([rates for one in chosen for rates in one["rows_per_s"].values()])) / 1e3
-    fields[0][0].set_ylim(0, max(1e-3, TOP_OVER_USUAL * usual))
-    fields[-1][0].set_xlabel("seconds since the kill")
-    _save(figure, target)
+    rows: dict[str, Any] = {"nrows": len(chosen), "sharex": True, "sharey": True, "squeeze": False}
+    with picture(target, (9, 3.2 * len(chosen)), **rows) as (_, fields):
+        for axes, one in zip(fields[:, 0], chosen, strict=True):
+            _draw_timeline(axes, one)
+        usual = float(np.median([rates for one in chosen for rates in one["rows_per_s"].values()])) / 1e3
+        fields[0][0].set_ylim(0, max(1e-3, TOP_OVER_USUAL * usual))
+        fields[-1][0].set_xlabel("seconds since the kill")
     return True
 
 
@@ -121,7 +110,7 @@ def choose_timelines(timelines: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     return sorted(same, key=lambda one: ORDER.index(one["recovery"]))
 
 
-def _draw_timeline(axes: Axes, one: dict[str, Any]) -> None:
+def _draw_timeline(axes: Any, one: dict[str, Any]) -> None:
     failed = set(one["failed"])
     labelled = set()
     for subtask, rates in sorted(one["rows_per_s"].items(), key=lambda entry: entry[0] in failed):
@@ -142,9 +131,8 @@ def _draw_timeline(axes: Axes, one: dict[str, Any]) -> None:
     for phase, colour in PHASE_COLOURS.items():
         took = one["phases_ms"].get(phase)
         if took and took >= SHOWN_MS:
-            axes.axvspan(
-                begin, begin + took / 1e3, color=colour, alpha=0.3, linewidth=0, label=f"{phase} {took:,.0f} ms"
-            )
+            label = f"{phase} {took:,.0f} ms"
+            axes.axvspan(begin, begin + took / 1e3, color=colour, alpha=0.3, linewidth=0, label=label)
         begin += (took or 0.0) / 1e3
     total = one["recovery_ms"]
     took = "never recovered" if total is None else f"first new output of the failed keys after {total:,.0f} ms"
@@ -153,10 +141,3 @@ def _draw_timeline(axes: Axes, one: dict[str, Any]) -> None:
     axes.set_title(title, fontsize=10)
     axes.set_ylabel("new rows/s (thousands)")
     axes.legend(fontsize=7, loc="upper left", ncols=2)
-
-
-def _save(figure: Any, target: Path, field: tuple[float, float, float, float] = (0, 0, 1, 1)) -> None:
-    figure.tight_layout(rect=field)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target)
-    plt.close(figure)

@@ -29,8 +29,9 @@ from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.runtime.slot.subtasks.subtask import Subtask, SubtaskPlan, SubtaskPorts
-from flinkplus.runtime.transport.wire.wire import Kind, Message, decode_frame, decode_records
+from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.slot.subtasks.subtask import Subtask
+from flinkplus.runtime.transport.wire.wire import Message, MessageKind, decode_frame, decode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 
@@ -152,7 +153,7 @@ class Bench:
         self._arriving.append((slot, b"".join(buffers)))
 
     def _hand_over(self, message: Message, payload: Any) -> None:
-        self.subtasks[self._consumer(message.channel)].receive(message, payload)
+        self.subtasks[self._consumer(message.channel)].steps.receive(message, payload)
 
     def _consumer(self, channel: ChannelId) -> SubtaskId:
         return SubtaskId(self._consumers[channel.edge], channel.consumer)
@@ -178,7 +179,7 @@ class Bench:
                 self._checkpoints = first + taken
                 for subtask in order:
                     if subtask.plan.vertex.is_source:
-                        subtask.trigger(CheckpointId(self._checkpoints))
+                        subtask.steps.trigger(CheckpointId(self._checkpoints))
             if not any([self._step(subtask) for subtask in order]):
                 return
 
@@ -186,7 +187,7 @@ class Bench:
         self._deliver()
         before, snapshots = _progress(subtask), len(self.snapshots)
         begun = time.perf_counter()
-        if not subtask.runnable(time.monotonic()):
+        if not subtask.steps.runnable(time.monotonic()):
             return False
         subtask.run()
         seconds = time.perf_counter() - begun
@@ -201,10 +202,10 @@ class Bench:
             begun = time.perf_counter()
             arrived = list(decode_frame(frame))
             for message, payload in arrived:
-                self.subtasks[self._consumer(message.channel)].receive(message, payload)
+                self.subtasks[self._consumer(message.channel)].steps.receive(message, payload)
             self.decode_s += time.perf_counter() - begun
             for message, payload in arrived:
-                if message.kind is Kind.RECORDS:
+                if message.kind is MessageKind.RECORDS:
                     self.frames += 1
                     if self.frames % SAMPLED == 0:
                         self.sampled_bytes += len(frame)
@@ -218,8 +219,8 @@ class Bench:
 def _progress(subtask: Subtask) -> tuple[int, int]:
     """Rows that have come in (of a source: that have left it), and messages that have been made."""
     assert subtask.operators is not None
-    members = list(subtask.operators.members.values())
-    rows = members[-1].rows_out if subtask.plan.vertex.is_source else members[0].rows_in
+    nodes = list(subtask.operators.nodes.values())
+    rows = nodes[-1].rows_out if subtask.plan.vertex.is_source else nodes[0].rows_in
     return rows, sum(end.log.appended for end in subtask.outputs.channels.values())
 
 

@@ -10,19 +10,46 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from experiments.cluster.control import Control
-from experiments.recovery.workload import Trigger
-from experiments.running import RunError
-from experiments.soak.settings import Draw
+from experiments.harness.running import RunError
+from experiments.harness.workload import Trigger
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import COUNT
 
+LOCAL_FAULTS = ("sigkill", "exception", "pause")
+"""Of a slot: its process is killed, one of its subtasks raises, its process stands still and goes on."""
+CLUSTER_FAULTS = ("sigkill", "exception", "host", "hang", "cut", "zookeeper")
+"""Further: a host is killed and comes back, stands still and goes on, is cut off and connected again; a server of
+ZooKeeper is killed and comes back."""
+HOLD_S = (1.0, 3.0)
+"""How long a slot or host stands still, is cut off or down."""
 SERVER_TIMEOUT_S = 2.0
 WAIT_S = 60.0
 POLL_S = 0.05
 ORDERS = {"host": "kill", "hang": "pause", "cut": "cut"}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A fault: its ``kind``, a number that says of which subtask, host or server, and how long it holds."""
+
+    kind: str
+    target: int
+    hold_s: float
+
+
+def drawn(kinds: Sequence[str], seed: int) -> Iterator[Draw]:
+    """The faults, without end. All kinds in turn, shuffled: a short run has each of them."""
+    generator = np.random.default_rng(seed)
+    while True:
+        for kind in generator.permutation(len(kinds)):
+            target = int(generator.integers(1 << 30))
+            yield Draw(kinds[int(kind)], target, round(float(generator.uniform(*HOLD_S)), 3))
 
 
 class Striker:
@@ -72,37 +99,24 @@ class Striker:
         if not pids:
             raise RunError("no slot is there that could be paused")
         slot = sorted(pids)[draw.target % len(pids)]
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # a process that hangs may be killed
             os.kill(pids[slot], signal.SIGSTOP)
-            try:
-                self._hold(draw)
-            finally:
-                os.kill(pids[slot], signal.SIGCONT)  # gone, unless it was not noticed
+            self._hold(draw, lambda: os.kill(pids[slot], signal.SIGCONT))
         return f"slot {slot}"
 
     def _strike_host(self, draw: Draw) -> str:
-        assert self._control is not None
         hosts = sorted(set(self._job.placement().values()))
         if not hosts:
             raise RunError("no host is there that could be struck")
         host = hosts[draw.target % len(hosts)]
-        self._control.order(ORDERS[draw.kind], host)
-        try:
-            self._hold(draw)
-        finally:
-            self._control.order("revive", host)
+        self._order(ORDERS[draw.kind], host, draw)
         return host
 
     def _kill_server(self, draw: Draw) -> str:
-        assert self._control is not None
         server = self._servers[draw.target % len(self._servers)]
         host = server.partition(":")[0]
         leads = serves(server) == "leader"
-        self._control.order("kill", host)
-        try:
-            self._hold(draw)
-        finally:
-            self._control.order("revive", host)
+        self._order("kill", host, draw)
         self._until(self.ensemble_serves, f"all of {', '.join(self._servers)} serve again")
         return f"{host} (leader)" if leads else host
 
@@ -110,9 +124,18 @@ class Striker:
         """Whether every server of the ensemble takes part in it."""
         return all(serves(server) is not None for server in self._servers)
 
-    def _hold(self, draw: Draw) -> None:
-        if self._stop.wait(draw.hold_s):
-            raise RunError("interrupted")
+    def _order(self, order: str, host: str, draw: Draw) -> None:
+        control = self._control
+        assert control is not None
+        control.order(order, host)
+        self._hold(draw, lambda: control.order("revive", host))
+
+    def _hold(self, draw: Draw, take_back: Callable[[], object]) -> None:
+        try:
+            if self._stop.wait(draw.hold_s):
+                raise RunError("interrupted")
+        finally:
+            take_back()
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + WAIT_S

@@ -1,26 +1,34 @@
 """What a job takes while it runs, sampled beside it: rows put out, memory of all its processes, room on disks.
 
-Memory is PSS (shared pages are divided among those who share them), by kind of process; on a cluster the harness adds
-up what runs on each host, since nobody else sees it all. Disk is what checkpoints take, and what slots have in their
-working directories: state, staged versions, output logs.
+Memory is PSS (shared pages are divided among the processes that share them), by kind of process; the harness of a
+cluster adds up what runs on each host. Disk is what checkpoints take, and what slots have in their working directories:
+state, staged versions, output logs.
 """
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from typing_extensions import Self
 
 from experiments.cluster.control import Control
-from experiments.cluster.usage import add_up, directory_mb
+from experiments.cluster.usage import KINDS, add_up, directory_mb
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import COUNT
 
 OUTPUT_PERIOD_S, USAGE_PERIOD_S = 1.0, 5.0
+WARM_UP = 0.1
+"""Share of the run that does not count for what is flat: processes grow into their work."""
+LIMITS = {"slots": (0.10, 30.0), "driver": (0.10, 30.0), "java": (0.30, 150.0), "disk": (0.25, 20.0)}
+"""Growth from the median of the first quarter to that of the last: by a share, and by MB that say nothing.
+A Java heap grows up to its limit, whatever it holds."""
+LEAST_SAMPLES = 8
 
 
 class Sampler:
@@ -58,7 +66,7 @@ class Sampler:
             next_usage_s = at_s + USAGE_PERIOD_S
             try:
                 self.usage.append({"at_s": at_s, **self._usage()})
-            except Exception as problem:  # a sample that is missing is told, and ends nothing
+            except Exception as problem:  # a sample that is missing is reported, and the run continues
                 self.failed = f"{type(problem).__name__}: {problem}"
 
 
@@ -67,7 +75,8 @@ def local_usage(checkpoints: Path, work: Path) -> Callable[[], dict[str, float]]
 
     def usage() -> dict[str, float]:
         own = psutil.Process()
-        return {**add_up([own, *own.children(recursive=True)], own.pid), "disk": disk_mb(checkpoints, [work])}
+        disk = round(directory_mb(checkpoints) + directory_mb(work), 2)
+        return {**add_up([own, *own.children(recursive=True)], own.pid), "disk": disk}
 
     return usage
 
@@ -85,6 +94,25 @@ def cluster_usage(control: Control, hosts: list[str], checkpoints: Path) -> Call
     return usage
 
 
-def disk_mb(checkpoints: Path, directories: list[Path]) -> float:
-    """What checkpoints and working directories take."""
-    return round(sum(directory_mb(path) for path in (checkpoints, *directories)), 2)
+def flatness(usage: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
+    """For memory by kind and disk: the medians of the first and the last quarter after warming up, and the limit."""
+    if not usage:
+        return []
+    begin_s, end_s = usage[0]["at_s"], usage[-1]["at_s"]
+    settled = [sample for sample in usage if sample["at_s"] >= begin_s + WARM_UP * (end_s - begin_s)]
+    quarter = len(settled) // 4
+    if quarter * 4 < LEAST_SAMPLES:
+        return []
+    rows = []
+    for name in (*KINDS, "disk"):
+        first, last = (
+            statistics.median(sample.get(name, 0.0) for sample in part)
+            for part in (settled[:quarter], settled[-quarter:])
+        )
+        share, slack = LIMITS.get(name, (None, 0.0))
+        limit = None if share is None else round(first * (1 + share) + slack, 1)
+        flat = limit is None or last <= limit
+        rows.append(
+            {"of": name, "first_mb": round(first, 1), "last_mb": round(last, 1), "limit_mb": limit, "flat": flat}
+        )
+    return rows

@@ -271,11 +271,11 @@ class JobHandle:
         nothing is. Raises ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, without
         ``host``, unless ``force``; else ``MoveRefused`` as ``migrate`` does.
         """
-        return _begun(self._running.coordinator.moves.drain(host, force))
+        return _begun(self._running.coordinator.moves.drain_host(host, force))
 
     def undrain_host(self, host: str) -> None:
         """Use ``host`` again: what belongs there moves back. Raises ``MoveRefused`` when it is not drained."""
-        self._running.coordinator.moves.undrain(host).await_answer()
+        self._running.coordinator.moves.undrain_host(host).await_answer()
 
     def scale_spares(self, count: int, force: bool = False) -> PlannedMove:
         """Have ``count`` spare slots, beside those that the job was started with: further ones are started on the

@@ -8,7 +8,7 @@ from typing import Any
 
 from flinkplus.cli.shell import add_job_arguments, ask
 from flinkplus.printable import escaped
-from flinkplus.runtime.coordinator.commands.operations import Inject
+from flinkplus.runtime.coordinator.commands.operations import InjectCommand
 from flinkplus.runtime.faults.injections import FAULTS
 from flinkplus.runtime.operations.access_file import REPLY_TIMEOUT_S
 
@@ -40,7 +40,9 @@ def add_inject(commands: Any) -> None:
 
 def run_inject(arguments: argparse.Namespace) -> int:
     """The exit code. Raises as ``ask``."""
-    request = Inject(arguments.fault, arguments.target, arguments.at, arguments.for_s, arguments.delay, arguments.peers)
+    request = InjectCommand(
+        arguments.fault, arguments.target, arguments.at, arguments.for_s, arguments.delay, arguments.peers
+    )
     done = ask(arguments, request, REPLY_TIMEOUT_S + (arguments.at or 0.0))
     if arguments.json:
         print(json.dumps(done))

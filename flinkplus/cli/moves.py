@@ -13,11 +13,11 @@ from flinkplus.cli.shell import add_job_arguments, job_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.printable import escaped
 from flinkplus.runtime.coordinator.commands.moves import (
-    DrainHost,
-    Migrate,
-    MoveNews,
-    ScaleSpares,
-    UndrainHost,
+    DrainHostCommand,
+    MigrateCommand,
+    MoveNewsCommand,
+    ScaleSparesCommand,
+    UndrainHostCommand,
     check_count,
 )
 from flinkplus.runtime.operations.access_file import Access, call
@@ -38,11 +38,11 @@ def add_moves(commands: Any) -> None:
     drain.add_argument("host", metavar="HOST", help="a host as status shows it")
     drain.add_argument("--force", action="store_true", help="even if this leaves fewer copies of the state")
     _add_common(drain)
-    drain.set_defaults(run=run_drain)
+    drain.set_defaults(run=run_drain_host)
     undrain = commands.add_parser("undrain", help="allow a drained host to be used again")
     undrain.add_argument("host", metavar="HOST")
     add_job_arguments(undrain)
-    undrain.set_defaults(run=run_undrain)
+    undrain.set_defaults(run=run_undrain_host)
     scale = commands.add_parser(
         "scale", help="set the number of spare slots, in addition to those that a job started with"
     )
@@ -72,18 +72,20 @@ def run_migrate(arguments: argparse.Namespace) -> int:
             f"--to {arguments.to!r} is not a slot; write slot-0, slot-1, ... (see flinkplus status)"
         )
     return _see_through(
-        arguments, Migrate(arguments.subtask, int(slot[1])), f"{arguments.subtask} is on slot-{int(slot[1])}"
+        arguments, MigrateCommand(arguments.subtask, int(slot[1])), f"{arguments.subtask} is on slot-{int(slot[1])}"
     )
 
 
-def run_drain(arguments: argparse.Namespace) -> int:
+def run_drain_host(arguments: argparse.Namespace) -> int:
     """The exit code. Raises as ``job_of`` and ``call``."""
-    return _see_through(arguments, DrainHost(arguments.host, arguments.force), f"nothing is left on {arguments.host}")
+    return _see_through(
+        arguments, DrainHostCommand(arguments.host, arguments.force), f"nothing is left on {arguments.host}"
+    )
 
 
-def run_undrain(arguments: argparse.Namespace) -> int:
+def run_undrain_host(arguments: argparse.Namespace) -> int:
     """The exit code. Raises as ``job_of`` and ``call``."""
-    call(job_of(arguments), UndrainHost(arguments.host))
+    call(job_of(arguments), UndrainHostCommand(arguments.host))
     print(f"{arguments.host} may be used again")
     return 0
 
@@ -92,7 +94,7 @@ def run_scale(arguments: argparse.Namespace) -> int:
     """The exit code. Raises as ``job_of`` and ``call``."""
     count = check_count(arguments.spares)
     done = f"there {'is 1 spare slot' if count == 1 else f'are {count} spare slots'}"
-    return _see_through(arguments, ScaleSpares(count, arguments.force), done)
+    return _see_through(arguments, ScaleSparesCommand(count, arguments.force), done)
 
 
 def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
@@ -114,7 +116,7 @@ def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
 
 def _news(access: Access, number: int) -> dict[str, Any]:
     time.sleep(POLL_S)
-    return call(access, MoveNews(number))
+    return call(access, MoveNewsCommand(number))
 
 
 def _print(news: dict[str, Any], as_json: bool, done: str) -> None:

@@ -15,10 +15,11 @@ from flinkplus.cli.shell import add_job_arguments, job_of
 from flinkplus.cli.tables import Table, console, text
 from flinkplus.errors import ConfigurationError, NoRunningJob
 from flinkplus.printable import escaped
-from flinkplus.runtime.coordinator.commands.operations import Status
+from flinkplus.protocol.vocabulary.phases import DURATIONS
+from flinkplus.runtime.coordinator.commands.operations import StatusCommand
 from flinkplus.runtime.operations.access_file import Access, call
 
-PHASES = ("detect_ms", "fence_ms", "promote_ms", "restore_ms", "replay_ms", "recovery_ms")
+RECOVERY_PHASES = (*DURATIONS, "recovery")
 CHECKPOINT_PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms", "duration_ms")
 SHOWN = 10
 """Failovers and checkpoints in the tables; JSON has more."""
@@ -40,7 +41,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     if watch is not None and not 0.1 <= watch <= 3600:
         raise ConfigurationError(f"--watch must be from 0.1 to 3600 seconds, not {watch:g}")
     access = job_of(arguments)
-    first = call(access, Status())
+    first = call(access, StatusCommand())
     if watch is None:
         _print(first, arguments.json)
         return 0
@@ -74,7 +75,7 @@ def _watch(access: Access, first: dict[str, Any], every_s: float, as_json: bool)
 
 def _again(access: Access, every_s: float) -> dict[str, Any]:
     time.sleep(every_s)
-    return call(access, Status())
+    return call(access, StatusCommand())
 
 
 def tables(status: dict[str, Any]) -> Group:
@@ -156,15 +157,16 @@ def checkpoint_table(checkpoints: list[dict[str, Any]], metrics: dict[str, Any])
 
 def failover_table(moves: list[dict[str, Any]]) -> Table:
     """Failovers, rollbacks and handovers, in milliseconds, and why."""
-    phases = [phase.removesuffix("_ms") for phase in PHASES]
-    table = Table("Failovers (ms)", ("at", "mode"), ("failure",), phases, "subtasks, reason")
+    table = Table("Failovers (ms)", ("at", "mode"), ("failure",), RECOVERY_PHASES, "subtasks, reason")
     for move in moves:
         begun_s = move["begin_s"]
         at = "-" if begun_s is None else time.strftime("%H:%M:%S", time.localtime(begun_s))
         why = f"{', '.join(move['subtasks'])}: {move['reason']}"
         if move["fallback"]:
             why += f"; fell back: {move['fallback']}"
-        table.add_row(at, move["mode"], move["failure"], *(_cell(move[phase]) for phase in PHASES), why)
+        table.add_row(
+            at, move["mode"], move["failure"], *(_cell(move[f"{phase}_ms"]) for phase in RECOVERY_PHASES), why
+        )
     return table
 
 

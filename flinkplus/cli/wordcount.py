@@ -23,13 +23,13 @@ from flinkplus.cli.tables import Table, console
 from flinkplus.config import options_from
 from flinkplus.corpus import demo_file
 from flinkplus.errors import ConfigurationError
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 from flinkplus.runtime.control.names import check_subtask, find_subtask
 from flinkplus.sources.text import TextFiles
 from flinkplus.state.storage import Resume
 
 KILL = re.compile(r"(?P<subtask>.+)@(?P<at>\d+(?:\.\d+)?)$")
 POLL_S = 0.05
-PHASES = ("detect", "fence", "promote", "restore", "replay")
 CHECKPOINT_PHASES = {
     "last source begun": "trigger_ms",
     "longest alignment": "alignment_ms",
@@ -241,9 +241,9 @@ def checkpoint_table(checkpoints: list[dict[str, Any]]) -> Table:
 
 def recovery_table(recoveries: list[dict[str, Any]]) -> Table:
     """One line for each recovery, with its phases in milliseconds."""
-    table = Table("Recoveries (ms)", ("mode", "failure"), (), (*PHASES, "total"))
+    table = Table("Recoveries (ms)", ("mode", "failure"), (), (*DURATIONS, "total"))
     for recovery in recoveries:
-        times = [recovery[f"{phase}_ms"] for phase in (*PHASES, "recovery")]
+        times = [recovery[f"{phase}_ms"] for phase in (*DURATIONS, "recovery")]
         cells = ["-" if value is None else f"{value:,.1f}" for value in times]
         table.add_row(recovery["mode"], recovery["failure"], *cells)
     return table

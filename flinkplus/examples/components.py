@@ -29,7 +29,7 @@ class Heard(NamedTuple):
     label: int | None
 
 
-class Step(NamedTuple):
+class Labelled(NamedTuple):
     """What a vertex makes of it: its label, whether that ``fell``, and who is to be told."""
 
     vertex: int
@@ -45,7 +45,7 @@ def both_ways(row: Any) -> Iterable[Heard]:
         yield Heard(other, [row.vertex], None)
 
 
-def lowest(vertex: int, row: Any, ctx: Any) -> list[Step]:
+def lowest(vertex: int, row: Any, ctx: Any) -> list[Labelled]:
     """The label of ``vertex``, after what it has heard."""
     neighbours, label = ctx.state("neighbours"), ctx.state("label")
     known: tuple[int, ...] = neighbours.get(())
@@ -58,7 +58,7 @@ def lowest(vertex: int, row: Any, ctx: Any) -> list[Step]:
     if fell:
         label.put(now)
     told = known + added if fell else added
-    return [Step(vertex, now, fell, list(told))] if fell or told else []
+    return [Labelled(vertex, now, fell, list(told))] if fell or told else []
 
 
 def labels(rows: Stream) -> Stream:

@@ -37,7 +37,7 @@ class Page(NamedTuple):
     mass: int
 
 
-class Step(NamedTuple):
+class Firing(NamedTuple):
     """That a vertex has fired: its rank so far, and the ``share`` of each of those that are ``told``."""
 
     vertex: int
@@ -54,7 +54,7 @@ def fired(degree: int, residual: int) -> tuple[int, int, int]:
     return KEPT * degree * times, PUSHED * times, left
 
 
-def fire(vertex: int, row: Any, ctx: Any) -> list[Step]:
+def fire(vertex: int, row: Any, ctx: Any) -> list[Firing]:
     """A vertex fires as often as it can, once its neighbours are known."""
     neighbours, units = ctx.state("neighbours"), ctx.state("units")
     to: tuple[int, ...] | None = neighbours.get()
@@ -69,7 +69,7 @@ def fire(vertex: int, row: Any, ctx: Any) -> list[Step]:
     if to is not None:
         gained, share, residual = fired(len(to), residual)
     units.put((rank + gained, residual))
-    return [Step(vertex, rank + gained, list(to or ()), share)] if gained else []
+    return [Firing(vertex, rank + gained, list(to or ()), share)] if gained else []
 
 
 def ranks(rows: Stream) -> Stream:

@@ -23,7 +23,7 @@ MODULES = (
     "flinkplus.operators.keyed.keyed",
     "flinkplus.operators.rows.tokenize",
     "flinkplus.runtime.job.launcher",
-    "flinkplus.runtime.slot.process.slot",
+    "flinkplus.runtime.slot.process.slot_process",
     "flinkplus.runtime.transport.tcp.control",
     "flinkplus.runtime.transport.tcp.data",
     "flinkplus.sinks.discard",

@@ -1,12 +1,12 @@
-"""What file sources share: rounds over a fixed list of splits, positions within a split, and bad text.
+"""What file sources share: passes over a fixed list of splits, positions within a split, and bad text.
 
 Rules:
 
 - A reader's splits are a pure function of the planned source, the subtask's index and the parallelism; they never
   change.
 - A split is read block by block; a block is a batch of rows, each with the *cursor* (a number within the split) at
-  which reading goes on after it. So a position can stand after any row: round, split, cursor.
-- A source that loops (``repeat``) begins its splits again after the last one. A round without a single row ends the
+  which reading goes on after it. So a position can stand after any row: pass, split, cursor.
+- A source that loops (``repeat``) begins its splits again after the last one. A pass without a single row ends the
   source, so that looping over nothing does not go on forever.
 """
 
@@ -70,11 +70,11 @@ class SplitReader(SourceReader, Generic[S]):
         self._repeat = repeat
         identities = repr([split.identity for split in self._splits])
         self._input = hashlib.blake2b(identities.encode(), digest_size=8).hexdigest()
-        self._round = 0
+        self._pass = 0
         self._split = 0
         self._cursor: int | None = None
         self._began: int | None = None
-        self._round_has_rows = False
+        self._pass_has_rows = False
         self._blocks: Iterator[Block] | None = None
         self._block: Block | None = None
         self._next_row = 0
@@ -88,9 +88,9 @@ class SplitReader(SourceReader, Generic[S]):
         if position is None:
             return
         numbers = self._numbers_of(position)
-        self._round, self._split = numbers["round"] or 0, numbers["split"] or 0
+        self._pass, self._split = numbers["round"] or 0, numbers["split"] or 0
         self._cursor, self._began = numbers["cursor"], numbers["block"]
-        self._round_has_rows = self._split > 0 or self._cursor is not None
+        self._pass_has_rows = self._split > 0 or self._cursor is not None
         for metric in self.metrics:
             self.metrics[metric] = numbers[metric] or 0
 
@@ -109,7 +109,7 @@ class SplitReader(SourceReader, Generic[S]):
         if position.get("input") != self._input or at > (self._repeat, 0):
             raise InputError(
                 f"source {self._source!r}: the recorded position {position!r:.200} belongs to other files, "
-                "other file sizes, another parallelism or fewer rounds; resume with the same input, or start "
+                "other file sizes, another parallelism or fewer passes; resume with the same input, or start "
                 "a new job"
             )
         return numbers
@@ -117,7 +117,7 @@ class SplitReader(SourceReader, Generic[S]):
     @override
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         while self._block is None:
-            if not self._splits or self._round >= self._repeat:
+            if not self._splits or self._pass >= self._repeat:
                 return None
             if self._blocks is None:
                 self._blocks = self.blocks(self._splits[self._split], self._began)
@@ -133,7 +133,7 @@ class SplitReader(SourceReader, Generic[S]):
         if end <= start:
             return self._nothing
         self._cursor = int(block.cursors[end - 1])
-        self._round_has_rows = True
+        self._pass_has_rows = True
         self.metrics["rows"] += end - start
         if block.invalid is not None:
             self.metrics["invalid_lines"] += int(block.invalid[start:end].sum())
@@ -160,15 +160,15 @@ class SplitReader(SourceReader, Generic[S]):
         self._split += 1
         if self._split == len(self._splits):
             self._split = 0
-            self._round = self._round + 1 if self._round_has_rows else self._repeat
-            self._round_has_rows = False
+            self._pass = self._pass + 1 if self._pass_has_rows else self._repeat
+            self._pass_has_rows = False
 
     @override
     def position(self) -> JsonValue:
         return {
             "format": POSITION_FORMAT,
             "input": self._input,
-            "round": self._round,
+            "round": self._pass,
             "split": self._split,
             "cursor": self._cursor,
             "block": self._began,

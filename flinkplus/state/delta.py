@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from rocksdict import SstFileWriter
 
 from flinkplus.errors import StateError
-from flinkplus.protocol.snapshot.files import Kind, StateFile, digest_of
+from flinkplus.protocol.snapshot.files import FileKind, StateFile, digest_of
 from flinkplus.state.files import file_chunks
 from flinkplus.state.spool import Spool
 from flinkplus.state.store import FORMAT_KEY, FORMAT_VALUE, sst_options
@@ -52,10 +52,10 @@ def write_sst(chunks: Iterable[Chunk], path: Path) -> int:
             for keys, values in chunks:
                 _write_chunk(writer, keys, values)
                 entries += len(keys)
-                spool.drain()
+                spool.move_on()
                 give_way()
             writer.finish()
-            spool.drain()
+            spool.move_on()
         os.replace(temporary, path)
     except Exception as error:
         temporary.unlink(missing_ok=True)
@@ -76,21 +76,7 @@ def _write_chunk(writer: SstFileWriter, keys: list[bytes], values: list[bytes | 
             writer[key] = value
 
 
-def describe(path: Path, name: str, kind: Kind, entries: int, replaces: tuple[StateFile, ...] = ()) -> StateFile:
+def describe(path: Path, name: str, kind: FileKind, entries: int, replaces: tuple[StateFile, ...] = ()) -> StateFile:
     """The identity card of the file at ``path``."""
     size, checksum = digest_of(file_chunks(path))
     return StateFile(name, kind, entries, size, checksum, replaces)
-
-
-def chunked(entries: Iterator[tuple[bytes, bytes]], size: int = WRITE_CHUNK_ENTRIES) -> Iterator[Chunk]:
-    """Entries, one by one, as chunks for ``write_sst``."""
-    keys: list[bytes] = []
-    values: list[bytes | None] = []
-    for key, value in entries:
-        keys.append(key)
-        values.append(value)
-        if len(keys) == size:
-            yield keys, values
-            keys, values = [], []
-    if keys:
-        yield keys, values

@@ -4,7 +4,7 @@ rocksdict does: with a file on a disk, everybody in the process would wait when 
 it syncs it in the end, which may take a busy disk hundreds of milliseconds.
 
 Rules:
-- the library opens ``name`` and writes from the first byte to the last; whenever it rests, ``drain`` moves on what it
+- the library opens ``name`` and writes from the first byte to the last; whenever it rests, ``move_on`` moves what it
   has written, without the interpreter lock, so that there is never more in memory than was written between two calls;
 - where there is no such memory (Linux has it), ``name`` is the file itself.
 """
@@ -34,7 +34,7 @@ class Spool:
             if os.path.exists(name):
                 self.name = name
 
-    def drain(self) -> None:
+    def move_on(self) -> None:
         """Move on what was written."""
         if self._memory is None:
             return

@@ -34,7 +34,7 @@ import logging
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -339,11 +339,9 @@ class CheckpointStorage:
 
     # -- blobs and state files ------------------------------------------------------------------------------------
 
-    def put_blob(self, name: str, data: bytes, private: bool = False) -> None:
-        """Store ``data`` under ``name`` with its checksum, replacing what was there; ``private``: for this user only,
-        where the file system knows users.
-        """
-        self._files.write(f"blobs/{name}", sealed(BLOB_MAGIC, data), private=private)
+    def put_blob(self, name: str, data: bytes) -> None:
+        """Store ``data`` under ``name`` with its checksum, replacing what was there."""
+        self._files.write(f"blobs/{name}", sealed(BLOB_MAGIC, data))
 
     def get_blob(self, name: str) -> bytes:
         """What was stored under ``name``; ``CorruptCheckpoint`` when it is damaged or not there."""
@@ -351,7 +349,7 @@ class CheckpointStorage:
         return unsealed(BLOB_MAGIC, self._read_blob(full), self._files.describe(full))
 
     def put_signed(self, name: str, data: bytes, private: bool = False) -> None:
-        """As ``put_blob``, signed."""
+        """As ``put_blob``, signed; ``private``: for this user only, where the file system knows users."""
         full = f"blobs/{name}"
         self._files.write(full, self._signed(BLOB_MAGIC, full, data), private=private)
 
@@ -489,19 +487,19 @@ class CheckpointStorage:
                     found[number] = name
         return found
 
-    def latest_valid(self, verify_files: bool = True) -> tuple[int, Manifest, list[str]] | None:
+    def latest_valid(self) -> tuple[int, Manifest, list[str]] | None:
         """The newest checkpoint that can be restored: (checkpoint, manifest, why newer ones were skipped).
 
-        ``verify_files`` reads every state file and checks it; without it only presence and size are checked. None when
-        there is no checkpoint at all; ``CorruptCheckpoint`` when there are some and none is whole;
-        ``UntrustedCheckpoint`` when the newest that is not damaged is not signed as it should be.
+        Every state file is read and checked. None when there is no checkpoint at all; ``CorruptCheckpoint`` when there
+        are some and none is whole; ``UntrustedCheckpoint`` when the newest that is not damaged is not signed as it
+        should be.
         """
         skipped: list[str] = []
         for checkpoint in reversed(self.checkpoints()):
             try:
                 manifest = self.read_manifest(checkpoint)
                 for file in manifest.files:
-                    self._verify(file, verify_files)
+                    self._verify(file)
             except (CorruptCheckpoint, CorruptState) as error:
                 skipped.append(f"checkpoint {checkpoint}: {error}")
             else:
@@ -510,15 +508,14 @@ class CheckpointStorage:
             raise CorruptCheckpoint(f"no checkpoint in {self.uri!r} can be restored: " + "; ".join(skipped))
         return None
 
-    def _verify(self, file: StateFile, content: bool) -> None:
+    def _verify(self, file: StateFile) -> None:
         full = _stored(file.name)
         where = self._files.describe(full)
         try:
             size = self._files.size(full)
             if size != file.bytes:
                 raise CorruptState(f"state file {where} has {size} bytes instead of {file.bytes}")
-            if content:
-                file.check(self._files.chunks(full), where)
+            file.check(self._files.chunks(full), where)
         except FileNotFoundError as error:
             raise CorruptState(f"state file {where} is missing") from error
         except NoRegularFile as error:
@@ -618,14 +615,13 @@ class CheckpointStorage:
             )
         return frozenset().union(*(self._names_of(checkpoint) for checkpoint in listed))
 
-    def collect_garbage(self, keep_generation_from: int, complete: int = 0, live: Iterable[str] = ()) -> list[str]:
+    def collect_garbage(self, keep_generation_from: int, complete: int = 0) -> list[str]:
         """Remove state files that no manifest names, ``MOST_REMOVED`` at most; returns their names.
 
-        Kept besides those named: ``live`` names; files of generations after ``keep_generation_from`` (the running one);
-        files of the running generation that belong to checkpoints after ``complete`` (its newest complete checkpoint).
+        Kept besides those named: files of generations after ``keep_generation_from`` (the running one); files of the
+        running generation that belong to checkpoints after ``complete`` (its newest complete checkpoint).
         """
-        named = self._all_named().union(live)
-        removed = left_behind(self._state_files(), named, keep_generation_from, complete)[:MOST_REMOVED]
+        removed = left_behind(self._state_files(), self._all_named(), keep_generation_from, complete)[:MOST_REMOVED]
         for name in removed:
             self._files.delete(f"state/{name}")
         return removed

@@ -31,7 +31,7 @@ from itertools import islice
 from pathlib import Path
 
 from flinkplus.errors import StateError
-from flinkplus.protocol.snapshot.files import Kind, StateFile
+from flinkplus.protocol.snapshot.files import FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart
 from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
 from flinkplus.state.files import link_or_copy
@@ -233,7 +233,7 @@ class StateVersions:
     def _write(self, pending: PendingSnapshot) -> None:
         file = None
         if pending.parts:
-            kind: Kind = "base" if pending.full or not self._files else "delta"
+            kind: FileKind = "base" if pending.full or not self._files else "delta"
             file = self._new_file(self._part_chunks(pending.parts), pending.checkpoint, kind)
             self._ingest(self.local(file.name))
             for part in pending.parts:
@@ -259,10 +259,10 @@ class StateVersions:
         finally:
             link.unlink(missing_ok=True)
 
-    def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: Kind) -> StateFile:
+    def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: FileKind) -> StateFile:
         return self._describe(*self._write_file(chunks, checkpoint), kind)
 
-    def _describe(self, name: str, entries: int, kind: Kind, replaces: tuple[StateFile, ...] = ()) -> StateFile:
+    def _describe(self, name: str, entries: int, kind: FileKind, replaces: tuple[StateFile, ...] = ()) -> StateFile:
         path = self.local(name)
         try:
             return describe(path, name, kind, entries, replaces)

@@ -18,9 +18,10 @@ from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.in_flight import Logs
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from tests.diagrams.explore import Diagram, Move, Subject, content, names_of
-from tests.unit.protocol.subtask.test_replay import Folding
+from tests.unit.protocol.subtask.test_replay import INPUTS, Folding, Ports
 
 CHECKPOINTS = (CheckpointId(1), CheckpointId(2))
 SUBTASK = SubtaskId("count", 0)
@@ -215,21 +216,25 @@ class OneUnalignedCheckpoint(OneCheckpoint):
         return super().do(event)
 
 
+class _HaltingPorts(Ports):
+    def discard(self, checkpoint: CheckpointId) -> None:
+        return None
+
+
 class _Halting(Folding):
     """A real subtask in synchronous mode, with two inputs or as a source; it notes what its machine orders."""
 
     def __init__(self, inputs: tuple[ChannelId, ...]) -> None:
-        self._channels = inputs
         self.ordered: list[effects.BarrierEffect] = []
-        super().__init__(1, iter(range(1000)), stands_still=True)
-        self._is_source = not inputs
+        known = [(channel, producer) for channel, producer in INPUTS if channel in inputs]
+        super().__init__(1, iter(range(1000)), stands_still=True, inputs=known, ports=_HaltingPorts)
+        apply = self.checkpoints._apply
 
-    def add_inputs(self, saved: Any, inputs: Any) -> None:
-        super().add_inputs(saved, [known for known in inputs if known[0] in self._channels])
+        def noted(effect: effects.BarrierEffect) -> None:
+            self.ordered.append(effect)
+            apply(effect)
 
-    def _apply(self, effect: effects.BarrierEffect) -> None:
-        self.ordered.append(effect)
-        super()._apply(effect)
+        self.checkpoints._apply = noted  # type: ignore[method-assign]
 
     def work_off(self) -> list[effects.BarrierEffect]:
         """All steps that can be done are; returns what the machine has ordered."""
@@ -241,13 +246,10 @@ class _Halting(Folding):
     @property
     def halted(self) -> CheckpointId | None:
         """The checkpoint for whose end it stands still."""
-        return self._halted
+        return self.checkpoints.halted
 
     def key(self) -> Hashable:
-        return content(self._barriers), self._halted, self._complete
-
-    def _nothing(self, *_: Any) -> None:
-        return None
+        return content(self.checkpoints._machine), self.halted, self.checkpoints._complete
 
     def _read_next(self) -> None:  # type: ignore[override]
         """There is nothing to read yet."""
@@ -255,7 +257,14 @@ class _Halting(Folding):
     def _has_work(self) -> bool:
         return super()._has_work() and not (self._is_source and not self._triggers)
 
-    _take_snapshot = _persist = _discard = _acknowledge = _decline = _on_complete = _nothing
+    def take_snapshot(self, checkpoint: CheckpointId) -> None:
+        return None
+
+    def persist(self, checkpoint: CheckpointId, logs: Logs) -> None:
+        return None
+
+    def answer(self, checkpoint: CheckpointId, found: object) -> None:
+        return None
 
 
 class OneSynchronousCheckpoint(OneCheckpoint):
@@ -263,7 +272,7 @@ class OneSynchronousCheckpoint(OneCheckpoint):
 
     def __init__(self, watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> None:
         self._steps = _Halting(inputs)
-        super().__init__(self._steps._barriers, watched, inputs)
+        super().__init__(self._steps.checkpoints._machine, watched, inputs)
         self._complete: list[CheckpointId] = []
         self._history: list[Any] = []
 
@@ -300,15 +309,17 @@ class OneSynchronousCheckpoint(OneCheckpoint):
             case events.BarrierArrived(channel, checkpoint):
                 end = self._steps.inputs.channels[channel]
                 seq = Seq(end.cursor.consumed)
-                self._steps.receive(Message(Kind.BARRIER, channel, Generation(1), seq, checkpoint, None, 0), None)
+                self._steps.receive(
+                    Message(MessageKind.BARRIER, channel, Generation(1), seq, checkpoint, None, 0), None
+                )
             case events.CheckpointTriggered(checkpoint):
                 self._steps.trigger(checkpoint)
             case events.CheckpointAborted(checkpoint):
                 self._steps.abort(checkpoint)
             case events.SnapshotPersisted(checkpoint):
-                self._steps.persisted(checkpoint, START, "")
+                self._steps.checkpoints.persisted(checkpoint, START, "")
             case events.SnapshotFailed(checkpoint, reason):
-                self._steps.persisted(checkpoint, None, reason)
+                self._steps.checkpoints.persisted(checkpoint, None, reason)
             case CheckpointCompleted(checkpoint):
                 self._complete.append(checkpoint)
                 self._steps.complete(checkpoint)
@@ -382,7 +393,7 @@ ALGORITHMS = (
     ),
     Algorithm(
         "Synchronous",
-        "flinkplus/protocol/subtask/snapshots.py",
+        "flinkplus/protocol/subtask/checkpoints.py",
         "Aligned, and then nothing at all is taken until the checkpoint is complete or aborted.",
         _synchronous,
         stands_still=True,

@@ -9,8 +9,9 @@ from typing import Any
 
 from chain_backup.failover import effects as chain_effects
 from chain_backup.failover import events as chain_events
-from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.config import FailoverConfig
+from chain_backup.failover.machine import FailoverProtocol
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.job.job import JobProtocol
@@ -83,7 +84,7 @@ class _Checkpoint(Timed):
     def __init__(self, watched: CheckpointId) -> None:
         super().__init__(
             {"CheckpointRequested": 2, "CheckpointsAbandoned": 1, "JobInterrupted": 1},
-            (2, {"TimeAdvanced", "SnapshotDeclined", "ManifestFailed", "CommitFailed", "SubtasksReplaced"}),
+            (2, {"TimeAdvanced", "CheckpointDeclined", "ManifestFailed", "CommitFailed", "SubtasksReplaced"}),
         )
         config = CheckpointConfig(interval_ms=None, max_concurrent=2, retained=1, commit_attempts=2)
         self.machine = CheckpointCoordinator(config, ONE)
@@ -92,8 +93,8 @@ class _Checkpoint(Timed):
         self._pending: dict[CheckpointId, list[SubtaskId]] = {}  # -> who has yet to answer
         self._storing: list[CheckpointId] = []
         self._committing: list[CheckpointId] = []
-        self._running = self._drained = False
-        self.tell(events.JobRunning((COUNT, LINES), (LINES,), Generation(1)))
+        self._running = self._quiesced = False
+        self.tell(events.SubtasksStarted((COUNT, LINES), (LINES,), Generation(1)))
         self._running = True
 
     @property
@@ -114,7 +115,7 @@ class _Checkpoint(Timed):
             yield Move(f"output {self._of(checkpoint)} committed", events.OutputCommitted(checkpoint))
             if self.may("CommitFailed"):
                 yield Move(f"commit {self._of(checkpoint)} failed", events.CommitFailed(checkpoint, "reason"))
-        if self._drained and self.may("CheckpointsAbandoned"):
+        if self._quiesced and self.may("CheckpointsAbandoned"):
             yield Move("job goes back to the start", events.CheckpointsAbandoned(None))
 
     def _while_running(self) -> Iterable[Move]:
@@ -123,10 +124,10 @@ class _Checkpoint(Timed):
         for checkpoint, missing in self._pending.items():
             for subtask in missing[:1]:
                 which = "last" if len(missing) == 1 else "first"
-                acknowledged = events.SnapshotAcknowledged(checkpoint, subtask, Generation(1), "handle")
+                acknowledged = events.CheckpointAcknowledged(checkpoint, subtask, Generation(1), "handle")
                 yield Move(f"{which} acknowledgement {self._of(checkpoint)}", acknowledged)
-                if self.may("SnapshotDeclined"):
-                    declined = events.SnapshotDeclined(checkpoint, subtask, Generation(1), "reason")
+                if self.may("CheckpointDeclined"):
+                    declined = events.CheckpointDeclined(checkpoint, subtask, Generation(1), "reason")
                     yield Move(f"snapshot {self._of(checkpoint)} declined", declined)
         if self.may("SubtasksReplaced"):
             yield Move("source replaced by its standby", events.SubtasksReplaced(((LINES, CheckpointId(0)),)))
@@ -141,7 +142,7 @@ class _Checkpoint(Timed):
 
     def do(self, event: Any) -> list[str]:
         match event:
-            case events.SnapshotAcknowledged(checkpoint, subtask):
+            case events.CheckpointAcknowledged(checkpoint, subtask):
                 self._pending[checkpoint].remove(subtask)
             case events.ManifestStored(checkpoint) | events.ManifestFailed(checkpoint):
                 self._storing.remove(checkpoint)
@@ -159,12 +160,12 @@ class _Checkpoint(Timed):
                         missing.append(LINES)
         found = self.tell(event)
         if isinstance(event, events.JobInterrupted):
-            found += self.tell(events.DrainRequested())
+            found += self.tell(events.QuiesceRequested())
         return names_of(effect for effect in found if self._concerns(effect))
 
     def _concerns(self, effect: effects.CheckpointingEffect) -> bool:
-        if isinstance(effect, effects.CommitsDrained):
-            self._drained = True
+        if isinstance(effect, events.CommitsQuiesced):
+            self._quiesced = True
             return False
         if isinstance(effect, effects.RecordCheckpoint | effects.SweepState):
             return False
@@ -186,7 +187,7 @@ class _Checkpoint(Timed):
                 self._state = "triggered"
             case effects.StoreManifest():
                 self._state = "storing"
-            case effects.NotifyComplete():
+            case effects.CompleteCheckpoint():
                 self._state = "complete"
                 self._pending.pop(checkpoint)
             case effects.AbortCheckpoint():
@@ -228,13 +229,13 @@ class _Job(Timed):
                 "SlotRegistered": 3,
                 "CheckpointCompleted": 1,
                 "TimeAdvanced": 1,
-                "RestoreFailed": 1,
+                "CheckpointRestoreFailed": 1,
                 "RetractionFailed": 1,
             },
             (
                 2,
                 {
-                    *("SlotLost", "SlotLeft", "SubtaskFailed", "LocalFailoverRefused", "FailoverStarted"),
+                    *("SlotLost", "SlotLeft", "SubtaskFailed", "FailoverFellBack", "FailureTakenOn"),
                     *("FinalAbandoned", "CommitAbandoned", "CancelRequested"),
                 },
             ),
@@ -255,16 +256,16 @@ class _Job(Timed):
         for slot in (0, 1):
             yield from self._moves_of(slot, state, generation)
         if state in (JobState.DEPLOYING, JobState.RUNNING) and self.may("SubtaskFailed"):
-            yield Move("subtask failed", events.SubtaskFailed(generation, COUNT, "reason", None))
+            yield Move("subtask failed", events.SubtaskFailed(COUNT, generation, "reason"))
         restore = self.machine.restore_from
-        if state is JobState.DEPLOYING and restore is not None and self.may("RestoreFailed"):
-            yield Move("checkpoint is corrupt", events.RestoreFailed(generation, restore, "reason"))
+        if state is JobState.DEPLOYING and restore is not None and self.may("CheckpointRestoreFailed"):
+            yield Move("checkpoint is corrupt", events.CheckpointRestoreFailed(generation, restore, "reason"))
         if state is JobState.RUNNING:
             yield from self._while_running(generation)
-        if "drain" in self._asked:
-            yield Move("output drained", events.OutputDrained())
+        if "quiesce" in self._asked:
+            yield Move("commits quiesced", events.CommitsQuiesced())
             if self.may("CommitAbandoned"):
-                yield Move("commit abandoned", events.CommitAbandoned("reason"))
+                yield Move("commit abandoned", events.CommitAbandoned(ONE, "reason"))
         if "retract" in self._asked:
             yield Move("output retracted", events.OutputRetracted(restore))
             if self.may("RetractionFailed"):
@@ -292,29 +293,29 @@ class _Job(Timed):
         if self.may("CheckpointCompleted"):
             yield Move("checkpoint completed", events.CheckpointCompleted(ONE))
         if self.may("FinalAbandoned"):
-            yield Move("no last checkpoint", events.FinalAbandoned(generation, "reason"))
+            yield Move("no last checkpoint", events.FinalAbandoned(ONE, generation, "reason"))
         if self.may("FinalCommitted"):
-            yield Move("final committed", events.FinalCommitted())
-        if self.may("LocalFailoverRefused"):
-            refused = events.LocalFailoverRefused("slot", (COUNT,), "reason", None, counted=False)
-            yield Move("local failover refused", refused)
-        if self.may("FailoverStarted"):
-            yield Move("failover started", events.FailoverStarted("exception", generation, False, "reason", None))
+            yield Move("final committed", events.FinalCommitted(ONE))
+        if self.may("FailoverFellBack"):
+            fell_back = events.FailoverFellBack("slot", (COUNT,), "reason", None, counted=False)
+            yield Move("failover fell back", fell_back)
+        if self.may("FailureTakenOn"):
+            yield Move("failure taken on", events.FailureTakenOn("exception", generation, False, "reason", None))
 
     def do(self, event: Any) -> list[str]:
         if isinstance(event, events.SlotRegistered):
             self._incarnations[event.slot] = event.incarnation
-        if isinstance(event, events.OutputDrained | events.CommitAbandoned | events.FinalCommitted):
-            self._asked.pop("drain", None)
+        if isinstance(event, events.CommitsQuiesced | events.CommitAbandoned | events.FinalCommitted):
+            self._asked.pop("quiesce", None)
         if isinstance(event, events.OutputRetracted | events.RetractionFailed):
             self._asked.pop("retract", None)
         found = self.tell(event)
         for effect in found:
-            if isinstance(effect, effects.DrainCommits):
-                self._asked["drain"] = True
+            if isinstance(effect, events.QuiesceRequested):
+                self._asked["quiesce"] = True
             if isinstance(effect, effects.RetractOutputAfter):
                 self._asked["retract"] = True
-        return names_of(effect for effect in found if not isinstance(effect, effects.RecoveryPhase))
+        return names_of(effect for effect in found if not isinstance(effect, effects.RecordRollbackPhase))
 
 
 JOB = Diagram(
@@ -349,7 +350,7 @@ class _Failover(Timed):
     def __init__(self, slots: int, failures: int, returned: bool) -> None:
         super().__init__(
             {"SlotJoined": 2 if returned else 0, "CheckpointCompleted": 2 if returned else 0},
-            (failures, {"SlotLost", "SubtaskFailed", "RecordsRefused", "PromotionFailed", "TimeAdvanced"}),
+            (failures, {"SlotLost", "SubtaskFailed", "RecordsRefused", "StandbyPromotionFailed", "TimeAdvanced"}),
         )
         self.machine = FailoverProtocol(TOPOLOGY, slots, FailoverConfig(replicas=slots))
         self._alive = [True] * slots
@@ -358,7 +359,7 @@ class _Failover(Timed):
         hosts = tuple((slot, f"host{slot}") for slot in range(slots))
         self.tell(chain_events.JobStarted(Generation(1), 0, (), hosts))
         if returned:
-            self.do(chain_events.SlotLost(0, "reason"))
+            self.do(chain_events.SlotLost(0, 1, "reason"))
             while self._owed:
                 self.do(self._owed[0])
             self.do(chain_events.SlotJoined(0, "host0"))
@@ -366,16 +367,15 @@ class _Failover(Timed):
 
     @property
     def state(self) -> str:
-        machine = self.machine
-        attempt = machine._attempt
-        if not machine._running:
+        attempts = self.machine._attempts
+        attempt = attempts._attempt
+        if not self.machine._running:
             return "rolled back"
         if attempt is None:
-            return "promoting" if machine._promotions else "at rest"
-        if machine._promotions:
+            return "promoting" if attempts._promotions else "at rest"
+        if attempts._promotions:
             return "promoting, another attempt"
-        handover = machine._failover is not None and machine._failover.kind == "handover"
-        if handover:
+        if attempts.kind == "handover":
             return "handover, fencing" if attempt.written else "handover, may be called off"
         if attempt.written:
             return "fencing"
@@ -392,13 +392,13 @@ class _Failover(Timed):
             yield Move(self._name(answer), answer)
             if isinstance(answer, chain_events.RecordsWritten) and self.may("RecordsRefused"):
                 yield Move("ZooKeeper refuses", chain_events.RecordsRefused(answer.attempt, "reason"))
-            if isinstance(answer, chain_events.StandbysPromoted) and self.may("PromotionFailed"):
-                subtask = self.machine._promotions[answer.attempt, answer.slot].subtasks[0]
-                failed = chain_events.PromotionFailed(answer.attempt, answer.slot, subtask, "reason")
+            if isinstance(answer, chain_events.StandbysPromoted) and self.may("StandbyPromotionFailed"):
+                subtask = self.machine._attempts._promotions[answer.attempt, answer.slot].subtasks[0]
+                failed = chain_events.StandbyPromotionFailed(answer.attempt, answer.slot, subtask, "reason")
                 yield Move("promotion failed", failed)
         if self.may("SlotLost"):
             for slot in self._living():
-                yield Move("slot lost", chain_events.SlotLost(slot, "reason"))
+                yield Move("slot lost", chain_events.SlotLost(slot, 1, "reason"))
         if self.may("SlotJoined"):
             for slot in [slot for slot, alive in enumerate(self._alive) if not alive]:
                 yield Move("slot joined", chain_events.SlotJoined(slot, f"host{slot}"))
@@ -408,7 +408,7 @@ class _Failover(Timed):
                 yield Move("subtask failed", threw)
                 yield Move("subtask repeats other things", replace(threw, deterministic=False))
         if self.may("CheckpointCompleted") and not self.machine.active:
-            yield Move("checkpoint completed", chain_events.CheckpointCompleted(self._version + 1))
+            yield Move("checkpoint completed", chain_events.CheckpointCompleted(CheckpointId(self._version + 1)))
 
     def _living(self) -> list[int]:
         return [slot for slot, alive in enumerate(self._alive) if alive]
@@ -427,7 +427,7 @@ class _Failover(Timed):
         match event:
             case chain_events.RecordsRefused(attempt):
                 self._owed.remove(chain_events.RecordsWritten(attempt))
-            case chain_events.PromotionFailed(attempt, slot):
+            case chain_events.StandbyPromotionFailed(attempt, slot):
                 self._owed.remove(chain_events.StandbysPromoted(attempt, slot))
             case chain_events.SlotLost(slot):
                 self._alive[slot] = False
@@ -444,7 +444,7 @@ class _Failover(Timed):
         self._version = version
         for subtask in TOPOLOGY.subtasks:
             generation = self.machine.generations[subtask]
-            cursors = Cursors({}, {})
+            cursors = VersionCursors({}, {})
             self.tell(chain_events.HeadPersisted(subtask, generation, version, cursors))
             for slot in self.machine.chains[subtask][1:]:
                 self.tell(chain_events.VersionStaged(subtask, slot, generation, version))
@@ -453,7 +453,7 @@ class _Failover(Timed):
         ordered: list[chain_effects.FailoverEffect] = []
         for effect in found:
             match effect:
-                case chain_effects.WriteRecords(None) | chain_effects.FailoverPhase() | chain_effects.TrimLogs():
+                case chain_effects.WriteRecords(None) | chain_effects.RecordFailoverPhase() | chain_effects.TrimLogs():
                     continue
                 case chain_effects.WriteRecords(int() as attempt):
                     self._owed.append(chain_events.RecordsWritten(attempt))
@@ -461,7 +461,7 @@ class _Failover(Timed):
                     self._owed += [chain_events.SlotFenced(attempt, slot, ()) for slot in slots]
                 case chain_effects.PromoteStandbys(attempt, _, slot):
                     self._owed.append(chain_events.StandbysPromoted(attempt, slot))
-                case chain_effects.EvictSlot(slot):
+                case effects.EvictSlot(slot):
                     self._alive[slot] = False
             ordered.append(effect)
         self._owed = [answer for answer in self._owed if self._counts(answer)]
@@ -469,13 +469,13 @@ class _Failover(Timed):
 
     def _counts(self, answer: Any) -> bool:
         """Whether the machine waits for this; what it does not wait for has no effect, which tests show."""
-        attempt = self.machine._attempt
+        attempt = self.machine._attempts._attempt
         match answer:
             case chain_events.RecordsWritten(number):
                 return attempt is not None and attempt.number == number and not attempt.written
             case chain_events.SlotFenced(number, slot):
                 return attempt is not None and attempt.number == number and slot in attempt.awaited
-        return (answer.attempt, answer.slot) in self.machine._promotions
+        return (answer.attempt, answer.slot) in self.machine._attempts._promotions
 
 
 FAILOVER = Diagram(

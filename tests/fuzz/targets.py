@@ -36,14 +36,21 @@ from flinkplus.errors import (
     PeerRefused,
     UntrustedCheckpoint,
 )
-from flinkplus.protocol.determinants.determinants import Choice, decode_runs, encode_ancestor, encode_run, pack, unpack
+from flinkplus.protocol.determinants.determinants import (
+    Choice,
+    decode_spans,
+    encode_ancestor,
+    encode_span,
+    pack,
+    unpack,
+)
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_channel, parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
-from flinkplus.runtime.coordinator.commands.operations import Inject, Status
+from flinkplus.runtime.coordinator.commands.operations import InjectCommand, StatusCommand
 from flinkplus.runtime.liveness.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
 from flinkplus.runtime.liveness.pulse_process import datagram
 from flinkplus.runtime.operations.access_file import parse_access, parse_whereabouts
@@ -53,7 +60,7 @@ from flinkplus.runtime.transport.auth.handshake import Connecting, Listening, pa
 from flinkplus.runtime.transport.tcp.connections import Connection
 from flinkplus.runtime.transport.wire import wire
 from flinkplus.runtime.transport.wire.frames import framed
-from flinkplus.runtime.transport.wire.wire import Kind, Message
+from flinkplus.runtime.transport.wire.wire import Message, MessageKind
 from flinkplus.sinks.spark_log import parse_logged
 from flinkplus.state.seals import SigningKey, checked, signed
 from flinkplus.state.storage import JOB_FILE, JOB_FORMAT, JOB_MAGIC, MANIFEST_MAGIC, CheckpointStorage
@@ -100,23 +107,27 @@ def _batches() -> list[pa.RecordBatch]:
 @cache
 def _wire_seeds() -> tuple[bytes, ...]:
     channel = ChannelId(1, 2, 3)
-    determinants = encode_run(7, [pack(Choice.INPUT, at) for at in range(4)])
+    determinants = encode_span(7, [pack(Choice.INPUT, at) for at in range(4)])
     found: list[Any] = []
     for seq, batch in enumerate(_batches()):
         payload = wire.encode_records(batch)
-        message = Message(Kind.RECORDS, channel, Generation(4), Seq(seq), CheckpointId(2), determinants=determinants)
+        message = Message(
+            MessageKind.RECORDS, channel, Generation(4), Seq(seq), CheckpointId(2), determinants=determinants
+        )
         found.append(wire.encode(message, payload))
-    for kind in Kind:
+    for kind in MessageKind:
         if kind not in wire.WITH_PAYLOAD:
             found.append(wire.encode(Message(kind, channel, Generation(4), Seq(9), CheckpointId(2))))
-    found.append(wire.encode(Message(Kind.WATERMARK, channel, Generation(4), Seq(9), CheckpointId(2), watermark_ms=17)))
+    found.append(
+        wire.encode(Message(MessageKind.WATERMARK, channel, Generation(4), Seq(9), CheckpointId(2), watermark_ms=17))
+    )
     every = [b"".join(bytes(part) for part in parts) for parts in found]
     return (*every, b"".join(every))
 
 
 def _decode_messages(data: bytes) -> object:
     for message, payload in wire.decode_frame(data):
-        if message.kind is Kind.RECORDS:
+        if message.kind is MessageKind.RECORDS:
             try:
                 wire.decode_records(payload)
             except PeerProtocolError as error:
@@ -140,15 +151,15 @@ def _determinant_seeds() -> tuple[bytes, ...]:
     small = [pack(Choice.READ, 3)] * 4
     many = [pack(Choice.CLOCK, at * 1000) for at in range(100)]
     return (
-        encode_run(0, []),
-        encode_run(70_000, small),
-        encode_run(1 << 40, many),
-        encode_run(5, small) + encode_ancestor(3 << 16 | 2, 9, many) + encode_ancestor(1, 1 << 33, small),
+        encode_span(0, []),
+        encode_span(70_000, small),
+        encode_span(1 << 40, many),
+        encode_span(5, small) + encode_ancestor(3 << 16 | 2, 9, many) + encode_ancestor(1, 1 << 33, small),
     )
 
 
 def _decode_determinants(data: bytes) -> object:
-    (_, own), others = decode_runs(data)
+    (_, own), others = decode_spans(data)
     return [unpack(one) for run in (own, *(run for _, _, run in others)) for one in run[:10]]
 
 
@@ -330,7 +341,7 @@ def _decode_control(data: bytes) -> object:
     if isinstance(message, control.Fenced):
         for name, runs in message.determinants.items():
             parse_subtask(name)
-            control.runs_from_json(runs)
+            control.spans_from_json(runs)
         for name, found in message.digests.items():
             parse_channel(name)
             control.digests_from_json(found)
@@ -359,14 +370,14 @@ def _assert_names(message: Any) -> None:
 @cache
 def _commands() -> Commands:
     known = Commands()
-    known.add(Inject, lambda _request: {})
-    known.add(Status, lambda _request: {})
+    known.add(InjectCommand, lambda _request: {})
+    known.add(StatusCommand, lambda _request: {})
     return known
 
 
 def _command_seeds() -> tuple[bytes, ...]:
-    full = Inject("cut", "count:1", 2.5, 1.0, 0.1, ["driver", "slot-1"])
-    return tuple(encode_request(request) for request in (Inject("kill", "slot-1"), full, Status()))
+    full = InjectCommand("cut", "count:1", 2.5, 1.0, 0.1, ["driver", "slot-1"])
+    return tuple(encode_request(request) for request in (InjectCommand("kill", "slot-1"), full, StatusCommand()))
 
 
 def _decode_reply(data: bytes) -> object:
@@ -396,12 +407,12 @@ def _decode_access(data: bytes) -> object:
 def _frame_seeds() -> tuple[bytes, ...]:
     topic = frames.Topic("count[1]", 2, 3, 4)
     return (
-        frames.encode(frames.Kind.OFFER, 1, 0, topic, {"base": 2, "lacks": ["1-2-3.sst"]}, b'{"format": 1}'),
-        frames.encode(frames.Kind.WANT, 1, 1, topic, {"files": [["1-2-3.sst", 0]], "round": 1}),
-        frames.encode(frames.Kind.CHUNK, 1, 2, topic, {"name": "1-2-3.sst", "offset": 0, "round": 1}, b"x" * 300),
-        frames.encode(frames.Kind.ACK, 1, 3, topic, {"round": 1}),
-        frames.encode(frames.Kind.FAILED, 1, 3, topic, {"reason": "no"}),
-        frames.encode(frames.Kind.PROBE, 1, 4, frames.NO_TOPIC),
+        frames.encode(frames.FrameKind.OFFER, 1, 0, topic, {"base": 2, "lacks": ["1-2-3.sst"]}, b'{"format": 1}'),
+        frames.encode(frames.FrameKind.WANT, 1, 1, topic, {"files": [["1-2-3.sst", 0]], "asked": 1}),
+        frames.encode(frames.FrameKind.CHUNK, 1, 2, topic, {"name": "1-2-3.sst", "offset": 0, "asked": 1}, b"x" * 300),
+        frames.encode(frames.FrameKind.ACK, 1, 3, topic, {"asked": 1}),
+        frames.encode(frames.FrameKind.FAILED, 1, 3, topic, {"reason": "no"}),
+        frames.encode(frames.FrameKind.PROBE, 1, 4, frames.NO_TOPIC),
     )
 
 
@@ -411,11 +422,11 @@ def _decode_replication(data: bytes) -> object:
         names.assert_subtask(frame.topic.subtask)
     found: list[Any] = []
     match frame.kind:
-        case frames.Kind.OFFER:
+        case frames.FrameKind.OFFER:
             found = frame.fields["lacks"]
-        case frames.Kind.WANT:
+        case frames.FrameKind.WANT:
             found = [name for name, _ in frame.fields["files"]]
-        case frames.Kind.CHUNK:
+        case frames.FrameKind.CHUNK:
             found = [frame.fields["name"]]
     for name in found:
         names.assert_inside(name)

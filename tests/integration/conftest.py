@@ -29,6 +29,9 @@ THREADS = 6
 PATIENCE_S = 150.0
 """How long a test waits for what is to come: only one that fails waits so long, however busy the machine is."""
 
+HANG_TIMEOUT_S = "3"
+"""Of jobs that do not set it: on a busy machine a healthy process may not run for longer than the default, 0.4 s."""
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
@@ -39,6 +42,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
         .config("spark.log.level", "OFF")
+        .config("spark.flinkplus.hangTimeout", HANG_TIMEOUT_S)
         .getOrCreate()
     )
     yield session

@@ -176,6 +176,7 @@ from flinkplus import StreamEnvironment
 
 def session(master, **conf):
     builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.log.level", "OFF")
+    builder = builder.config("spark.flinkplus.hangTimeout", "3")  # a busy machine may not run a process for 0.4 s
     if master:
         builder = builder.master(master)
     for key, value in conf.items():

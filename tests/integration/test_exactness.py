@@ -14,8 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
-from experiments.exactness.run import PATIENCE_S, Runner
-from experiments.exactness.settings import Settings
+from experiments.exactness import experiment
+from experiments.exactness.experiment import PATIENCE_S, Settings
+from experiments.harness.running import Context
 
 pytestmark = pytest.mark.integration
 HANGS_S = 15.0
@@ -32,8 +33,7 @@ def zookeeper() -> Iterator[str]:
 def outcomes(
     spark: SparkSession, zookeeper: str, path: Path, settings: Settings, patience_s: float = PATIENCE_S
 ) -> Iterator[dict[str, Any]]:
-    runner = Runner(spark, settings, path, lambda case: None, zookeeper, patience_s=patience_s)
-    return runner.outcomes(settings.cases())
+    return experiment.outcomes(Context(spark, settings, path), settings.cases(), zookeeper, patience_s)
 
 
 def test_every_row_is_exact(spark: SparkSession, zookeeper: str, tmp_path: Path) -> None:

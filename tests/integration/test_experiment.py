@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from experiments.overhead import runs as overhead
-from experiments.overhead.runs import OverheadSettings
-from experiments.recovery import settings as settings_module
-from experiments.recovery.runner import Runner
-from experiments.recovery.settings import Settings
-from experiments.scaling import runs as scaling
-from experiments.scaling.costs import Costs
-from experiments.scaling.runs import ScalingSettings
+from experiments import overhead
+from experiments.harness import running
+from experiments.harness.running import Context
+from experiments.overhead import OverheadSettings
+from experiments.recovery import experiment as recovery
+from experiments.recovery.experiment import Settings
+from experiments.scaling import experiment as scaling
+from experiments.scaling.experiment import ScalingSettings
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 from tests.integration.conftest import wait_until
 from tests.integration.programs import cli, program
 from tests.typed import Command
@@ -31,19 +31,17 @@ pytestmark = pytest.mark.integration
 def test_a_rollback_is_measured(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
-    monkeypatch.setattr(settings_module, "AFTER_S", 3.0)
+    monkeypatch.setattr(recovery, "AFTER_S", 3.0)
     settings = Settings(
         parallelism=(2,), recovery=("rollback",), failure=(failure,), runs=1, rate=5_000, interval=0.3, warm_up=False
     )
-    begun: list[object] = []
-    (outcome,) = Runner(spark, settings, tmp_path, begun.append).outcomes()
-    run = outcome.figures
+    context = Context(spark, settings, tmp_path, recovery.EXPERIMENT.more(settings))
+    (run,) = recovery.runs(context)
     assert run["error"] is None and run["exact"] is True, run
-    assert begun == settings.cases()
     assert (run["parallelism"], run["recovery"], run["failure"], run["fallback"]) == (2, "rollback", failure, None)
     assert run["words"] == settings.words(0)
     assert run["slot_restarts"] == (1 if failure == "sigkill" else 0)
-    phases = [run[f"{phase}_ms"] for phase in ("detect", "fence", "promote", "restore", "replay")]
+    phases = [run[f"{phase}_ms"] for phase in DURATIONS]
     assert all(phase >= 0 for phase in phases)
     assert sum(phases) == pytest.approx(run["recovery_ms"], abs=1)
     assert 1 < run["recovery_ms"] < 20_000
@@ -53,16 +51,19 @@ def test_a_rollback_is_measured(
     assert run["usage"]["total"]["cpu_s"] > 0 and {"driver", "slot 0", "slot 1", "spark"} <= set(
         run["usage"]["processes"]
     )
-    assert outcome.timeline is not None and len(outcome.timeline["rows_per_s"]) == 2
+    (timeline,) = context.content["timelines"]
+    assert len(timeline["rows_per_s"]) == 2
     assert [path.name for path in tmp_path.iterdir()] == [f"zipf-{settings.words(0)}.txt"], "what a run made is gone"
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_throughput_with_and_without_checkpoints(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overhead, "SETTLE_S", 0.5)
+def test_throughput_with_and_without_checkpoints(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "SETTLE_S", 0.5)
     settings = OverheadSettings(intervals=(0.2,), rounds=1, seconds=1.5)
-    none, *others = overhead.run_all(spark, settings, threading.Event())
+    none, *others = overhead.runs(Context(spark, settings, tmp_path))
     assert none["variant"] == "none" and none["checkpoints"] == 0 and none["duration_ms"] is None
     assert [run["mode"] for run in others] == ["aligned", "unaligned", "synchronous"]
     for run in (none, *others):
@@ -72,19 +73,27 @@ def test_throughput_with_and_without_checkpoints(spark: SparkSession, monkeypatc
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_running_time_measured_and_simulated(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_time_measured_and_simulated(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scaling, "COSTS_AT", (1, 2))
     monkeypatch.setattr(scaling, "JOBS_OF_ONE_ROW", 1)
     settings = ScalingSettings(parallelism=(1, 4), measured=1, interval=0.2, repeat=1, rounds=1, costs_seconds=0.5)
-    found = list(scaling.run_all(spark, settings, threading.Event()))
-    measured = [run for run in found if isinstance(run, dict) and not run["simulated"]]
+    context = Context(spark, settings, tmp_path)
+    found = list(scaling.runs(context))
+    measured = [run for run in found if run is not None and not run["simulated"]]
     assert [(run["parallelism"], run["variant"]) for run in measured] == [(1, "none"), (1, "aligned, 0.2 s")]
     assert measured[0]["checkpoints"] == 1 < measured[1]["checkpoints"]
     assert all(run["seconds"] > 0 and run["recoveries"] == 0 for run in measured)
-    (costs,) = [one for one in found if isinstance(one, Costs)]
-    assert [vertex.name for vertex in costs.vertices] == ["lines+tokenize", "words+bits", "again+lower", "last+out"]
-    assert costs.crowded >= 1 and 0 < costs.job_s < measured[0]["seconds"]
-    simulated = [run for run in found if isinstance(run, dict) and run["simulated"]]
+    costs = context.content["costs"]
+    assert [vertex["name"] for vertex in costs["vertices"]] == [
+        "lines+tokenize",
+        "words+bits",
+        "again+lower",
+        "last+out",
+    ]
+    assert costs["crowded"] >= 1 and 0 < costs["job_s"] < measured[0]["seconds"]
+    simulated = [run for run in found if run is not None and run["simulated"]]
     assert [(run["parallelism"], run["as_this_machine"]) for run in simulated[::2]] == [
         (1, False),
         (1, False),

@@ -22,7 +22,7 @@ from flinkplus.api.stream import Stream
 from flinkplus.errors import JobFailed, UserFunctionError
 from flinkplus.runtime.coordinator.dispatch import registry
 from flinkplus.runtime.slot.process.slot import Slot
-from flinkplus.runtime.transport.wire.wire import Kind, decode_frame, encode
+from flinkplus.runtime.transport.wire.wire import MessageKind, decode_frame, encode
 from tests.integration.conftest import PATIENCE_S, this_slot
 from tests.integration.failover_jobs import NO_CHECKPOINTS, Victim, word
 from tests.integration.test_failover import assert_local, assert_rolled_back
@@ -463,7 +463,7 @@ def test_deltas_torn_in_transit(spark: SparkSession, tmp_path: Path) -> None:
 
         def badly(peer: int, buffers: list[Any]) -> None:
             (message, payload), *_ = decode_frame(b"".join(buffers))
-            assert message.kind is Kind.REPLICA
+            assert message.kind is MessageKind.REPLICA
             frame, fault = bytearray(payload), chance.choice([*counts, *["none"] * 60])
             if fault == "cut":
                 del frame[chance.randrange(1, len(frame)) :]

@@ -34,12 +34,12 @@ from chain_backup.zookeeper.errors import (
 )
 from chain_backup.zookeeper.records import (
     ChainRecord,
-    RegistryBack,
     RegistryLost,
     RegistryMoved,
-    SessionBack,
+    RegistryReconnected,
     SessionExpired,
     SessionOpened,
+    SessionReconnected,
     SessionSuspended,
     SlotNodeGone,
     SlotNodeSeen,
@@ -400,7 +400,7 @@ def test_a_coordinator_whose_session_expired_takes_its_place_again(bench: Bench)
     bench.slot(0)
     until(bench.events, [SlotNodeSeen(0, slot_record(0))])
     expire(registry, bench.hosts)
-    wait_until(lambda: RegistryBack() in bench.events, "the coordinator's return")
+    wait_until(lambda: RegistryReconnected() in bench.events, "the coordinator's return")
     assert bench.raw().exists(bench.path("coordinator")).ephemeralOwner == registry.session
     registry.write(chains(2))
     assert registry.read() == by_subtask(chains(2))
@@ -528,8 +528,8 @@ def test_an_outage_in_mid_job_longer_than_the_sessions(own_server: EmbeddedZooKe
         writing = pool.submit(registry.write, chains(3), 20)
         own_server.restart()
         writing.result(timeout=60)
-    until(slot, [SessionOpened(), SessionSuspended(), SessionBack()])
-    until(bench.events, [SlotNodeSeen(0, slot_record(0)), RegistryLost("connection lost"), RegistryBack()])
+    until(slot, [SessionOpened(), SessionSuspended(), SessionReconnected()])
+    until(bench.events, [SlotNodeSeen(0, slot_record(0)), RegistryLost("connection lost"), RegistryReconnected()])
     assert registry.read() == by_subtask(chains(3))
     assert registry.session == owner
 
@@ -559,7 +559,7 @@ def test_a_connection_that_is_never_answered_does_not_cost_the_session(bench: Be
     until(bench.events, [SlotNodeSeen(0, slot_record(0))])
     proxy.ignored = 1
     proxy.cut()
-    until(slot, [SessionOpened(), SessionSuspended(), SessionBack()])
+    until(slot, [SessionOpened(), SessionSuspended(), SessionReconnected()])
     assert bench.events == [SlotNodeSeen(0, slot_record(0))] and proxy.ignored == 0
 
 
@@ -693,7 +693,7 @@ def test_a_job_whose_servers_port_is_taken_goes_on_with_its_sessions(
         wait_until(lambda: RegistryMoved(registry.hosts()) in told, "the news")
         assert registry.hosts() != before
         session.move_to(registry.hosts())  # as the slot does
-        wait_until(lambda: session_events[-1] == SessionBack(), "the session is as it was")
+        wait_until(lambda: session_events[-1] == SessionReconnected(), "the session is as it was")
         assert not [event for event in told if isinstance(event, SlotNodeGone)] and given_up == []
         assert registry.server_restarts == 1
     assert servers(others) == []
@@ -733,7 +733,7 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
             ):
                 registry.write([record_of(2, 1, 0)], urgent=True)
             assert time.monotonic() - began_s < URGENT_TIMEOUT_S, "a rollback waits for it"
-        wait_until(lambda: told[-1] == RegistryBack(), "the server is back")
+        wait_until(lambda: told[-1] == RegistryReconnected(), "the server is back")
         registry.write([record_of(2, 1, 0)], urgent=True)
         assert RegistryLost("its server is down: ZooKeeperStartError: no memory") in told
         (server,) = servers(others)
@@ -766,7 +766,7 @@ def test_a_server_that_hangs_is_started_again_and_a_failover_waits_for_it(
             registry.write([record_of(2, 1, 0)], urgent=True)
             wait_until(lambda: registry.server_restarts >= 1, "it is counted")
             assert not server.is_running()
-            wait_until(lambda: session_events[-1] == SessionBack(), "the session is as it was")
+            wait_until(lambda: session_events[-1] == SessionReconnected(), "the session is as it was")
             assert not [event for event in told if isinstance(event, SlotNodeGone)], "no session has ended meanwhile"
         (server,) = servers(others)
         server.suspend()

@@ -25,16 +25,18 @@ from typing import Any
 import psutil
 from pyspark.sql import SparkSession
 
-from experiments.recovery.report import environment
+from experiments.harness.document import environment
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.session import open_session
 from flinkplus.errors import ConfigurationError, FlinkPlusError
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 from tests.kills.matrix import COLUMNS, MODES, PARALLELISM, RECOVERIES, REFUSED, Plan, plans
 from tests.kills.runner import GONE_S, PATIENCE_S, Cell, run
 
 TOLD = (
     *("mode", "subtasks", "restarted", "checkpoint", "reason", "fallback"),
-    *("detect_ms", "fence_ms", "promote_ms", "restore_ms", "replay_ms", "recovery_ms"),
+    *(f"{phase}_ms" for phase in DURATIONS),
+    "recovery_ms",
 )
 """What is kept of a recovery."""
 

@@ -96,7 +96,7 @@ def test_slots_connect_while_a_stranger_holds_as_many_connections_as_it_gets(clu
     with crowd(cluster, address, said):
         assert all(connects(cluster, one, heard, address) for _ in range(3))
     if not said:  # others are refused for what they say, or by gRPC
-        assert other.refusals.by_reason()[handshake.CROWD] >= MORE - MAX_CONNECTIONS
+        assert other.refusals.by_reason[handshake.CROWD] >= MORE - MAX_CONNECTIONS
 
 
 def test_the_attack_works_where_grpc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from flinkplus.errors import ForeignMessage
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.slot.control.peers import MALFORMED_FRAMES
 from flinkplus.runtime.transport.wire.ports import FrameArrived
-from flinkplus.runtime.transport.wire.wire import Kind, Message, encode, encode_records
+from flinkplus.runtime.transport.wire.wire import Message, MessageKind, encode, encode_records
 from tests.unit.runtime.slot.control.test_slot_failover import ROWS, check
 from tests.unit.runtime.slot.slots_in_process import Cluster, graph_of, numbers
 
@@ -41,24 +41,26 @@ def outputs(cluster: Cluster, consumer: int) -> tuple[ChannelId, int, int]:
     return end.channel, end.consumer_generation, end.log.sent
 
 
-def of(kind: Kind, channel: ChannelId, generation: int, seq: int, more: Any = b"") -> bytes:
+def of(kind: MessageKind, channel: ChannelId, generation: int, seq: int, more: Any = b"") -> bytes:
     message = Message(kind, channel, Generation(generation), Seq(seq), CheckpointId(1))
     return b"".join(bytes(part) for part in encode(message, more))
 
 
 FORGED: dict[str, Callable[[Cluster], bytes]] = {
-    "rows of another slot": lambda at: of(Kind.RECORDS, *inputs(at, OTHER), encode_records(numbers(0, 9))),
-    "the end of another slot's input": lambda at: of(Kind.END_OF_INPUT, *inputs(at, OTHER)),
-    "the end of the victim's own input": lambda at: of(Kind.END_OF_INPUT, *inputs(at, VICTIM)),
-    "a barrier of another slot": lambda at: of(Kind.BARRIER, *inputs(at, OTHER)),
-    "a generation that is yet to come": lambda at: of(Kind.END_OF_INPUT, inputs(at, OTHER)[0], 9, 0),
-    "a channel that does not exist": lambda at: of(Kind.END_OF_INPUT, inputs(at, OTHER)[0]._replace(producer=7), 1, 0),
-    "credit of another slot": lambda at: of(Kind.CREDIT, *outputs(at, OTHER)),
-    "the victim's own credit": lambda at: of(Kind.CREDIT, *outputs(at, VICTIM)),
-    "credit of a later generation": lambda at: of(Kind.CREDIT, outputs(at, OTHER)[0], 9, 10_000),
-    "credit of no subtask": lambda at: of(Kind.CREDIT, outputs(at, OTHER)[0]._replace(consumer=7), 1, 10_000),
-    "credit on no edge": lambda at: of(Kind.CREDIT, outputs(at, OTHER)[0]._replace(edge=7), 1, 10_000),
-    "credit to no subtask": lambda at: of(Kind.CREDIT, outputs(at, LIAR)[0]._replace(producer=7), 1, 10_000),
+    "rows of another slot": lambda at: of(MessageKind.RECORDS, *inputs(at, OTHER), encode_records(numbers(0, 9))),
+    "the end of another slot's input": lambda at: of(MessageKind.END_OF_INPUT, *inputs(at, OTHER)),
+    "the end of the victim's own input": lambda at: of(MessageKind.END_OF_INPUT, *inputs(at, VICTIM)),
+    "a barrier of another slot": lambda at: of(MessageKind.BARRIER, *inputs(at, OTHER)),
+    "a generation that is yet to come": lambda at: of(MessageKind.END_OF_INPUT, inputs(at, OTHER)[0], 9, 0),
+    "a channel that does not exist": lambda at: of(
+        MessageKind.END_OF_INPUT, inputs(at, OTHER)[0]._replace(producer=7), 1, 0
+    ),
+    "credit of another slot": lambda at: of(MessageKind.CREDIT, *outputs(at, OTHER)),
+    "the victim's own credit": lambda at: of(MessageKind.CREDIT, *outputs(at, VICTIM)),
+    "credit of a later generation": lambda at: of(MessageKind.CREDIT, outputs(at, OTHER)[0], 9, 10_000),
+    "credit of no subtask": lambda at: of(MessageKind.CREDIT, outputs(at, OTHER)[0]._replace(consumer=7), 1, 10_000),
+    "credit on no edge": lambda at: of(MessageKind.CREDIT, outputs(at, OTHER)[0]._replace(edge=7), 1, 10_000),
+    "credit to no subtask": lambda at: of(MessageKind.CREDIT, outputs(at, LIAR)[0]._replace(producer=7), 1, 10_000),
 }
 
 
@@ -78,7 +80,7 @@ def test_what_comes_behind_a_forged_message_in_its_frame_is_left(cluster: Cluste
     cluster.turns(5)
     slot = cluster.slots[VICTIM]
     channel, generation, expected = inputs(cluster, LIAR)
-    own = of(Kind.BARRIER, channel, generation, expected)
+    own = of(MessageKind.BARRIER, channel, generation, expected)
     slot._handle(FrameArrived(LIAR, FORGED["rows of another slot"](cluster) + own))
     assert inputs(cluster, LIAR)[2] == expected and slot.malformed_frames == 1
 
@@ -87,7 +89,10 @@ def test_what_comes_late_of_an_older_generation_is_ignored_and_held_against_nobo
     """Wherever it comes from: its producer may have been there."""
     cluster.turns(5)
     slot = cluster.slots[VICTIM]
-    for channel, told in ((inputs(cluster, OTHER)[0], Kind.END_OF_INPUT), (outputs(cluster, OTHER)[0], Kind.CREDIT)):
+    for channel, told in (
+        (inputs(cluster, OTHER)[0], MessageKind.END_OF_INPUT),
+        (outputs(cluster, OTHER)[0], MessageKind.CREDIT),
+    ):
         slot._handle(FrameArrived(LIAR, of(told, channel, 0, 0)))
     assert slot.malformed_frames == 0 and slot.active.stale == 2
     check(cluster.finish())
@@ -104,12 +109,14 @@ def test_a_slot_that_keeps_lying_is_to_blame(cluster: Cluster, monkeypatch: pyte
     slot._peers._targets = {LIAR: (1, "slot-1")}
     for _ in range(MALFORMED_FRAMES):
         now_s += 0.2
-        slot.take_all(LIAR, [(Message(Kind.CREDIT, ChannelId(9, 0, 0), Generation(1), Seq(0), CheckpointId(0)), b"")])
+        slot.routing.take_all(
+            LIAR, [(Message(MessageKind.CREDIT, ChannelId(9, 0, 0), Generation(1), Seq(0), CheckpointId(0)), b"")]
+        )
     assert slot._peers.to_blame == {LIAR: 1}
 
 
 def test_a_forged_message_is_an_error_of_its_own(cluster: Cluster) -> None:
     channel, generation, expected = inputs(cluster, OTHER)
-    message = Message(Kind.BARRIER, channel, Generation(generation), Seq(expected), CheckpointId(1))
+    message = Message(MessageKind.BARRIER, channel, Generation(generation), Seq(expected), CheckpointId(1))
     with pytest.raises(ForeignMessage, match=f"slot {LIAR} sends BARRIER .* whose end is on slot {OTHER}"):
-        cluster.slots[VICTIM].take(LIAR, message, b"")
+        cluster.slots[VICTIM].routing.take(LIAR, message, b"")

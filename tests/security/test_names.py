@@ -160,7 +160,7 @@ def test_handles_in_messages_are_checked_when_they_arrive(handle: dict[str, Any]
         SnapshotHandle.from_json(handle)
     good = json.dumps(START.to_json()).encode()
     messages: list[control.ControlMessage] = [
-        control.SnapshotAcked(1, 1, "count[0]", START),
+        control.Acknowledged(1, 1, "count[0]", START),
         control.Deploy(1, 1, {"count[0]": 0}, {}, {"count[0]": START}),
         control.Promote(1, 2, 0, 0.0, False, 1, {"count[0]": order()}),
     ]
@@ -179,7 +179,7 @@ def test_subtasks_in_messages_are_checked_when_they_arrive(name: str) -> None:
         control.Join(1, {}, {name: 1}),
         control.Fence(1, 2, {name: 1}),
         control.Promote(1, 2, 0, 0.0, False, 1, {name: order()}),
-        control.SnapshotAcked(1, 1, name, START),
+        control.Acknowledged(1, 1, name, START),
         control.Trigger(1, 1, [name]),
     ]
     for message in messages:
@@ -192,16 +192,16 @@ def test_subtasks_in_messages_are_checked_when_they_arrive(name: str) -> None:
 @pytest.mark.parametrize("name", ["../1-1-1.sst", "", ".a", "a/1-1-1.sst", 3])
 def test_files_in_frames_of_replication_are_checked_when_they_arrive(name: Any) -> None:
     topic = frames.Topic("count[0]", 1, 2, 3)
-    told: dict[frames.Kind, dict[str, Any]] = {
-        frames.Kind.OFFER: {"base": 1, "lacks": [name]},
-        frames.Kind.WANT: {"files": [[name, 0]], "round": 1},
-        frames.Kind.CHUNK: {"name": name, "offset": 0, "round": 1},
+    told: dict[frames.FrameKind, dict[str, Any]] = {
+        frames.FrameKind.OFFER: {"base": 1, "lacks": [name]},
+        frames.FrameKind.WANT: {"files": [[name, 0]], "asked": 1},
+        frames.FrameKind.CHUNK: {"name": name, "offset": 0, "asked": 1},
     }
     for kind, fields in told.items():
         with pytest.raises(PeerProtocolError):
             frames.decode(frames.encode(kind, 1, 0, topic, fields))
     with pytest.raises(PeerProtocolError):
-        frames.decode(frames.encode(frames.Kind.STAGED, 1, 0, topic._replace(subtask="../x[0]")))
+        frames.decode(frames.encode(frames.FrameKind.STAGED, 1, 0, topic._replace(subtask="../x[0]")))
 
 
 @pytest.mark.parametrize("step", ["%2E%2E%2Fx", "..", "", "%2Fetc", "a%00"])

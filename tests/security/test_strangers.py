@@ -130,7 +130,7 @@ def test_who_sits_on_the_port_of_a_dead_slot_gets_no_signature(job: Job, oracle:
     assert not job.is_deceived and impostor.loot.asked == [b""] * len(impostor.loot.asked) != []
     assert impostor.loot.proof == impostor.loot.stolen == b""
     asked = job.planes[oracle]
-    assert set(asked.refusals.by_reason()) == {handshake.IDENTITY}
+    assert set(asked.refusals.by_reason) == {handshake.IDENTITY}
     assert not [event for slot in (1, 2) for event in job.heard[slot] if isinstance(event, PeerAttached)]
 
 
@@ -144,7 +144,7 @@ def test_who_forwards_everything_to_the_living_slot_from_a_port_of_its_own_is_re
     with job.impostor(job.addresses[1], None) as impostor:
         job.look_for_the_dead(impostor.address, LIVING)
     assert not job.is_deceived and impostor.loot.asked == [b""] * len(impostor.loot.asked) != []
-    assert set(job.planes[1].refusals.by_reason()) == {handshake.IDENTITY}
+    assert set(job.planes[1].refusals.by_reason) == {handshake.IDENTITY}
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])

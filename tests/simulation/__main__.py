@@ -6,7 +6,7 @@ import argparse
 import sys
 from contextlib import nullcontext
 
-from experiments.console import choices
+from experiments.harness.arguments import choices
 from flinkplus.runtime.faults.points import CURSOR, DIGESTS, FILTER
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.parameters import Parameters, draw, lacking

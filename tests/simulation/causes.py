@@ -40,13 +40,13 @@ class Causes:
 
     def began(self, subtask: SimSubtask) -> None:
         seen = self.seen[subtask.id] = dict(subtask.depends)
-        if subtask._steps is not None:
-            end = subtask._steps.next_step + len(subtask._replay)
+        if subtask.steps.history.steps is not None:
+            end = subtask.steps.history.steps.next_step + len(subtask.steps.replay.determinants)
             # What another generation did behind that did not happen: a barrier that overtakes is a step as well, and
             # would not take the place of a step there.
             for step in [step for name, step in self._of_steps if name == subtask.id and step > end]:
                 del self._of_steps[subtask.id, step]
-        if subtask._replay and subtask._steps is not None:
+        if subtask.steps.replay.determinants and subtask.steps.history.steps is not None:
             for behind in range(MOST_OF_A_STEP):
                 if (subtask.id, end - behind) in self._of_steps:
                     add(seen, self._of_steps[subtask.id, end - behind])
@@ -58,12 +58,12 @@ class Causes:
     def takes(self, subtask: SimSubtask, message: Message) -> None:
         """It begins a step with ``message``."""
         add(subtask.depends, self._of_messages[message.channel, message.seq])
-        if subtask._steps is not None:
-            self._of_steps[subtask.id, subtask._steps.next_step + 1] = dict(subtask.depends)
+        if subtask.steps.history.steps is not None:
+            self._of_steps[subtask.id, subtask.steps.history.steps.next_step + 1] = dict(subtask.depends)
 
     def made(self, subtask: SimSubtask, message: Message) -> None:
-        if subtask._steps is not None:
-            own = {subtask.id: subtask._steps.next_step}
+        if subtask.steps.history.steps is not None:
+            own = {subtask.id: subtask.steps.history.steps.next_step}
             self._of_messages[message.channel, message.seq] = {**subtask.depends, **own}
         else:
             self._of_messages[message.channel, message.seq] = {}

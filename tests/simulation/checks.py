@@ -31,7 +31,7 @@ from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import JOB_SLOTS, SUBTASK_SHARE, AbortCause, cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from tests.simulation.causes import Causes
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tests.simulation.subtask import SimSubtask, WatchedLog
     from tests.simulation.world import World
 
-Content = tuple[Kind, Any, int, int, bytes, int]
+Content = tuple[MessageKind, Any, int, int, bytes, int]
 NOTHING: dict[int, Content] = {}
 MOST_OF_A_STEP = 3
 """Messages that a step puts into one channel."""
@@ -70,7 +70,7 @@ class Violation(AssertionError):
 
 
 def content_of(message: Message) -> Content:
-    epoch = message.epoch if message.kind is Kind.BARRIER else 0
+    epoch = message.epoch if message.kind is MessageKind.BARRIER else 0
     return message.kind, message.records, message.size, epoch, message.determinants, message.watermark_ms
 
 
@@ -152,7 +152,7 @@ class Checks:
         joined = failovers is None or all(failovers.has_joined(end.index) for end in ends)
         if coordinator._job.state is not JobState.RUNNING or not joined:
             return False
-        return all(world.member(end.index) is end for end in ends)
+        return all(world.process_of(end.index) is end for end in ends)
 
     def malformed(self, receiver: SimSlot, sender: int, frame: bytes) -> None:
         """A slot cannot read a frame."""
@@ -168,7 +168,7 @@ class Checks:
         self._not_understood(receiver, sender)
 
     def _not_understood(self, receiver: SimSlot, sender: int) -> None:
-        process = self._world.member(sender)
+        process = self._world.process_of(sender)
         if process is None:
             return
         key, now_ms = (receiver.process, process.process), self._world.now_ms
@@ -239,9 +239,9 @@ class Checks:
 
     def _check_repetition(self, subtask: SimSubtask) -> None:
         """It repeats every step that one who lives, or is promoted with it, depends on."""
-        if subtask._steps is None:
+        if subtask.steps.history.steps is None:
             return
-        repeated = subtask._steps.next_step + len(subtask._replay)
+        repeated = subtask.steps.history.steps.next_step + len(subtask.steps.replay.determinants)
         for other in self._at_work.values():
             if other is subtask or other.closed or other.generation < subtask.slot.generations[other.id]:
                 continue
@@ -267,11 +267,11 @@ class Checks:
                 f"after its slot had fenced generation {fenced}",
             )
         held = end.cursor._received - end.cursor._consumed
-        window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.promoted else 1)
+        window = self._world.parameters.window * (REPLAY_WINDOWS if subtask.plan.promotion is not None else 1)
         if held > window and subtask.plan.unaligned:  # a barrier overtook; barriers themselves do not count
             waiting = len(end.queue) - end.put_back
-            held -= sum(end.queue[-1 - at][0].kind is Kind.BARRIER for at in range(waiting))
-            replayed = subtask.promoted or message.generation > subtask.generation
+            held -= sum(end.queue[-1 - at][0].kind is MessageKind.BARRIER for at in range(waiting))
+            replayed = subtask.plan.promotion is not None or message.generation > subtask.generation
             window += (MAX_UNSENT_TO_NOBODY if replayed else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
@@ -329,7 +329,7 @@ class Checks:
 
     def begins_step(self, subtask: SimSubtask) -> None:
         """``subtask`` is about to do something: no barrier may be waiting that overtakes."""
-        if subtask.overdue:
+        if subtask.steps.overdue:
             self._wrong("unaligned", f"{subtask.id} goes on while a barrier is to overtake")
 
     def _check_in_flight(self, checkpoint: int, subtask: SubtaskId, saved: OperatorState) -> None:
@@ -350,10 +350,10 @@ class Checks:
     def takes_in_loop(self, subtask: SimSubtask, end: InputChannel, message: Message) -> None:
         """``subtask`` takes a message off ``end``, which is a back edge, or takes a round of a loop."""
         if end.put_back:
-            self.counts["put_back"] += message.kind is Kind.RECORDS
-        if message.kind is Kind.ROUND:
+            self.counts["put_back"] += message.kind is MessageKind.RECORDS
+        if message.kind is MessageKind.ROUND:
             self.counts["rounds"] += 1
-        elif message.kind is Kind.RECORDS:
+        elif message.kind is MessageKind.RECORDS:
             self.counts["came_round"] += len(message.records)
 
     def takes_watermark(self, subtask: SimSubtask, message: Message, before_ms: int | None) -> None:
@@ -419,7 +419,8 @@ class Checks:
 
     def overtook(self, subtask: SimSubtask, checkpoint: int) -> None:
         """``subtask`` chose to begin a checkpoint, and recorded what waits."""
-        for logs in (subtask._logs.get(checkpoint), subtask._persisting.get(checkpoint)):  # type: ignore[call-overload]
+        state = subtask.steps.checkpoints.channel_state
+        for logs in (state._of_snapshots.get(checkpoint), state._persisting.get(checkpoint)):  # type: ignore[call-overload]
             if logs is not None and logs.excess:
                 self._wrong("unaligned", f"{subtask.id} overtook for checkpoint {checkpoint}, but {logs.excess}")
 
@@ -453,7 +454,7 @@ class Checks:
             if world.parameters.aligned_timeout_ms is not None:
                 self._check_in_flight(checkpoint, subtask, handles[subtask].operator_state)
             for logged in handles[subtask].operator_state.in_flight.values():
-                self.counts["in_flight"] += sum(message[0] == Kind.RECORDS for message in logged)
+                self.counts["in_flight"] += sum(message[0] == MessageKind.RECORDS for message in logged)
         self._check_budget(checkpoint, handles)
         for channel, producer, consumer in world.channels:
             sent = handles[producer].operator_state.outputs.get(str(channel), 0)
@@ -506,7 +507,7 @@ class Checks:
             return steps
         for subtask, state in saved.items():
             for number, step in state.reached.items():
-                ancestor = self._at_work[subtask]._incarnation.lineage.subtask(int(number))
+                ancestor = self._at_work[subtask].plan.lineage.subtask(int(number))
                 steps[ancestor] = min(steps[ancestor], step)
         return steps
 
@@ -532,7 +533,8 @@ class Checks:
             return
         held = 0
         for other in slot.active:
-            for logs in (*other._logs.values(), *other._persisting.values()):
+            state = other.steps.checkpoints.channel_state
+            for logs in (*state._of_snapshots.values(), *state._persisting.values()):
                 held += sum(cost_of(message) for log in logs.channels.values() for message, _ in log.messages)
         if not held == slot.in_flight.held_bytes <= slot.in_flight.slot_bytes:
             self._wrong("in flight", f"{slot} holds {held} bytes, and counts them as {slot.in_flight}")
@@ -547,7 +549,7 @@ class Checks:
             return
         oldest, cut = self._cuts[-1 - HEALTHY_VERSIONS]
         for subtask in self._at_work.values():
-            epochs = subtask.seen.epochs if isinstance(subtask.seen, MessageFilter) else []
+            epochs = sorted(subtask.seen._blooms) if isinstance(subtask.seen, MessageFilter) else []
             if epochs and epochs[0] < oldest:
                 self._wrong(
                     "retention",
@@ -566,9 +568,9 @@ class Checks:
 
     def _check_that_determinants_are_let_go(self, subtask: SimSubtask) -> None:
         steps = self._steps_at[-1 - HEALTHY_VERSIONS]
-        for ancestor in subtask.known.subtasks() if subtask.known is not None else ():
-            assert subtask.known is not None
-            run = subtask.known.of(ancestor)
+        for ancestor in subtask.steps.history.known.subtasks() if subtask.steps.history.known is not None else ():
+            assert subtask.steps.history.known is not None
+            run = subtask.steps.history.known.of(ancestor)
             if run is not None and run[0] < steps[ancestor]:
                 self._wrong(
                     "retention",
@@ -602,7 +604,7 @@ class Checks:
         assert failovers is not None
         for chain in failovers._protocol._table:
             for slot in chain.members[1:]:
-                process = self._world.member(slot)
+                process = self._world.process_of(slot)
                 if slot not in chain.catching_up and process is not None and not process.paused:
                     self.counts["stable"] += 1
                     self._check_copy(process, chain.subtask, version)
@@ -642,19 +644,19 @@ class Checks:
         before, self._chains = self._chains, chains
         holders = self._holders
         coordinator = self._world.coordinator
-        slots = [] if coordinator is None else coordinator._members.numbers
-        self._holders = {slot: self._world.member(slot) for slot in slots}
+        slots = [] if coordinator is None else coordinator._processes.numbers
+        self._holders = {slot: self._world.process_of(slot) for slot in slots}
         failovers = self._world.failovers
         if failovers is None or chains == before:
             return
         protocol = failovers._protocol
-        drained, hasty = protocol._plans.drained, protocol._plans.hasty
-        some = len(drained) < len(protocol._plans.slots)
+        barred, hasty = protocol._plans.barred, protocol._plans.hasty
+        some = len(barred) < len(protocol._plans.slots)
         for name, (_, members) in chains.items():
             known = before.get(name, [0, []])[1]
             chain = protocol._table[parse_subtask(name)]
             for slot in members[1:]:
-                if some and slot in drained and slot not in known:
+                if some and slot in barred and slot not in known:
                     self._wrong("moves", f"slot {slot} is on a drained host, and is to hold {name}")
             for slot in known[1:]:
                 stayed = protocol._table.is_alive(slot) and self._holders.get(slot) is holders.get(slot)
@@ -665,19 +667,19 @@ class Checks:
     def deployed(self, assignment: dict[str, int]) -> None:
         """Slots are about to be told where all begin."""
         failovers = self._world.failovers
-        drained = () if failovers is None else failovers._protocol._plans.drained
-        if len(drained) == self._world.parameters.parallelism:
+        barred = () if failovers is None else failovers._protocol._plans.barred
+        if len(barred) == self._world.parameters.parallelism:
             return
         for name, slot in assignment.items():
-            if slot in drained:
+            if slot in barred:
                 self._wrong("moves", f"{name} begins on slot {slot}, on a drained host")
-        self.counts["left_out"] += bool(drained)
+        self.counts["left_out"] += bool(barred)
 
     def _check_others(self, chain: Any, slot: int, forced: bool) -> None:
         """A standby on ``slot``, which lives, is in the chain no more: all who are to be there have its state."""
         table = self._world.failovers._protocol._table  # type: ignore[union-attr]
         for other in [other for other in chain.planned if other != chain.head and not forced]:
-            process = self._world.member(other)
+            process = self._world.process_of(other)
             if not table.is_alive(other):
                 self._wrong("moves", f"slot {slot} leaves the chain of {chain.subtask}, and slot {other} is not there")
             if process is not None and not process.paused and table.complete > 0:
@@ -687,7 +689,7 @@ class Checks:
         """There are said to be so many spare slots, and every chain is said to be whole."""
         coordinator = self._world.coordinator
         assert coordinator is not None and coordinator._failovers is not None
-        slots = coordinator._members.numbers
+        slots = coordinator._processes.numbers
         spares = slots[self._world.parameters.parallelism :]
         running = [
             process.index
@@ -712,10 +714,10 @@ class Checks:
             if (at_work.slot.index, coordinator._deployment.assignment[what]) != (slot, slot):
                 self._wrong("moves", f"{what} is said to be on slot {slot}, and is on {at_work.slot}")
             return
-        for member in coordinator._members.all():
-            used = [s for s, slots in coordinator._failovers.chains.items() if member.slot in slots]
-            if member.host == what and used:
-                self._wrong("moves", f"{what} is said to be empty, and slot {member.slot} is in the chains of {used}")
+        for process in coordinator._processes.all():
+            used = [s for s, slots in coordinator._failovers.chains.items() if process.slot in slots]
+            if process.host == what and used:
+                self._wrong("moves", f"{what} is said to be empty, and slot {process.slot} is in the chains of {used}")
 
     # --- the copies of state
 

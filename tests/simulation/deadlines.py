@@ -32,7 +32,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "deployment": HUNG,
     "slots": LOST,
     "stop": HUNG,
-    "drain": ("hang_storage",),
+    "quiesce": ("hang_storage",),
     "retraction": ("hang_storage",),
     "checkpoint": (*LOST, *DISKS, *STREAMS, "throw", "outage", "zookeeper_away", "zookeeper_unsure"),
     "turn": ("hang_storage",),
@@ -67,13 +67,13 @@ class Deadlines:
             self._watch_failover(coordinator._failovers._protocol)
         evict = coordinator._presence.evict
 
-        def evicted(member: Any, reason: str) -> None:
+        def evicted(process: Any, reason: str) -> None:
             patience_ms = round(coordinator.options.heartbeat_timeout * 1000)
             if reason.startswith("no heartbeat"):
                 self._fired("heartbeat", patience_ms, reason)
-            elif reason.endswith("is given up"):  # ``GiveSlotUp``, after a look at who reaches whom
+            elif reason.endswith("is given up"):  # ``EvictSlot``, after a look at who reaches whom
                 self._fired("reach", patience_ms, reason)
-            evict(member, reason)
+            evict(process, reason)
 
         coordinator._presence.evict = evicted  # type: ignore[method-assign]
 
@@ -94,15 +94,15 @@ class Deadlines:
     def _watch_failover(self, machine: Any) -> None:
         machine = getattr(machine, "_machine", machine)  # a recorded one
         advance: Callable[[int], Any] = machine._advance
-        config = machine._config
+        attempts, config = machine._attempts, machine._config
 
         def advanced(now_ms: int) -> Any:
-            attempt = machine._attempt
+            attempt = attempts._attempt
             if attempt is not None and not attempt.written and now_ms >= attempt.registry_until_ms:
                 self._fired("registry", config.registry_timeout_ms, f"the records of attempt {attempt.number}")
             elif attempt is not None and attempt.awaited and now_ms >= attempt.fence_until_ms:
                 self._fired("fence", config.fence_timeout_ms, f"slots {attempt.awaited} in attempt {attempt.number}")
-            for (number, slot), promotion in machine._promotions.items():
+            for (number, slot), promotion in attempts._promotions.items():
                 if now_ms >= promotion.until_ms:
                     names = ", ".join(map(str, promotion.subtasks))
                     self._fired("promotion", config.promote_timeout_ms, f"{names} on slot {slot} in attempt {number}")
@@ -113,19 +113,19 @@ class Deadlines:
     def _watch_job(self, machine: Any) -> None:
         machine = getattr(machine, "_machine", machine)  # a recorded one
         check, deploying, stopping = machine._check_waits, machine._advance_deploying, machine._advance_stopping
-        drain, end_draining = machine._drain, machine._end_draining
+        quiesce, end_quiescing = machine._quiesce, machine._end_quiescing
         config = machine._config
-        drains_since_ms = 0
-        reported_ms: int | None = None  # the deadline of a drain
+        quiescing_since_ms = 0
+        reported_ms: int | None = None  # the deadline of quiescing
 
         def checked(now_ms: int) -> Any:
             nonlocal reported_ms
-            draining_until_ms = machine._drain_until_ms
+            quiesce_until_ms = machine._quiesce_until_ms
             ended = check(now_ms)
             if ended is not None:
-                name = "slots" if ended.failure == "slots" else "retraction" if draining_until_ms is None else "drain"
-                reported_ms = draining_until_ms if name == "drain" else reported_ms
-                waited_ms = config.restart_slot_timeout_ms if name == "slots" else config.drain_timeout_ms
+                name = "slots" if ended.failure == "slots" else "retraction" if quiesce_until_ms is None else "quiesce"
+                reported_ms = quiesce_until_ms if name == "quiesce" else reported_ms
+                waited_ms = config.restart_slot_timeout_ms if name == "slots" else config.quiesce_timeout_ms
                 self._fired(name, waited_ms, ended.reason)
             return ended
 
@@ -138,24 +138,24 @@ class Deadlines:
         def stopped(now_ms: int) -> Any:
             if machine._stop_until_ms is not None and machine._slots.held and now_ms >= machine._stop_until_ms:
                 self._fired("stop", config.stop_timeout_ms, "slots that were to stop")
-            until_ms = machine._drain_until_ms
+            until_ms = machine._quiesce_until_ms
             if until_ms is not None and until_ms != reported_ms and now_ms >= until_ms:
-                self._fired("drain", config.drain_timeout_ms, "the end of what is being written")
+                self._fired("quiesce", config.quiesce_timeout_ms, "the end of what is being written")
             return stopping(now_ms)
 
-        def begins_to_drain(now_ms: int) -> Any:
-            nonlocal drains_since_ms
-            drains_since_ms = now_ms if not machine._draining else drains_since_ms
-            return drain(now_ms)
+        def begins_to_quiesce(now_ms: int) -> Any:
+            nonlocal quiescing_since_ms
+            quiescing_since_ms = now_ms if not machine._quiescing else quiescing_since_ms
+            return quiesce(now_ms)
 
-        def drained() -> None:
-            waited_ms = self._world.now_ms - drains_since_ms
-            if machine._draining and machine._state is JobState.INTERRUPTED and waited_ms > config.drain_timeout_ms:
+        def quiesced() -> None:
+            waited_ms = self._world.now_ms - quiescing_since_ms
+            if machine._quiescing and machine._state is JobState.INTERRUPTED and waited_ms > config.quiesce_timeout_ms:
                 self._world.checks.unbounded("a rollback", "what was being written", waited_ms)
-            end_draining()
+            end_quiescing()
 
         machine._check_waits, machine._advance_deploying, machine._advance_stopping = checked, deployed, stopped
-        machine._drain, machine._end_draining = begins_to_drain, drained
+        machine._quiesce, machine._end_quiescing = begins_to_quiesce, quiesced
 
     def _watch_checkpoints(self, machine: Any) -> None:
         machine = getattr(machine, "_machine", machine)  # a recorded one

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.protocol.vocabulary.ids import Seq
-from flinkplus.protocol.vocabulary.messages import Kind, Message
-from flinkplus.runtime.slot.control.orders import NO_EPOCH
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+from flinkplus.runtime.slot.control.routing import NO_EPOCH
 from tests.simulation.parameters import Fault, pair
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def forged_ends(victim: SimSlot, liar: int) -> list[Message]:
             if end.peer != liar and not end.ended:
                 first, generation = end.cursor.expected, end.cursor.generation
                 return [
-                    Message(Kind.END_OF_INPUT, end.channel, generation, Seq(first + more), NO_EPOCH)
+                    Message(MessageKind.END_OF_INPUT, end.channel, generation, Seq(first + more), NO_EPOCH)
                     for more in range(3)
                 ]
     return []
@@ -42,7 +42,7 @@ def forged_credit(victim: SimSlot, liar: int) -> list[Message]:
     for subtask in victim.active:
         for end in subtask.outputs.channels.values():
             if end.peer != liar and not end.resuming and end.log.acknowledged < end.log.sent:
-                return [Message(Kind.CREDIT, end.channel, end.consumer_generation, Seq(end.log.sent), NO_EPOCH)]
+                return [Message(MessageKind.CREDIT, end.channel, end.consumer_generation, Seq(end.log.sent), NO_EPOCH)]
     return []
 
 

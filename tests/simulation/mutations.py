@@ -6,21 +6,23 @@ the handshake, by the search for attacks (``tests/security/model.py``).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from chain_backup.failover import chains
+from chain_backup.failover import attempts, chains
 from chain_backup.failover import effects as chain_effects
-from chain_backup.failover import machine as failover
 from chain_backup.failover import recovery_line as line
 from chain_backup.failover.events import CheckpointAborted
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.plans import Plans
 from chain_backup.failover.topology import Topology
-from chain_backup.replication.agent import ReplicationAgent
+from chain_backup.replication.receiver import Receiver
 from chain_backup.replication.replica import Replica, StagedVersion, _Copy
+from chain_backup.replication.sender import Sender
 from chain_backup.replication.transfers import Partial
 from dedup.filter import MessageFilter
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
@@ -40,21 +42,25 @@ from flinkplus.protocol.job.job import LIVE, JobProtocol
 from flinkplus.protocol.job.restarts import RestartBudget
 from flinkplus.protocol.liveness.reachability import Reachability
 from flinkplus.protocol.loops.rounds import LoopRounds
+from flinkplus.protocol.subtask.channel_state import ChannelState
+from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
+from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Incarnation
-from flinkplus.protocol.subtask.snapshots import SubtaskSnapshots
+from flinkplus.protocol.subtask.replay import StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget, SnapshotLogs
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from flinkplus.runtime.slot.control.failover import SlotFailover
 from flinkplus.runtime.slot.control.orders import SlotOrders
 from flinkplus.runtime.slot.control.peers import Peers
+from flinkplus.runtime.slot.control.routing import Routing
 from flinkplus.runtime.transport.auth import handshake
 from flinkplus.runtime.transport.auth.handshake import Connecting, Listening
 from flinkplus.runtime.transport.wire.frames import FrameQueue, framed
@@ -179,7 +185,7 @@ def messages_of_any_slot_are_taken(original: Any) -> Any:
     return lambda self, peer, generation: True
 
 
-@mutation(SlotOrders, "_check_consumer", scenario="81")
+@mutation(Routing, "_check_consumer", scenario="81")
 def credit_of_any_slot_is_taken(original: Any) -> Any:
     """A slot may give credit for a consumer that is elsewhere (as the product allowed)."""
     return lambda self, peer, credit: None
@@ -191,12 +197,12 @@ def what_comes_late_of_the_dead_is_held_against_their_slots(original: Any) -> An
     return lambda self, peer, generation: peer == self.peer
 
 
-@mutation(SlotOrders, "take_all", scenario="82")
+@mutation(Routing, "take_all", scenario="82")
 def what_is_forged_is_dropped_and_the_rest_of_its_frame_with_it(original: Any) -> Any:
     """The streams stay as they are after a message that was not the sender's to send: nothing is sent again."""
 
     def take_all(self: Any, peer: int, messages: Any) -> None:
-        with mock.patch.object(self, "_renew", lambda peer, reason: None):
+        with mock.patch.object(self._host, "_renew", lambda peer, reason: None):
             original(self, peer, messages)
 
     return take_all
@@ -238,7 +244,7 @@ def every_exception_is_a_recovery(original: Any) -> Any:
 # --- alignment and snapshots
 
 
-@mutation(SubtaskSnapshots, "_apply")
+@mutation(SubtaskCheckpoints, "_apply")
 def no_blocking(original: Any) -> Any:
     """Messages behind a barrier are taken while the others are waited for."""
 
@@ -272,10 +278,10 @@ def early_barriers_of_back_edges_are_missed(original: Any) -> Any:
     return on_barrier
 
 
-@mutation(SubtaskSnapshots, "_cursors_behind_barrier")
+@mutation(SubtaskCheckpoints, "_cursors_behind_barrier")
 def cursors_before_the_barrier(original: Any) -> Any:
     """A snapshot's output cursors do not count the barrier."""
-    return lambda self: self.outputs.cursors()
+    return lambda self: self._outputs.cursors()
 
 
 @mutation(CheckpointCoordinator, "_on_replaced", scenario="34")
@@ -404,16 +410,16 @@ def what_a_consumer_had_forgotten_with_its_failure(original: Any) -> Any:
     return peer
 
 
-@mutation(SubtaskSteps, "_learn", scenario="83")
+@mutation(StepHistory, "learn", scenario="83")
 def ones_own_steps_that_came_round_are_not_told(original: Any) -> Any:
     """A subtask in a loop does not keep what came round of its own steps (a fault that the product had)."""
 
     def learn(self: Any, producer: SubtaskId, message: Any) -> None:
         original(self, producer, message)
         if self.known is not None:
-            self.known._runs.pop(self.id, None)
+            self.known._spans.pop(self._id, None)
             for steps in self.known._at_barrier.values():
-                steps.pop(self.id, None)
+                steps.pop(self._id, None)
 
     return learn
 
@@ -482,7 +488,7 @@ def trimmed_when_consumed(original: Any) -> Any:
     return trim
 
 
-@mutation(SubtaskSnapshots, "trim")
+@mutation(SubtaskCheckpoints, "trim")
 def never_trimmed(original: Any) -> Any:
     """Output logs keep everything."""
     return lambda self, version: None
@@ -503,13 +509,13 @@ def ancestors_not_shared(original: Any) -> Any:
     return lambda self, position, **_: b""
 
 
-@mutation(SubtaskSteps, "_learn")
+@mutation(StepHistory, "learn")
 def ancestors_passed_on_before_their_turn(original: Any) -> Any:
     """What is passed on of ancestors is what has arrived, not what was taken: a barrier tells too much."""
 
     def learn(self: Any, producer: Any, message: Any) -> None:
         original(self, producer, message)
-        self._pass_on(producer, message)
+        self.pass_on(producer, message)
 
     return learn
 
@@ -542,20 +548,20 @@ def only_the_end_of_an_answer_counts(original: Any) -> Any:
     return add_part
 
 
-@mutation(SubtaskSteps, "_read_clock")
+@mutation(StepTime, "_read")
 def the_clock_is_read_anew(original: Any) -> Any:
     """Who repeats a step takes the time from the clock and not from the determinant."""
 
     def read(self: Any) -> None:
-        before = len(self._replay)
+        before = len(self._replay.determinants)
         original(self)
-        if len(self._replay) < before:
+        if len(self._replay.determinants) < before:
             self._clock.ms = self._wall_ms()
 
     return read
 
 
-@mutation(SubtaskSteps, "saved_cursors")
+@mutation(SubtaskSteps, "saved")
 def the_clock_forgotten(original: Any) -> Any:
     """A version does not say what time it was."""
     return lambda self, checkpoint: replace(original(self, checkpoint), clock_ms=0)
@@ -698,7 +704,7 @@ def ranges_chosen_anew(original: Any) -> Any:
     """A promoted source reads as many rows as it likes."""
 
     def repeat(self: Any, choice: Choice, value: int) -> Any:
-        return original(self, choice, self._rows_to_read() if choice is Choice.READ else value)
+        return original(self, choice, self._work.rows_to_read() if choice is Choice.READ else value)
 
     return repeat
 
@@ -714,9 +720,9 @@ def aborts_taken_while_repeating(original: Any) -> Any:
     """A promoted subtask gives a checkpoint up at once, not after what it has to repeat."""
 
     def abort(self: Any, checkpoint: Any) -> None:
-        replay, self._replay = self._replay, type(self._replay)()
+        determinants, self.replay.determinants = self.replay.determinants, deque()
         original(self, checkpoint)
-        self._replay = replay
+        self.replay.determinants = determinants
 
     return abort
 
@@ -735,19 +741,19 @@ def received_ignored(original: Any) -> Any:
     return lambda failed, versions, received, *rest: original(failed, versions, Everything(), *rest)
 
 
-@mutation(failover.FailoverProtocol, "_on_fenced")
+@mutation(attempts.Attempts, "fenced")
 def one_fence_is_enough(original: Any) -> Any:
     """Standbys are promoted when the first slot has fenced."""
 
-    def on_fenced(self: Any, now_ms: int, number: int, slot: int, received: Any) -> Any:
+    def fenced(self: Any, now_ms: int, number: int, slot: int, received: Any) -> Any:
         if self._attempt is not None and self._attempt.number == number:
             self._attempt.awaited = [slot]
         return original(self, now_ms, number, slot, received)
 
-    return on_fenced
+    return fenced
 
 
-@mutation(failover.FailoverProtocol, "_promote_when_ready")
+@mutation(attempts.Attempts, "_promote_when_ready")
 def zookeeper_not_awaited(original: Any) -> Any:
     """Standbys are promoted whether or not ZooKeeper has the new generation."""
 
@@ -759,10 +765,16 @@ def zookeeper_not_awaited(original: Any) -> Any:
     return promote
 
 
-@mutation(failover, "provable")
+@mutation(attempts, "provable")
 def everything_provable(original: Any) -> Any:
     """Producers are repeated though nobody knows how."""
     return lambda *arguments: None
+
+
+@mutation(chains.ChainTable, "_can_begin")
+def versions_that_all_have_count_for_nothing(original: Any) -> Any:
+    """A failed set goes back behind a version that every head has stored, and that is about to be complete."""
+    return lambda self, chain, version, pending: version == self.complete
 
 
 @mutation(chains.Chain, "stable")
@@ -792,7 +804,7 @@ def checksum_of_a_file_not_looked_at(original: Any) -> Any:
     return property(lambda self: self.complete)
 
 
-@mutation(ReplicationAgent, "_take_offer")
+@mutation(Receiver, "take_offer")
 def offer_of_a_fenced_head_taken(original: Any) -> Any:
     """A version of an older generation is as good as one of the present one."""
 
@@ -808,7 +820,7 @@ def offer_of_a_fenced_head_taken(original: Any) -> Any:
     return take_offer
 
 
-@mutation(ReplicationAgent, "_next_version")
+@mutation(Sender, "_next_version")
 def versions_of_a_fenced_head_offered(original: Any) -> Any:
     """A version goes down the chain under the present generation, whichever it was made in."""
 
@@ -820,7 +832,7 @@ def versions_of_a_fenced_head_offered(original: Any) -> Any:
     return next_version
 
 
-@mutation(ReplicationAgent, "_ask")
+@mutation(Receiver, "_ask")
 def staged_before_all_is_held(original: Any) -> Any:
     """A standby says that it has a version while files of it are on their way."""
 
@@ -831,19 +843,19 @@ def staged_before_all_is_held(original: Any) -> Any:
     return ask
 
 
-@mutation(ReplicationAgent, "_go_on")
+@mutation(Receiver, "_after_file")
 def all_held_with_the_first_file(original: Any) -> Any:
     """A version counts as held when the first of its missing files is there."""
     return lambda self, member, inbound: self._finish(member, inbound)
 
 
-@mutation(ReplicationAgent, "_checked")
+@mutation(Receiver, "_checked")
 def files_of_a_dead_process_trusted(original: Any) -> Any:
     """What a dead process has left is held, whatever its checksum is."""
     return lambda self, member, file, error: original(self, member, file, None)
 
 
-@mutation(ReplicationAgent, "_after_check")
+@mutation(Receiver, "_after_check")
 def damaged_files_of_a_dead_process_left_out(original: Any) -> Any:
     """A version counts as held though a file that a dead process had left was damaged."""
 
@@ -935,15 +947,15 @@ def inputs_not_fenced(original: Any) -> Any:
     return fence_inputs
 
 
-@mutation(SubtaskSteps, "_may_go_on")
+@mutation(SubtaskSteps, "_can_proceed")
 def goes_on_during_a_synchronous_checkpoint(original: Any) -> Any:
     """A subtask does not wait for the end of a synchronous checkpoint."""
 
-    def may_go_on(self: Any) -> bool:
-        self._halted = None
+    def can_proceed(self: Any) -> bool:
+        self.checkpoints.halted = None
         return bool(original(self))
 
-    return may_go_on
+    return can_proceed
 
 
 # --- loops
@@ -965,9 +977,9 @@ def one_barrier_round_is_enough(original: Any) -> Any:
 
     def on_barrier(self: Any, channel: Any, checkpoint: Any) -> Any:
         found = original(self, channel, checkpoint)
-        awaited = self._rounds.get(checkpoint)
+        awaited = self._recordings.get(checkpoint)
         if channel in self._back and awaited:
-            del self._rounds[checkpoint]
+            del self._recordings[checkpoint]
             closed = [effects.CloseLog(checkpoint, other) for other in awaited]
             return [*found, *closed, effects.PersistSnapshot(checkpoint)]
         return found
@@ -975,25 +987,28 @@ def one_barrier_round_is_enough(original: Any) -> Any:
     return on_barrier
 
 
-@mutation(SubtaskSnapshots, "_note_in_flight")
+@mutation(ChannelState, "taken")
 def only_the_first_is_logged(original: Any) -> Any:
     """Of what is in flight on a back edge, one message is logged."""
 
     def note(self: Any, channel: Any, message: Any, payload: Any) -> None:
-        if all(not log.messages for log in self._open_logs.get(channel, {}).values()):
+        if all(not log.messages for log in self.logging.get(channel, {}).values()):
             original(self, channel, message, payload)
 
     return note
 
 
-@mutation(SubtaskSnapshots, "add_logs")
+@mutation(ChannelState, "logs_of")
 def logged_and_sent_again(original: Any) -> Any:
     """What is in flight on a back edge is in the snapshot, and its cursor stands before it."""
 
-    def add_logs(self: Any, logs: Any, saved: Any) -> Any:
-        return replace(original(self, logs, saved), inputs=saved.inputs)
+    def logs_of(self: Any, checkpoint: Any) -> Any:
+        logs = original(self, checkpoint)
+        for log in logs.values():
+            log.next = log.messages[0][0].seq if log.messages else log.next
+        return logs
 
-    return add_logs
+    return logs_of
 
 
 @mutation(SnapshotLogs, "takes")
@@ -1075,8 +1090,8 @@ def back_edges_stay_in_memory(original: Any) -> Any:
     return lift_limits
 
 
-@mutation(RecordingAlignment, "_give_up_round", scenario="48")
-def given_up_rounds_are_waited_for(original: Any) -> Any:
+@mutation(RecordingAlignment, "_give_up_recording", scenario="48")
+def given_up_recordings_are_waited_for(original: Any) -> Any:
     """A checkpoint that is given up while its barrier goes round holds up those behind it."""
     return lambda self, checkpoint: []
 
@@ -1101,7 +1116,7 @@ def how_many_were_taken_is_not_noted(original: Any) -> Any:
     return take_in_loop
 
 
-@mutation(SubtaskSteps, "_reached_at")
+@mutation(StepHistory, "_reached_at")
 def what_was_passed_on_is_forgotten(original: Any) -> Any:
     """Whoever begins from a version does not know how far it had passed on what ancestors did."""
     return lambda self, saved: {}
@@ -1240,13 +1255,13 @@ def watermark_of_the_fastest(original: Any) -> Any:
 # --- barriers that overtake
 
 
-@mutation(SubtaskSnapshots, "_note_arrival")
+@mutation(ChannelState, "arrived")
 def what_comes_behind_the_copy_is_not_recorded(original: Any) -> Any:
     """An unaligned snapshot holds what was here when the state was copied, and not what came before the barrier."""
     return lambda self, channel, message, payload: None
 
 
-@mutation(SubtaskSnapshots, "_record")
+@mutation(ChannelState, "open_record")
 def what_waits_is_not_recorded(original: Any) -> Any:
     """An unaligned snapshot holds what came behind the copy of the state, and not what was here."""
 
@@ -1262,10 +1277,9 @@ def what_waits_is_not_recorded(original: Any) -> Any:
 def overtaking_is_no_determinant(original: Any) -> Any:
     """Nobody is told where a barrier overtook."""
 
-    def begin(self: Any, machine: Any, checkpoint: Any) -> None:
-        begin_with, self._begin_with = self._begin_with, lambda choice, value: None
-        original(self, machine, checkpoint)
-        self._begin_with = begin_with
+    def begin(self: Any, checkpoint: Any) -> None:
+        with mock.patch.object(self.history, "begin"):
+            original(self, checkpoint)
 
     return begin
 
@@ -1289,14 +1303,14 @@ def complete_with_the_first_barrier(original: Any) -> Any:
 
     def overtook(self: Any, checkpoint: Any) -> Any:
         found = original(self, checkpoint)
-        awaited = self._rounds.pop(checkpoint, ())
+        awaited = self._recordings.pop(checkpoint, ())
         closed = [effects.CloseRecord(checkpoint, channel) for channel in awaited]
         return [*found, *closed, *([effects.PersistSnapshot(checkpoint)] if awaited else ())]
 
     return overtook
 
 
-@mutation(SubtaskSteps, "_saved_of_ancestors", scenario="43")
+@mutation(StepHistory, "saved_of_ancestors", scenario="43")
 def ancestors_are_known_anew(original: Any) -> Any:
     """A version does not say how far ancestors were known, though messages in flight tell of steps before it."""
     return lambda self: {}
@@ -1325,15 +1339,15 @@ def barriers_of_the_version_count(original: Any) -> Any:
 # --- within a slot
 
 
-@mutation(SlotOrders, "_hand_over")
+@mutation(Routing, "hand_over")
 def consumers_fail_their_producers(original: Any) -> Any:
     """What a consumer throws at a message of its own slot counts as its producer's failure (a fault that the product
     had)."""
 
     def hand_over(self: Any, message: Any, payload: Any) -> None:
-        consumer = self.active.consumer(message.channel)
+        consumer = self._host.active.consumer(message.channel)
         if consumer is not None:
-            consumer.receive(message, payload)
+            consumer.steps.receive(message, payload)
 
     return hand_over
 
@@ -1398,14 +1412,14 @@ def drains_end_when_a_slot_joins(original: Any) -> Any:
     """A host that was drained gets work when slots are placed anew."""
 
     def hosted(self: Any, hosts: Any) -> None:
-        drains, self._drains = self._drains, {}
+        drains, self._host_drains = self._host_drains, {}
         original(self, hosts)
-        self._drains = drains
+        self._host_drains = drains
 
     return hosted
 
 
-@mutation(failover.FailoverProtocol, "begins_on")
+@mutation(FailoverProtocol, "begins_on")
 def rollbacks_use_drained_hosts(original: Any) -> Any:
     """A rollback puts every subtask on the slot of its number, also on a host that is drained."""
     return lambda self, hosts: {}
@@ -1420,7 +1434,7 @@ def done_when_the_standby_is_there(original: Any) -> Any:
         for subtask, move in tuple(self._moves.items()):
             if move.slot in table[subtask].members:
                 del self._moves[subtask]
-                found.append(chain_effects.MoveReported(move.request, "done"))
+                found.append(chain_effects.ReportMove(move.request, "done"))
         return found
 
     return progress
@@ -1439,7 +1453,7 @@ def retired_with_something_on_it(original: Any) -> Any:
     return left
 
 
-@mutation(Members, "needed")
+@mutation(SlotProcesses, "needed")
 def spare_slots_are_deployed_on(original: Any) -> Any:
     """A rollback counts on the spare slots that are there."""
     return lambda self: self.all()
@@ -1472,7 +1486,7 @@ def slow_commits_end_the_job(original: Any) -> Any:
 
     def advance(self: Any, now_ms: int) -> Any:
         found = original(self, now_ms)
-        late = any(isinstance(effect, effects.CommitDelayed) for effect in found)
+        late = any(isinstance(effect, effects.ReportCommitDelay) for effect in found)
         return self._abandon("the commit was not answered") if late else found
 
     return advance
@@ -1481,29 +1495,29 @@ def slow_commits_end_the_job(original: Any) -> Any:
 # --- rollback
 
 
-@mutation(JobProtocol, "_drain", scenario="97")
+@mutation(JobProtocol, "_quiesce", scenario="97")
 def rollbacks_wait_for_ever(original: Any) -> Any:
     """A rollback has no deadline for a commit that hangs."""
 
-    def drain(self: Any, now_ms: int) -> Any:
+    def quiesce(self: Any, now_ms: int) -> Any:
         found = original(self, now_ms)
         if self._state in LIVE:
-            self._drain_until_ms = None
+            self._quiesce_until_ms = None
         return found
 
-    return drain
+    return quiesce
 
 
-@mutation(JobProtocol, "_drain")
-def rollback_before_all_is_drained(original: Any) -> Any:
+@mutation(JobProtocol, "_quiesce")
+def rollback_before_all_is_quiet(original: Any) -> Any:
     """A rollback does not wait for manifests that are being stored."""
 
-    def drain(self: Any, now_ms: int) -> Any:
+    def quiesce(self: Any, now_ms: int) -> Any:
         found = original(self, now_ms)
-        self._drained = True
+        self._quiesced = True
         return found
 
-    return drain
+    return quiesce
 
 
 @mutation(JobProtocol, "restore_from")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import marshal
 from typing import TYPE_CHECKING
 
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.transport.wire.frames import LENGTH, FrameQueue, FrameReader
 from flinkplus.runtime.transport.wire.wire import encode
 from tests.simulation.disk import flipped
@@ -63,11 +63,11 @@ class Stream:
                 self._held[way].append((message, number))
                 return
         at_ms = self._arrives_ms(way)
-        if world.frames_wrong and message.kind is Kind.REPLICA:
+        if world.frames_wrong and message.kind is MessageKind.REPLICA:
             self._put_wrong(at_ms, receiver, sender.index, message, number)
             return
         self._pass(at_ms, receiver, sender.index, message, way, number)
-        if world.now_ms <= self.fragile_until_ms and message.kind is Kind.RECORDS:
+        if world.now_ms <= self.fragile_until_ms and message.kind is MessageKind.RECORDS:
             world.note("the stream from slot %s to slot %s breaks", owner.index, target.index)
             owner.data.broke(target.index, self)
         if world.duplicates and world.rng_network.random() < 0.3:
@@ -124,7 +124,7 @@ class Stream:
 
     def _arrive(self, receiver: SimSlot, sender: int, message: Message, way: int, number: int) -> None:
         if number < self._lost_from[way]:
-            happens = receiver.quietly if message.kind is Kind.REPLICA else receiver.event
+            happens = receiver.quietly if message.kind is MessageKind.REPLICA else receiver.event
             happens(receiver.take_one, sender, message)
 
     def lose(self) -> None:
@@ -212,16 +212,16 @@ def torn(payload: bytes, size: int) -> bytes:
 
 def packed(message: Message) -> bytes:
     """The payload of a message on the wire; empty for kinds that have none."""
-    if message.kind is Kind.REPLICA:
+    if message.kind is MessageKind.REPLICA:
         return bytes(message.records)
-    return marshal.dumps((message.size, message.records)) if message.kind is Kind.RECORDS else b""
+    return marshal.dumps((message.size, message.records)) if message.kind is MessageKind.RECORDS else b""
 
 
 def unpacked(message: Message, payload: memoryview) -> Message:
     """A message that came in a frame, as it was sent."""
-    if message.kind is Kind.REPLICA:
+    if message.kind is MessageKind.REPLICA:
         return message._replace(records=bytes(payload))
-    if message.kind is Kind.RECORDS:
+    if message.kind is MessageKind.RECORDS:
         size, records = marshal.loads(payload)
         return message._replace(size=size, records=records)
     return message._replace(size=0)

@@ -44,7 +44,9 @@ def phases_of(world: World, process: SimSlot) -> frozenset[str]:
     if world.coordinator is None:
         return frozenset()
     checkpoints = world.coordinator._checkpoints
-    found = {phase for subtask in process.active for phase in _of(subtask._barriers, checkpoints.pending)}
+    found = {
+        phase for subtask in process.active for phase in _of(subtask.steps.checkpoints._machine, checkpoints.pending)
+    }
     if checkpoints._storing is not None:
         found.add("manifest")
     if len(checkpoints._commits):
@@ -57,11 +59,11 @@ def phases_of(world: World, process: SimSlot) -> frozenset[str]:
 
 
 def _of(machine: BarrierMachine, pending: tuple[CheckpointId, ...]) -> Iterator[str]:
-    rounds: Mapping[CheckpointId, object] = getattr(machine, "_rounds", {})
+    recordings: Mapping[CheckpointId, object] = getattr(machine, "_recordings", {})
     for checkpoint in pending:
         if checkpoint > machine._newest_seen:
             yield "trigger"
-        elif checkpoint in rounds:
+        elif checkpoint in recordings:
             yield "in flight"
         elif checkpoint in machine.waiting_for:
             yield "alignment"

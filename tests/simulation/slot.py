@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dedup.store import MemoryStore
 from flinkplus.errors import ForeignMessage, NondeterministicOperator, PeerProtocolError, UserFunctionError
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
@@ -18,6 +17,7 @@ from flinkplus.runtime.slot.control.failover import PART_VALUES, SlotFailover
 from flinkplus.runtime.slot.control.orders import SlotOrders
 from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.transport.wire.wire import decode_frame
+from tests.memory_store import MemoryStore
 from tests.simulation.checks import Violation
 from tests.simulation.disk import SimVolume
 from tests.simulation.graph import SimGraph
@@ -144,31 +144,36 @@ class SimSlot(SlotOrders[SimSubtask]):
             self._peers.reconnect(now)
         busy, rng = False, world.rng_work
         for subtask in self.active:
-            if subtask.runnable(now) and self.alive:
+            if subtask.steps.runnable(now) and self.alive:
                 busy = True
                 if rng.random() < 0.8:
-                    self.guard(subtask, subtask.run)
-                    while self.alive and subtask.repeats_on and rng.random() < 0.7:
-                        self.guard(subtask, subtask.run)
+                    self.guard(subtask, subtask.steps.run)
+                    while self.alive and subtask.steps.repeats_on and rng.random() < 0.7:
+                        self.guard(subtask, subtask.steps.run)
                     self._pass_barriers(subtask, now)
                     world.checks.stepped(subtask)
         if busy:
             self.wake()
             return
-        deadlines = [deadline for subtask in self.active if (deadline := subtask.deadline(now)) > now]
+        deadlines = [deadline for subtask in self.active if (deadline := subtask.steps.deadline(now)) > now]
         if self._peers.next_reconnect is not None:
             deadlines.append(self._peers.next_reconnect)
-        if self.retention is not None and self.retention.retry_at is not None:
-            deadlines.append(max(now + 0.02, self.retention.retry_at))
+        if self.retention is not None and self.retention.blocked is not None:
+            deadlines.append(max(now + 0.02, self.retention._retry_at))
         if deadlines:
             self._working = True
             world.at(max(world.now_ms + 1, round(min(deadlines) * 1000)), self._work)
 
     def _pass_barriers(self, subtask: SimSubtask, now: float) -> None:
         """What comes behind a barrier that had overtaken, if that is taken in no time."""
-        while self.world.parameters.quick_barriers and self.alive and subtask.passes_barrier and subtask.runnable(now):
+        while (
+            self.world.parameters.quick_barriers
+            and self.alive
+            and subtask.passes_barrier
+            and subtask.steps.runnable(now)
+        ):
             subtask.passes_barrier = False
-            self.guard(subtask, subtask.run)
+            self.guard(subtask, subtask.steps.run)
 
     def end(self, why: str) -> None:
         """The process ends; Spark will start another one."""
@@ -183,7 +188,7 @@ class SimSlot(SlotOrders[SimSubtask]):
     # --- control
 
     def report(self, message: control.ControlMessage) -> None:
-        if isinstance(message, control.PromotionRefused) and message.reason != REFUSED and not self.world.violated:
+        if isinstance(message, control.PromotionFailed) and message.reason != REFUSED and not self.world.violated:
             self.world.violated = Violation("progress", f"{message.subtask} is not promoted: {message.reason}")
         self.world.report(self, message)
 
@@ -287,7 +292,7 @@ class SimSlot(SlotOrders[SimSubtask]):
         if self.active.retire(subtask):
             self.world.note("%s fails: %s", subtask.id, error)
             kind = type(error).__name__
-            self.report(control.SubtaskFailure(subtask.generation, str(subtask.id), kind, str(error)))
+            self.report(control.Failed(subtask.generation, str(subtask.id), kind, str(error)))
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
         self.world.reach(point, self, name)
@@ -301,11 +306,11 @@ class SimSlot(SlotOrders[SimSubtask]):
             self.frame_malformed(peer, error)
             return
         whole = (unpacked(message, payload) for message, payload in messages)
-        self.take_all(peer, ((message, message.records) for message in whole))
+        self.routing.take_all(peer, ((message, message.records) for message in whole))
 
     def take_one(self, peer: int, message: Message) -> None:
         """A message of ``peer`` that did not come in a frame."""
-        self.take_all(peer, [(message, message.records)])
+        self.routing.take_all(peer, [(message, message.records)])
 
     def frame_malformed(self, peer: int, error: Exception) -> None:
         if isinstance(error, ForeignMessage):
@@ -315,5 +320,5 @@ class SimSlot(SlotOrders[SimSubtask]):
     def _renew(self, peer: int, reason: str) -> None:
         self.data.renew(peer)
 
-    def _send_credit(self, slot: int, credit: Message) -> None:
+    def send_credit(self, slot: int, credit: Message) -> None:
         self.data.send_back(slot, credit)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from chain_backup.disk import Sink, Source, base_name
-from chain_backup.replication.agent import ReplicationAgent, at_once
+from chain_backup.disk import ArrivingFile, HeldFile, base_name
+from chain_backup.replication.agent import ReplicationAgent
+from chain_backup.replication.receiver import at_once
 from flinkplus.errors import CorruptState, StateError
-from flinkplus.protocol.snapshot.files import CHECKSUM_BYTES, StateFile
-from flinkplus.protocol.snapshot.files import Kind as FileKind
+from flinkplus.protocol.snapshot.files import CHECKSUM_BYTES, FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.slot.control.ports import StandbyReady
@@ -168,7 +168,7 @@ class SimDisk:
         if error is not None:
             raise OSError(error, os.strerror(error))
 
-    def create(self, name: str) -> Sink:
+    def create(self, name: str) -> ArrivingFile:
         self.check()
         data = self._parts[name] = bytearray()
         return SimSink(self, data)
@@ -193,7 +193,7 @@ class SimDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         return self._held[name]
 
-    def open(self, name: str) -> Source:
+    def open(self, name: str) -> HeldFile:
         return SimSource(self._slot, self._data(name))
 
     def remove(self, name: str) -> None:
@@ -293,15 +293,15 @@ class SimStandbys:
         return self._world.now_ms * 1_000_000 + self._slot.process
 
     def _send(self, peer: int, frame: bytes) -> None:
-        message = Message(Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0), frame)
+        message = Message(MessageKind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0), frame)
         self._slot.data.send(peer, message)
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:
         slot, name = self._slot, parse_subtask(subtask)
         self._world.checks.copied(slot, subtask, generation, version)
-        slot.report(control.VersionStaged(generation, subtask, version))
+        slot.report(control.Staged(generation, subtask, version))
         self._world.reach("staged", slot, name)
-        predecessor = self.agent._members[subtask].neighbour(slot.index, -1)
+        predecessor = self.agent._members[subtask].predecessor
         for process in [] if predecessor is None else self._world.on_slot(predecessor):
             self._world.reach("replicated", process, name)
 

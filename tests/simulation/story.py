@@ -14,11 +14,11 @@ def brief(value: Any) -> str:
     match value:
         case control.Register(slot, attempt, pid, host, address):
             return f"Register {slot} {attempt} {pid} {host} {address}"
-        case control.SnapshotAcked(generation, checkpoint, subtask, _):
-            return f"SnapshotAcked {subtask} generation {generation} checkpoint {checkpoint}"
-        case control.SnapshotRefused(generation, checkpoint, subtask, reason):
+        case control.Acknowledged(generation, checkpoint, subtask, _):
+            return f"Acknowledged {subtask} generation {generation} checkpoint {checkpoint}"
+        case control.Declined(generation, checkpoint, subtask, reason):
             cause = "" if value.abort_cause is AbortCause.OTHER else f" ({value.cause})"
-            return f"SnapshotRefused {generation} {checkpoint} {subtask} {reason}{cause}"
+            return f"Declined {generation} {checkpoint} {subtask} {reason}{cause}"
         case control.Deploy(generation, checkpoint):
             return f"Deploy generation {generation} from checkpoint {checkpoint}"
         case control.Fence(attempt, generation, failed):
@@ -34,8 +34,8 @@ def brief(value: Any) -> str:
             return f"Chains {', '.join(f'{name} {found[1]}' for name, found in chains.items())}"
         case control.Join(generation):
             return f"Join generation {generation}"
-        case control.Peers(serial, addresses):
-            return f"Peers {serial}: {', '.join(addresses)}"
+        case control.Connect(serial, addresses):
+            return f"Connect {serial}: {', '.join(addresses)}"
         case _ if dataclasses.is_dataclass(value) and type(value).__module__ == control.__name__:
             fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
             return " ".join([type(value).__name__, *(str(field) for field in fields if field != "")])

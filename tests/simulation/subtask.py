@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,17 +12,21 @@ from zlib import crc32
 from dedup.filter import FORGOTTEN, Channel, MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
-from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.channels.channel import InputCursor
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
+from flinkplus.protocol.subtask.admission import Admission, digests
+from flinkplus.protocol.subtask.checkpoints import add_logs
+from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.parts import SubtaskParts
+from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
-from flinkplus.protocol.vocabulary.in_flight import AbortCause, cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs, cost_of
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.points import CURSOR
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
@@ -78,7 +82,7 @@ class MarshalCodec:
 
     def decode(self, data: memoryview) -> Entry:
         kind, channel, *rest = marshal.loads(data)
-        return Message(Kind(kind), ChannelId(*channel), *rest), None
+        return Message(MessageKind(kind), ChannelId(*channel), *rest), None
 
 
 class WatchedLog(OutputLog[Entry]):
@@ -131,29 +135,97 @@ class SimPlan(Incarnation):
     handle: SnapshotHandle
 
 
-class SimSubtask(SubtaskSteps):
-    """One active subtask. ``poisoned``: the next thing that it works on makes it throw; ``poisoned_receipt``: the next
-    that comes in.
-    ``has_whims``: what it does depends on more than its steps. ``passes_barrier``: what it took last is a barrier that
-    had overtaken."""
+class WatchedSteps(SubtaskSteps):
+    """The product's steps, looked at by the checkers."""
+
+    owner: SimSubtask
+
+    def __init__(self, owner: SimSubtask, *arguments: Any) -> None:
+        self.owner = owner
+        self._checks = owner.slot.world.checks
+        super().__init__(*arguments)
+
+    def receive(self, message: Message, payload: Any) -> None:
+        self.owner.throw_if_receipt_is_poisoned()
+        end = self.inputs.channels[message.channel]
+        before = end.cursor._received
+        super().receive(message, payload)
+        if end.cursor._received != before:
+            self._checks.accepted(self.owner, end, message)
+
+    def _begin(self) -> Iterator[None] | None:
+        if self._unaligned is not None:
+            self._checks.begins_step(self.owner)
+        return super()._begin()
+
+    def _begin_overtaking(self, checkpoint: CheckpointId) -> None:
+        waiting = sum(len(end.queue) for end in self.inputs.channels.values())
+        world = self.owner.slot.world
+        world.note("%s: the barrier of checkpoint %s overtakes %s messages", self.id, checkpoint, waiting)
+        repeated = bool(self.replay.determinants) or self.replay.unchecked
+        super()._begin_overtaking(checkpoint)
+        if not repeated:
+            self._checks.overtook(self.owner, checkpoint)
+
+    def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
+        for _, message, _ in many if self._checks.exact else ():
+            self._checks.causes.takes(self.owner, message)
+        return super()._take_many(many)
+
+    def _take_in_loop(self, end: InputChannel, count: int) -> Iterator[None] | None:
+        if count > 1:
+            for message, _ in islice(end.queue, count):
+                self._checks.causes.takes(self.owner, message)
+                if self._loop is not None and end.channel in self._loop.back_edges:
+                    self._checks.takes_in_loop(self.owner, end, message)
+        return super()._take_in_loop(end, count)
+
+    def _take(self, end: InputChannel) -> Iterator[None] | None:
+        message = end.queue[0][0]
+        if self._unaligned is not None:
+            overtaken = message.kind is MessageKind.BARRIER and message.epoch <= self._unaligned._newest_seen
+            self.owner.passes_barrier = overtaken
+            self._checks.counts["put_back"] += bool(end.put_back)
+        if self._checks.exact:
+            self._checks.causes.takes(self.owner, message)
+        returned = self._loop is not None and end.channel in self._loop.back_edges
+        if returned or message.kind is MessageKind.ROUND:
+            self._checks.takes_in_loop(self.owner, end, message)
+        if message.kind is MessageKind.WATERMARK:
+            self._checks.takes_watermark(self.owner, message, self._watermarks._known.get(end.channel))
+        return super()._take(end)
+
+
+class SimSubtask:
+    """One active subtask: the work, the snapshots and the reports of the product's steps.
+
+    ``poisoned``: the next thing that it processes makes it throw. ``poisoned_receipt``: the next that arrives.
+    ``has_whims``: what it does depends on more than its steps.
+    ``passes_barrier``: what it took last is a barrier that had overtaken.
+    """
 
     def __init__(self, slot: SimSlot, plan: SimPlan) -> None:
         self.slot = slot
         self.plan = plan
+        self.id, self.generation = plan.subtask, plan.generation
         world, graph, vertex = slot.world, slot.graph, plan.vertex
         self._world = world
         self._at = graph.vertices.index(vertex)
         saved = plan.handle.operator_state
-        seen = None
+        self.seen: WatchedFilter | None = None
         local = world.options.local
         if local and not vertex.is_source and plan.guarantee.repeats:
-            seen = WatchedFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
-            seen.world = world
+            self.seen = WatchedFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
+            self.seen.world = world
         omitted = frozenset(world.parameters.without)
         plan.promotion = without(omitted, plan.promotion)
-        super().__init__(plan, saved, vertex.is_source, bool(vertex.outputs), local, seen)
+        history = StepHistory(plan, saved, vertex.is_source, bool(vertex.outputs), local)
+        replay = Replay(plan.promotion, history.logs)
+        self._time = StepTime(self.id, history, replay, lambda: world.now_ms, saved.clock_ms)
+        digest = digests(self._digest)
+        admission = Admission(self.id, self.seen, digest)
         if omitted:
-            self.admission = PartialAdmission(self.id, seen, self._digest_of, omitted)
+            admission = PartialAdmission(self.id, self.seen, digest, omitted)
         self.snapshot_of: CheckpointId | None = None
         self.poisoned = self.poisoned_receipt = self.passes_barrier = False
         self.has_whims = world.parameters.whims
@@ -166,13 +238,13 @@ class SimSubtask(SubtaskSteps):
         self.outputs = SimOutputs(
             plan.generation,
             world.parameters.window,
-            slot._hand_over,
+            slot.routing.hand_over,
             self._make_log,
             slot.retention,
             world.options.standbys and plan.guarantee.replays,
-            self._steps,
-            self._ancestors,
-            self._digest_of,
+            history.steps,
+            history.ancestors,
+            digest,
         )
         self.outputs.slot = slot
         own = work_of(saved)
@@ -186,15 +258,28 @@ class SimSubtask(SubtaskSteps):
         self._held: list[Row] = list(own.get("held", ()))
         self.advanced_ms = own.get("advanced_ms", -1)
         self._restore_state()
-        self.add_inputs(saved, graph.inputs_of(self.id, graph.parallelism))
         for edge in vertex.outputs:
             consumer = graph.consumer_vertex(edge).name
-            peers = self.peers(edge, [SubtaskId(consumer, index) for index in range(graph.parallelism)])
+            peers = plan.peers(edge, [SubtaskId(consumer, index) for index in range(graph.parallelism)])
             is_back = edge in plan.cycles.back_edges
             self.outputs.add_channels(edge, self.id.index, peers, saved.outputs, is_back)
-        self.begin_from(saved)
+        parts = SubtaskParts(
+            is_source=vertex.is_source,
+            has_outputs=bool(vertex.outputs),
+            local=local,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            history=history,
+            replay=replay,
+            time=self._time,
+            admission=admission,
+            work=self,
+            snapshots=self,
+            reports=self,
+        )
+        self.steps = WatchedSteps(self, plan, saved, parts, list(graph.inputs_of(self.id, graph.parallelism)))
         waiting = [message for end in self.inputs.channels.values() for message, _ in end.queue]
-        again = sum(len(message.records) for message in waiting if message.kind is Kind.RECORDS)
+        again = sum(len(message.records) for message in waiting if message.kind is MessageKind.RECORDS)
         if again:
             world.note("%s takes up %s rows that were in flight", self.id, again)
             world.reach("taken_up", slot, self.id)
@@ -216,64 +301,23 @@ class SimSubtask(SubtaskSteps):
         return log
 
     def _grant(self, end: InputChannel, consumed: int) -> None:
-        self.slot._grant(self.generation, end, consumed)
+        self.slot.routing.grant(self.generation, end, consumed)
 
     def consumer_of(self, channel: ChannelId) -> SubtaskId:
         return self.slot.graph.consumer_of(channel)
 
-    def receive(self, message: Message, payload: Any) -> None:
+    def throw_if_receipt_is_poisoned(self) -> None:
         if self.poisoned_receipt:
             self.poisoned_receipt = False
             self._throw()
-        end = self.inputs.channels[message.channel]
-        before = end.cursor._received
-        super().receive(message, payload)
-        if end.cursor._received != before:
-            self._world.checks.accepted(self, end, message)
+
+    def stand_in_for(self, failed: Collection[SubtaskId]) -> None:
+        """Nobody's turns are waited for here."""
 
     # --- the work
 
-    def _begin(self) -> Iterator[None] | None:
-        if self._unaligned is not None:
-            self._world.checks.begins_step(self)
-        return super()._begin()
-
-    def _begin_overtaking(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> None:
-        waiting = sum(len(end.queue) for end in self.inputs.channels.values())
-        self._world.note("%s: the barrier of checkpoint %s overtakes %s messages", self.id, checkpoint, waiting)
-        repeated = bool(self._replay) or self._repeats
-        super()._begin_overtaking(machine, checkpoint)
-        if not repeated:
-            self._world.checks.overtook(self, checkpoint)
-
-    def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
-        for _, message, _ in many if self._world.checks.exact else ():
-            self._world.checks.causes.takes(self, message)
-        return super()._take_many(many)
-
-    def _take_in_loop(self, end: InputChannel, count: int) -> Iterator[None] | None:
-        if count > 1:
-            for message, _ in islice(end.queue, count):
-                self._world.checks.causes.takes(self, message)
-                if end.channel in self._back:
-                    self._world.checks.takes_in_loop(self, end, message)
-        return super()._take_in_loop(end, count)
-
-    def _take(self, end: InputChannel) -> Iterator[None] | None:
-        message = end.queue[0][0]
-        if self._unaligned is not None:
-            self.passes_barrier = message.kind is Kind.BARRIER and message.epoch <= self._unaligned._newest_seen
-            self._world.checks.counts["put_back"] += bool(end.put_back)
-        if self._world.checks.exact:
-            self._world.checks.causes.takes(self, message)
-        if end.channel in self._back or message.kind is Kind.ROUND:
-            self._world.checks.takes_in_loop(self, end, message)
-        if message.kind is Kind.WATERMARK:
-            self._world.checks.takes_watermark(self, message, self._watermarks._known.get(end.channel))
-        return super()._take(end)
-
     def begin(self, run: int, run_age_s: float) -> None:
-        self.start()
+        self.steps.start()
 
     def _throw_if_poisoned(self) -> None:
         if self.poisoned or self._world.outages:
@@ -290,19 +334,19 @@ class SimSubtask(SubtaskSteps):
             self.slot.end("a row ends it")
             raise ProcessEnded
 
-    def _push(self, message: Message, payload: Any) -> Iterator[None]:
+    def push(self, message: Message, payload: Any) -> Iterator[None]:
         self._world.checks.works(self)
         self._end_at_deadly_row(message)
         return self._count(self._on_time(message))
 
-    def _push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+    def push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         self._world.checks.works(self)
         for message, _ in messages:
             self._end_at_deadly_row(message)
         return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
 
     def _on_time(self, message: Message) -> tuple[Row, ...]:
-        known = self._watermarks._known
+        known = self.steps._watermarks._known
         self._world.checks.on_time(self, message, known.get(message.channel) if known else None)
         rows: tuple[Row, ...] = message.records
         return rows
@@ -317,7 +361,7 @@ class SimSubtask(SubtaskSteps):
         for record, passages in rows:
             key = graph.key(record, at)
             if key < self._world.parameters.clock_keys:
-                self._told_ms = self.now_ms() % CLOCK_BYTES
+                self._told_ms = self._time.now_ms() % CLOCK_BYTES
             counts[key] = dirty[key] = number = counts.get(key, 0) + 1
             counted.append((record, (*passages, (at, key, number))))
         if self._holds_back:
@@ -325,12 +369,12 @@ class SimSubtask(SubtaskSteps):
             return iter(())
         return self._emit(counted)
 
-    def _advance(self, watermark_ms: int) -> Iterator[None]:
+    def advance(self, watermark_ms: int) -> Iterator[None]:
         self._world.checks.advances(self, watermark_ms)
         if self._holds_back:
             due = sorted(row for row in self._held if event_time_ms(row) < watermark_ms)
             self._held = [row for row in self._held if event_time_ms(row) >= watermark_ms]
-            self._told_ms = self.now_ms() % CLOCK_BYTES if self._world.parameters.clock_keys else 0
+            self._told_ms = self._time.now_ms() % CLOCK_BYTES if self._world.parameters.clock_keys else 0
             if due:
                 yield from self._emit(due)
         yield from self._send_watermark(watermark_ms)
@@ -360,19 +404,16 @@ class SimSubtask(SubtaskSteps):
             self.outputs.pump()
             yield
 
-    def _rows_to_read(self) -> int:
+    def rows_to_read(self) -> int:
         return self._rng.randint(1, self._world.parameters.rows)
 
     def _digest(self, message: Message, payload: Any) -> int:
         return crc32(marshal.dumps((message.records, message.size), WITHOUT_REFERENCES))
 
-    def _wall_ms(self) -> int:
-        return self._world.now_ms
-
-    def _ready_at(self, now: float) -> float:
+    def ready_at(self, now: float) -> float:
         return max(now, self._next_read_s)
 
-    def _read_rows(self, rows: int) -> Generator[None, None, bool]:
+    def read_rows(self, rows: int) -> Generator[None, None, bool]:
         self._world.checks.works(self)
         end = self.slot.graph.records
         if self._read_to >= end:
@@ -380,37 +421,37 @@ class SimSubtask(SubtaskSteps):
         first = self._read_to
         self._throw_if_poisoned()
         self._read_to = min(end, first + rows)
-        self.has_read(self._read_to - first)
+        self.steps.history.has_read(self._read_to - first)
         yield from self._emit([((self._at, self.id.index, number), ()) for number in range(first, self._read_to)])
         if self._world.parameters.watermarks:
             yield from self._send_watermark(self._read_to * MS_A_RECORD)
         self._next_read_s = (self._world.now_ms + self._rng.randint(0, self._world.parameters.read_ms)) / 1000
         return True
 
-    def _flush(self) -> Iterator[None]:
+    def flush(self) -> Iterator[None]:
         held, self._held, self._told_ms = self._held, [], 0
         return self._emit(held) if held else iter(())
 
-    def _on_step_done(self, taken: Taken) -> None:
+    def step_done(self, taken: Taken) -> None:
         return None
 
-    def _on_end(self) -> None:
+    def ended(self) -> None:
         return None
 
-    def _on_point(self, point: str) -> None:
+    def reached(self, point: str) -> None:
         if point in LOOP_POINTS:
             self._world.note("%s: %s", self.id, point)
         self._world.reach(point, self.slot, self.id)
 
-    def _report_exhausted(self) -> None:
+    def exhausted(self) -> None:
         self.slot.report(control.Exhausted(self.generation, str(self.id)))
 
     # --- snapshots
 
-    def _on_complete(self, checkpoint: CheckpointId) -> None:
+    def complete(self, checkpoint: CheckpointId) -> None:
         self._staged = [file for file in self._staged if file[1] > checkpoint]
 
-    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+    def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], OperatorState]) -> None:
         self.snapshot_of = checkpoint
         if self._open:
             name = f"{self.id}-{self.generation}-{checkpoint}"
@@ -425,28 +466,28 @@ class SimSubtask(SubtaskSteps):
             **self._next_of_inputs(),
         }
         part = OperatorPart(rows_in=0, rows_out=0, state=work)
-        saved = replace(self.saved_cursors(checkpoint), operators={WORK: part})
+        saved = replace(protocol_part(), operators={WORK: part})
         self._frozen.append((checkpoint, self._dirty, saved))
         self._dirty = {}
         self._world.reach("snapshot", self.slot, self.id)
 
     def _next_of_inputs(self) -> dict[str, Any]:
         """What is to be taken next, where more may be in flight."""
-        if self._unaligned is None:
+        if not self.plan.unaligned:
             return {}
         ends = self.inputs.channels.items()
         return {"next": {str(c): end.queue[0][0].seq if end.queue else end.cursor.expected for c, end in ends}}
 
-    def _persist(self, checkpoint: CheckpointId) -> None:
+    def persist(self, checkpoint: CheckpointId, logs: Logs) -> SnapshotHandle | None:
         saved = next(saved for number, _, saved in self._frozen if number == checkpoint)
-        saved = self.add_logs(self.logs_of(checkpoint), saved)
+        saved = add_logs(logs, saved, pack, packed_bytes)
         self._frozen = [(number, dirty, saved if number == checkpoint else old) for number, dirty, old in self._frozen]
-        if self._is_source:
+        if self.plan.vertex.is_source:
             self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
-            self.persisted(checkpoint, self._handle(checkpoint, saved), "")
-            return
+            return self._handle(checkpoint, saved)
         self._world.reach("upload", self.slot, self.id)
         self.slot.upload(self, checkpoint)
+        return None
 
     def _handle(self, checkpoint: CheckpointId, saved: OperatorState) -> SnapshotHandle:
         return SnapshotHandle(
@@ -460,7 +501,7 @@ class SimSubtask(SubtaskSteps):
     def uploaded(self, checkpoint: CheckpointId, reason: str) -> None:
         """The asynchronous part ended: what was frozen up to here is one file more, or stays for the next one."""
         if reason:
-            self.persisted(checkpoint, None, reason)
+            self.steps.checkpoints.persisted(checkpoint, None, reason)
             return
         saved = next(saved for number, _, saved in self._frozen if number == checkpoint)
         delta: dict[int, int] = {}
@@ -479,33 +520,27 @@ class SimSubtask(SubtaskSteps):
         self._world.durable.put(name)
         self._files = (*self._files, name)
         self._world.reach("uploaded", self.slot, self.id)
-        self.persisted(checkpoint, self._handle(checkpoint, saved), "")
+        self.steps.checkpoints.persisted(checkpoint, self._handle(checkpoint, saved), "")
 
-    def _pack(self, message: Message, payload: Any) -> Any:
-        return (int(message.kind), tuple(message.channel), *message[2:])
-
-    def _unpack(self, packed: Any) -> tuple[Message, Any]:
+    def unpack(self, packed: Any) -> tuple[Message, Any]:
         return unpacked(packed), None
 
-    def _size_of(self, packed: Any) -> int:
-        return packed_bytes(packed)
-
-    def _discard(self, checkpoint: CheckpointId) -> None:
+    def discard(self, checkpoint: CheckpointId) -> None:
         return None
 
-    def _acknowledge(self, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
+    def acknowledge(self, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
         self.slot._snapshotted(self.id, self.generation, handle)
-        self.slot.report(control.SnapshotAcked(self.generation, checkpoint, str(self.id), handle))
+        self.slot.report(control.Acknowledged(self.generation, checkpoint, str(self.id), handle))
 
-    def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
+    def decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
         self._world.checks.aborted(cause.value)
-        self.slot.report(control.SnapshotRefused(self.generation, checkpoint, str(self.id), reason, cause.value))
+        self.slot.report(control.Declined(self.generation, checkpoint, str(self.id), reason, cause.value))
 
     def close(self) -> None:
-        self._running = False
+        self.steps.stop()
         self.closed = True
         self.outputs.release()
-        self.release_logs()
+        self.steps.checkpoints.channel_state.release()
         if self.seen is not None:
             self.seen.close()
 
@@ -515,10 +550,15 @@ def work_of(saved: OperatorState) -> dict[str, Any]:
     return saved.operators[WORK].state if saved.operators else {}
 
 
+def pack(message: Message, payload: Any) -> Any:
+    """A message as a part of a snapshot."""
+    return (int(message.kind), tuple(message.channel), *message[2:])
+
+
 def unpacked(packed: Any) -> Message:
     """A message that a snapshot holds."""
     kind, channel, *rest = packed
-    return Message(Kind(kind), ChannelId(*channel), *rest)
+    return Message(MessageKind(kind), ChannelId(*channel), *rest)
 
 
 def packed_bytes(packed: Any) -> int:

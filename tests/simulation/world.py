@@ -27,7 +27,7 @@ from flinkplus.runtime.base.step_note import EDGE, FIELDS, OPERATOR, PRODUCER, S
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.coordinator import Coordinator
 from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch, RegistryTold
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
 from flinkplus.runtime.coordinator.membership.moves import PlannedMove
 from flinkplus.runtime.coordinator.setup.outcome import Restore
@@ -239,7 +239,7 @@ class World:
         self._workers = [storage, registry]
         dispatch = Dispatch(
             SimRendezvous(self),  # type: ignore[arg-type]
-            Members(self.parameters.parallelism),
+            SlotProcesses(self.parameters.parallelism),
             inbox,  # type: ignore[arg-type]
             self.clock,
             storage,
@@ -255,8 +255,8 @@ class World:
             self.coordinator.spares._timeout_s = SPARES_TIMEOUT_S
         self.coordinator.write_records_to(self.registry)
         if self.failovers is not None and self.parameters.pending_versions:
-            protocol = self.failovers._protocol
-            protocol._config = replace(protocol._config, pending_versions=True)
+            attempts = self.failovers._protocol._attempts
+            attempts._config = replace(attempts._config, pending_versions=True)
         machine = self.coordinator._checkpoints
         machine._config = replace(machine._config, sweep_every=SWEEP_EVERY)
         if self.parameters.in_flight_bytes is not None:
@@ -335,9 +335,9 @@ class World:
             return
         self._beaten_ms = self.now_ms
         now_s = self.clock.monotonic()
-        for member in coordinator._members._members.values():
-            if not self._connections[member.connection].paused:
-                member.heard_s = now_s
+        for process in coordinator._processes._processes.values():
+            if not self._connections[process.connection].paused:
+                process.heard_s = now_s
 
     def beat(self) -> None:
         """Have the coordinator look for silent slots as long as there may be any."""
@@ -382,18 +382,18 @@ class World:
     def failovers(self) -> Failovers | None:
         return None if self.coordinator is None else self.coordinator._failovers
 
-    def member(self, slot: int) -> SimSlot | None:
+    def process_of(self, slot: int) -> SimSlot | None:
         """The process that the coordinator takes for ``slot``, if it lives."""
         if self.coordinator is None:
             return None
-        member = self.coordinator._members.get(slot)
-        process = None if member is None else self._connections[member.connection]
+        known = self.coordinator._processes.get(slot)
+        process = None if known is None else self._connections[known.connection]
         return process if process is not None and process.alive else None
 
     def is_at_work(self, subtask: Any) -> bool:
         """Whether the coordinator takes this for the active one."""
         coordinator = self.coordinator
-        if coordinator is None or self.member(subtask.slot.index) is not subtask.slot:
+        if coordinator is None or self.process_of(subtask.slot.index) is not subtask.slot:
             return False
         deployment = coordinator._deployment
         return deployment.generations.get(subtask.id) == subtask.generation and self.checks.is_at_work(subtask)
@@ -498,12 +498,12 @@ class World:
 
     def drain(self, host: str, force: bool) -> None:
         if self.coordinator is not None:
-            self.moves.append((self.coordinator.moves.drain(host, force), host, 0))
+            self.moves.append((self.coordinator.moves.drain_host(host, force), host, 0))
             self.coordinator_turns()
 
     def undrain(self, host: str) -> None:
         if self.coordinator is not None:
-            self.coordinator.moves.undrain(host)
+            self.coordinator.moves.undrain_host(host)
             self.coordinator_turns()
 
     def scale(self, count: int, force: bool) -> None:
@@ -578,13 +578,13 @@ class World:
             self.checks.plans({})  # all begin anew
             self.checks.deployed(message.assignment)
         at_ms = max(self._down_ms.get(connection, 0), self.now_ms + self.rng_network.randint(0, 2))
-        if self.breaks_at_join and isinstance(message, control.Peers):
+        if self.breaks_at_join and isinstance(message, control.Connect):
             at_ms += self._break_at_join(slot, message)
         self._down_ms[connection] = at_ms
         if connection not in self._dropped:
             self.at(at_ms, slot.event, slot.obey, message)
 
-    def _break_at_join(self, slot: SimSlot, order: control.Peers) -> int:
+    def _break_at_join(self, slot: SimSlot, order: control.Connect) -> int:
         """A slot is about to be told of a newcomer, a little late: one of its streams to others breaks before, with
         something on it. Returns how late, in milliseconds."""
         known = [address for _, address in order.addresses.values()]

@@ -172,9 +172,9 @@ def test_kinds_and_messages_are_those_of_the_page() -> None:
         ("| `aborted` |", "| `given_up` |", wrong_fields),
         ("Fields of `flinkplus.protocol.snapshot.handle.KeyedPart`:", "Fields of it:", missing_documents),
         ("| 3 | `CHUNK` |", "| 4 | `CHUNK` |", wrong_kinds),
-        ("| `Suspend` | `generation: int` |", "| `Suspend` | `generation: float` |", wrong_messages),
+        ("| `Halt` | `generation: int` |", "| `Halt` | `generation: float` |", wrong_messages),
         ("| `Stop` | none |", "", wrong_messages),
-        ("commands.moves.DrainHost` | `host: str`", "commands.moves.DrainHost` | `hosts: str`", wrong_messages),
+        ("moves.DrainHostCommand` | `host: str`", "moves.DrainHostCommand` | `hosts: str`", wrong_messages),
     ],
 )
 def test_a_difference_is_found(old: str, new: str, check: Any) -> None:

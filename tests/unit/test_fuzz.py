@@ -20,7 +20,7 @@ from chain_backup.zookeeper.records import ChainRecord
 from flinkplus import path_names
 from flinkplus.documents import parse_document
 from flinkplus.errors import CorruptCheckpoint, CorruptState, PeerProtocolError
-from flinkplus.protocol.determinants.determinants import decode_runs
+from flinkplus.protocol.determinants.determinants import decode_spans
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.runtime.control import messages as control
@@ -170,7 +170,7 @@ def test_fields_of_control_messages_are_what_they_say() -> None:
     runs: list[Any] = [[["x", [1]]], [[1]], [[1, ["x"]]], [[1, None]]]
     for bad in runs:
         with pytest.raises(PeerProtocolError):
-            control.runs_from_json(bad)
+            control.spans_from_json(bad)
     digests: list[Any] = [[[1, "%%"]], [[1, "AAA="]], [["1", "AAAAAAAAAAA="]]]
     for bad in digests:
         with pytest.raises(PeerProtocolError):
@@ -191,7 +191,7 @@ def test_what_is_no_channel(text: str) -> None:
 
 def test_determinants_are_counted_before_they_are_read() -> None:
     with pytest.raises(PeerProtocolError, match="announced"):
-        decode_runs(bytes((15,)) + b"\0\0" + b"\xff\xff\xff\x7f")
+        decode_spans(bytes((15,)) + b"\0\0" + b"\xff\xff\xff\x7f")
 
 
 def test_one_message_is_one_message() -> None:
@@ -203,10 +203,10 @@ def test_one_message_is_one_message() -> None:
 
 def test_frames_of_replication_name_their_fields() -> None:
     topic = frames.Topic("a", 1, 2, 3)
-    whole = frames.encode(frames.Kind.STAGED, 1, 0, topic)
+    whole = frames.encode(frames.FrameKind.STAGED, 1, 0, topic)
     assert frames.decode(whole).fields == {}
     for text in (b'["a",1,2,3,[]]', b'["a",1,1e999,3,{}]', DEEP):
-        prefix = frames.PREFIX.pack(frames.MAGIC, frames.FORMAT_VERSION, frames.Kind.STAGED, 1, 0, len(text), 0)
+        prefix = frames.PREFIX.pack(frames.MAGIC, frames.FORMAT_VERSION, frames.FrameKind.STAGED, 1, 0, len(text), 0)
         checksum = zlib.crc32(text, zlib.crc32(prefix))
         with pytest.raises(PeerProtocolError):
             frames.decode(prefix + frames.CHECKSUM.pack(checksum) + text)

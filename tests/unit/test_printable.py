@@ -74,7 +74,7 @@ def test_the_error_of_a_function_is_one_line_that_ends_with_its_row() -> None:
 
 class TestControlMessages:
     def test_texts_are_printable_and_limited(self) -> None:
-        failure = control.SubtaskFailure(1, "count[1]", "E", LONG * 100, "count", HOSTILE, cause=HOSTILE)
+        failure = control.Failed(1, "count[1]", "E", LONG * 100, "count", HOSTILE, cause=HOSTILE)
         found: Any = control.decode(control.encode(failure))
         for text in (found.reason, found.row, found.cause):
             assert text.isprintable() and len(text) <= control.MAX_TEXT_CHARACTERS + 50

@@ -163,9 +163,9 @@ class Collector:
         elif isinstance(result, (str, bytes, dict, tuple)) or not isinstance(result, Iterable):
             cause = f"returned {type(result).__name__}, not an iterable of rows; for a single row return a list of one"
             raise user_error(self._ctx.operator, self._ctx.subtask, row, cause)
-        return self._drain(row, iter(result))
+        return self._gather(row, iter(result))
 
-    def _drain(self, row: object, results: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+    def _gather(self, row: object, results: Iterator[Any]) -> Iterator[pa.RecordBatch]:
         while True:
             try:
                 self._results += islice(results, MAX_COLLECTED_ROWS - len(self._results))

@@ -48,11 +48,10 @@ class BarrierAlignment(BarrierMachine):
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
         version: CheckpointId = NO_CHECKPOINT,
-        max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
         blocking: bool = True,
     ) -> None:
-        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
+        super().__init__(subtask, inputs, version, aborted)
         self._awaited = inputs
         self._blocking = blocking
         self._aligning: CheckpointId | None = None
@@ -61,11 +60,6 @@ class BarrierAlignment(BarrierMachine):
     @property
     def waiting_for(self) -> tuple[CheckpointId, ...]:
         return () if self._aligning is None else (self._aligning,)
-
-    @property
-    def aligning(self) -> CheckpointId | None:
-        """The checkpoint some of whose barriers are here and some not."""
-        return self._aligning
 
     @property
     def blocked(self) -> tuple[ChannelId, ...]:

@@ -59,6 +59,8 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 NO_CHECKPOINT = CheckpointId(0)
 """The version of those that begin at the start."""
+MAX_ASYNCHRONOUS = 8
+"""Snapshots in their asynchronous part. Beyond this a checkpoint is declined, and its barrier still forwarded."""
 MAX_REMEMBERED_ABORTS = 64
 """Aborted checkpoints none of whose barriers was seen. Beyond this the oldest is taken as seen, with all before it."""
 
@@ -67,8 +69,7 @@ class BarrierMachine(ABC):
     """The machine of one subtask; a source has no ``inputs``.
 
     ``version``: the checkpoint that it begins from (0: the start); barriers up to it mean nothing.
-    ``max_asynchronous``: snapshots in their asynchronous part beyond which a checkpoint is declined (and its barrier
-    still forwarded). ``aborted``: what a snapshot noted of another machine (``aborted``), whose steps this one repeats.
+    ``aborted``: what a snapshot noted of another machine (``aborted``), whose steps this one repeats.
     """
 
     def __init__(
@@ -76,14 +77,11 @@ class BarrierMachine(ABC):
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
         version: CheckpointId = NO_CHECKPOINT,
-        max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
         invariant(len(set(inputs)) == len(inputs), "an input channel is given twice", subtask=subtask)
-        invariant(max_asynchronous >= 1, "max_asynchronous must be at least 1", given=max_asynchronous)
         self._subtask = subtask
         self._inputs = inputs
-        self._max_asynchronous = max_asynchronous
         self._newest_seen = version
         self._aborted_unseen: list[CheckpointId] = sorted(aborted)
         self._asynchronous: dict[CheckpointId, bool] = {}  # -> aborted since
@@ -168,7 +166,7 @@ class BarrierMachine(ABC):
 
     def _refusal(self) -> str | None:
         """Why no further snapshot can be taken now."""
-        if len(self._asynchronous) < self._max_asynchronous:
+        if len(self._asynchronous) < MAX_ASYNCHRONOUS:
             return None
         return f"{self._subtask}: {len(self._asynchronous)} older snapshots are still being persisted"
 

@@ -55,10 +55,9 @@ class CyclicAlignment(RecordingAlignment):
         inputs: tuple[ChannelId, ...],
         back: tuple[ChannelId, ...],
         version: CheckpointId = NO_CHECKPOINT,
-        max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
-        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
+        super().__init__(subtask, inputs, version, aborted)
         self._back = back
         self._early: dict[ChannelId, CheckpointId] = {}  # blocked back edges, each with the checkpoint of its barrier
         self._awaited = tuple(channel for channel in inputs if channel not in back)
@@ -102,7 +101,7 @@ class CyclicAlignment(RecordingAlignment):
         if not self._back or self._refusal() is not None:
             return super()._begin_snapshot(checkpoint)
         self._asynchronous[checkpoint] = False
-        awaited = self._rounds[checkpoint] = [
+        awaited = self._recordings[checkpoint] = [
             channel for channel in self._back if self._early.get(channel) != checkpoint
         ]
         effects = [
@@ -114,5 +113,5 @@ class CyclicAlignment(RecordingAlignment):
         for channel in awaited:
             newer = self._early.get(channel, checkpoint)
             if newer > checkpoint:
-                return [*effects, *self._decline_round(checkpoint, channel, newer)]
+                return [*effects, *self._decline_recording(checkpoint, channel, newer)]
         return [*effects, *self._persist()]

@@ -1,13 +1,13 @@
 """What algorithms have in common whose snapshots hold more than the copy of the state: what was in flight on channels.
 
-A *round* is a checkpoint whose state is copied, and whose barrier is awaited on some inputs still: what comes before it
-there belongs to the snapshot. Which inputs these are, and what it means that the barrier has come, is the algorithm's
-affair (``cyclic``, ``unaligned``).
+A *recording* is a checkpoint whose state is copied, and whose barrier is awaited on some inputs still: what comes
+before it there belongs to the snapshot. Which inputs these are, and what it means that the barrier has come, is the
+algorithm's affair (``cyclic``, ``unaligned``).
 
 Rules:
 
-- Rounds may overlap. Copies are persisted in the order in which they were taken, since each builds on the one before;
-  also those of checkpoints that were given up, to be discarded then.
+- Recordings may overlap. Copies are persisted in the order in which they were taken, since each builds on the one
+  before; also those of checkpoints that were given up, to be discarded then.
 - A newer barrier on a channel proves that the older one will never come on it: that checkpoint is declined.
 """
 
@@ -23,7 +23,8 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 
 class RecordingAlignment(BarrierAlignment):
-    """The machine of one subtask: algorithm 1, and rounds behind it. ``COMES``: what a barrier does on a channel."""
+    """The machine of one subtask: algorithm 1, and recordings behind it. ``COMES``: what a barrier does on a
+    channel."""
 
     COMES = "came"
 
@@ -32,15 +33,14 @@ class RecordingAlignment(BarrierAlignment):
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
         version: CheckpointId = NO_CHECKPOINT,
-        max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
-        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
-        self._rounds: dict[CheckpointId, list[ChannelId]] = {}  # ascending; inputs on which its barrier is awaited
+        super().__init__(subtask, inputs, version, aborted)
+        self._recordings: dict[CheckpointId, list[ChannelId]] = {}  # ascending; inputs on which its barrier is awaited
 
     @property
     def waiting_for(self) -> tuple[CheckpointId, ...]:
-        return (*self._rounds, *super().waiting_for)
+        return (*self._recordings, *super().waiting_for)
 
     @abstractmethod
     def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
@@ -49,10 +49,10 @@ class RecordingAlignment(BarrierAlignment):
     def _came(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The barrier of ``checkpoint`` is there on ``channel``."""
         effects: list[BarrierEffect] = []
-        for older in [number for number in self._rounds if number < checkpoint]:
-            if channel in self._rounds.get(older, ()):  # one that was given up may be done with those before it
-                effects += self._decline_round(older, channel, checkpoint)
-        awaited = self._rounds.get(checkpoint, [])
+        for older in [number for number in self._recordings if number < checkpoint]:
+            if channel in self._recordings.get(older, ()):  # one that was given up may be done with those before it
+                effects += self._decline_recording(older, channel, checkpoint)
+        awaited = self._recordings.get(checkpoint, [])
         if channel in awaited:
             awaited.remove(channel)
             effects += [self._close(checkpoint, channel), *self._persist()]
@@ -61,28 +61,30 @@ class RecordingAlignment(BarrierAlignment):
     def _persist(self) -> list[BarrierEffect]:
         """Those whose barrier is there on all inputs, up to the first whose is not."""
         effects: list[BarrierEffect] = []
-        for checkpoint, awaited in tuple(self._rounds.items()):
+        for checkpoint, awaited in tuple(self._recordings.items()):
             if awaited:
                 break
-            del self._rounds[checkpoint]
+            del self._recordings[checkpoint]
             effects.append(PersistSnapshot(checkpoint))
         return effects
 
     def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
-        if checkpoint in self._rounds:
-            return self._give_up_round(checkpoint)
+        if checkpoint in self._recordings:
+            return self._give_up_recording(checkpoint)
         return super()._give_up(checkpoint)
 
-    def _decline_round(self, checkpoint: CheckpointId, channel: ChannelId, newer: CheckpointId) -> list[BarrierEffect]:
+    def _decline_recording(
+        self, checkpoint: CheckpointId, channel: ChannelId, newer: CheckpointId
+    ) -> list[BarrierEffect]:
         reason = f"{self._subtask}: barrier {newer} {self.COMES} on {channel} before {checkpoint} did"
-        return [DeclineCheckpoint(checkpoint, reason), *self._give_up_round(checkpoint)]
+        return [DeclineCheckpoint(checkpoint, reason), *self._give_up_recording(checkpoint)]
 
-    def _give_up_round(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
+    def _give_up_recording(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The copy is persisted all the same, since later snapshots build on it; it is discarded then."""
         self._asynchronous[checkpoint] = True
-        closed = [self._close(checkpoint, channel) for channel in self._rounds[checkpoint]]
-        self._rounds[checkpoint].clear()
+        closed = [self._close(checkpoint, channel) for channel in self._recordings[checkpoint]]
+        self._recordings[checkpoint].clear()
         return [*closed, *self._persist()]
 
     def _was_begun(self, checkpoint: CheckpointId) -> bool:
-        return super()._was_begun(checkpoint) and checkpoint not in self._rounds
+        return super()._was_begun(checkpoint) and checkpoint not in self._recordings

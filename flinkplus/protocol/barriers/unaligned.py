@@ -81,10 +81,9 @@ class UnalignedBarriers(RecordingAlignment):
         subtask: SubtaskId,
         inputs: tuple[ChannelId, ...],
         version: CheckpointId = NO_CHECKPOINT,
-        max_asynchronous: int = 8,
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
-        super().__init__(subtask, inputs, version, max_asynchronous, aborted)
+        super().__init__(subtask, inputs, version, aborted)
         self._ordered: list[CheckpointId] = []  # ascending; those that may overtake, and are not begun
         self._sighted: dict[CheckpointId, list[ChannelId]] = {}  # of checkpoints that are not begun
         self.due: CheckpointId | None = None
@@ -158,7 +157,7 @@ class UnalignedBarriers(RecordingAlignment):
         self._asynchronous[checkpoint] = False
         recorded = self.overtaken_by(checkpoint)
         here = self._sighted.get(checkpoint, ())
-        self._rounds[checkpoint] = [channel for channel in recorded if channel not in here]
+        self._recordings[checkpoint] = [channel for channel in recorded if channel not in here]
         return [
             *effects,
             TakeSnapshot(checkpoint),
@@ -171,10 +170,10 @@ class UnalignedBarriers(RecordingAlignment):
 
     def _decline_if_passed(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """A newer barrier may have come in already where this one has not."""
-        for channel in self._rounds.get(checkpoint, ()):
+        for channel in self._recordings.get(checkpoint, ()):
             for newer, channels in self._sighted.items():
                 if newer > checkpoint and channel in channels:
-                    return self._decline_round(checkpoint, channel, newer)
+                    return self._decline_recording(checkpoint, channel, newer)
         return []
 
     def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:

@@ -16,7 +16,7 @@ from typing import Any
 from flinkplus.protocol.channels.channel import InputCursor
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 MERGED_MESSAGE_BYTES = 16 << 10
 
@@ -42,7 +42,7 @@ class InputChannel:
         size_bytes = in_snapshot = 0
         for message, _ in self.queue:
             in_snapshot += cost_of(message)
-            if message.kind is Kind.BARRIER and message.epoch == checkpoint:
+            if message.kind is MessageKind.BARRIER and message.epoch == checkpoint:
                 return size_bytes, in_snapshot
             size_bytes += message.size
             if in_snapshot > most:
@@ -123,7 +123,7 @@ class InputGate:
         sends them again may always send them all."""
         count = 0
         for message, _ in end.queue:
-            if count == self._window or message.kind is not Kind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
+            if count == self._window or message.kind is not MessageKind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
                 break
             count += 1
         return count
@@ -140,8 +140,8 @@ class InputGate:
                 continue
             while end.queue and len(taken) < most:
                 message, payload = end.queue[0]
-                if message.kind is not Kind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
-                    if not taken and message.kind is Kind.WATERMARK:
+                if message.kind is not MessageKind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
+                    if not taken and message.kind is MessageKind.WATERMARK:
                         return []
                     break
                 end.queue.popleft()

@@ -26,10 +26,10 @@ from typing import Any, Protocol, TypeAlias
 
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
-from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_run
+from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_span
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 MAX_UNSENT_MESSAGES = 4
 ENDLESS = 1 << 62
@@ -378,10 +378,12 @@ class OutputChannels(ABC):
         if self.silent:
             return
         seq = Seq(end.log.appended)
-        known = self._news(end)
+        news = self._news(end)
         self.payload_bytes += size_bytes
-        self.determinant_bytes += len(known)
-        message = Message(Kind.RECORDS, end.channel, self._generation, seq, self.epoch, records, size_bytes, known)
+        self.determinant_bytes += len(news)
+        message = Message(
+            MessageKind.RECORDS, end.channel, self._generation, seq, self.epoch, records, size_bytes, news
+        )
         if end.had:
             self._compare(end, message, payload)
         end.log.append((message, payload), size_bytes)
@@ -417,16 +419,16 @@ class OutputChannels(ABC):
             end.told = steps.next_step
             own = steps.since(told)
         if at_barrier and not own:
-            own = encode_run(told, ())
+            own = encode_span(told, ())
         if ancestors is None:
             return own
         told_of_ancestors, end.told_of_ancestors = end.told_of_ancestors, ancestors.end
         others = ancestors.since(told_of_ancestors, everyone=at_barrier)
-        return (own or encode_run(told, ())) + others if others else own
+        return (own or encode_span(told, ())) + others if others else own
 
-    def _append(self, end: OutputChannel, kind: Kind, watermark_ms: int = 0) -> None:
+    def _append(self, end: OutputChannel, kind: MessageKind, watermark_ms: int = 0) -> None:
         """Append a message without records."""
-        known = self._news(end, at_barrier=kind is Kind.BARRIER)
+        known = self._news(end, at_barrier=kind is MessageKind.BARRIER)
         self.determinant_bytes += len(known)
         message = Message(
             kind,
@@ -443,9 +445,8 @@ class OutputChannels(ABC):
         if message.seq < end.had_to:
             end.let_go()
 
-    def broadcast(self, kind: Kind, epoch: CheckpointId, overtakes: bool = False) -> None:
-        """Append a barrier or the end of input to every channel; there must be room. ``overtakes``: it is sent at
-        once."""
+    def broadcast(self, kind: MessageKind, epoch: CheckpointId, overtakes: bool = False) -> None:
+        """Append a barrier or the end of input to every channel; there must be room; ``overtakes``: sent at once."""
         self.epoch = epoch
         for end in self.channels.values():
             self._append(end, kind)
@@ -460,20 +461,20 @@ class OutputChannels(ABC):
 
     def tell_end(self, end: OutputChannel) -> None:
         """Append a further end of input to one channel."""
-        self._append(end, Kind.END_OF_INPUT)
+        self._append(end, MessageKind.END_OF_INPUT)
 
     def append_watermark(self, edge: int, watermark_ms: int) -> None:
         """Append a watermark to every channel of an exchange; there must be room."""
         if self.silent:
             return
         for end in self._edges[edge]:
-            self._append(end, Kind.WATERMARK, watermark_ms)
+            self._append(end, MessageKind.WATERMARK, watermark_ms)
         self.pump()
 
     def append_round(self, edge: int, value: int) -> None:
         """Append a round of a loop to every channel of an exchange; there must be room."""
         for end in self._edges[edge]:
-            self._append(end, Kind.ROUND, value)
+            self._append(end, MessageKind.ROUND, value)
         self.pump()
 
     def pump(self, only: OutputChannel | None = None) -> None:

@@ -40,11 +40,6 @@ class InputWatermarks:
         if self._known:
             self._combined = self._least()
 
-    @property
-    def combined_ms(self) -> int | None:
-        """The subtask's watermark; ``None`` when some channel has had none."""
-        return None if self._combined == START_OF_TIME_MS else self._combined
-
     def advance(self, channel: ChannelId, watermark_ms: int) -> int | None:
         """A watermark was taken off ``channel``. Returns the subtask's when it has risen, else ``None``."""
         before = self._known.get(channel, START_OF_TIME_MS)

@@ -9,10 +9,10 @@ The life of a checkpoint::
 Rules:
 
 - Complete means: its manifest is stored. Only then are subtasks notified and is its output committed.
-- One manifest at a time, in checkpoint order. While one is being stored the outcome is open, so nothing may go
-  past it: no other manifest, and (``DrainRequested``) no rollback. An interruption aborts what is collecting or ready;
-  what is being stored may still become complete. When it is not answered in time, all is given up
-  (``CommitAbandoned``). Its time begins when the commit that was in flight before it has ended.
+- One manifest at a time, in checkpoint order. While one is being stored the outcome is open, so nothing may go past it:
+  no other manifest, and (``QuiesceRequested``) no rollback. An interruption aborts what is collecting or ready; what is
+  being stored may still become complete. When it is not answered in time, all is given up (``CommitAbandoned``). Its
+  time begins when the commit that was in flight before it has ended.
 - A checkpoint that becomes complete supersedes the older pending ones.
 - When every source of the running generation is exhausted, and every loop too (its head says so), a last checkpoint
   (``final``) is triggered at once, beside any pending one, and after failures again, a bounded number of times. No
@@ -46,11 +46,8 @@ from flinkplus.protocol.vocabulary.effects import (
     CheckpointingEffect,
     CheckpointOutcome,
     CheckpointStats,
-    CommitAbandoned,
-    CommitsDrained,
+    CompleteCheckpoint,
     DropCheckpoint,
-    FinalCheckpointAbandoned,
-    NotifyComplete,
     OvertakeCheckpoint,
     RecordCheckpoint,
     StoreManifest,
@@ -58,20 +55,23 @@ from flinkplus.protocol.vocabulary.effects import (
     TriggerCheckpoint,
 )
 from flinkplus.protocol.vocabulary.events import (
+    CheckpointAcknowledged,
+    CheckpointDeclined,
     CheckpointingEvent,
     CheckpointRequested,
     CheckpointsAbandoned,
+    CommitAbandoned,
     CommitFailed,
-    DrainRequested,
+    CommitsQuiesced,
+    FinalAbandoned,
     JobInterrupted,
-    JobRunning,
     ManifestFailed,
     ManifestStored,
     OutputCommitted,
-    SnapshotAcknowledged,
-    SnapshotDeclined,
+    QuiesceRequested,
     SourceExhausted,
     SubtasksReplaced,
+    SubtasksStarted,
     TimeAdvanced,
 )
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, invariant
@@ -130,7 +130,7 @@ class CheckpointCoordinator:
         self._final_complete = False
         self._complete = list(complete)
         self._commits = CommitQueue(config)
-        self._draining = False
+        self._quiescing = False
         self._dead = False
 
     @property
@@ -159,7 +159,7 @@ class CheckpointCoordinator:
 
         Raises ``PeerProtocolError`` or ``InvariantViolation``, and changes nothing, when the event cannot be.
         """
-        if self._dead and not isinstance(event, JobInterrupted | DrainRequested):
+        if self._dead and not isinstance(event, JobInterrupted | QuiesceRequested):
             return []
         effects = self._handle(now_ms, event)
         return effects + self._advance(now_ms)
@@ -168,13 +168,13 @@ class CheckpointCoordinator:
         match event:
             case TimeAdvanced():
                 return []
-            case JobRunning():
+            case SubtasksStarted():
                 return self._on_running(now_ms, event)
             case JobInterrupted():
                 return self._on_interrupted(now_ms)
-            case DrainRequested():
-                invariant(not self._running, "the job is drained before it is interrupted", generation=self._generation)
-                self._draining = True
+            case QuiesceRequested():
+                invariant(not self._running, "commits are quiesced while the job runs", generation=self._generation)
+                self._quiescing = True
                 return []
             case CheckpointRequested():
                 self._requested = True
@@ -185,9 +185,9 @@ class CheckpointCoordinator:
                 return self._on_replaced(now_ms, dict(subtasks), afresh)
             case SourceExhausted(subtask, generation):
                 return self._on_exhausted(now_ms, subtask, generation)
-            case SnapshotAcknowledged():
+            case CheckpointAcknowledged():
                 return self._on_acknowledged(now_ms, event)
-            case SnapshotDeclined():
+            case CheckpointDeclined():
                 return self._on_declined(now_ms, event)
             case ManifestStored(checkpoint):
                 return self._on_stored(now_ms, checkpoint)
@@ -206,7 +206,7 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------------------------------ the job's life
 
-    def _on_running(self, now_ms: int, event: JobRunning) -> list[CheckpointingEffect]:
+    def _on_running(self, now_ms: int, event: SubtasksStarted) -> list[CheckpointingEffect]:
         invariant(not self._running, "the job runs already", generation=self._generation)
         invariant(self._storing is None, "the job runs again while a manifest is stored", checkpoint=self._storing)
         invariant(
@@ -217,17 +217,17 @@ class CheckpointCoordinator:
         )
         invariant(
             bool(event.sources)
-            and {*event.sources, *event.heads} <= set(event.subtasks)
-            and len({*event.sources, *event.heads}) == len(event.sources) + len(event.heads)
+            and {*event.sources, *event.loop_heads} <= set(event.subtasks)
+            and len({*event.sources, *event.loop_heads}) == len(event.sources) + len(event.loop_heads)
             and len(set(event.subtasks)) == len(event.subtasks),
             "a job has sources, they are subtasks of it, and each is named once",
             sources=event.sources,
         )
         self._running = True
-        self._draining = False
+        self._quiescing = False
         self._generation = event.generation
         self._subtasks, self._sources = tuple(sorted(event.subtasks)), event.sources
-        self._ending = (*event.sources, *event.heads)
+        self._ending = (*event.sources, *event.loop_heads)
         self._exhausted.clear()
         self._final_at_ms = None
         self._final_failures = 0
@@ -249,7 +249,7 @@ class CheckpointCoordinator:
         void = [checkpoint for checkpoint in self._complete if after is None or checkpoint > after]
         invariant(
             not self._running and self._storing is None and not any(checkpoint in self._commits for checkpoint in void),
-            "checkpoints are abandoned before the job is interrupted and drained",
+            "checkpoints are abandoned before the job is interrupted and its commits are quiesced",
             void=void,
         )
         self._complete = self._complete[: len(self._complete) - len(void)]
@@ -328,7 +328,7 @@ class CheckpointCoordinator:
             raise PeerProtocolError(f"{subtask} answered checkpoint {checkpoint}, which was never triggered")
         return self._pending.get(checkpoint)
 
-    def _on_acknowledged(self, now_ms: int, event: SnapshotAcknowledged) -> list[CheckpointingEffect]:
+    def _on_acknowledged(self, now_ms: int, event: CheckpointAcknowledged) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
         if pending is None or event.subtask in pending.handles:
             return []
@@ -354,7 +354,7 @@ class CheckpointCoordinator:
             return None
         return f"{size:,} bytes were in flight {where}, and {limit:,} are the most"
 
-    def _on_declined(self, now_ms: int, event: SnapshotDeclined) -> list[CheckpointingEffect]:
+    def _on_declined(self, now_ms: int, event: CheckpointDeclined) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
         if pending is None or event.subtask in pending.handles:
             return []
@@ -369,7 +369,7 @@ class CheckpointCoordinator:
         self._complete.append(checkpoint)
         self._final_complete = self._final_complete or pending.final
         self._commits.add(checkpoint, pending.final)
-        effects: list[CheckpointingEffect] = [NotifyComplete(checkpoint, self._generation)]
+        effects: list[CheckpointingEffect] = [CompleteCheckpoint(checkpoint, self._generation)]
         for older in tuple(self._pending.values()):
             if older.checkpoint < checkpoint:
                 effects += self._abort(now_ms, older, f"superseded by checkpoint {checkpoint}")
@@ -421,7 +421,7 @@ class CheckpointCoordinator:
         if pending.final and self._running and blame:
             self._final_failures += 1
             if self._final_failures >= self._config.final_attempts:
-                effects.append(FinalCheckpointAbandoned(pending.checkpoint, self._generation, reason))
+                effects.append(FinalAbandoned(pending.checkpoint, self._generation, reason))
             elif self._all_exhausted():
                 self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
         return effects
@@ -462,9 +462,9 @@ class CheckpointCoordinator:
         if not self._dead:
             effects += self._store_next(now_ms)
             effects += self._trigger_due(now_ms)
-        if self._draining and (self._dead or (self._storing is None and not self._commits)):
-            self._draining = False
-            effects.append(CommitsDrained())
+        if self._quiescing and (self._dead or (self._storing is None and not self._commits)):
+            self._quiescing = False
+            effects.append(CommitsQuiesced())
         return effects
 
     def _deadline_of(self, pending: _Pending) -> int | None:

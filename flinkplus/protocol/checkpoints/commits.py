@@ -6,7 +6,7 @@ Rules and invariants:
 - At most one commit is in flight. A failed one is tried again after a pause; a commit is idempotent, so the answer of
   an earlier attempt is as good as that of the latest.
 - After ``commit_attempts`` failures the queue is abandoned: nothing behind it may become visible before it.
-- A commit that is slow is reported, again and again (``CommitDelayed``), and is not given up while the job runs. It
+- A commit that is slow is reported, again and again (``ReportCommitDelay``), and is not given up while the job runs. It
   holds back more than what is visible. Manifests are written by the same worker. So until it has ended no checkpoint
   becomes complete, logs are not trimmed, and a rollback waits; ``JobProtocol`` limits how long that waits.
 """
@@ -14,13 +14,8 @@ Rules and invariants:
 from __future__ import annotations
 
 from flinkplus.protocol.vocabulary.config import CheckpointConfig
-from flinkplus.protocol.vocabulary.effects import (
-    CheckpointingEffect,
-    CommitAbandoned,
-    CommitDelayed,
-    CommitOutput,
-    FinalCheckpointCommitted,
-)
+from flinkplus.protocol.vocabulary.effects import CheckpointingEffect, CommitOutput, ReportCommitDelay
+from flinkplus.protocol.vocabulary.events import CommitAbandoned, FinalCommitted
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 
 
@@ -63,7 +58,7 @@ class CommitQueue:
         _, final = self._queue.pop(0)
         self._unanswered_since_ms = self._retry_at_ms = None
         self._failures = 0
-        return [FinalCheckpointCommitted(checkpoint)] if final else []
+        return [FinalCommitted(checkpoint)] if final else []
 
     def on_failed(self, now_ms: int, checkpoint: CheckpointId, reason: str) -> list[CheckpointingEffect]:
         if self._unanswered_since_ms is None or self._queue[0][0] != checkpoint:
@@ -83,7 +78,7 @@ class CommitQueue:
             if now_ms < self._reported_ms + self._config.storage_timeout_ms:
                 return []
             self._reported_ms = now_ms
-            return [CommitDelayed(self._queue[0][0], now_ms - self._unanswered_since_ms)]
+            return [ReportCommitDelay(self._queue[0][0], now_ms - self._unanswered_since_ms)]
         if self._retry_at_ms is not None and now_ms < self._retry_at_ms:
             return []
         self._retry_at_ms = None

@@ -11,7 +11,7 @@ step has read the clock is a determinant of its own, with a number of its own, b
 
 Rules and invariants:
 
-- what is known of a subtask is one run without gaps, from a step that no usable version is behind, to the newest one
+- what is known of a subtask is one span without gaps, from a step that no usable version is behind, to the newest one
   heard of; two receivers never know different determinants of the same step (``learn`` and ``merge`` check it);
 - a sender passes on of an ancestor what came with the messages that it has *taken*, not what has only arrived: so what
   a message carries depends on its sender's steps alone, and a message that is made again carries the same;
@@ -33,7 +33,7 @@ from enum import IntEnum
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId, invariant
 
-# A run: one byte that says how it is written, its first step, its determinants. In the byte: how many these are
+# A span: one byte that says how it is written, its first step, its determinants. In the byte: how many these are
 # (four bits; MANY: the number follows the first step), how wide the first step is, how wide they are (two bits each).
 _MANY = 15
 _FIRST, _WIDTH = "HIQ", "BHI"
@@ -55,11 +55,11 @@ _BITS = 3
 _MASK = (1 << _BITS) - 1
 MAX_VALUE = (1 << 32 - _BITS) - 1
 
-Run = tuple[int, tuple[int, ...]]
-"""The first step of a run, and the determinants of that step and the following ones."""
+Span = tuple[int, tuple[int, ...]]
+"""The first step of a span, and the determinants of that step and the following ones."""
 
-AncestorRun = tuple[int, int, tuple[int, ...]]
-"""The number of a subtask (``Lineage.number``), and a run of its determinants."""
+AncestorSpan = tuple[int, int, tuple[int, ...]]
+"""The number of a subtask (``Lineage.number``), and a span of its determinants."""
 
 
 class Choice(IntEnum):
@@ -99,8 +99,8 @@ def unpack(determinant: int) -> tuple[Choice, int]:
     return Choice(determinant & _MASK), determinant >> _BITS
 
 
-def encode_run(first: int, determinants: Sequence[int]) -> bytes:
-    """A run of the sender's own as bytes, to go with a message: five to seven, mostly."""
+def encode_span(first: int, determinants: Sequence[int]) -> bytes:
+    """A span of the sender's own as bytes, to go with a message: five to seven, mostly."""
     count = len(determinants)
     highest = max(determinants) if count else 0
     flags = count if count < _MANY else _MANY
@@ -117,29 +117,29 @@ def encode_run(first: int, determinants: Sequence[int]) -> bytes:
 
 
 def encode_ancestor(number: int, first: int, determinants: Sequence[int]) -> bytes:
-    """A run of an ancestor's as bytes: it goes behind the sender's own (``encode_run``), and there may be several."""
-    return _ANCESTOR.pack(number >> 16, number & 0xFFFF) + encode_run(first, determinants)
+    """A span of an ancestor's as bytes: it goes behind the sender's own (``encode_span``), and there may be several."""
+    return _ANCESTOR.pack(number >> 16, number & 0xFFFF) + encode_span(first, determinants)
 
 
-def decode_runs(data: bytes) -> tuple[Run, tuple[AncestorRun, ...]]:
-    """What goes with a message: its sender's own run, and those of ancestors. Raises ``PeerProtocolError``."""
+def decode_spans(data: bytes) -> tuple[Span, tuple[AncestorSpan, ...]]:
+    """What goes with a message: its sender's own span, and those of ancestors. Raises ``PeerProtocolError``."""
     try:
-        first, determinants, at = _decode_run(data, 0)
+        first, determinants, at = _decode_span(data, 0)
         if at == len(data):
             return (first, determinants), ()
-        others: list[AncestorRun] = []
+        others: list[AncestorSpan] = []
         end = at
         while end < len(data):
             vertex, index = _ANCESTOR.unpack_from(data, end)
-            at, theirs, end = _decode_run(data, end + _ANCESTOR.size)
+            at, theirs, end = _decode_span(data, end + _ANCESTOR.size)
             others.append((vertex << 16 | index, at, theirs))
         return (first, determinants), tuple(others)
     except (struct.error, IndexError) as error:
         raise PeerProtocolError(f"malformed determinants: {error}") from error
 
 
-def _decode_run(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
-    """The run that begins at byte ``at``, and the byte behind it."""
+def _decode_span(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
+    """The span that begins at byte ``at``, and the byte behind it."""
     flags = data[at]
     few = _FEW_FORMATS[flags]
     if few is not None:
@@ -196,11 +196,11 @@ class StepLog:
         self._determinants.append(pack(choice, value))
 
     def since(self, step: int) -> bytes:
-        """The run from ``step`` on, encoded; empty when there is nothing."""
+        """The span from ``step`` on, encoded; empty when there is nothing."""
         invariant(step >= self._first, "determinants are asked for that were let go", step=step, first=self._first)
         if step == self.next_step:
             return b""
-        return encode_run(step, self._determinants[step - self._first :])
+        return encode_span(step, self._determinants[step - self._first :])
 
     def clear(self) -> None:
         """All receivers have been told everything."""
@@ -217,7 +217,7 @@ class AncestorLog:
     def __init__(self, reached: Mapping[int, int] | None = None) -> None:
         """``reached``: what another one, of a snapshot, had (``reached``); where there are no loops, nobody asks."""
         self._first = 0
-        self._entries: list[AncestorRun] = []
+        self._entries: list[AncestorSpan] = []
         self._reached: dict[int, int] = dict(reached or {})
 
     @property
@@ -231,7 +231,7 @@ class AncestorLog:
         return self._first + len(self._entries)
 
     def take(self, number: int, first: int, determinants: tuple[int, ...]) -> None:
-        """A message with this run was taken. Several paths lead from one ancestor: what is known already is left out.
+        """A message with this span was taken. Several paths lead from one ancestor: what is known already is left out.
 
         Raises ``PeerProtocolError`` when steps are missing between.
         """
@@ -248,14 +248,14 @@ class AncestorLog:
         is nothing new."""
         news: dict[int, tuple[int, list[int]]] = {}
         for number, first, determinants in self._entries[position - self._first :]:
-            run = news.get(number)
-            if run is None:
+            span = news.get(number)
+            if span is None:
                 news[number] = (first, list(determinants))
             else:
-                run[1].extend(determinants)
+                span[1].extend(determinants)
         if everyone:
             news = {number: news.get(number, (reached, [])) for number, reached in sorted(self._reached.items())}
-        return b"".join([encode_ancestor(number, *run) for number, run in news.items()])
+        return b"".join([encode_ancestor(number, *span) for number, span in news.items()])
 
     def clear(self) -> None:
         """All receivers have been told everything."""
@@ -275,35 +275,35 @@ class KnownSteps:
     are left out lie before the snapshot.
     """
 
-    def __init__(self, told: Mapping[SubtaskId, Run] | None = None, cyclic: bool = False) -> None:
+    def __init__(self, told: Mapping[SubtaskId, Span] | None = None, cyclic: bool = False) -> None:
         self._cyclic = cyclic
-        self._runs: dict[SubtaskId, tuple[int, list[int]]] = {}
+        self._spans: dict[SubtaskId, tuple[int, list[int]]] = {}
         self._told = dict(told or {})
         self._at_barrier: dict[CheckpointId, dict[SubtaskId, int]] = {}
 
     def learn(self, subtask: SubtaskId, first: int, determinants: Sequence[int]) -> None:
-        """A message came with a run of ``subtask``'s.
+        """A message came with a span of ``subtask``'s.
 
         Raises ``PeerProtocolError`` when steps are missing between, or what was known of a step is something else.
         """
-        run = self._runs.get(subtask)
-        if run is None:
-            run = self._runs[subtask] = self._begin(subtask, first)
-        known = run[0] + len(run[1])
+        span = self._spans.get(subtask)
+        if span is None:
+            span = self._spans[subtask] = self._begin(subtask, first)
+        known = span[0] + len(span[1])
         if first == known:  # as nearly always
-            run[1].extend(determinants)
+            span[1].extend(determinants)
             return
         if first > known and self._cyclic:
-            self._runs[subtask] = first, list(determinants)
+            self._spans[subtask] = first, list(determinants)
             return
         if first > known:
             raise PeerProtocolError(f"{subtask}: determinants begin at step {first}, known are those before {known}")
-        behind = max(first, run[0])
+        behind = max(first, span[0])
         if behind < known and determinants:
             again = determinants[behind - first : known - first]
-            if list(again) != run[1][behind - run[0] : behind - run[0] + len(again)]:
+            if list(again) != span[1][behind - span[0] : behind - span[0] + len(again)]:
                 raise PeerProtocolError(f"{subtask}: determinants of steps from {behind} on are not those known before")
-        run[1].extend(determinants[known - first :])
+        span[1].extend(determinants[known - first :])
 
     def _begin(self, subtask: SubtaskId, first: int) -> tuple[int, list[int]]:
         """Nobody goes back before ``first``. What was told at the promotion may go further than what is sent now."""
@@ -328,33 +328,33 @@ class KnownSteps:
         if checkpoint in self._at_barrier and not self._cyclic:
             self._told.clear()  # all of them have been heard of again
         for subtask, step in self._at_barrier.get(checkpoint, {}).items():
-            first, determinants = self._runs[subtask]
+            first, determinants = self._spans[subtask]
             told = self._told.get(subtask)
             if told is not None and told[0] + len(told[1]) <= step:
                 del self._told[subtask]
             if step > first:
-                self._runs[subtask] = (step, determinants[step - first :])
+                self._spans[subtask] = (step, determinants[step - first :])
         self._at_barrier = {number: steps for number, steps in self._at_barrier.items() if number > checkpoint}
 
-    def of(self, subtask: SubtaskId) -> Run | None:
+    def of(self, subtask: SubtaskId) -> Span | None:
         """What is known of ``subtask``; None when that is nothing."""
-        run = self._runs.get(subtask)
-        if run is None:
+        span = self._spans.get(subtask)
+        if span is None:
             return self._told.get(subtask)
-        return None if not run[1] else (run[0], tuple(run[1]))
+        return None if not span[1] else (span[0], tuple(span[1]))
 
     def subtasks(self) -> tuple[SubtaskId, ...]:
         """Those of whom something may be known."""
-        return (*self._told, *self._runs)
+        return (*self._told, *self._spans)
 
 
-def merge(first: int, runs: Iterable[Run]) -> tuple[int, ...]:
+def merge(first: int, spans: Iterable[Span]) -> tuple[int, ...]:
     """The determinants from step ``first`` on that several receivers know together.
 
     Raises ``InvariantViolation`` when two of them disagree, or when steps are missing in between.
     """
     merged: list[int] = []
-    for start, determinants in sorted(runs):
+    for start, determinants in sorted(spans):
         if start + len(determinants) <= first:
             continue
         invariant(start <= first + len(merged), "steps are missing between determinants", start=start, first=first)
@@ -368,10 +368,10 @@ def merge(first: int, runs: Iterable[Run]) -> tuple[int, ...]:
     return tuple(merged)
 
 
-def unite(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """The same knowledge in as few runs as there can be. Runs that disagree stay apart: ``merge`` refuses them."""
+def unite(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same knowledge in as few spans as there can be. Spans that disagree stay apart: ``merge`` refuses them."""
     united: list[tuple[int, list[int]]] = []
-    for start, determinants in sorted(runs):
+    for start, determinants in sorted(spans):
         if united:
             first, known = united[-1]
             again = known[start - first : start - first + len(determinants)]

@@ -1,7 +1,7 @@
 """How far sources have read: all that is told of steps where nothing is repeated (at most once).
 
 The same places in messages are used as for determinants, and the same numbers: in the place of a step stands how many
-rows a source has read, and a run is always empty. Whoever has seen an effect of a row knows a number beyond it; the
+rows a source has read, and a span is always empty. Whoever has seen an effect of a row knows a number beyond it; the
 source's successor passes over so many.
 """
 
@@ -13,10 +13,10 @@ from flinkplus.protocol.determinants.determinants import (
     AncestorLog,
     Choice,
     KnownSteps,
-    Run,
+    Span,
     StepLog,
     encode_ancestor,
-    encode_run,
+    encode_span,
 )
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 
@@ -41,7 +41,7 @@ class ProgressLog(StepLog):
 
     @override
     def since(self, step: int) -> bytes:
-        return encode_run(self.rows, ()) if step != self.rows else b""
+        return encode_span(self.rows, ()) if step != self.rows else b""
 
     @override
     def clear(self) -> None:
@@ -87,7 +87,7 @@ class KnownProgress(KnownSteps):
         return None
 
     @override
-    def of(self, subtask: SubtaskId) -> Run | None:
+    def of(self, subtask: SubtaskId) -> Span | None:
         rows = self._rows.get(subtask)
         return None if not rows else (rows, ())
 

@@ -10,16 +10,16 @@ it cannot go on, or when the final commit is done)::
     DEPLOYING    -- all slots deployed -----------------------------------------------> RUNNING
     DEPLOYING    -- subtask failed, slot lost, corrupt checkpoint, deploy timeout ----> INTERRUPTED
     RUNNING      -- subtask failed, slot lost, no last checkpoint --------------------> INTERRUPTED
-    INTERRUPTED  -- drained, retracted, backoff over, all slots registered -----------> DEPLOYING
-    INTERRUPTED  -- not drained, not retracted, or slots missing, in time ------------> STOPPING
-    STOPPING     -- slots stopped and drained, or their deadlines --> FINISHED | FAILED | CANCELLED
+    INTERRUPTED  -- quiet, retracted, backoff over, all slots registered -------------> DEPLOYING
+    INTERRUPTED  -- not quiet, not retracted, or slots missing, in time --------------> STOPPING
+    STOPPING     -- slots stopped and all quiet, or deadlines -----> FINISHED | FAILED | CANCELLED
 
 Rules:
 
 - A deployment has a generation of its own. From the moment of an interruption the generation is dead: nothing that is
   said about it, or about an older one, has an effect.
 - A job goes back to its newest complete checkpoint, and not before it is known which that is: manifests and commits in
-  flight are drained first. When they do not end in time, the job fails. Its staged output stays, and a resume
+  flight are waited for first. When they do not end in time, the job fails. Its staged output stays, and a resume
   completes it. When that checkpoint is corrupt it goes back to the one before (None: the very start), and
   the output committed since is retracted first.
 - Several slots lost at once are one failure; slots lost while the job waits for slots cost nothing but time.
@@ -33,9 +33,9 @@ Rules:
 - An input that has ended two processes at the same place ends the job (``crashes``).
 - The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
 
-Invariants: ``Deploy`` only when all slots are registered, nothing is in flight and the backoff is over; generations
-rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except for a commit while the
-job runs, which ``CheckpointCoordinator`` reports; ``JobEnded`` comes exactly once.
+Invariants: ``DeploySubtasks`` only when all slots are registered, nothing is in flight and the backoff is over;
+generations rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except for a commit
+while the job runs, which ``CheckpointCoordinator`` reports; ``EndJob`` comes exactly once.
 """
 
 from __future__ import annotations
@@ -49,17 +49,14 @@ from flinkplus.protocol.job.restarts import RestartBudget
 from flinkplus.protocol.job.slots import SlotTable
 from flinkplus.protocol.vocabulary.config import RecoveryConfig, earliest_ms
 from flinkplus.protocol.vocabulary.effects import (
-    Deploy,
-    DrainCommits,
+    DeploySubtasks,
+    EndJob,
     EvictSlot,
-    FailureKind,
     HaltSubtasks,
     InterruptCheckpoints,
     JobEffect,
-    JobEnded,
     JobState,
-    Phase,
-    RecoveryPhase,
+    RecordRollbackPhase,
     RetractOutputAfter,
     StartSubtasks,
     StopSlots,
@@ -68,17 +65,18 @@ from flinkplus.protocol.vocabulary.events import (
     CancelRequested,
     CheckpointCompleted,
     CheckpointDropped,
+    CheckpointRestoreFailed,
     CommitAbandoned,
-    FailoverStarted,
+    CommitsQuiesced,
+    FailoverFellBack,
+    FailureTakenOn,
     FinalAbandoned,
     FinalCommitted,
     GenerationsUsed,
-    InputEndsProcesses,
+    InputBlamed,
     JobEvent,
-    LocalFailoverRefused,
-    OutputDrained,
     OutputRetracted,
-    RestoreFailed,
+    QuiesceRequested,
     RetractionFailed,
     SlotDeployed,
     SlotLeft,
@@ -87,11 +85,12 @@ from flinkplus.protocol.vocabulary.events import (
     SlotStartFailed,
     SlotStopped,
     SpareAdded,
-    SpareTaken,
+    SpareRemoved,
     SubtaskFailed,
     TimeAdvanced,
 )
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, invariant
+from flinkplus.protocol.vocabulary.phases import FailureKind, Phase
 
 FIRST_GENERATION = Generation(1)
 
@@ -170,11 +169,11 @@ class JobProtocol:
         self._budget = RestartBudget(config)
         self._recovery = 0
         self._failure: _Failure | None = None
-        self._outcome = JobEnded(JobState.FINISHED, None, "", "")
-        self._drained = True
+        self._outcome = EndJob(JobState.FINISHED, None, "", "")
+        self._quiesced = True
         self._slots_until_ms: int | None = started_ms + config.slot_timeout_ms
-        self._draining = False
-        self._drain_until_ms: int | None = None
+        self._quiescing = False
+        self._quiesce_until_ms: int | None = None
         self._backoff_until_ms: int | None = None
         self._deploy_until_ms: int | None = None
         self._stop_until_ms: int | None = None
@@ -204,11 +203,11 @@ class JobProtocol:
         """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
         if self._state in WAITING:
             retract_until_ms = None if self._retraction is None else self._retraction.until_ms
-            return earliest_ms(self._slots_until_ms, self._backoff_until_ms, self._drain_until_ms, retract_until_ms)
+            return earliest_ms(self._slots_until_ms, self._backoff_until_ms, self._quiesce_until_ms, retract_until_ms)
         if self._state is JobState.DEPLOYING:
             return self._deploy_until_ms
         if self._state is JobState.STOPPING:
-            return earliest_ms(self._stop_until_ms, self._drain_until_ms)
+            return earliest_ms(self._stop_until_ms, self._quiesce_until_ms)
         return None
 
     def step(self, now_ms: int, event: JobEvent) -> list[JobEffect]:
@@ -238,35 +237,35 @@ class JobProtocol:
             case SpareAdded(slot):
                 self._slots.add(slot)
                 return []
-            case SpareTaken(slot):
+            case SpareRemoved(slot):
                 self._slots.take_away(slot)
                 return []
             case SlotDeployed(generation, slot):
                 self._on_slot_deployed(generation, slot)
                 return []
-            case FailoverStarted() | LocalFailoverRefused():
+            case FailureTakenOn() | FailoverFellBack():
                 return self._on_local_failure(now_ms, event)
-            case InputEndsProcesses(reason, error):
-                return self._stop(now_ms, JobEnded(JobState.FAILED, error, reason, "exception"))
+            case InputBlamed(reason, error):
+                return self._stop(now_ms, EndJob(JobState.FAILED, error, reason, "exception"))
             case GenerationsUsed(newest):
                 self._newest_used = max(self._newest_used, newest)
                 return []
-            case SubtaskFailed() | RestoreFailed() | FinalAbandoned():
+            case SubtaskFailed() | CheckpointRestoreFailed() | FinalAbandoned():
                 return self._on_generation_failed(now_ms, event)
             case CheckpointCompleted() | CheckpointDropped():
                 self._on_checkpoint(now_ms, event)
                 return []
-            case OutputDrained():
-                return self._on_drained()
+            case CommitsQuiesced():
+                return self._on_quiesced()
             case OutputRetracted() | RetractionFailed():
                 return self._on_retraction(now_ms, event)
-            case CommitAbandoned(reason):
+            case CommitAbandoned(_, reason):
                 return self._on_commit_abandoned(now_ms, reason)
             case FinalCommitted():
-                self._end_draining()  # there is nothing after the final commit
-                return self._stop(now_ms, JobEnded(JobState.FINISHED, None, "", ""))
+                self._end_quiescing()  # there is nothing after the final commit
+                return self._stop(now_ms, EndJob(JobState.FINISHED, None, "", ""))
             case CancelRequested():
-                return self._stop(now_ms, JobEnded(JobState.CANCELLED, None, "cancelled", ""))
+                return self._stop(now_ms, EndJob(JobState.CANCELLED, None, "cancelled", ""))
             case _:
                 assert_never(event)
 
@@ -291,7 +290,7 @@ class JobProtocol:
         self._start_failures[slot] = _StartFailure(count, reason, error)
         if self._state is not JobState.STARTING or count <= self._config.max_start_failures:
             return []
-        return self._stop(now_ms, JobEnded(JobState.FAILED, error, f"{reason} ({count} times in a row)", "slots"))
+        return self._stop(now_ms, EndJob(JobState.FAILED, error, f"{reason} ({count} times in a row)", "slots"))
 
     def _on_slot_gone(
         self, now_ms: int, slot: int, incarnation: int | None, reason: str, bearable: bool = False
@@ -322,18 +321,18 @@ class JobProtocol:
     # ------------------------------------------------------------------------------------------------ failures
 
     def _on_generation_failed(
-        self, now_ms: int, event: SubtaskFailed | RestoreFailed | FinalAbandoned
+        self, now_ms: int, event: SubtaskFailed | CheckpointRestoreFailed | FinalAbandoned
     ) -> list[JobEffect]:
         if not self._is_current(event.generation):
             return []
         match event:
-            case SubtaskFailed(_, subtask, reason, error):
+            case SubtaskFailed(subtask, _, reason, error):
                 if all(subtask != known for known, _ in self._assignment):
                     raise PeerProtocolError(f"{subtask} failed, but it is not a subtask of the job")
                 return self._fail(now_ms, _Failure("exception", (subtask,), f"{subtask}: {reason}"), error)
-            case RestoreFailed(_, checkpoint, reason):
+            case CheckpointRestoreFailed(_, checkpoint, reason):
                 return self._fall_back(now_ms, checkpoint, reason)
-            case FinalAbandoned(_, reason):
+            case FinalAbandoned(_, _, reason):
                 return self._fail(now_ms, _Failure("checkpoint", (), f"no last checkpoint comes about: {reason}"))
             case _:
                 assert_never(event)
@@ -348,23 +347,23 @@ class JobProtocol:
         self._retraction = _Retraction(self.restore_from, why)
         return self._interrupt(now_ms, _Failure("restore", (), why))
 
-    def _on_local_failure(self, now_ms: int, event: FailoverStarted | LocalFailoverRefused) -> list[JobEffect]:
+    def _on_local_failure(self, now_ms: int, event: FailureTakenOn | FailoverFellBack) -> list[JobEffect]:
         if self._state is not JobState.RUNNING:
             return []
         match event:
-            case FailoverStarted(kind, generation, under_way, reason, error):
+            case FailureTakenOn(kind, generation, under_way, reason, error):
                 if self._budget.is_counted(now_ms, generation, under_way, bool(self._slots.missing)):
                     return []
                 enough = self._budget.spend(now_ms, kind, self._newest_used)
                 return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
-            case LocalFailoverRefused(kind, subtasks, reason, error, counted):
+            case FailoverFellBack(kind, subtasks, reason, error, counted):
                 failure = _Failure(kind, subtasks, reason)
                 return self._interrupt(now_ms, failure) if counted else self._fail(now_ms, failure, error)
             case _:
                 assert_never(event)
 
     def _too_many(self, now_ms: int, kind: FailureKind, reason: str, error: object, enough: str) -> list[JobEffect]:
-        return self._stop(now_ms, JobEnded(JobState.FAILED, error, f"{reason} ({enough})", kind))
+        return self._stop(now_ms, EndJob(JobState.FAILED, error, f"{reason} ({enough})", kind))
 
     def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
         """The newest generation is dead: recover, or end the job when that was tried often enough."""
@@ -377,19 +376,20 @@ class JobProtocol:
         self._recovery += 1
         self._failure = failure
         self._budget.rolls_back()
-        effects = [*self._phase("detect"), HaltSubtasks(self._generation), *self._drain(now_ms)]
-        if self._drained:
-            effects += self._phase("fence")
+        effects = [*self._phase("detect", "fence"), HaltSubtasks(self._generation), *self._quiesce(now_ms)]
+        if self._quiesced:
+            effects += self._phase("promote")
         self._state = JobState.INTERRUPTED
         self._slots_until_ms = self._deploy_until_ms = None
         self._backoff_until_ms = now_ms + self._budget.delay_ms()
         return effects
 
-    def _phase(self, phase: Phase) -> list[JobEffect]:
-        if self._failure is None:
-            return []
+    def _phase(self, *phases: Phase) -> list[JobEffect]:
         failure = self._failure
-        return [RecoveryPhase(self._recovery, phase, failure.kind, failure.subtasks, failure.reason)]
+        if failure is None:
+            return []
+        what = failure.kind, failure.subtasks, failure.reason
+        return [RecordRollbackPhase(self._recovery, phase, *what) for phase in phases]
 
     # --------------------------------------------------------------------------------- checkpoints and output
 
@@ -403,8 +403,8 @@ class JobProtocol:
         if checkpoint <= self._newest_complete:
             return
         invariant(
-            not self._drained,
-            "a checkpoint became complete after all were drained",
+            not self._quiesced,
+            "a checkpoint became complete after all commits were quiesced",
             checkpoint=checkpoint,
             state=self._state.value,
         )
@@ -412,22 +412,22 @@ class JobProtocol:
         self._available = [*self._available, checkpoint][-MAX_FALLBACKS:]
         self._budget.on_progress(now_ms)
 
-    def _end_draining(self) -> None:
-        self._drained, self._draining, self._drain_until_ms = True, False, None
+    def _end_quiescing(self) -> None:
+        self._quiesced, self._quiescing, self._quiesce_until_ms = True, False, None
 
-    def _drain(self, now_ms: int) -> list[JobEffect]:
+    def _quiesce(self, now_ms: int) -> list[JobEffect]:
         """See to it that nothing of the old generation becomes complete or visible later on."""
-        if self._drained or self._draining:
+        if self._quiesced or self._quiescing:
             return []
-        self._draining = True
-        self._drain_until_ms = now_ms + self._config.drain_timeout_ms
-        return [InterruptCheckpoints(), DrainCommits()]
+        self._quiescing = True
+        self._quiesce_until_ms = now_ms + self._config.quiesce_timeout_ms
+        return [InterruptCheckpoints(), QuiesceRequested()]
 
-    def _on_drained(self) -> list[JobEffect]:
-        if not self._draining:
+    def _on_quiesced(self) -> list[JobEffect]:
+        if not self._quiescing:
             return []
-        self._end_draining()
-        return self._phase("fence") if self._state is JobState.INTERRUPTED else []
+        self._end_quiescing()
+        return self._phase("promote") if self._state is JobState.INTERRUPTED else []
 
     def _on_retraction(self, now_ms: int, event: OutputRetracted | RetractionFailed) -> list[JobEffect]:
         retraction = self._retraction
@@ -441,35 +441,35 @@ class JobProtocol:
     def _cannot_retract(self, now_ms: int, reason: str) -> list[JobEffect]:
         where = "the start" if self.restore_from is None else f"checkpoint {self.restore_from}"
         why = f"the output committed after {where} could not be retracted: {reason}"
-        return self._stop(now_ms, JobEnded(JobState.FAILED, None, why, "commit"))
+        return self._stop(now_ms, EndJob(JobState.FAILED, None, why, "commit"))
 
     def _on_commit_abandoned(self, now_ms: int, reason: str) -> list[JobEffect]:
         effects: list[JobEffect] = []
         if self._state is not JobState.STOPPING:
-            effects = self._stop(now_ms, JobEnded(JobState.FAILED, None, f"output not committed: {reason}", "commit"))
+            effects = self._stop(now_ms, EndJob(JobState.FAILED, None, f"output not committed: {reason}", "commit"))
         else:
             self._note_uncommitted(reason)
-        self._end_draining()
+        self._end_quiescing()
         return effects
 
     def _note_uncommitted(self, reason: str) -> None:
         """A job that was cancelled says that its output is not complete."""
         if self._outcome.state is JobState.CANCELLED:
             why = f"{self._outcome.reason}; output not committed: {reason}"
-            self._outcome = JobEnded(JobState.CANCELLED, None, why, "commit")
+            self._outcome = EndJob(JobState.CANCELLED, None, why, "commit")
 
     @property
-    def _drain_timed_out(self) -> str:
-        return f"what was being written did not end within {self._config.drain_timeout_ms} ms; resume the job"
+    def _quiesce_timed_out(self) -> str:
+        return f"what was being written did not end within {self._config.quiesce_timeout_ms} ms; resume the job"
 
     # ------------------------------------------------------------------------------------------------- the end
 
-    def _stop(self, now_ms: int, outcome: JobEnded) -> list[JobEffect]:
+    def _stop(self, now_ms: int, outcome: EndJob) -> list[JobEffect]:
         if self._state is JobState.STOPPING:
             if outcome.state is JobState.FINISHED:
                 self._outcome = outcome
             return []
-        effects = self._drain(now_ms)
+        effects = self._quiesce(now_ms)
         self._outcome = outcome
         self._state = JobState.STOPPING
         self._stop_until_ms = now_ms + self._config.stop_timeout_ms
@@ -478,10 +478,10 @@ class JobProtocol:
     def _advance_stopping(self, now_ms: int) -> list[JobEffect]:
         if self._stop_until_ms is not None and (not self._slots.held or now_ms >= self._stop_until_ms):
             self._stop_until_ms = None
-        if self._drain_until_ms is not None and now_ms >= self._drain_until_ms:
-            self._drain_until_ms = None
-            self._note_uncommitted(self._drain_timed_out)
-        if self._stop_until_ms is not None or self._drain_until_ms is not None:
+        if self._quiesce_until_ms is not None and now_ms >= self._quiesce_until_ms:
+            self._quiesce_until_ms = None
+            self._note_uncommitted(self._quiesce_timed_out)
+        if self._stop_until_ms is not None or self._quiesce_until_ms is not None:
             return []
         self._state = self._outcome.state
         return [self._outcome]
@@ -504,7 +504,7 @@ class JobProtocol:
             effects = [StartSubtasks(self._generation), *self._phase("replay")]
             self._state = JobState.RUNNING
             self._budget.runs_again()
-            self._drained = False
+            self._quiesced = False
             self._failure = self._deploy_until_ms = None
             return effects
         if self._deploy_until_ms is None or now_ms < self._deploy_until_ms:
@@ -526,16 +526,16 @@ class JobProtocol:
             self._backoff_until_ms = None
         retraction = self._retraction
         if retraction is not None:
-            if not self._drained or retraction.until_ms is not None:
+            if not self._quiesced or retraction.until_ms is not None:
                 return []
-            until_ms = now_ms + self._config.drain_timeout_ms
+            until_ms = now_ms + self._config.quiesce_timeout_ms
             self._retraction = _Retraction(retraction.checkpoint, retraction.reason, until_ms)
             return [RetractOutputAfter(retraction.checkpoint, retraction.reason)]
-        if self._slots.missing or not self._drained or self._backoff_until_ms is not None:
+        if self._slots.missing or not self._quiesced or self._backoff_until_ms is not None:
             return []
         return self._deploy(now_ms)
 
-    def _check_waits(self, now_ms: int) -> JobEnded | None:
+    def _check_waits(self, now_ms: int) -> EndJob | None:
         starting = self._state is JobState.STARTING
         timeout_ms = self._config.slot_timeout_ms if starting else self._config.restart_slot_timeout_ms
         missing = self._slots.missing
@@ -548,14 +548,14 @@ class JobProtocol:
             why = f"{len(missing)} of {len(self._slots)} slots did not register within {timeout_ms} ms: {where}"
             failure = next((self._start_failures[slot] for slot in missing if slot in self._start_failures), None)
             if failure is None:
-                return JobEnded(JobState.FAILED, None, why, "slots")
-            return JobEnded(JobState.FAILED, failure.error, f"{why}; {failure.reason}", "slots")
-        if self._drain_until_ms is not None and now_ms >= self._drain_until_ms:
-            return JobEnded(JobState.FAILED, None, f"output not committed: {self._drain_timed_out}", "commit")
+                return EndJob(JobState.FAILED, None, why, "slots")
+            return EndJob(JobState.FAILED, failure.error, f"{why}; {failure.reason}", "slots")
+        if self._quiesce_until_ms is not None and now_ms >= self._quiesce_until_ms:
+            return EndJob(JobState.FAILED, None, f"output not committed: {self._quiesce_timed_out}", "commit")
         retract_until_ms = None if self._retraction is None else self._retraction.until_ms
         if retract_until_ms is not None and now_ms >= retract_until_ms:
-            why = f"output was not retracted within {self._config.drain_timeout_ms} ms"
-            return JobEnded(JobState.FAILED, None, why, "commit")
+            why = f"output was not retracted within {self._config.quiesce_timeout_ms} ms"
+            return EndJob(JobState.FAILED, None, why, "commit")
         return None
 
     def _deploy(self, now_ms: int) -> list[JobEffect]:
@@ -563,4 +563,4 @@ class JobProtocol:
         self._deployed.clear()
         self._state = JobState.DEPLOYING
         self._deploy_until_ms = now_ms + self._config.deploy_timeout_ms
-        return [*self._phase("restore"), Deploy(self._generation, self.restore_from, self._assignment)]
+        return [*self._phase("restore"), DeploySubtasks(self._generation, self.restore_from, self._assignment)]

@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flinkplus.protocol.vocabulary.config import RecoveryConfig
-from flinkplus.protocol.vocabulary.effects import FailureKind
 from flinkplus.protocol.vocabulary.ids import Generation
+from flinkplus.protocol.vocabulary.phases import FailureKind
 
 USER_FAILURES: tuple[FailureKind, ...] = ("exception", "checkpoint")
 SLOT_FAILURES: tuple[FailureKind, ...] = ("slot", "deploy")

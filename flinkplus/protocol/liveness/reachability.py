@@ -1,8 +1,8 @@
 """Slots that the driver reaches and that do not reach each other: which of them to give up.
 
 A slot reports the peers that do not answer, and those that refuse its connections or send unreadable frames
-(``PeersSilent``). A little later, when the other slots have had time to report, the machine decides by the state of all
-slots (``SlotsSeen``).
+(``SlotPeersUnreached``). A little later, when the other slots have had time to report, the machine decides by the state
+of all slots (``SlotsSeen``).
 
 Rules:
 
@@ -31,6 +31,8 @@ from typing import TypeAlias
 from typing_extensions import assert_never
 
 from flinkplus.protocol.vocabulary.config import earliest_ms
+from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.events import JobInterrupted, SlotLost
 
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
@@ -53,7 +55,7 @@ class ReachabilityConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PeersSilent:
+class SlotPeersUnreached:
     """What ``slot`` sends to ``peers`` does not arrive, or no answer does. These are all, from now on.
 
     ``blamed``: those of them that refuse its connections, or keep sending frames that cannot be read.
@@ -65,14 +67,7 @@ class PeersSilent:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotGone:
-    """The process of ``slot`` is gone, or given up."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class SlotCame:
+class SlotArrived:
     """A new process of ``slot``, on ``host``, would join the running job."""
 
     slot: int
@@ -97,22 +92,9 @@ class SlotsSeen:
     standings: tuple[Standing, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JobRestarted:
-    """A rollback, or the end: whoever waits to join need not any more."""
-
-
-ReachabilityEvent: TypeAlias = PeersSilent | SlotGone | SlotCame | SlotsSeen | JobRestarted
+ReachabilityEvent: TypeAlias = SlotPeersUnreached | SlotLost | SlotArrived | SlotsSeen | JobInterrupted
 
 # --- effects
-
-
-@dataclass(frozen=True, slots=True)
-class GiveSlotUp:
-    """End ``slot``, and have its subtasks go on elsewhere."""
-
-    slot: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +110,7 @@ class LetSlotJoin:
     slot: int
 
 
-ReachabilityEffect: TypeAlias = GiveSlotUp | SetSlotAside | LetSlotJoin
+ReachabilityEffect: TypeAlias = EvictSlot | SetSlotAside | LetSlotJoin
 
 Place: TypeAlias = tuple[str, int]
 """A host, or one slot of it (else -1)."""
@@ -164,23 +146,23 @@ class Reachability:
     def step(self, now_ms: int, event: ReachabilityEvent) -> list[ReachabilityEffect]:
         """What to do about ``event``."""
         match event:
-            case PeersSilent(slot, peers, blamed):
+            case SlotPeersUnreached(slot, peers, blamed):
                 self._silent.pop(slot, None)
                 if peers:
                     self._silent[slot] = peers
                 self._blamed[slot] = blamed
                 self._look_soon(now_ms)
                 return []
-            case SlotGone(slot):
+            case SlotLost(slot):
                 self._forget(slot)
                 self._count_life(now_ms, slot)
                 return []
-            case SlotCame(slot, host):
+            case SlotArrived(slot, host):
                 self._forget(slot)
                 return self._on_came(now_ms, slot, host)
             case SlotsSeen(standings):
                 return [*self._judge_when_due(now_ms, standings), *self._let_join(now_ms)]
-            case JobRestarted():
+            case JobInterrupted():
                 self._waiting.clear()
                 return []
             case _:
@@ -298,7 +280,7 @@ class Reachability:
             self._strike(now_ms, place)
             reason = f"{self._why(a, b)}: {place[0]} is given up"
             slots = [slot for slot, seen in sorted(known.items()) if _is_within((seen.host, slot), place)]
-            effects += [GiveSlotUp(slot, reason) for slot in slots if known[slot].joined]
+            effects += [EvictSlot(slot, None, reason) for slot in slots if known[slot].joined]
         return effects
 
     def _why(self, a: int, b: int) -> str:

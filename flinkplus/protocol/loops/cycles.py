@@ -27,10 +27,10 @@ class Cycles:
         self.back_edges = frozenset(self._search(roots))
         """The numbers of all back edges."""
         consumers = {edge: consumer for edge, _, consumer in self._edges}
-        self.heads = tuple(sorted({consumers[edge] for edge in self.back_edges}))
+        self.loop_heads = tuple(sorted({consumers[edge] for edge in self.back_edges}))
         """The vertices that back edges lead to, sorted."""
         self._head_of: dict[str, str] = {}
-        for head in self.heads:
+        for head in self.loop_heads:
             for vertex in sorted(self._reach(head, forward=True) & self._reach(head, forward=False)):
                 other = self._head_of.setdefault(vertex, head)
                 invariant(other == head, "loops are nested", vertex=vertex, heads=(head, other))
@@ -44,7 +44,7 @@ class Cycles:
         """The numbers of the edges whose both ends are in the same loop, back edges included."""
 
     def __bool__(self) -> bool:
-        return bool(self.heads)
+        return bool(self.loop_heads)
 
     def head_of(self, vertex: str) -> str | None:
         """The head of the loop that ``vertex`` is in, if it is in one."""

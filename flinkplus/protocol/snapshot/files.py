@@ -15,7 +15,7 @@ from flinkplus.printable import printable
 CHECKSUM_BYTES = 20
 
 Bytes = bytes  # ``StateFile.bytes`` hides the builtin inside that class
-Kind = Literal["base", "delta"]
+FileKind = Literal["base", "delta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class StateFile(Document):
     """
 
     name: str
-    kind: Kind = field(compare=False)
+    kind: FileKind = field(compare=False)
     entries: int = field(compare=False)
     bytes: int
     checksum: str

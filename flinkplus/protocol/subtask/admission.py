@@ -15,15 +15,29 @@ Without a filter (the job does not recover locally, or does not promise exactly-
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flinkplus.errors import MessageIdConflict, NondeterministicOperator
 from flinkplus.protocol.channels.channel import Accept, Decision, Duplicate
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.work import SeenMessages
-from flinkplus.protocol.vocabulary.ids import SubtaskId
-from flinkplus.protocol.vocabulary.messages import Message
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+
+DIGEST_MASK = (1 << 64) - 1
+
+
+def digests(of_records: Callable[[Message, Any], int]) -> Callable[[Message, Any], int]:
+    """The digest of a message and its payload, 64 bits; ``of_records`` gives that of a message of records."""
+
+    def digest(message: Message, payload: Any) -> int:
+        if message.kind is MessageKind.RECORDS:
+            return of_records(message, payload)
+        value = message.watermark_ms if message.kind in (MessageKind.WATERMARK, MessageKind.ROUND) else message.epoch
+        return (value << 8 | message.kind) & DIGEST_MASK
+
+    return digest
 
 
 class Admission:
@@ -37,6 +51,30 @@ class Admission:
         self._subtask = subtask
         self._seen = seen
         self._digest = digest
+
+    def begin(self, channel: ChannelId, first: int) -> None:
+        """A channel begins at ``first``: all messages before it are old."""
+        if self._seen is not None:
+            self._seen.begin(channel, first)
+
+    def forget(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is complete: what it covers is not sent again."""
+        if self._seen is not None:
+            self._seen.drop(checkpoint)
+
+    def digests(self, channel: ChannelId) -> Sequence[tuple[int, Any]]:
+        """Of the messages that have arrived on ``channel``: runs, each with the number of its first."""
+        return () if self._seen is None else self._seen.spans(channel)
+
+    @property
+    def counts(self) -> Any:
+        """The filter's counters; ``None``: it has none."""
+        return None if self._seen is None else self._seen.counts
+
+    def close(self) -> None:
+        """Give the filter back."""
+        if self._seen is not None:
+            self._seen.close()
 
     def admit(self, end: InputChannel, message: Message, payload: Any) -> Decision:
         """Judge a message that arrived on ``end``; a new one is noted in the filter and counted by the cursor.

@@ -1,16 +1,16 @@
-"""Who a subtask is in one generation, and what it is told when it takes over from another incarnation of itself.
+"""Who a subtask is in one generation, and what it gets when it takes over from an earlier incarnation of itself.
 
-Rules: pure data. A promotion is what survivors have answered, put together; nothing in it changes any more.
+Rules: pure data. A promotion is what the survivors have answered, put together; nothing in it changes any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flinkplus.protocol.channels.outputs import Peer
-from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.loops.cycles import NO_CYCLES, Cycles
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
@@ -20,21 +20,24 @@ from flinkplus.protocol.vocabulary.lineage import Lineage
 
 @dataclass
 class Promotion:
-    """What a standby is told when it becomes active.
+    """What a standby gets when it becomes active.
 
-    ``received``: channel -> next ``seq`` that its consumer expected when the survivors answered; those of consumers
-    that live no more are among them, and count. ``determinants``: of the steps to repeat.
-    ``ancestors``: what the survivors know of those that these steps may depend on.
+    ``received``: channel -> next ``seq`` that its consumer expected when the survivors answered. Those of consumers
+    that have died since are among them, and count.
+    ``determinants``: of the steps to repeat.
+    ``ancestors``: what the survivors know of the subtasks that these steps may depend on.
     ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
-    is new. ``resuming``: subtasks that are promoted as well. ``state``: what the standby holds, opaque. ``had``:
-    channel -> digests, by ``seq``, of what its consumer had received (``None``: nothing is compared).
-    ``inputs``: channel -> next ``seq`` to be taken, where that is not what the version says. ``pass_over``: rows that a
-    source is to read and not to send.
+    is new.
+    ``resuming``: subtasks that are promoted as well.
+    ``state``: what the standby holds, opaque.
+    ``had``: channel -> digests, by ``seq``, of what its consumer had received; ``None``: nothing is compared.
+    ``inputs``: channel -> next ``seq`` to be taken, where that is not what the version says.
+    ``pass_over``: rows that a source is to read and not to send.
     """
 
     received: dict[str, int]
     determinants: tuple[int, ...]
-    ancestors: Mapping[SubtaskId, Run]
+    ancestors: Mapping[SubtaskId, Span]
     marks: dict[str, int]
     resuming: frozenset[SubtaskId]
     state: Any
@@ -45,10 +48,15 @@ class Promotion:
 
 @dataclass(kw_only=True)
 class Incarnation:
-    """A subtask in one generation on one slot, and whom it talks to. ``checkpoint``: the version it begins from;
-    ``slots``, ``generations``: of all subtasks of the job; ``lineage``, ``guarantee``, ``cycles``: of the job;
-    ``stands_still``: behind each barrier until the checkpoint has ended; ``unaligned``: barriers may overtake.
-    ``in_flight``: the budget of its slot."""
+    """A subtask in one generation on one slot, and its neighbours.
+
+    ``slots``, ``generations``: of all subtasks of the job.
+    ``lineage``, ``guarantee``, ``cycles``: of the job.
+    ``checkpoint``: the version that it begins from.
+    ``stands_still``: it waits behind each barrier until the checkpoint has ended.
+    ``unaligned``: barriers may overtake.
+    ``in_flight``: the budget of its slot.
+    """
 
     subtask: SubtaskId
     generation: Generation
@@ -73,6 +81,14 @@ class Incarnation:
         """The slot of another subtask, ``None`` when it is this one's."""
         slot = self.slots[subtask]
         return None if slot == self.slot else slot
+
+    def back_edges(self, channels: Sequence[ChannelId]) -> tuple[ChannelId, ...]:
+        """Those of its input ``channels`` that lead back to the head of a loop."""
+        return tuple(channel for channel in channels if channel.edge in self.cycles.back_edges)
+
+    def peers(self, edge: int, consumers: Sequence[SubtaskId]) -> list[Peer]:
+        """The consumers of one exchange, as the output channels take them."""
+        return [self.peer(consumer, ChannelId(edge, self.subtask.index, consumer.index)) for consumer in consumers]
 
     def peer(self, consumer: SubtaskId, channel: ChannelId) -> Peer:
         """A consumer of this subtask."""

@@ -1,78 +1,94 @@
-"""The part of a subtask's steps that concerns the loop that it is in: who has to hear of rounds, and when it ends.
+"""The loop that a subtask is in: when it sends rounds on, and when the loop ends.
 
-What a round is, and why it tells that a loop has ended, is in ``rounds``; which edges lead back, in ``cycles``.
+What a round is, and why it shows that a loop has ended, is in ``protocol.loops.rounds``; which edges lead back, in
+``protocol.loops.cycles``.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from flinkplus.protocol.channels.inputs import InputGate
+from flinkplus.protocol.channels.outputs import OutputChannels
 from flinkplus.protocol.loops.rounds import LoopRounds, Round, encoded
 from flinkplus.protocol.snapshot.handle import OperatorState
-from flinkplus.protocol.subtask.snapshots import SubtaskSnapshots
-from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId, invariant
+from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.vocabulary.ids import ChannelId, invariant
 
 
-class SubtaskLoop(SubtaskSnapshots):
-    """A subtask that may be in a loop."""
+class LoopSide:
+    """The part of a loop that one of its subtasks plays.
 
-    id: SubtaskId
-    ended: bool
-    _rounds: LoopRounds | None
-    """``None``: it is in none."""
-    _back: frozenset[ChannelId]
-    """Its back edges; looked up, never iterated."""
+    ``saved``: the protocol's part of the snapshot that the subtask begins from.
+    ``ended``: whether the subtask has ended.
+    ``end``: ends it, when all its input has ended.
 
-    def _begin_loop(
+    ``back_edges``: its input channels that lead back, at the head of the loop; looked up, never iterated.
+    """
+
+    def __init__(
         self,
-        back: Sequence[ChannelId],
-        channels: Sequence[ChannelId],
-        ended: Sequence[ChannelId],
+        incarnation: Incarnation,
         saved: OperatorState,
+        inputs: InputGate,
+        outputs: OutputChannels,
+        ended: Callable[[], bool],
+        end: Callable[[], Iterator[None]],
+        reached: Callable[[str], None],
     ) -> None:
-        """All ``channels`` are there, ``back`` edges among them, and those that have ``ended``."""
-        cycles = self._incarnation.cycles
-        self._back = frozenset(back)
-        self._rounds = None
-        if cycles.head_of(self.id.vertex) is not None:
-            self._rounds = LoopRounds(back or channels, bool(back), ended, saved.rounds)
-            self._loop_edges = sorted({c.edge for c in self.outputs.channels if c.edge in cycles.inner_edges})
+        channels = tuple(sorted(inputs.channels))
+        back = incarnation.back_edges(channels)
+        inner = incarnation.cycles.inner_edges
+        self.back_edges = frozenset(back)
+        self._inputs = inputs
+        self._outputs = outputs
+        self._edges = sorted({channel.edge for channel in outputs.channels if channel.edge in inner})
+        over = [channel for channel in channels if inputs.channels[channel].ended]
+        self._rounds = LoopRounds(back or channels, bool(back), over, saved.rounds)
+        self._id = incarnation.subtask
+        self._ended = ended
+        self._end = end
+        self._reached = reached
 
     @property
-    def _is_head(self) -> bool:
-        """Whether it is at the head of a loop: the job goes on for as long as it does not say that it has ended."""
-        return bool(self._back)
+    def is_head(self) -> bool:
+        """Whether the job keeps running until this subtask reports that it has ended."""
+        return bool(self.back_edges)
 
-    def _record_came_round(self, channel: ChannelId) -> None:
-        assert self._rounds is not None
-        invariant(not self.ended, "a record came round a loop that had ended", subtask=self.id, channel=channel)
-        self._rounds.record_came_round()
+    def saved(self) -> dict[str, Any]:
+        """``OperatorState.rounds`` of a snapshot."""
+        return self._rounds.saved()
 
-    def _one_ended(self, channel: ChannelId) -> Iterator[None]:
-        """An input has ended, and others have not: a head begins the rounds when it was the last from outside."""
-        assert self._rounds is not None
-        if not self._is_head:
-            return self._hand_on(self._rounds.end(channel))
-        outside = [end for end in self.inputs.channels.values() if end.channel not in self._back]
+    def took_records(self, channel: ChannelId) -> None:
+        """A step takes records from ``channel``."""
+        if channel in self.back_edges:
+            over = self._ended()
+            invariant(not over, "a record came round a loop that had ended", subtask=self._id, channel=channel)
+            self._rounds.record_came_round()
+
+    def take(self, channel: ChannelId, value: int) -> Iterator[None]:
+        """A step takes a round from ``channel``."""
+        return self._send_on(self._rounds.take(channel, value))
+
+    def one_ended(self, channel: ChannelId) -> Iterator[None]:
+        """An input has ended, and others have not. The head starts the rounds when it was the last one from outside."""
+        if not self.is_head:
+            return self._send_on(self._rounds.end(channel))
+        outside = [end for end in self._inputs.channels.values() if end.channel not in self.back_edges]
         if self._rounds.started or not all(end.ended for end in outside):
             return iter(())
-        return self._send_round(self._rounds.start())
+        return self._send(self._rounds.start())
 
-    def _hand_on(self, came: Round | None) -> Iterator[None]:
-        """A round of the loop is on all inputs, if it is."""
-        assert self._rounds is not None
-        if came is None or self.ended:
+    def _send_on(self, came: Round | None) -> Iterator[None]:
+        """``came``: a round that has come on all inputs."""
+        if came is None or self._ended():
             return iter(())
         following = self._rounds.after(came)
-        return self._end() if following is None else self._send_round(following)
+        return self._end() if following is None else self._send(following)
 
-    def _send_round(self, found: Round) -> Iterator[None]:
-        self._on_point("round")
-        for edge in self._loop_edges:
-            self.outputs.append_round(edge, encoded(*found))
+    def _send(self, found: Round) -> Iterator[None]:
+        self._reached("round")
+        for edge in self._edges:
+            self._outputs.append_round(edge, encoded(*found))
             yield
-
-    @abstractmethod
-    def _end(self) -> Iterator[None]:
-        """All input has ended."""

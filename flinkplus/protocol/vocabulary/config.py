@@ -92,7 +92,7 @@ class RecoveryConfig:
     """Delay of the second recovery in a row without a complete checkpoint in between (the first has none)."""
     backoff_max_ms: int = 30_000
     """The delay doubles up to this."""
-    drain_timeout_ms: int = 300_000
+    quiesce_timeout_ms: int = 300_000
     """In a rollback, or at the end of the job, for manifests and commits in flight to end; and for output to be
     retracted."""
     stop_timeout_ms: int = 10_000
@@ -101,5 +101,5 @@ class RecoveryConfig:
     def __post_init__(self) -> None:
         _check_at_least(self, tuple(field.name for field in fields(self)), 0)
         _check_at_least(self, ("restart_window_ms",), 1)
-        times = ("slot_timeout_ms", "restart_slot_timeout_ms", "deploy_timeout_ms", "drain_timeout_ms")
+        times = ("slot_timeout_ms", "restart_slot_timeout_ms", "deploy_timeout_ms", "quiesce_timeout_ms")
         _check_at_least(self, (*times, "stop_timeout_ms"), 1)

@@ -1,18 +1,26 @@
 """What each machine of the core orders: effects, carried out by its driver.
 
 Rules: frozen data; a list of effects is carried out in its order; none waits for the completion of another one of the
-same list. A failed effect comes back as an event. ``generation`` stands in whatever goes to subtasks: those of another
-generation ignore it.
+same list. A failed effect comes back as an event. An effect that only has another machine take an event is that event.
+``generation`` stands in whatever goes to subtasks: those of another generation ignore it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
+from flinkplus.protocol.vocabulary.events import (
+    CommitAbandoned,
+    CommitsQuiesced,
+    FinalAbandoned,
+    FinalCommitted,
+    QuiesceRequested,
+)
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
+from flinkplus.protocol.vocabulary.phases import FailureKind, Phase
 
 # ---------------------------------------------------------------------------------------------------- alignment
 
@@ -189,7 +197,7 @@ class StoreManifest:
 
 
 @dataclass(frozen=True, slots=True)
-class NotifyComplete:
+class CompleteCheckpoint:
     """``checkpoint`` is complete: tell the subtasks of ``generation``, and feed ``CheckpointCompleted`` to the job."""
 
     checkpoint: CheckpointId
@@ -219,23 +227,7 @@ class RecordCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class FinalCheckpointCommitted:
-    """Feed ``FinalCommitted`` to ``JobProtocol``."""
-
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class FinalCheckpointAbandoned:
-    """``final_attempts`` last checkpoints failed: feed ``FinalAbandoned`` to ``JobProtocol``."""
-
-    checkpoint: CheckpointId
-    generation: Generation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommitDelayed:
+class ReportCommitDelay:
     """The commit of ``checkpoint`` has been in flight for ``waited_ms``: log it. Sent again after the same time."""
 
     checkpoint: CheckpointId
@@ -251,34 +243,20 @@ class SweepState:
     triggered: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class CommitAbandoned:
-    """The manifest or the output of ``checkpoint`` was refused for good, or nobody knows whether it is stored: feed
-    ``CommitAbandoned`` to ``JobProtocol``. The coordinator triggers, stores and commits nothing any more."""
-
-    checkpoint: CheckpointId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommitsDrained:
-    """Answer to ``DrainRequested``: feed ``OutputDrained`` to ``JobProtocol``."""
-
-
 CheckpointingEffect: TypeAlias = (
     TriggerCheckpoint
     | OvertakeCheckpoint
     | AbortCheckpoint
     | StoreManifest
-    | NotifyComplete
+    | CompleteCheckpoint
     | CommitOutput
     | DropCheckpoint
     | RecordCheckpoint
-    | FinalCheckpointCommitted
-    | FinalCheckpointAbandoned
-    | CommitDelayed
+    | FinalCommitted
+    | FinalAbandoned
+    | ReportCommitDelay
     | CommitAbandoned
-    | CommitsDrained
+    | CommitsQuiesced
     | SweepState
 )
 
@@ -300,29 +278,15 @@ class JobState(Enum):
         return self in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
 
 
-FailureKind: TypeAlias = Literal["exception", "slot", "deploy", "restore", "checkpoint", "commit", "slots", "drain", ""]
-"""What went wrong: a subtask threw; a slot died; a slot did not deploy in time; a checkpoint was corrupt; no last
-checkpoint came about; the storage refused output or manifests; slots never registered; commits in flight hung."""
-
-Phase: TypeAlias = Literal["detect", "fence", "restore", "replay"]
-"""detect: the failure is known. fence: nothing of the old generation can have an effect any more. restore: the new
-generation is being deployed. replay: it has been told to start. (When it has caught up is measured outside.)"""
-
-
 @dataclass(frozen=True, slots=True)
 class InterruptCheckpoints:
     """Feed ``JobInterrupted`` to ``CheckpointCoordinator``."""
 
 
 @dataclass(frozen=True, slots=True)
-class DrainCommits:
-    """Feed ``DrainRequested`` to ``CheckpointCoordinator``; its ``CommitsDrained`` is ``OutputDrained`` here."""
-
-
-@dataclass(frozen=True, slots=True)
 class HaltSubtasks:
     """Tell the slots to stop the subtasks of ``generation`` and to keep their processes. No answer is waited for: a
-    ``Deploy`` implies it."""
+    ``DeploySubtasks`` implies it."""
 
     generation: Generation
 
@@ -338,9 +302,10 @@ class RetractOutputAfter:
 
 
 @dataclass(frozen=True, slots=True)
-class Deploy:
+class DeploySubtasks:
     """Reset every slot to ``generation``: drop older subtasks, create, restore (None: initial state) and wire the
-    assigned ones, start nothing. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or ``RestoreFailed``."""
+    assigned ones, start nothing. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or
+    ``CheckpointRestoreFailed``."""
 
     generation: Generation
     restore: CheckpointId | None
@@ -350,17 +315,18 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class StartSubtasks:
-    """Tell all slots to start ``generation``, and feed ``JobRunning`` to ``CheckpointCoordinator``."""
+    """Tell all slots to start ``generation``, and feed ``SubtasksStarted`` to ``CheckpointCoordinator``."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class EvictSlot:
-    """The process of ``slot`` does not answer: end it by any means, so that its keeper starts another one."""
+    """The process of ``slot`` does not answer, or is given up: end it by any means, so that another one starts.
+    ``incarnation``: only that process; None: the present one. For local failover it counts as lost already."""
 
     slot: int
-    incarnation: int
+    incarnation: int | None
     reason: str
 
 
@@ -370,7 +336,7 @@ class StopSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class EndJob:
     """The job is over; ``failure``, ``reason`` and ``error`` (opaque, of the ``SubtaskFailed``) say why it failed."""
 
     state: JobState
@@ -380,7 +346,7 @@ class JobEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryPhase:
+class RecordRollbackPhase:
     """Recovery number ``recovery`` (1, 2, ...) entered ``phase``; ``subtasks`` are those that failed."""
 
     recovery: int
@@ -392,13 +358,13 @@ class RecoveryPhase:
 
 JobEffect: TypeAlias = (
     InterruptCheckpoints
-    | DrainCommits
+    | QuiesceRequested
     | HaltSubtasks
     | RetractOutputAfter
-    | Deploy
+    | DeploySubtasks
     | StartSubtasks
     | EvictSlot
     | StopSlots
-    | JobEnded
-    | RecoveryPhase
+    | EndJob
+    | RecordRollbackPhase
 )

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from flinkplus.protocol.vocabulary.effects import FailureKind
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
+from flinkplus.protocol.vocabulary.phases import FailureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,13 @@ OvertakingEvent: TypeAlias = BarrierSighted | OvertakingOrdered | BarrierOvertoo
 
 
 @dataclass(frozen=True, slots=True)
-class JobRunning:
-    """All subtasks of ``generation`` were told to start. ``heads``: the subtasks at the heads of loops."""
+class SubtasksStarted:
+    """All subtasks of ``generation`` were told to start. ``loop_heads``: the subtasks at the heads of loops."""
 
     subtasks: tuple[SubtaskId, ...]
     sources: tuple[SubtaskId, ...]
     generation: Generation
-    heads: tuple[SubtaskId, ...] = ()
+    loop_heads: tuple[SubtaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class JobInterrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRequested:
-    """Somebody waits until no manifest and no commit is in flight (answer: the effect ``CommitsDrained``)."""
+class QuiesceRequested:
+    """The job waits until no manifest and no commit is in flight; ``CommitsQuiesced`` answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class SourceExhausted:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotAcknowledged:
+class CheckpointAcknowledged:
     """``in_flight_bytes``: what messages that were in flight take in ``handle``."""
 
     checkpoint: CheckpointId
@@ -144,7 +144,7 @@ class SnapshotAcknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotDeclined:
+class CheckpointDeclined:
     checkpoint: CheckpointId
     subtask: SubtaskId
     generation: Generation
@@ -188,15 +188,15 @@ class SubtasksReplaced:
 
 
 CheckpointingEvent: TypeAlias = (
-    JobRunning
+    SubtasksStarted
     | JobInterrupted
-    | DrainRequested
+    | QuiesceRequested
     | TimeAdvanced
     | CheckpointRequested
     | CheckpointsAbandoned
     | SourceExhausted
-    | SnapshotAcknowledged
-    | SnapshotDeclined
+    | CheckpointAcknowledged
+    | CheckpointDeclined
     | ManifestStored
     | ManifestFailed
     | OutputCommitted
@@ -217,7 +217,7 @@ class SlotRegistered:
 
 @dataclass(frozen=True, slots=True)
 class SlotStartFailed:
-    """A process of a slot has ended before it could register; ``error`` is passed through to ``JobEnded``."""
+    """A process of a slot has ended before it could register; ``error`` is passed through to ``EndJob``."""
 
     slot: int
     reason: str
@@ -226,6 +226,8 @@ class SlotStartFailed:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
+    """The process of ``slot`` is gone, or nothing that it sends is taken any more."""
+
     slot: int
     incarnation: int
     reason: str
@@ -241,10 +243,10 @@ class SlotLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class FailoverStarted:
-    """A running job has a failure that local failover takes on: it costs what a rollback would cost, and may be one too
+class FailureTakenOn:
+    """Local failover takes a failure of the running job on: it costs what a rollback would cost, and may be one too
     many. ``kind``: "exception" or "slot". ``generation``: the newest generation of what failed. ``under_way``: whether
-    local failover was busy with another failure."""
+    another failover was not over. A subtask's exception is taken on before local failover falls back because of it."""
 
     kind: FailureKind
     generation: Generation
@@ -254,9 +256,9 @@ class FailoverStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFailoverRefused:
+class FailoverFellBack:
     """Local failover of ``subtasks`` cannot be proved safe, or did not come about: roll back. ``counted``: a
-    ``FailoverStarted`` was spent on this failure already."""
+    ``FailureTakenOn`` was spent on this failure already."""
 
     kind: FailureKind
     subtasks: tuple[SubtaskId, ...]
@@ -266,7 +268,7 @@ class LocalFailoverRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class InputEndsProcesses:
+class InputBlamed:
     """The same input has ended two processes (``crashes``): further recoveries would end in the same way."""
 
     reason: str
@@ -303,7 +305,7 @@ class SpareAdded:
 
 
 @dataclass(frozen=True, slots=True)
-class SpareTaken:
+class SpareRemoved:
     """Spare slot ``slot`` is no slot of the job any more; its process is gone."""
 
     slot: int
@@ -311,16 +313,18 @@ class SpareTaken:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskFailed:
-    """A subtask threw; ``error`` is what the user should see if this ends the job."""
+    """A subtask threw; its slot lives. ``error`` is what the user should see if this ends the job. ``deterministic``:
+    not because what it does, or receives, contradicts what its predecessor did or received."""
 
-    generation: Generation
     subtask: SubtaskId
+    generation: Generation
     reason: str
-    error: object
+    error: object = None
+    deterministic: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreFailed:
+class CheckpointRestoreFailed:
     """``checkpoint`` cannot be restored, now or later: it is corrupt (not: the storage is away for a moment)."""
 
     generation: Generation
@@ -330,6 +334,8 @@ class RestoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
+    """``checkpoint`` is complete, and stays so."""
+
     checkpoint: CheckpointId
 
 
@@ -341,8 +347,8 @@ class CheckpointDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputDrained:
-    """Answer to ``DrainCommits``: no manifest and no commit is in flight, and none can begin."""
+class CommitsQuiesced:
+    """Answer to ``QuiesceRequested``: no manifest and no commit is in flight, and none can begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,19 +370,25 @@ class RetractionFailed:
 class FinalCommitted:
     """The last checkpoint is complete and all output is committed."""
 
+    checkpoint: CheckpointId
+
 
 @dataclass(frozen=True, slots=True)
 class FinalAbandoned:
-    """The sources of ``generation`` are exhausted, but no last checkpoint comes about."""
+    """The sources of ``generation`` are exhausted, but ``final_attempts`` last checkpoints failed, last
+    ``checkpoint``."""
 
+    checkpoint: CheckpointId
     generation: Generation
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CommitAbandoned:
-    """The storage or a sink refused for good: nothing more can be made complete or visible."""
+    """The manifest or the output of ``checkpoint`` was refused for good, or it is not known whether it is stored.
+    Nothing more is triggered, stored or committed."""
 
+    checkpoint: CheckpointId
     reason: str
 
 
@@ -390,19 +402,19 @@ JobEvent: TypeAlias = (
     | SlotStartFailed
     | SlotLost
     | SlotLeft
-    | FailoverStarted
-    | LocalFailoverRefused
-    | InputEndsProcesses
+    | FailureTakenOn
+    | FailoverFellBack
+    | InputBlamed
     | GenerationsUsed
     | SlotDeployed
     | SlotStopped
     | SpareAdded
-    | SpareTaken
+    | SpareRemoved
     | SubtaskFailed
-    | RestoreFailed
+    | CheckpointRestoreFailed
     | CheckpointCompleted
     | CheckpointDropped
-    | OutputDrained
+    | CommitsQuiesced
     | OutputRetracted
     | RetractionFailed
     | FinalCommitted

@@ -15,7 +15,8 @@ CheckpointId = NewType("CheckpointId", int)
 """Number of a checkpoint: 1, 2, ...; never used twice in a job, not even after a rollback or a resume."""
 
 Generation = NewType("Generation", int)
-"""Number of a deployment: 1, 2, ...; raised at each deployment, carried by every message; lower ones are refused."""
+"""Fencing number of a subtask: 1, 2, ...; raised when it is deployed or promoted, carried by every message; messages
+with a lower one are refused."""
 
 Seq = NewType("Seq", int)
 """Position of a message on its channel: 0, 1, 2, ... without gaps."""

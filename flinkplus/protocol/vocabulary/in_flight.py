@@ -11,7 +11,7 @@ the coordinator, down the chain, back to the slot that begins from it. So their 
 
 Who can see that it would need more does not begin to overtake before less is left (``InFlightBudget.room``).
 
-Rules: sizes are those in a handle, once they are known (``SubtaskSnapshots.add_logs``); before that, close estimates.
+Rules: sizes are those in a handle, once they are known (``checkpoints.add_logs``); before that, estimates.
 Of what is too large nothing is kept, and what is declined for it says so (``AbortCause.OVER_BUDGET``).
 """
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor. REPLICA
     is between members of a chain: its channel is empty and its payload belongs to ``chain_backup``. WATERMARK: no row
     before its time comes behind it. ROUND: see ``rounds``; what came together on several channels is one round."""
@@ -34,7 +34,7 @@ class Message(NamedTuple):
     of a WATERMARK only; of a ROUND, which one it is (``rounds.encoded``).
     """
 
-    kind: Kind
+    kind: MessageKind
     channel: ChannelId
     generation: Generation
     seq: Seq

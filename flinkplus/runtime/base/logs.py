@@ -25,7 +25,7 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.printable import escaped
 
 VARIABLE = "FLINKPLUS_LOG"
-JSON, TEXT = FORMATS = ("json", "text")
+FORMATS = (JSON := "json", "text")
 LEVELS = ("debug", "info", "warning", "error")
 FIELDS = ("job", "slot", "subtask", "generation", "phase")
 LOGGERS = ("flinkplus", "chain_backup", "upstream_cache", "dedup")

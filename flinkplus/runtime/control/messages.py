@@ -19,7 +19,7 @@ from flinkplus.documents import Document, check_fields, hints_of, parse_document
 from flinkplus.errors import ControlMessageTooLarge, CorruptState, PeerProtocolError
 from flinkplus.path_names import checked_subtask
 from flinkplus.printable import printable
-from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.control.promotion_order import PromotionOrder
@@ -35,25 +35,25 @@ MAX_NAME_CHARACTERS = 1_000
 """Of a short one, such as a host."""
 
 
-def runs_to_json(runs: Iterable[Run]) -> list[list[Any]]:
-    """Runs of determinants as ``Fenced`` and ``Promote`` have them."""
-    return [[first, list(determinants)] for first, determinants in runs]
+def spans_to_json(spans: Iterable[Span]) -> list[list[Any]]:
+    """Spans of determinants as ``Fenced`` and ``Promote`` have them."""
+    return [[first, list(determinants)] for first, determinants in spans]
 
 
-def runs_from_json(found: Iterable[Sequence[Any]]) -> list[Run]:
-    """The inverse of ``runs_to_json``. Raises ``PeerProtocolError``."""
+def spans_from_json(found: Iterable[Sequence[Any]]) -> list[Span]:
+    """The inverse of ``spans_to_json``. Raises ``PeerProtocolError``."""
     try:
-        runs = [(whole(first), tuple(determinants)) for first, determinants in found]
-        if not all(set(map(type, determinants)) <= {int} for _, determinants in runs):
+        spans = [(whole(first), tuple(determinants)) for first, determinants in found]
+        if not all(set(map(type, determinants)) <= {int} for _, determinants in spans):
             raise TypeError("determinants are whole numbers")
-        return runs
+        return spans
     except (TypeError, ValueError) as error:
-        raise PeerProtocolError(f"malformed runs of determinants: {error}") from error
+        raise PeerProtocolError(f"malformed spans of determinants: {error}") from error
 
 
-def digests_to_json(runs: Iterable[tuple[int, Digests]]) -> list[list[Any]]:
-    """Runs of digests as ``Fenced`` and ``Promote`` have them."""
-    return [[first, pack_digests(digests)] for first, digests in runs]
+def digests_to_json(spans: Iterable[tuple[int, Digests]]) -> list[list[Any]]:
+    """Spans of digests as ``Fenced`` and ``Promote`` have them."""
+    return [[first, pack_digests(digests)] for first, digests in spans]
 
 
 def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
@@ -107,7 +107,7 @@ class Deployed:
 
 
 @dataclass(frozen=True)
-class RestoreRefused:
+class RestoreFailed:
     """The state of ``subtask`` at ``checkpoint`` failed its checks."""
 
     generation: int
@@ -117,7 +117,7 @@ class RestoreRefused:
 
 
 @dataclass(frozen=True)
-class SnapshotAcked:
+class Acknowledged:
     generation: int
     checkpoint: int
     subtask: str
@@ -125,7 +125,7 @@ class SnapshotAcked:
 
 
 @dataclass(frozen=True)
-class SnapshotRefused:
+class Declined:
     """``cause``: the value of an ``AbortCause``."""
 
     generation: int
@@ -144,7 +144,7 @@ class SnapshotRefused:
 
 
 @dataclass(frozen=True)
-class SubtaskFailure:
+class Failed:
     """``kind`` is the error's class name, ``reason`` all of its message; ``operator``, ``row`` and ``cause``, which are
     in the message, are set when a user function raised."""
 
@@ -192,7 +192,7 @@ class Progressed:
 
 
 @dataclass(frozen=True)
-class VersionStaged:
+class Staged:
     """This slot, a standby of ``subtask``, holds all of ``version``; ``generation``: of the chain it came in."""
 
     generation: int
@@ -206,9 +206,9 @@ class Fenced:
 
     ``received``: channel -> next ``seq`` expected, of every channel from a failed subtask to one that is active here;
     ``sent``: channel -> next ``seq`` to send, of every channel to a failed subtask from one that is active here.
-    ``determinants``: failed subtask, or ancestor of one -> runs of known determinants, each ``[first step, [values]]``.
-    ``digests``: channel -> runs of digests of what was received on it, each ``[first seq, text]``. ``kept``: channel ->
-    the oldest ``seq`` that can be sent again, of every channel in ``sent``.
+    ``determinants``: failed subtask, or ancestor of one -> spans of known determinants, each ``[first step,
+    [values]]``. ``digests``: channel -> spans of digests of what was received on it, each ``[first seq, text]``.
+    ``kept``: channel -> the oldest ``seq`` that can be sent again, of every channel in ``sent``.
     """
 
     attempt: int
@@ -240,15 +240,15 @@ class Promoted:
 
 
 @dataclass(frozen=True)
-class PromotionRefused:
+class PromotionFailed:
     attempt: int
     subtask: str
     reason: str
 
 
 @dataclass(frozen=True)
-class PeersReady:
-    """The answer to ``Peers``: there is a stream to every one of them."""
+class Connected:
+    """The answer to ``Connect``: there is a stream to every one of them."""
 
     serial: int
 
@@ -306,7 +306,7 @@ class Deploy:
 
 
 @dataclass(frozen=True)
-class Suspend:
+class Halt:
     """A recovery began: subtasks of ``generation`` and older stop at once."""
 
     generation: int
@@ -336,8 +336,8 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Peers:
-    """Have a stream to each of these slots (slot -> [incarnation, address]) and to no other; answer ``PeersReady``."""
+class Connect:
+    """Have a stream to each of these slots (slot -> [incarnation, address]) and to no other; answer ``Connected``."""
 
     serial: int
     addresses: dict[str, list[Any]]
@@ -363,7 +363,7 @@ class Fence:
 
 @dataclass(frozen=True)
 class Promote:
-    """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionRefused``.
+    """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionFailed``.
 
     ``complete``: the newest checkpoint that is. ``notes_rows``: as in ``Deploy``.
     """
@@ -457,28 +457,28 @@ ControlMessage = (
     Register
     | StartFailed
     | Deployed
-    | RestoreRefused
-    | SnapshotAcked
-    | SnapshotRefused
-    | SubtaskFailure
+    | RestoreFailed
+    | Acknowledged
+    | Declined
+    | Failed
     | Exhausted
     | Heartbeat
     | Progressed
-    | VersionStaged
+    | Staged
     | Fenced
     | FencedPart
     | Promoted
-    | PromotionRefused
-    | PeersReady
+    | PromotionFailed
+    | Connected
     | PeersUnreached
     | SessionLost
     | Stopped
     | Welcome
     | Deploy
-    | Suspend
+    | Halt
     | Start
     | Join
-    | Peers
+    | Connect
     | Chains
     | Fence
     | Promote

@@ -24,9 +24,9 @@ class PromotionOrder(Document):
     ``overtaking``: newer checkpoints whose barriers may overtake.
     ``received``: output channel -> next ``seq`` that a living consumer expects.
     ``marks``: input channel -> next ``seq`` that a living producer had not sent before the failure.
-    ``digests``: output channel -> runs of digests, as in ``Fenced``.
-    ``determinants``: the subtask's runs of determinants, as in ``Fenced``.
-    ``ancestors``: ancestor -> its runs of determinants.
+    ``digests``: output channel -> spans of digests, as in ``Fenced``.
+    ``determinants``: the subtask's spans of determinants, as in ``Fenced``.
+    ``ancestors``: ancestor -> its spans of determinants.
     ``inputs``: input channel -> next ``seq`` to take, where it differs from the handle's.
     ``pass_over``: how many rows are read and not sent.
     ``mark``: rows put out before the failure, as in ``Deploy``; set in partial recovery only.

@@ -64,7 +64,7 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import (
     UserAsked,
 )
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.checkpoints import CheckpointDriver
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
@@ -132,7 +132,7 @@ def dispatch_at(
     ``for_commands`` (``None``: the job accepts no commands). ``directory``: the job's own, for shells on the same host.
     """
     inbox: Inbox[InboxEvent] = Inbox()
-    dispatch = Dispatch(rendezvous(options, credentials, host, inbox), Members(options.parallelism), inbox)
+    dispatch = Dispatch(rendezvous(options, credentials, host, inbox), SlotProcesses(options.parallelism), inbox)
     dispatch.make_lifelines = lambda: Lifelines(host, credentials, inbox, inbox.put)
     if for_commands is not None:
         dispatch.make_door = lambda commands: CommandDoor(
@@ -166,15 +166,15 @@ class Coordinator:
         self.figures = Figures(graph, options.checkpoint_mode)
         self._dispatch = dispatch
         self._inbox = dispatch.inbox
-        self._members = dispatch.members
+        self._processes = dispatch.processes
         self._deployment = Deployment(
             restore.generation, int(restore.generation), restore.draining, clock=dispatch.clock
         )
         self._faults = Faults(options.faults, restore.generation + 1)
         every = [SubtaskId(v.name, i) for v in graph.vertices for i in range(options.parallelism)]
         sources = tuple(sorted(s for s in every if graph.vertex_of(s.vertex).is_source))
-        loop_heads = graph.cycles().heads
-        heads = tuple(sorted(subtask for subtask in every if subtask.vertex in loop_heads))
+        cycles = graph.cycles()
+        loop_heads = tuple(sorted(subtask for subtask in every if subtask.vertex in cycles.loop_heads))
         checkpoint_config, recovery_config = configs(options)
         self._recorder = None if options.record_machines is None else Recorder(Path(options.record_machines))
         self._checkpoints = self._machine(
@@ -211,7 +211,7 @@ class Coordinator:
             commits,
             self.recoveries,
             sources,
-            heads,
+            loop_heads,
             self._presence.evict,
             self._ended,
         )
@@ -370,7 +370,7 @@ class Coordinator:
         """The hosts of each chain's members, the head's first; none when the job is over, or has no standbys."""
 
         def hosts() -> dict[str, list[str]]:
-            where = {member.slot: member.host for member in self._members.all()}
+            where = {process.slot: process.host for process in self._processes.all()}
             return {subtask: [where.get(slot, "") for slot in slots] for subtask, slots in self.chains().items()}
 
         return self._answer(hosts, {})
@@ -415,7 +415,7 @@ class Coordinator:
         slot = self._deployment.assignment.get(subtask)
         if point in STANDBY_POINTS:
             slot = next(iter(self.chains().get(str(subtask), [])[1:]), None)
-        if slot is None or self._members.get(slot) is None:
+        if slot is None or self._processes.get(slot) is None:
             return False
         self._dispatch.tell(slot, control.Inject(KILL, [str(subtask)], point=point))
         return True
@@ -458,15 +458,15 @@ class Coordinator:
         """The core cannot go on: have the slots end, without its help, for a bounded time."""
         self._dispatch.tell_all(control.Stop())
         deadline = self._dispatch.clock.monotonic() + STOP_AT_ONCE_S
-        while self._members.all() and self._dispatch.clock.monotonic() < deadline:
+        while self._processes.all() and self._dispatch.clock.monotonic() < deadline:
             try:
                 event = self._inbox.get(timeout=MAX_IDLE_S)
             except queue.Empty:
                 continue
             if isinstance(event, ControlLost):
-                member = self._members.on(event.connection)
-                if member is not None:
-                    self._members.remove(member.slot)
+                process = self._processes.on(event.connection)
+                if process is not None:
+                    self._processes.remove(process.slot)
 
     def _turn(self) -> None:
         due_ms = self.next_deadline_ms()
@@ -515,14 +515,14 @@ class Coordinator:
                     log.warning("dropped a malformed message of connection %d: %s", connection, error)
             case ControlLost(connection, reason, time_s):
                 self._dispatch.event_s = time_s
-                member = self._members.on(connection)
-                if member is not None:
-                    self._presence.lose(member, reason)
+                process = self._processes.on(connection)
+                if process is not None:
+                    self._presence.lose(process, reason)
             case LifelineCut(name, time_s):
                 self._dispatch.event_s = time_s
-                member = self._members.with_lifeline(name)
-                if member is not None:
-                    self._presence.lose(member, "its process ended")
+                process = self._processes.with_lifeline(name)
+                if process is not None:
+                    self._presence.lose(process, "its process ended")
             case CheckpointWorkDone(done):
                 self._checkpoint_driver.work_done(done)
             case JobWorkDone(done):
@@ -573,7 +573,7 @@ class Coordinator:
 
     # --- the end
 
-    def _ended(self, ended: effects.JobEnded) -> None:
+    def _ended(self, ended: effects.EndJob) -> None:
         self._end(ended.state, error_of(ended, self.options.parallelism))
 
     def _end(self, state: JobState, error: FlinkPlusError | None) -> None:
@@ -620,15 +620,15 @@ class Coordinator:
 
     def status_figures(self) -> dict[str, Any]:
         """Slots, subtasks and chains; only in the coordinator's thread."""
-        deployment, members, failovers = self._deployment, self._members.all(), self._failovers
+        deployment, processes, failovers = self._deployment, self._processes.all(), self._failovers
         chains = [] if failovers is None else failovers.holdings
         now_s = self._dispatch.clock.monotonic()
         return {
             "slots": slots_of(
                 range(self.options.parallelism),
                 {} if self.spares is None else {slot: state.value for slot, state in self.spares.states.items()},
-                members,
-                self._members.incarnations,
+                processes,
+                self._processes.incarnations,
                 deployment.assignment,
                 chains,
                 now_s,
@@ -636,7 +636,7 @@ class Coordinator:
             "subtasks": subtasks_of(
                 deployment.assignment,
                 deployment.generations,
-                [member.slot for member in members],
+                [process.slot for process in processes],
                 () if failovers is None else failovers.moving,
                 self.figures.subtasks(),
             ),
@@ -651,11 +651,11 @@ class Coordinator:
 
     def pids(self) -> dict[int, int]:
         """Process of each registered slot."""
-        return {member.slot: member.pid for member in self._members.all()}
+        return {process.slot: process.pid for process in self._processes.all()}
 
     def placement(self) -> dict[str, str]:
         """Host of each subtask whose slot is registered."""
-        hosts = {member.slot: member.host for member in self._members.all()}
+        hosts = {process.slot: process.host for process in self._processes.all()}
         return {str(subtask): hosts[slot] for subtask, slot in self.assignment.items() if slot in hosts}
 
     def chains(self) -> dict[str, list[int]]:
@@ -665,7 +665,7 @@ class Coordinator:
 
     @property
     def slot_restarts(self) -> int:
-        return self._members.restarts
+        return self._processes.restarts
 
     @property
     def assignment(self) -> dict[SubtaskId, int]:
@@ -676,5 +676,5 @@ class Coordinator:
 def _is_failure(event: InboxEvent) -> bool:
     """Whether somebody waits for what follows from ``event``."""
     if isinstance(event, ControlArrived):
-        return isinstance(event.message, control.SubtaskFailure)
+        return isinstance(event.message, control.Failed)
     return isinstance(event, (ControlLost, LifelineCut))

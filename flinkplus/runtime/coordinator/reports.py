@@ -19,15 +19,13 @@ from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, Machines
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
-SubtaskReport = (
-    control.SubtaskFailure | control.SnapshotAcked | control.SnapshotRefused | control.Exhausted | control.Progressed
-)
+SubtaskReport = control.Failed | control.Acknowledged | control.Declined | control.Exhausted | control.Progressed
 MISMATCHES = {error.__name__: error for error in (NondeterministicOperator, MessageIdConflict)}
 log = logging.getLogger("flinkplus.coordinator")
 
@@ -61,33 +59,35 @@ class Reports:
         if isinstance(message, control.StartFailed):
             self._presence.start_failed(connection, message)
             return
-        member = self._dispatch.members.on(connection)
-        if member is None:
+        process = self._dispatch.processes.on(connection)
+        if process is None:
             self._figures.fenced_reports += 1
             return  # a connection that was given up
-        member.heard_s = self._dispatch.clock.monotonic()
+        process.heard_s = self._dispatch.clock.monotonic()
         match message:
             case control.Heartbeat(generation, subtasks, refused, malformed, fenced, copied):
-                self._figures.heard_of_strangers((member.slot, member.incarnation), refused, malformed, fenced)
-                self._figures.heard_of_copies((member.slot, member.incarnation), copied)
-                self._heard(member, generation, subtasks)
+                self._figures.heard_of_strangers((process.slot, process.incarnation), refused, malformed, fenced)
+                self._figures.heard_of_copies((process.slot, process.incarnation), copied)
+                self._heard(process, generation, subtasks)
             case control.Deployed(generation, restore_ms):
                 if generation == self._deployment.generation:
                     self._recoveries.restored(restore_ms)
-                self._machines.step_job(events.SlotDeployed(Generation(generation), member.slot))
-            case control.RestoreRefused(generation, checkpoint, subtask, reason):
+                self._machines.step_job(events.SlotDeployed(Generation(generation), process.slot))
+            case control.RestoreFailed(generation, checkpoint, subtask, reason):
                 why = f"state of {subtask}: {reason}"
-                self._machines.step_job(events.RestoreFailed(Generation(generation), CheckpointId(checkpoint), why))
+                self._machines.step_job(
+                    events.CheckpointRestoreFailed(Generation(generation), CheckpointId(checkpoint), why)
+                )
             case control.PeersUnreached():
-                self._presence.peers_unreached(member, message)
+                self._presence.peers_unreached(process, message)
             case control.SessionLost(reason):
-                self._presence.lose(member, reason)
+                self._presence.lose(process, reason)
             case control.Stopped():
-                self._machines.step_job(events.SlotStopped(member.slot))
+                self._machines.step_job(events.SlotStopped(process.slot))
             case _ if isinstance(message, SubtaskReport):
                 self._take_of_subtask(message)
             case _:
-                if self._failovers is None or not self._failovers.take(member, message):
+                if self._failovers is None or not self._failovers.take(process, message):
                     log.warning("%s is not for the coordinator", type(message).__name__)
 
     def _take_of_subtask(
@@ -103,19 +103,19 @@ class Reports:
             return
         generation = self._deployment.generation
         match message:
-            case control.SubtaskFailure():
+            case control.Failed():
                 self._subtask_failed(name, message)
-            case control.SnapshotAcked(_, checkpoint, subtask, handle):
+            case control.Acknowledged(_, checkpoint, subtask, handle):
                 self._figures.snapshot(checkpoint, subtask, handle)
                 number = CheckpointId(checkpoint)
                 if self._failovers is not None:
                     self._failovers.acknowledged(name, said, number, handle)
                 held = handle.operator_state.in_flight_bytes
-                self._machines.step_checkpoints(events.SnapshotAcknowledged(number, name, generation, handle, held))
-            case control.SnapshotRefused(_, checkpoint, _, reason):
+                self._machines.step_checkpoints(events.CheckpointAcknowledged(number, name, generation, handle, held))
+            case control.Declined(_, checkpoint, _, reason):
                 cause = message.abort_cause
                 self._machines.step_checkpoints(
-                    events.SnapshotDeclined(CheckpointId(checkpoint), name, generation, reason, cause)
+                    events.CheckpointDeclined(CheckpointId(checkpoint), name, generation, reason, cause)
                 )
             case control.Exhausted():
                 self._machines.step_checkpoints(events.SourceExhausted(name, generation))
@@ -131,16 +131,16 @@ class Reports:
             return self._failovers.is_current(subtask, generation)
         return generation == self._deployment.generation
 
-    def _heard(self, member: Member, generation: int, subtasks: dict[str, dict[str, Any]]) -> None:
+    def _heard(self, process: SlotProcess, generation: int, subtasks: dict[str, dict[str, Any]]) -> None:
         if generation != self._deployment.generation:
             return
-        mine = {str(subtask) for subtask in self._deployment.on(member.slot)}
+        mine = {str(subtask) for subtask in self._deployment.on(process.slot)}
         heard = {name: counters for name, counters in subtasks.items() if name in mine}
         self._figures.heard(heard)
         for name, counters in heard.items():
             self._recoveries.heard(name, counters["rows_out"])
 
-    def _subtask_failed(self, subtask: SubtaskId, failure: control.SubtaskFailure) -> None:
+    def _subtask_failed(self, subtask: SubtaskId, failure: control.Failed) -> None:
         error: FlinkPlusError
         mismatch = MISMATCHES.get(failure.kind)
         if mismatch is not None:
@@ -159,4 +159,4 @@ class Reports:
             self._failovers.subtask_failed(subtask, Generation(failure.generation), failure.reason, error)
         else:
             generation = self._deployment.generation
-            self._machines.step_job(events.SubtaskFailed(generation, subtask, failure.reason, error))
+            self._machines.step_job(events.SubtaskFailed(subtask, generation, failure.reason, error))

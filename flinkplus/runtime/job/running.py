@@ -44,7 +44,7 @@ from flinkplus.graph import JobGraph
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.base.logs import about, install, wanted
-from flinkplus.runtime.coordinator.commands.operations import Status
+from flinkplus.runtime.coordinator.commands.operations import StatusCommand
 from flinkplus.runtime.coordinator.coordinator import Coordinator, dispatch_at
 from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.drivers.commits import Commits
@@ -391,7 +391,7 @@ class RunningJob:
         if registry is not None:
             self.coordinator.write_records_to(registry)
         self.coordinator.job_id = self.job_id
-        self.coordinator.commands.add(Status, lambda _request: self._status())
+        self.coordinator.commands.add(StatusCommand, lambda _request: self._status())
         addresses = self.coordinator.start().at(reach)
         driver = (os.getpid(), psutil.Process().create_time())
         self._let_shells_in(

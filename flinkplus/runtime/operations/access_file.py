@@ -269,13 +269,13 @@ def parse_whereabouts(data: bytes) -> Whereabouts:
     return Whereabouts.from_json(parse_document(data))
 
 
-def running_jobs(directory: str | None = None) -> list[tuple[Path, Access]]:
-    """The access files of jobs whose own directories are in ``directory`` (``None``: the system's temporary space),
+def running_jobs() -> list[tuple[Path, Access]]:
+    """The access files of jobs whose own directories are in the system's temporary space,
     that this user may use, with what they hold. Jobs that are over are left out, and each is there once: a directory of
     a stranger's, or a link to one of ours, counts for nothing.
     """
     found = []
-    for folder in sorted(Path(directory or tempfile.gettempdir()).glob(f"{JOB_PREFIX}*")):
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{JOB_PREFIX}*")):
         path = folder / ACCESS_FILE
         try:
             if is_own_directory(folder):

@@ -4,12 +4,12 @@ A *request* is a frozen dataclass of JSON values; its name on the wire is the na
 requests that were added to its ``Commands``, each with the function that carries it out. To add one::
 
     @dataclass(frozen=True)
-    class Drain:
+    class DrainCommand:
         host: str
 
-    commands.add(Drain, drain)  # def drain(request: Drain) -> dict[str, Any] | Later
+    commands.add(DrainCommand, drain)  # def drain(request: DrainCommand) -> dict[str, Any] | Later
 
-and, in the shell, ``call(access, Drain("worker-2"))``, which returns what ``drain`` has returned, or raises
+and, in the shell, ``call(access, DrainCommand("worker-2"))``, which returns what ``drain`` has returned, or raises
 ``CommandRefused`` with the text of the ``FlinkPlusError`` that it has raised. What takes its time returns a ``Later``,
 and answers by it.
 

@@ -41,7 +41,7 @@ def test_the_feedback_leads_back_to_the_head_and_the_output_out() -> None:
         ("total+out", [("count+back", *BY_KEY)]),
     ]
     cycles = env.graph.cycles()
-    assert cycles.heads == ("loop",)
+    assert cycles.loop_heads == ("loop",)
     assert cycles.back_edges == {2}
     assert [env.graph.producer_vertex(edge).name for edge in sorted(cycles.inner_edges)] == ["loop", "count+back"]
 
@@ -84,7 +84,7 @@ def test_one_loop_behind_another() -> None:
     first = numbers(env, "a").iterate(loop, name="first")
     back(first, "some").iterate(second, name="second").discard(name="out")
     env.graph.fuse()
-    assert env.graph.cycles().heads == ("first", "second+large+small+out")
+    assert env.graph.cycles().loop_heads == ("first", "second+large+small+out")
 
 
 def test_what_comes_round_may_be_null() -> None:

@@ -10,7 +10,13 @@ import pytest
 
 from flinkplus.cli import moves
 from flinkplus.errors import CommandRefused
-from flinkplus.runtime.coordinator.commands.moves import DrainHost, Migrate, MoveNews, ScaleSpares, UndrainHost
+from flinkplus.runtime.coordinator.commands.moves import (
+    DrainHostCommand,
+    MigrateCommand,
+    MoveNewsCommand,
+    ScaleSparesCommand,
+    UndrainHostCommand,
+)
 from tests.typed import Command, typed_here
 
 LEFT = {"number": 7, "status": "under_way", "left": ["count[1]", "lines[1]"]}
@@ -57,14 +63,14 @@ def test_a_drain_says_what_is_left_until_nothing_is(job: Job, run: Command) -> N
         "under way; left: lines[1]",
         "nothing is left on worker-1",
     ]
-    assert job.asked == [DrainHost("worker-1", True), MoveNews(7), MoveNews(7), MoveNews(7)]
+    assert job.asked == [DrainHostCommand("worker-1", True), MoveNewsCommand(7), MoveNewsCommand(7), MoveNewsCommand(7)]
 
 
 @pytest.mark.parametrize("slot", ["slot-3", "3"])
 def test_a_subtask_is_moved(job: Job, run: Command, slot: str) -> None:
     job.answers = [DONE]
     assert run("migrate", "count:1", "--to", slot)[:2] == (0, "count:1 is on slot-3\n")
-    assert job.asked == [Migrate("count:1", 3)]
+    assert job.asked == [MigrateCommand("count:1", 3)]
 
 
 def test_as_json(job: Job, run: Command) -> None:
@@ -76,7 +82,7 @@ def test_as_json(job: Job, run: Command) -> None:
 def test_nobody_waits_longer_than_told(job: Job, run: Command) -> None:
     job.answers = [LEFT]
     assert run("drain", "worker-1", "--wait", "0")[0] == 0
-    assert job.asked == [DrainHost("worker-1")]
+    assert job.asked == [DrainHostCommand("worker-1")]
     assert run("drain", "worker-1", "--wait", "0.01")[0] == 1
 
 
@@ -89,7 +95,7 @@ def test_what_is_cancelled_on_the_way_is_told(job: Job, run: Command) -> None:
 def test_a_host_is_used_again(job: Job, run: Command) -> None:
     job.answers = [DONE]
     assert run("undrain", "worker-1")[:2] == (0, "worker-1 may be used again\n")
-    assert job.asked == [UndrainHost("worker-1")]
+    assert job.asked == [UndrainHostCommand("worker-1")]
 
 
 @pytest.mark.parametrize(
@@ -115,10 +121,10 @@ def test_spare_slots_are_scaled(job: Job, run: Command, count: int, told: str) -
     job.answers = [{"number": 7, "status": "under_way", "left": ["slot-4"]}, DONE]
     code, out, _ = run("scale", str(count))
     assert (code, out.splitlines()) == (0, ["under way; left: slot-4", told])
-    assert job.asked == [ScaleSpares(count, False), MoveNews(7)]
+    assert job.asked == [ScaleSparesCommand(count, False), MoveNewsCommand(7)]
     job.answers = [CommandRefused("scale to 0 spare slots: there would be less")]
     code, _, err = run("scale", "0", "--force")
-    assert code == 1 and "there would be less" in err and job.asked[-1] == ScaleSpares(0, True)
+    assert code == 1 and "there would be less" in err and job.asked[-1] == ScaleSparesCommand(0, True)
 
 
 @pytest.mark.parametrize("count", ["-1", "101", "many"])

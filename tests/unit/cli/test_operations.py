@@ -15,8 +15,9 @@ import pytest
 from rich.console import Console
 
 from flinkplus.cli.status import tables
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 from flinkplus.runtime.base.inbox import Inbox
-from flinkplus.runtime.coordinator.commands.operations import Inject, Status
+from flinkplus.runtime.coordinator.commands.operations import InjectCommand, StatusCommand
 from flinkplus.runtime.operations.access_file import Access, write_access
 from flinkplus.runtime.operations.command_server import CommandDoor
 from flinkplus.runtime.operations.commands import Body, Commands
@@ -31,7 +32,7 @@ RECOVERY = {
     "reason": "InjectedFailure: on order",
     "begin_s": 1.5e9,
     "fallback": None,
-    **dict.fromkeys(("detect_ms", "fence_ms", "promote_ms", "restore_ms", "replay_ms", "recovery_ms"), 2.25),
+    **{f"{phase}_ms": 2.25 for phase in (*DURATIONS, "recovery")},
 }
 ROLLBACK = {**RECOVERY, "mode": "rollback", "fallback": "no member left", "begin_s": None, "recovery_ms": None}
 CHECKPOINT = {
@@ -113,12 +114,12 @@ class Job:
 
     def __init__(self, directory: Path) -> None:
         self.inbox: Inbox[Any] = Inbox()
-        self.asked: list[Inject] = []
+        self.asked: list[InjectCommand] = []
         self.statuses = 0
         self.ends_after = 1_000
         commands = Commands()
-        commands.add(Status, self._status)
-        commands.add(Inject, self._inject)
+        commands.add(StatusCommand, self._status)
+        commands.add(InjectCommand, self._inject)
         self._door = CommandDoor("127.0.0.1", CREDENTIALS, self.inbox, commands, self.inbox.call_soon)
         driver = (os.getpid(), psutil.Process().create_time())
         self.file = write_access(
@@ -128,14 +129,14 @@ class Job:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _status(self, _request: Status) -> Body:
+    def _status(self, _request: StatusCommand) -> Body:
         self.statuses += 1
         if self.statuses >= self.ends_after:
             self.file.unlink(missing_ok=True)
             self._over = True
         return STATUS
 
-    def _inject(self, request: Inject) -> Body:
+    def _inject(self, request: InjectCommand) -> Body:
         self.asked.append(request)
         slow = request.fault in ("pause", "cut", "slow")
         return {
@@ -231,9 +232,9 @@ def test_inject_asks_for_what_is_typed(job: Job, run: Run) -> None:
     code, out, _ = run("inject", "slow", "count:1", "--access", job.file, "--at", "0.5", "--delay", "0.2")
     assert (code, out) == (0, "count[1] slowed down for 1 s\n")
     assert job.asked == [
-        Inject("kill", "slot-0"),
-        Inject("cut", "worker-1", for_s=2.5, peers=["driver"]),
-        Inject("slow", "count:1", at_s=0.5, delay_s=0.2),
+        InjectCommand("kill", "slot-0"),
+        InjectCommand("cut", "worker-1", for_s=2.5, peers=["driver"]),
+        InjectCommand("slow", "count:1", at_s=0.5, delay_s=0.2),
     ]
 
 

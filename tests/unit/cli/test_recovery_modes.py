@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.recovery.settings import RECOVERIES
+from experiments.recovery.experiment import RECOVERIES
 from flinkplus.cli.main import parser
 from flinkplus.config import RECOVERY_MODES
 

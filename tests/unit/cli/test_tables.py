@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.console import bar, show
+from experiments.harness.console import bar, show
 from flinkplus.cli import tables
 from flinkplus.cli.status import failover_table, slot_table, subtask_table
 from flinkplus.cli.status import tables as all_tables

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from dedup.digests import pack_digests, unpack_digests
 from dedup.filter import CHUNK, FORGOTTEN, Channel, MessageFilter
-from dedup.store import DedupStoreError, MemoryStore, RocksStore
+from dedup.store import DedupStoreError, RocksStore
 from tests.examples import examples
+from tests.memory_store import MemoryStore
 
 CHANNELS: list[Channel] = [(0, 0, 1), (0, 1, 1), (3, 0, 1)]
 USELESS = 0.999999
@@ -76,8 +77,8 @@ class Model:
     def check(self) -> None:
         for channel in CHANNELS:
             known = {seq: digest for (_, c, seq), digest in self.digests.items() if c == channel}
-            runs = self.filter.runs(channel)
-            assert {first + i: d for first, digests in runs for i, d in enumerate(digests)} == known
+            spans = self.filter.spans(channel)
+            assert {first + i: d for first, digests in spans for i, d in enumerate(digests)} == known
             for seq in range(self.floors[channel]):
                 assert self.filter.add(self.epochs[channel], channel, seq, 0) == FORGOTTEN
         for (epoch, channel, seq), digest in self.digests.items():
@@ -130,12 +131,12 @@ def test_many_messages_of_a_channel(store: Any, error_rate: float) -> None:
     assert one.counts.stored == 5
     for seq in range(count):
         assert one.add(4, CHANNELS[0], seq, 0) == seq * seq
-    assert one.runs(CHANNELS[0]) == [(0, array("Q", [seq * seq for seq in range(count)]))]
+    assert one.spans(CHANNELS[0]) == [(0, array("Q", [seq * seq for seq in range(count)]))]
     assert one.counts.known == count and one.counts.fetched > 0
     if error_rate == USELESS:
         assert one.counts.maybe >= one.counts.asked - 10
     one.drop(5)
-    assert one.add(4, CHANNELS[0], count - 1, 0) == FORGOTTEN and one.runs(CHANNELS[0]) == []
+    assert one.add(4, CHANNELS[0], count - 1, 0) == FORGOTTEN and one.spans(CHANNELS[0]) == []
     assert one.add(5, CHANNELS[0], count, 0) is None
     assert other.add(4, CHANNELS[0], 3, 0) == 4
     one.close()
@@ -160,11 +161,11 @@ def test_an_epoch_that_ended_leaves_memory() -> None:
         for seq in range(3 * epoch, 3 * epoch + 3):
             assert found.add(epoch, CHANNELS[0], seq, seq) is None
     assert len(store) == found.counts.stored == 3
-    assert found.epochs == [0, 1, 2, 3]
-    assert found.runs(CHANNELS[0]) == [(0, array("Q", range(12)))]
+    assert sorted(found._blooms) == [0, 1, 2, 3]
+    assert found.spans(CHANNELS[0]) == [(0, array("Q", range(12)))]
     found.drop(3)
-    assert len(store) == 0 and found.epochs == [3]
-    assert found.runs(CHANNELS[0]) == [(9, array("Q", [9, 10, 11]))]
+    assert len(store) == 0 and sorted(found._blooms) == [3]
+    assert found.spans(CHANNELS[0]) == [(9, array("Q", [9, 10, 11]))]
 
 
 def test_what_a_version_holds_is_old_and_what_is_behind_it_is_new() -> None:
@@ -181,8 +182,8 @@ def test_numbers_may_have_gaps_and_come_in_any_order(store: Any) -> None:
     assert [found.add(0, CHANNELS[0], seq, seq) for seq in order] == [None] * len(order)
     assert [found.add(0, CHANNELS[0], seq, 0) for seq in order] == order
     assert found.add(0, CHANNELS[0], 2, 0) is None
-    first_of_runs = [(first, len(digests)) for first, digests in found.runs(CHANNELS[0])]
-    assert first_of_runs == [(0, 4), (2 * CHUNK, 2), (5 * CHUNK + 1, 1), (1_000, 1)]
+    first_of_spans = [(first, len(digests)) for first, digests in found.spans(CHANNELS[0])]
+    assert first_of_spans == [(0, 4), (2 * CHUNK, 2), (5 * CHUNK + 1, 1), (1_000, 1)]
 
 
 def test_what_the_store_has_lost_is_not_known() -> None:
@@ -196,7 +197,7 @@ def test_what_the_store_has_lost_is_not_known() -> None:
     with pytest.raises(DedupStoreError, match=r"chunk 0, are 519 bytes"):
         found.add(0, CHANNELS[0], 0, 0)
     store.delete([key])
-    assert found.runs(CHANNELS[0]) == [(CHUNK, array("Q", [CHUNK]))]
+    assert found.spans(CHANNELS[0]) == [(CHUNK, array("Q", [CHUNK]))]
     assert found.add(0, CHANNELS[0], 0, 0) is None
 
 

@@ -107,7 +107,7 @@ def test_what_is_drawn_is_a_loop(draw: object) -> None:
     assert callable(draw)
     env = environment()
     draw(rows_of(env, GRAPH, 100.0)).discard(name="out")
-    assert len(env.graph.fuse().cycles().heads) == 1
+    assert len(env.graph.fuse().cycles().loop_heads) == 1
 
 
 def test_a_graph_from_a_file(tmp_path: Path) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import _thread
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
-from experiments.beside import beside
+from experiments.harness.beside import beside
 
 
 def test_results_in_order_from_one_other_thread() -> None:
     threads = set()
 
-    def work() -> Iterator[int]:
+    def work() -> Generator[int, None, None]:
         for number in range(3):
             threads.add(threading.current_thread())
             yield number
@@ -24,7 +24,7 @@ def test_results_in_order_from_one_other_thread() -> None:
 
 
 def test_an_error_is_the_callers() -> None:
-    def work() -> Iterator[int]:
+    def work() -> Generator[int, None, None]:
         yield 1
         raise TimeoutError("for this test")
 
@@ -38,7 +38,7 @@ def test_an_error_is_the_callers() -> None:
 def test_an_interrupt_waits_for_the_end_of_the_work() -> None:
     stopped, ended = threading.Event(), threading.Event()
 
-    def work() -> Iterator[int]:
+    def work() -> Generator[int, None, None]:
         yield 1
         _thread.interrupt_main()
         stopped.wait()
@@ -48,3 +48,19 @@ def test_an_interrupt_waits_for_the_end_of_the_work() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(beside(work(), stopped.set))
     assert ended.is_set()
+
+
+def test_work_that_is_not_asked_for_more_is_closed_in_its_thread() -> None:
+    closed_in = []
+
+    def work() -> Generator[int, None, None]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed_in.append(threading.current_thread())
+
+    with pytest.raises(KeyboardInterrupt):
+        for _ in beside(work(), lambda: None):
+            raise KeyboardInterrupt
+    assert len(closed_in) == 1 and closed_in[0] is not threading.current_thread()

@@ -11,8 +11,7 @@ import yaml
 
 from experiments.cluster.compose import find_compose, read_compose
 from experiments.cluster.place import Place
-from experiments.recovery.command import run_recovery
-from experiments.recovery.settings import Settings
+from experiments.recovery.experiment import EXPERIMENT, Settings
 from flinkplus.errors import ConfigurationError
 
 SMALL = """\
@@ -120,4 +119,4 @@ def test_failures_of_hosts_that_nobody_can_order_are_refused_at_once(
     monkeypatch.setenv("FLINKPLUS_SHARED", str(tmp_path))
     settings = Settings(parallelism=(4,), failure=("sigkill", "hang"), hosts=4)
     with pytest.raises(ConfigurationError, match="the failure hang is ordered"):
-        run_recovery(settings, tmp_path / "recovery.json", tmp_path)
+        EXPERIMENT.run(settings, tmp_path / "recovery.json", tmp_path)

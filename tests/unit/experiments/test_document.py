@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from experiments import console
+from experiments import cost
+from experiments.cost import CostSettings
 from experiments.demo import story
-from experiments.recovery import pictures, report, summary
-from experiments.recovery.cost import CostSettings, cost_document, cost_table
-from experiments.recovery.report import RecoveryDocument
-from experiments.recovery.settings import RECOVERIES, Settings
+from experiments.harness import console, statistics
+from experiments.harness.document import Document
+from experiments.recovery import pictures
+from experiments.recovery.experiment import EXPERIMENT, RECOVERIES, Settings, compare, keep_timeline, summarize
 from flinkplus.cli.figures import write_json
 from flinkplus.cli.tables import LEAST_WIDTH
 from flinkplus.errors import ConfigurationError
-
-PHASES = ("detect", "fence", "promote", "restore", "replay")
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 
 def made_up_run(parallelism: int, recovery: str, failure: str, run: int, recovery_ms: float | None) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def made_up_run(parallelism: int, recovery: str, failure: str, run: int, recover
         "subtask": "count[1]",
         "words": 1000,
         "recovery_ms": recovery_ms,
-        **{f"{phase}_ms": total / 5 for phase in PHASES},
+        **{f"{phase}_ms": total / 5 for phase in DURATIONS},
         "caught_up_ms": total + 10,
         **{f"output_gap_{which}_ms": total + at for at, which in enumerate(("failed", "others", "before"))},
         "exact": recovery_ms is not None,
@@ -53,36 +53,36 @@ def made_up_timeline(recovery: str, failure: str, parallelism: int) -> dict[str,
         "failed": ["count[1]"],
         "bucket_s": 0.05,
         "kill_at_s": 2.0,
-        "phases_ms": dict.fromkeys(PHASES, 40.0) | {"fence": None},
+        "phases_ms": dict.fromkeys(DURATIONS, 40.0) | {"fence": None},
         "recovery_ms": 200.0,
         "rows_per_s": {f"count[{index}]": [100.0] * 40 + [0.0] * 4 + [100.0] * 56 for index in range(2)},
     }
 
 
 @pytest.fixture
-def document(tmp_path: Path) -> RecoveryDocument:
+def document(tmp_path: Path) -> Document:
     """Two levels, both modes, both failures, three runs each; one of them failed."""
-    made = RecoveryDocument(Settings(parallelism=(1, 8), runs=3), tmp_path / "deep" / "recovery.json")
+    made = EXPERIMENT.document(Settings(parallelism=(1, 8), runs=3), tmp_path / "deep" / "recovery.json")
     for parallelism in (1, 8):
         for failure in ("sigkill", "exception"):
             for run in range(3):
                 for recovery, base in (("standby", 20.0), ("rollback", 500.0)):
                     broken = (parallelism, failure, run, recovery) == (8, "exception", 2, "standby")
-                    made.add_timeline(made_up_timeline(recovery, failure, parallelism))
+                    keep_timeline(made.content, made_up_timeline(recovery, failure, parallelism))
                     made.add(made_up_run(parallelism, recovery, failure, run, None if broken else base + 10 * run))
     return made
 
 
 def test_percentiles_and_intervals() -> None:
     values = [10.0, None, 20.0, 30.0, 40.0]
-    assert summary.median(values) == 25.0
-    assert summary.percentile(values, 95) == 38.5
-    assert summary.median([None]) is None and summary.percentile([], 95) is None
-    low, high = summary.median_interval(values, seed=1)
+    assert statistics.median(values) == 25.0
+    assert statistics.percentile(values, 95) == 38.5
+    assert statistics.median([None]) is None and statistics.percentile([], 95) is None
+    low, high = statistics.median_interval(values, seed=1)
     assert low is not None and high is not None and 10 <= low <= 25 <= high <= 40
-    assert summary.median_interval(values, seed=1) == (low, high), "the same seed gives the same interval"
-    assert summary.median_interval([5.0], 1) == (5.0, 5.0)
-    assert summary.median_interval([None], 1) == (None, None)
+    assert statistics.median_interval(values, seed=1) == (low, high), "the same seed gives the same interval"
+    assert statistics.median_interval([5.0], 1) == (5.0, 5.0)
+    assert statistics.median_interval([None], 1) == (None, None)
 
 
 def test_the_interval_holds_the_true_median_in_most_cases() -> None:
@@ -91,13 +91,13 @@ def test_the_interval_holds_the_true_median_in_most_cases() -> None:
     generator = np.random.default_rng(5)
     held = 0
     for seed in range(100):
-        low, high = summary.median_interval(generator.normal(100, 10, 15).tolist(), seed)
+        low, high = statistics.median_interval(generator.normal(100, 10, 15).tolist(), seed)
         assert low is not None and high is not None
         held += low <= 100 <= high
     assert held >= 88
 
 
-def test_the_shape_of_the_document(document: RecoveryDocument) -> None:
+def test_the_shape_of_the_document(document: Document) -> None:
     content = json.loads(document.path.read_text())
     assert content == json.loads(json.dumps(document.content))
     assert content["experiment"] == "recovery" and content["interrupted"] is False
@@ -117,34 +117,32 @@ def test_the_shape_of_the_document(document: RecoveryDocument) -> None:
     assert reductions[1, "sigkill"] == pytest.approx(100 * (1 - 30 / 510), abs=0.01)
     assert len(reductions) == 4
     assert len(content["timelines"]) == 8, "the first of each kind"
-    document.interrupted()
-    assert json.loads(document.path.read_text())["interrupted"] is True
     assert [path.name for path in document.path.parent.iterdir()] == ["recovery.json"]
 
 
 def test_one_mode_alone_has_no_reduction() -> None:
-    (row,) = summary.compare(summary.summarize([made_up_run(2, "rollback", "sigkill", 0, 400.0)], 1))
+    (row,) = compare(summarize([made_up_run(2, "rollback", "sigkill", 0, 400.0)], 1))
     assert (row["rollback_ms"], row["standby_ms"], row["reduction_percent"]) == (400.0, None, None)
 
 
 @pytest.fixture
-def three_modes(tmp_path: Path) -> RecoveryDocument:
+def three_modes(tmp_path: Path) -> Document:
     settings = Settings(parallelism=(4,), runs=3, recovery=RECOVERIES)
-    made = RecoveryDocument(settings, tmp_path / "recovery.json")
+    made = EXPERIMENT.document(settings, tmp_path / "recovery.json")
     for run in range(3):
         for recovery, base in (("standby", 20.0), ("partial", 50.0), ("rollback", 500.0)):
-            made.add_timeline(made_up_timeline(recovery, "sigkill", 4))
+            keep_timeline(made.content, made_up_timeline(recovery, "sigkill", 4))
             made.add(made_up_run(4, recovery, "sigkill", run, base))
     return made
 
 
 def test_partial_recovery_is_compared_as_well(
-    three_modes: RecoveryDocument, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    three_modes: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (case,) = three_modes.content["comparison"]
     assert (case["rollback_ms"], case["partial_ms"], case["standby_ms"]) == (500.0, 50.0, 20.0)
     assert (case["partial_reduction_percent"], case["reduction_percent"]) == (90.0, 96.0)
-    console.show(*report.tables(three_modes.content))
+    console.show(*EXPERIMENT.tables(three_modes.content))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= LEAST_WIDTH
     line = next(line for line in lines if line.split()[:2] == ["sigkill", "4"])
@@ -162,8 +160,8 @@ def test_a_document_that_cannot_be_written(tmp_path: Path) -> None:
         write_json(tmp_path / "file" / "recovery.json", {})
 
 
-def test_the_tables(document: RecoveryDocument, capsys: pytest.CaptureFixture[str]) -> None:
-    console.show(*report.tables(document.content))
+def test_the_tables(document: Document, capsys: pytest.CaptureFixture[str]) -> None:
+    console.show(*EXPERIMENT.tables(document.content))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= LEAST_WIDTH
     line = next(line for line in lines if line.split()[:2] == ["sigkill", "8"])
@@ -171,7 +169,7 @@ def test_the_tables(document: RecoveryDocument, capsys: pytest.CaptureFixture[st
     assert any(line.split()[:3] == ["standby", "exception", "8"] and "2 of 3" in line for line in lines)
 
 
-def test_the_pictures(document: RecoveryDocument, tmp_path: Path) -> None:
+def test_the_pictures(document: Document, tmp_path: Path) -> None:
     drawn = tmp_path / "pictures"
     assert pictures.recovery_by_parallelism(document.content, drawn / "a.png")
     assert pictures.timeline(document.content, drawn / "b.png")
@@ -187,13 +185,13 @@ def test_the_pictures(document: RecoveryDocument, tmp_path: Path) -> None:
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    content = RecoveryDocument(Settings(parallelism=(1,)), tmp_path / "r.json").content
+    content = EXPERIMENT.document(Settings(parallelism=(1,)), tmp_path / "r.json").content
     assert not pictures.recovery_by_parallelism(content, tmp_path / "a.png")
     assert not pictures.timeline(content, tmp_path / "b.png")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_story_of_the_demo(document: RecoveryDocument) -> None:
+def test_the_story_of_the_demo(document: Document) -> None:
     lines = story(document.content)
     assert (
         "rollback: the words of count[1] were counted on 500 ms after the kill; longest silence of the others"
@@ -211,7 +209,7 @@ def cost_run(standbys: int | None, kind: str, round_number: int, words_per_s: fl
 
 
 def test_costs_are_ratios_within_a_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = cost_document(CostSettings(), tmp_path / "cost.json")
+    document = cost.EXPERIMENT.document(CostSettings(), tmp_path / "cost.json")
     for round_number, scale in enumerate((1.0, 2.0, 4.0)):
         for standbys, loss in ((0, 0.0), (2, 0.1)):
             document.add(cost_run(standbys, "unlimited", round_number, 1000 * scale * (1 - loss), 2.0))
@@ -221,7 +219,7 @@ def test_costs_are_ratios_within_a_round(tmp_path: Path, capsys: pytest.CaptureF
     assert none["unlimited"]["throughput_loss_percent"] == 0
     assert two["unlimited"]["throughput_loss_percent"] == pytest.approx(10)
     assert two["steady"]["more_cpu_percent"] == pytest.approx(10)
-    console.show(cost_table(document.content))
+    console.show(*cost.EXPERIMENT.tables(document.content))
     assert "2 standbys" in capsys.readouterr().out
 
 

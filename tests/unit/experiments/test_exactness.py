@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from experiments.exactness.check import Findings, check
-from experiments.exactness.command import run_exactness
+from experiments.exactness.experiment import EXPERIMENT, Settings
 from experiments.exactness.pipeline import NOTHING, TOP_ROWS, Input, Ranked, Standing, after, bucket_of, rows_of
-from experiments.exactness.report import exactness_document, exactness_table, lines
-from experiments.exactness.settings import EXCEPTION, SIGKILL, STAGES, Case, Settings, Strike
+from experiments.exactness.strikes import EXCEPTION, SIGKILL, STAGES, Case, Strike
 from flinkplus.errors import ConfigurationError
 
 WORDS = Input(seed=3, vocabulary=30)
@@ -350,7 +349,7 @@ def test_more_input_is_behind_all_else() -> None:
 
 def test_settings_that_no_run_would_accept(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="checkpoint_interval"):
-        run_exactness(Settings(interval=0.001), tmp_path / "found.json", tmp_path)
+        EXPERIMENT.run(Settings(interval=0.001), tmp_path / "found.json", tmp_path)
     assert Settings(without=("filter",)).options()["faults"] == ("without:filter",)
     assert Settings().options()["faults"] == ()
 
@@ -378,7 +377,7 @@ def made_up_run(case: Case, **figures: Any) -> dict[str, Any]:
 
 
 def test_the_document_and_the_table(tmp_path: Path) -> None:
-    document = exactness_document(Settings(runs=4), tmp_path / "found.json")
+    document = EXPERIMENT.document(Settings(runs=4), tmp_path / "found.json")
     document.add(made_up_run(CASES[0]))
     document.add(made_up_run(CASES[1], fallbacks=1, fallback_reasons=["no standby"]))
     document.add(made_up_run(CASES[2], exact=False, damage={"count lost": 3}))
@@ -394,34 +393,16 @@ def test_the_document_and_the_table(tmp_path: Path) -> None:
         (None, 4),
     ]
     assert document.content["damage"] == {"count lost": 3}
-    assert exactness_table(document.content).row_count == 4
-    assert lines(document.content) == [
+    table, *lines = EXPERIMENT.tables(document.content)
+    assert isinstance(table, Table) and table.row_count == 4
+    assert lines == [
         "run 2: count lost: 3",
         "run 3: JobFailed: for this test",
         "rollback in 1 runs: no standby",
         "count lost: 3 in all",
     ]
-    assert "without filter" in str(exactness_table(document.content | {"parameters": {"without": ["filter"]}}).title)
-
-
-def test_an_experiment_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "found.json"
-    first = exactness_document(Settings(runs=4, without=("filter",)), path, go_on=True)
-    assert first.content["runs"] == []
-    first.add(made_up_run(CASES[0]))
-    second = exactness_document(Settings(runs=4, without=("filter",)), path, go_on=True)
-    assert [run["run"] for run in second.content["runs"]] == [0] and second.content["summary"][-1]["runs"] == 1
-    second.add(made_up_run(CASES[1]))
-    assert len(json.loads(path.read_text())["runs"]) == 2
-    assert exactness_document(Settings(), path).content["runs"] == []
-    with pytest.raises(ConfigurationError, match="parameters differ"):
-        exactness_document(Settings(runs=5, without=("filter",)), path, go_on=True)
-    path.write_text("[]")
-    with pytest.raises(ConfigurationError, match="it holds no experiment"):
-        exactness_document(Settings(), path, go_on=True)
-    path.write_text("{")
-    with pytest.raises(ConfigurationError, match="cannot go on with"):
-        exactness_document(Settings(), path, go_on=True)
+    hurt, *_ = EXPERIMENT.tables(document.content | {"parameters": {"without": ["filter"]}})
+    assert isinstance(hurt, Table) and "without filter" in str(hurt.title)
 
 
 def test_a_strike_names_its_subtask() -> None:

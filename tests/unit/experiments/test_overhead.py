@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments import console
-from experiments.overhead import pictures
-from experiments.overhead.runs import PHASES, OverheadSettings, Variant, overhead_document, table_of
+from experiments.harness import console
+from experiments.overhead import EXPERIMENT, PHASES, OverheadSettings, Variant, throughput_by_interval
 from flinkplus.errors import ConfigurationError
 
 SETTINGS = OverheadSettings(intervals=(0.5, 10.0), rounds=3)
@@ -35,7 +34,7 @@ def test_variants_and_their_options() -> None:
         0.5: ["none", "aligned, 0.5 s", "unaligned, 0.5 s", "synchronous, 0.5 s"],
         10.0: ["none", "aligned, 10 s", "unaligned, 10 s", "synchronous, 10 s"],
     }
-    assert SETTINGS.runs == 24
+    assert EXPERIMENT.total(SETTINGS) == 24
     none, short, *_ = SETTINGS.groups[0.5]
     long = SETTINGS.groups[10.0][-1]
     assert SETTINGS.options(none) == {"parallelism": 2, "checkpoint_interval": None, "recovery": "rollback"}
@@ -49,7 +48,7 @@ def test_variants_and_their_options() -> None:
 
 def test_losses_are_medians_of_the_rounds(tmp_path: Path) -> None:
     """The machine is slower in the second round; that is not taken for a loss."""
-    document = overhead_document(SETTINGS, tmp_path / "overhead.json")
+    document = EXPERIMENT.document(SETTINGS, tmp_path / "overhead.json")
     speed = {"none": 1.0, "aligned, 0.5 s": 0.96, "unaligned, 0.5 s": 0.95, "synchronous, 0.5 s": 0.5}
     for round_number, rate in enumerate((1000.0, 400.0, 1100.0)):
         for variant in SETTINGS.groups[0.5]:
@@ -59,13 +58,13 @@ def test_losses_are_medians_of_the_rounds(tmp_path: Path) -> None:
     assert [round(row["loss_percent"], 6) for row in rows.values()] == [0.0, 4.0, 5.0, 50.0]
     assert rows["none"]["records_per_s"] == 1950.0 and rows["none"]["duration_ms"] is None
     assert rows["aligned, 0.5 s"]["checkpoints"] == 4
-    console.show(table_of(document.content))
-    assert pictures.throughput_by_interval(document.content, tmp_path / "out" / "overhead.png")
+    console.show(*EXPERIMENT.tables(document.content))
+    assert throughput_by_interval(document.content, tmp_path / "out" / "overhead.png")
     assert (tmp_path / "out" / "overhead.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_checkpoints_there_is_nothing_to_draw(tmp_path: Path) -> None:
-    document = overhead_document(SETTINGS, tmp_path / "overhead.json")
+    document = EXPERIMENT.document(SETTINGS, tmp_path / "overhead.json")
     document.add(made_up_run(Variant(), 0, 1000.0))
-    assert not pictures.throughput_by_interval(document.content, tmp_path / "overhead.png")
+    assert not throughput_by_interval(document.content, tmp_path / "overhead.png")
     assert not (tmp_path / "overhead.png").exists()

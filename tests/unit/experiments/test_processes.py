@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from experiments.recovery.processes import ProcessSampler
+from experiments.harness.processes import ProcessSampler
 
 BUSY = "import time\nprint('up', flush=True)\nwhile True: pass"
 IDLE = "import time\nprint('up', flush=True)\nwhile True: time.sleep(9)"

@@ -13,12 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from experiments import console
-from experiments.scaling import pictures
+from experiments.harness import console
 from experiments.scaling.busy import crowding
 from experiments.scaling.costs import Costs, VertexCosts, measure_costs
+from experiments.scaling.experiment import EXPERIMENT, ScalingSettings, simulate, time_by_parallelism
 from experiments.scaling.model import NETWORK_LATENCY_S, Setting, Simulation
-from experiments.scaling.runs import ScalingSettings, scaling_document, simulate, table_of
 from flinkplus.config import Options, options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
@@ -150,7 +149,7 @@ def run(parallelism: int, found_s: float, simulated: bool, here: bool = False, v
 
 
 def test_simulated_points_say_so_and_the_error_is_there_where_both_exist(tmp_path: Path) -> None:
-    document = scaling_document(SETTINGS, tmp_path / "scaling.json")
+    document = EXPERIMENT.document(SETTINGS, tmp_path / "scaling.json")
     for found_s in (4.0, 9.0, 5.0):
         document.add(run(2, found_s, False))
     document.add(run(2, 5.5, True, here=True))
@@ -160,13 +159,13 @@ def test_simulated_points_say_so_and_the_error_is_there_where_both_exist(tmp_pat
     assert (two["measured_s"], two["model_error_percent"], two["simulated"]) == (5.0, 10.0, False)
     assert (sixteen["measured_s"], sixteen["simulated_s"], sixteen["simulated"]) == (None, 1.5, True)
     assert sixteen["model_error_percent"] is None
-    console.show(table_of(document.content))
-    assert pictures.time_by_parallelism(document.content, tmp_path / "out" / "scaling.png")
+    console.show(*EXPERIMENT.tables(document.content))
+    assert time_by_parallelism(document.content, tmp_path / "out" / "scaling.png")
     assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    assert not pictures.time_by_parallelism({"summary": []}, tmp_path / "scaling.png")
+    assert not time_by_parallelism({"summary": []}, tmp_path / "scaling.png")
 
 
 def test_options() -> None:

@@ -19,17 +19,20 @@ from experiments.cluster import usage
 from experiments.cluster.control import Control, ControlServer
 from experiments.cluster.namespaces import Cluster
 from experiments.cluster.network import ClusterError
-from experiments.recovery.workload import Trigger
-from experiments.running import RunError
-from experiments.soak import faults, report
-from experiments.soak.settings import CLUSTER_FAULTS, HOLD_S, LOCAL_FAULTS, Draw, Settings
+from experiments.harness.running import RunError
+from experiments.harness.workload import Trigger
+from experiments.soak import experiment, faults
+from experiments.soak.experiment import EXPERIMENT, Settings
+from experiments.soak.faults import CLUSTER_FAULTS, HOLD_S, LOCAL_FAULTS, Draw
+from experiments.soak.usage import flatness
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.main import parser
 from flinkplus.errors import ConfigurationError
+from tests.unit.experiments.orders import Orders
 
 
 def some(settings: Settings, count: int) -> list[Draw]:
-    return list(itertools.islice(settings.drawn(), count))
+    return list(itertools.islice(faults.drawn(settings.kinds, settings.seed), count))
 
 
 def test_faults_come_from_the_seed_and_none_is_left_out() -> None:
@@ -52,7 +55,7 @@ def test_what_no_soak_can_be() -> None:
 
 def test_the_command_line() -> None:
     given = parser().parse_args(["experiment", "soak", "--minutes", "2", "--cluster", "namespaces", "--fault", "cut"])
-    assert (given.minutes, given.cluster, given.fault, given.every) == (2.0, "namespaces", ("cut",), 10.0)
+    assert (given.minutes, given.cluster, given.faults, given.every) == (2.0, "namespaces", ("cut",), 10.0)
 
 
 def samples(slots: list[float], disk: float = 5.0) -> list[dict[str, float]]:
@@ -65,30 +68,30 @@ def row(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def test_memory_is_flat_or_it_is_not() -> None:
-    level = report.flatness(samples([20.0] * 4 + [300.0] * 36))
+    level = flatness(samples([20.0] * 4 + [300.0] * 36))
     assert row(level, "slots") == {"of": "slots", "first_mb": 300.0, "last_mb": 300.0, "limit_mb": 360.0, "flat": True}
-    growing = report.flatness(samples([300.0 + 5 * at for at in range(40)]))
+    growing = flatness(samples([300.0 + 5 * at for at in range(40)]))
     assert not row(growing, "slots")["flat"] and row(growing, "driver")["flat"] and row(growing, "disk")["flat"]
-    dips = report.flatness(samples([300.0 if at % 4 else 100.0 for at in range(40)]))
+    dips = flatness(samples([300.0 if at % 4 else 100.0 for at in range(40)]))
     assert all(row["flat"] for row in dips)
     assert row(dips, "zookeeper")["limit_mb"] is None
-    assert report.flatness(samples([1.0] * 5)) == report.flatness([]) == []
+    assert flatness(samples([1.0] * 5)) == flatness([]) == []
 
 
 def test_what_fails_a_soak() -> None:
-    growing = report.flatness(samples([300.0 + 5 * at for at in range(40)]))
+    growing = flatness(samples([300.0 + 5 * at for at in range(40)]))
     found = [fault("host", 1.0), fault("sigkill", 1.0, fallbacks=1), fault("host", 1.0, fallbacks=1, doomed=2)]
     content: dict[str, Any] = {
         "runs": found,
         "flat": growing,
         "final": {"fallback_reasons": ["no member left"], "unnamed_state_files": 2},
     }
-    grew, back, left, doomed = report.verdict(content)
+    grew, back, left, doomed = experiment.verdict(content)
     assert left == "2 state files were left that no checkpoint names"
     assert grew.startswith("slots grew from")
     assert back == "1 rollbacks that the fault did not call for: ['no member left']"
     assert doomed == "1 times a host was struck that had all members of a chain"
-    assert report.verdict({"runs": found[:1], "flat": [], "final": None}) == []
+    assert experiment.verdict({"runs": found[:1], "flat": [], "final": None}) == []
 
 
 def fault(kind: str, restored_s: float, **figures: Any) -> dict[str, Any]:
@@ -98,19 +101,23 @@ def fault(kind: str, restored_s: float, **figures: Any) -> dict[str, Any]:
 
 def test_the_summary_and_the_picture(tmp_path: Path) -> None:
     found = [fault("sigkill", 2.0), fault("sigkill", 4.0), fault("exception", 0.5, recovery_ms=None)]
-    exception, sigkill, whole = report.summarize(found)
+    exception, sigkill, whole = experiment.summarize(found)
     assert (sigkill["faults"], sigkill["restored_median_s"], sigkill["restored_longest_s"]) == (2, 3.0, 4.0)
     assert (exception["recovery_median_ms"], whole["kind"], whole["faults"]) == (None, "all", 3)
-    document = report.soak_document(Settings(), tmp_path / "soak.json")
+    document = EXPERIMENT.document(Settings(), tmp_path / "soak.json")
     for one in found:
         document.add(one)
-    assert not report.picture(document.content, tmp_path / "soak.png")
+    picture = tmp_path / "soak.png"
+    assert not experiment.output_and_usage(document.content, picture)
     document.content |= {
         "output": [{"at_s": float(at), "rows": 5000.0 * at} for at in range(60)],
         "usage": samples([300.0] * 12),
     }
-    assert report.picture(document.content, tmp_path / "soak.png") and (tmp_path / "soak.png").stat().st_size > 10_000
-    assert len(report.tables(document.content)) == 2
+    assert (
+        experiment.output_and_usage(document.content, tmp_path / "soak.png")
+        and (tmp_path / "soak.png").stat().st_size > 10_000
+    )
+    assert len(EXPERIMENT.tables(document.content)) == 2
 
 
 @pytest.fixture
@@ -162,17 +169,6 @@ class Job:
 
     def placement(self) -> dict[str, str]:
         return {"count[0]": "worker-2", "count[1]": "worker-1"}
-
-
-class Orders(Control):
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.given: list[tuple[str, str]] = []
-
-    def order(self, order: str, host: str, peer: str | None = None) -> float:
-        self.given.append((order, host))
-        return 0.0
 
 
 def striker(pid: int, directory: Path, stop: threading.Event, control: Control | None = None) -> faults.Striker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from experiments.console import choices, whole_numbers
+from experiments.harness.workload import BALLAST_BYTES, InjectedFailure, Probe, Trigger
+from experiments.recovery.experiment import Settings
 from experiments.recovery.kill import Kill
-from experiments.recovery.settings import Settings
-from experiments.recovery.workload import BALLAST_BYTES, InjectedFailure, Probe, Trigger
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.operator import OperatorContext
 
@@ -91,16 +89,3 @@ def test_ballast_grows_with_the_batches_up_to_its_size_and_survives() -> None:
     values = [value for state in states for value in state.kept.values()]
     assert {len(value) for value in values} == {BALLAST_BYTES}
     assert len(set(values)) == keys
-
-
-def test_lists_on_the_command_line() -> None:
-    assert whole_numbers(1)("8,1,2") == (8, 1, 2)
-    assert choices(("a", "b"))("b, a") == ("b", "a")
-    for parse, text in (
-        (whole_numbers(1), "0"),
-        (whole_numbers(0), "1,1"),
-        (whole_numbers(1), "x"),
-        (choices(("a",)), "b"),
-    ):
-        with pytest.raises(argparse.ArgumentTypeError, match="is not a list of"):
-            parse(text)

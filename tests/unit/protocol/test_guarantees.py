@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
-from flinkplus.protocol.determinants.determinants import Choice, decode_runs, encode_run
+from flinkplus.protocol.determinants.determinants import Choice, decode_spans, encode_span
 from flinkplus.protocol.determinants.progress import AncestorProgress, KnownProgress, ProgressLog
 from flinkplus.protocol.vocabulary.effects import ForwardBarrier, PersistSnapshot, TakeSnapshot
 from flinkplus.protocol.vocabulary.events import BarrierArrived, CheckpointAborted
@@ -24,7 +24,7 @@ def aligning() -> BarrierAlignment:
 def test_barriers_are_counted_and_block_nothing() -> None:
     machine = aligning()
     assert machine.step(0, BarrierArrived(A, ONE)) == []
-    assert machine.blocked == () and machine.aligning == ONE
+    assert machine.blocked == () and machine.waiting_for == (ONE,)
     assert machine.step(0, BarrierArrived(A, ONE)) == [], "a second one of the same channel, of a successor"
     assert machine.step(0, BarrierArrived(B, ONE)) == [TakeSnapshot(ONE), ForwardBarrier(ONE), PersistSnapshot(ONE)]
     assert machine.step(0, BarrierArrived(A, ONE)) == [], "and one that comes late"
@@ -34,14 +34,14 @@ def test_a_newer_barrier_on_a_channel_that_had_its_own_already() -> None:
     machine = aligning()
     machine.step(0, BarrierArrived(A, ONE))
     (declined,) = machine.step(0, BarrierArrived(A, TWO))
-    assert type(declined).__name__ == "DeclineCheckpoint" and machine.aligning == TWO
+    assert type(declined).__name__ == "DeclineCheckpoint" and machine.waiting_for == (TWO,)
 
 
 def test_an_aborted_checkpoint_unblocks_nothing() -> None:
     machine = aligning()
     machine.step(0, BarrierArrived(A, ONE))
     assert machine.step(0, CheckpointAborted(ONE)) == []
-    assert machine.aligning is None
+    assert machine.waiting_for == ()
 
 
 def test_a_source_tells_how_far_it_has_read() -> None:
@@ -49,7 +49,7 @@ def test_a_source_tells_how_far_it_has_read() -> None:
     log.begin(Choice.READ, 7)
     assert log.since(100) == b"", "nothing is read yet"
     log.rows += 5
-    assert decode_runs(log.since(100)) == ((105, ()), ())
+    assert decode_spans(log.since(100)) == ((105, ()), ())
     log.clear()
     assert log.next_step == 105
 
@@ -61,9 +61,9 @@ def test_what_is_passed_on_is_the_highest_number_of_each_source() -> None:
     log.take(1, 4, ())
     told = log.end
     log.take(1, 9, ())
-    assert decode_runs(encode_run(0, ()) + log.since(0))[1] == ((1, 9, ()), (2, 3, ()))
-    assert decode_runs(encode_run(0, ()) + log.since(told))[1] == ((1, 9, ()),)
-    assert decode_runs(encode_run(0, ()) + log.since(log.end, everyone=True))[1] == ((1, 9, ()), (2, 3, ()))
+    assert decode_spans(encode_span(0, ()) + log.since(0))[1] == ((1, 9, ()), (2, 3, ()))
+    assert decode_spans(encode_span(0, ()) + log.since(told))[1] == ((1, 9, ()),)
+    assert decode_spans(encode_span(0, ()) + log.since(log.end, everyone=True))[1] == ((1, 9, ()), (2, 3, ()))
 
 
 def test_what_is_known_is_the_highest_number_whatever_was_lost_in_between() -> None:

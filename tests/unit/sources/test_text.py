@@ -245,7 +245,7 @@ def test_positions_of_other_input_are_refused(tmp_path: Path) -> None:
     for other in (source_of(tmp_path / "a"), source_of(tmp_path, split_bytes=3, repeat=2)):
         with pytest.raises(InputError, match="other files"):
             opened(other, position=good)
-    with pytest.raises(InputError, match="fewer rounds"):
+    with pytest.raises(InputError, match="fewer passes"):
         opened(source_of(tmp_path), position=good | {"round": 2})
     (tmp_path / "a").write_text("a\n" * 6)
     with pytest.raises(InputError, match="other file sizes"):

@@ -138,10 +138,10 @@ def test_damaged_job_file(root: Path, storage: CheckpointStorage, content: bytes
 def test_a_private_blob_is_for_its_owner(root: Path) -> None:
     storage = CheckpointStorage(str(root))
     storage.prepare(JOB, resume=False)
-    storage.put_blob("secret", b"old")
+    storage.put_signed("secret", b"old")
     for _ in range(2):
-        storage.put_blob("secret", b"secret", private=True)
-    assert storage.get_blob("secret") == b"secret"
+        storage.put_signed("secret", b"secret", private=True)
+    assert storage.get_signed("secret") == b"secret"
     assert (root / "blobs" / "secret").stat().st_mode & 0o777 == 0o600
 
 
@@ -214,8 +214,6 @@ def test_checkpoint_with_a_damaged_state_file_is_skipped(
     found = storage.latest_valid()
     assert found is not None and found[0] == 1
     assert "1-2-1.sst" in found[2][0]
-    quick = storage.latest_valid(verify_files=False)
-    assert quick is not None and quick[0] == (2 if damage == "flip" else 1)
 
 
 def test_no_checkpoint_and_no_whole_checkpoint_differ(storage: CheckpointStorage, root: Path) -> None:
@@ -259,9 +257,9 @@ def test_garbage_is_what_no_manifest_names_and_no_running_snapshot_may_name(
     (root / "state" / "a" / "1-8-1.sst.tmp").write_bytes(b"half")
     (root / "state" / "a" / "notes.txt").write_bytes(b"not ours")
     storage.write_manifest(manifest_of(4, named))
-    removed = storage.collect_garbage(2, 4, live=["b/2-4-2.sst"])
-    assert removed == ["a/1-8-1.sst.tmp", "a/1-9-1.sst", "a/2-3-1.sst"]
-    assert storage.collect_garbage(3, 1) == ["a/2-5-2.sst", "a/3-1-1.sst", "b/2-4-2.sst"]
+    removed = storage.collect_garbage(2, 4)
+    assert removed == ["a/1-8-1.sst.tmp", "a/1-9-1.sst", "a/2-3-1.sst", "b/2-4-2.sst"]
+    assert storage.collect_garbage(3, 1) == ["a/2-5-2.sst", "a/3-1-1.sst"]
     assert storage.latest_valid() is not None
 
 

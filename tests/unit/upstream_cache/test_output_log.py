@@ -113,14 +113,6 @@ class LogAgainstList(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="rewind"):
                 self.log.rewind(seq)
 
-    @rule(ahead=st.integers(-2, 8))
-    def skip_to(self, ahead: int) -> None:
-        seq = max(0, self.sent + ahead)
-        self.log.skip_to(seq)
-        self.received = max(self.received, seq)
-        self.sent_to(max(self.sent, min(seq, len(self.sizes))))
-        self.acknowledged = max(self.acknowledged, min(seq, self.sent))
-
     @invariant()
     def same_as_model(self) -> None:
         log = self.log
@@ -223,17 +215,6 @@ def test_a_consumer_that_lost_a_part_of_what_it_had_received_gets_that_part() ->
     assert log.take_to_send(10, 10, 1000) == [(6, "m6"), (7, "m7")]
     with pytest.raises(ValueError, match="only within 3 and 8"):
         log.rewind(9)
-
-
-def test_what_is_skipped_is_kept() -> None:
-    log = filled(5)
-    log.skip_to(3)
-    assert (log.acknowledged, log.sent, log.trimmed) == (3, 3, 0)
-    assert log.next_to_send(10) == (3, "m3")
-    log.skip_to(2)
-    assert log.next_to_send(10) == (4, "m4")
-    log.rewind(1)
-    assert log.next_to_send(10) == (1, "m1")
 
 
 def test_a_closed_log_is_empty_and_takes_nothing() -> None:

@@ -215,5 +215,4 @@ def test_the_clock_is_not_asked_while_nothing_is_wrong(tmp_path: Path) -> None:
     with limited(1 << 30):
         put(log, 20, 1000)
     assert retention.blocked is None
-    assert retention.retry_at is None
     retention.close()

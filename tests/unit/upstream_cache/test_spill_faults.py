@@ -40,7 +40,7 @@ def test_a_full_disk_stops_the_producers_and_loses_nothing(tmp_path: Path) -> No
         assert log.appended < COUNT + 6
         assert blocked(retention) == f"spill volume full: {tmp_path / 'spill'}: No space left on device"
         assert not has_room(other)
-        assert retention.retry_at == clock.now_s + RETRY_S
+        assert retention._retry_at == clock.now_s + RETRY_S
         assert everything(log)
         disk.left = 1 << 30
     assert not has_room(log)  # not tried again yet

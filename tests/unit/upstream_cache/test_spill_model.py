@@ -141,15 +141,6 @@ class SpillAgainstLists(RuleBasedStateMachine):
         while self.models[at].sent < len(self.models[at].messages):
             self.take(at, 100, count, size)
 
-    @rule(at=LOG, ahead=st.integers(-2, 8))
-    def skip_to(self, at: int, ahead: int) -> None:
-        log, model = self.logs[at], self.models[at]
-        seq = max(0, model.sent + ahead)
-        log.skip_to(seq)
-        model.received = max(model.received, seq)
-        model.sent_to(max(model.sent, min(seq, len(model.messages))))
-        model.acknowledged = max(model.acknowledged, min(seq, model.sent))
-
     @rule(at=LOG)
     def replace(self, at: int) -> None:
         self.logs[at].close()

@@ -1,7 +1,7 @@
 """Planned moves that a shell asks for.
 
 Rules: in the coordinator's thread. A request is answered when it is known whether it can be; how it goes on is asked
-for by the number that it was given then (``MoveNews``).
+for by the number that it was given then (``MoveNewsCommand``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Migrate:
+class MigrateCommand:
     """Have ``subtask`` (``count:1``) work on ``slot``."""
 
     subtask: str
@@ -29,7 +29,7 @@ class Migrate:
 
 
 @dataclass(frozen=True)
-class DrainHost:
+class DrainHostCommand:
     """Have nothing on ``host``; ``force``: even where chains get shorter, or share hosts, by that."""
 
     host: str
@@ -37,22 +37,22 @@ class DrainHost:
 
 
 @dataclass(frozen=True)
-class UndrainHost:
+class UndrainHostCommand:
     """Use ``host`` again."""
 
     host: str
 
 
 @dataclass(frozen=True)
-class ScaleSpares:
-    """Have ``count`` spare slots; ``force``: as of ``DrainHost``."""
+class ScaleSparesCommand:
+    """Have ``count`` spare slots; ``force``: as of ``DrainHostCommand``."""
 
     count: int
     force: bool = False
 
 
 @dataclass(frozen=True)
-class MoveNews:
+class MoveNewsCommand:
     """What has become of request ``number``?"""
 
     number: int
@@ -68,18 +68,20 @@ class MoveCommands:
 
     def add_to(self, commands: Commands) -> None:
         """Have them taken."""
-        commands.add(Migrate, self.migrate)
-        commands.add(DrainHost, lambda request: _answer(self._moves.drain(request.host, request.force)))
-        commands.add(UndrainHost, lambda request: _answer(self._moves.undrain(request.host)))
-        commands.add(ScaleSpares, lambda request: _answer(self._moves.scale(check_count(request.count), request.force)))
-        commands.add(MoveNews, self.news)
+        commands.add(MigrateCommand, self.migrate)
+        commands.add(DrainHostCommand, lambda request: _answer(self._moves.drain_host(request.host, request.force)))
+        commands.add(UndrainHostCommand, lambda request: _answer(self._moves.undrain_host(request.host)))
+        commands.add(
+            ScaleSparesCommand, lambda request: _answer(self._moves.scale(check_count(request.count), request.force))
+        )
+        commands.add(MoveNewsCommand, self.news)
 
-    def migrate(self, request: Migrate) -> Later:
+    def migrate(self, request: MigrateCommand) -> Later:
         """Raises ``ConfigurationError`` for a subtask that there is not."""
         subtask = find_subtask(request.subtask, self._graph, self._options.parallelism)
         return _answer(self._moves.migrate(subtask, request.slot))
 
-    def news(self, request: MoveNews) -> Body:
+    def news(self, request: MoveNewsCommand) -> Body:
         """Raises ``CommandRefused`` for a request that nobody made, or long ago; and what ended it."""
         move = self._moves.find(request.number)
         if move is None:

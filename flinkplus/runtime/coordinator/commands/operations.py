@@ -1,4 +1,4 @@
-"""What a shell can have a running job do: say how it is (``Status``), and hurt itself (``Inject``).
+"""What a shell can have a running job do: say how it is (``StatusCommand``), and hurt itself (``InjectCommand``).
 
 Rules: in the coordinator's thread. A target is found before anything is done, and all of it is there, or nothing
 happens. Injections are for whoever has the job's key for commands, unless ``allow_inject`` is off.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flinkplus.config import Options
     from flinkplus.graph import JobGraph
     from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
-    from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+    from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
     from flinkplus.runtime.coordinator.membership.presence import Presence
 
 MAX_FOR_S = 3600.0
@@ -33,12 +33,12 @@ TO_DRIVER = "driver"
 
 
 @dataclass(frozen=True)
-class Status:
+class StatusCommand:
     """How is the job? The answer: ``docs/operations.md``."""
 
 
 @dataclass(frozen=True)
-class Inject:
+class InjectCommand:
     """Do ``fault`` to ``target``: a subtask (``count:1``), a slot (``slot-2``) or a host.
 
     ``at_s``: when the job has been running for so long (``None``: now). ``for_s``: of ``pause``, ``cut`` and ``slow``.
@@ -62,14 +62,14 @@ class Hit:
 
 def find_target(
     text: str,
-    members: Sequence[Member],
+    processes: Sequence[SlotProcess],
     slots: Sequence[int],
     assignment: dict[SubtaskId, int],
     graph: JobGraph,
     parallelism: int,
 ) -> Hit:
     """What ``text`` means now. Raises ``CommandRefused`` that says what there is."""
-    present = {member.slot: member for member in members}
+    present = {process.slot: process for process in processes}
 
     def on(slot: int) -> list[SubtaskId]:
         return sorted(subtask for subtask, at in assignment.items() if at == slot)
@@ -83,9 +83,9 @@ def find_target(
                 f"{text} is not registered: its process has ended and is restarting; try again in a moment"
             )
         return Hit({int(slot[1]): on(int(slot[1]))})
-    hosts = sorted({member.host for member in members})
+    hosts = sorted({process.host for process in processes})
     if text in hosts:
-        return Hit({member.slot: on(member.slot) for member in members if member.host == text})
+        return Hit({process.slot: on(process.slot) for process in processes if process.host == text})
     try:
         subtask = find_subtask(text, graph, parallelism)
     except ConfigurationError as error:
@@ -127,9 +127,9 @@ class Operations:
 
     def add_to(self, commands: Commands) -> None:
         """Have them taken."""
-        commands.add(Inject, self.inject)
+        commands.add(InjectCommand, self.inject)
 
-    def inject(self, request: Inject) -> Later:
+    def inject(self, request: InjectCommand) -> Later:
         """Do it, now or at its time. Raises ``CommandRefused``."""
         peers = self._check(request)
         find = partial(self._find, request.target, peers)
@@ -151,7 +151,7 @@ class Operations:
             strike()
         return answer
 
-    def _check(self, request: Inject) -> list[int] | None:
+    def _check(self, request: InjectCommand) -> list[int] | None:
         if not self._options.allow_inject:
             raise CommandRefused("this job accepts no injections: it was started with allow_inject=False")
         if request.fault not in FAULTS:
@@ -170,7 +170,7 @@ class Operations:
         slot = SLOT.match(name)
         if name == TO_DRIVER:
             return DRIVER
-        slots = self._dispatch.members.numbers
+        slots = self._dispatch.processes.numbers
         if slot is None or int(slot[1]) not in slots:
             raise CommandRefused(f"{name!r:.200} is not a peer; the peers are {TO_DRIVER} and {_named(slots)}")
         return int(slot[1])
@@ -189,8 +189,8 @@ class Operations:
     def _find(self, target: str, peers: list[int] | None) -> Hit:
         assignment = dict(self._deployment.assignment)
         parallelism = self._options.parallelism
-        members = self._dispatch.members
-        hit = find_target(target, members.all(), members.numbers, assignment, self._graph, parallelism)
+        processes = self._dispatch.processes
+        hit = find_target(target, processes.all(), processes.numbers, assignment, self._graph, parallelism)
         alone = [slot for slot in hit.slots if peers is not None and set(peers) <= {slot}]
         if alone:
             raise CommandRefused(
@@ -199,7 +199,7 @@ class Operations:
             )
         return hit
 
-    def _strike(self, request: Inject, hit: Hit, peers: list[int] | None) -> Body:
+    def _strike(self, request: InjectCommand, hit: Hit, peers: list[int] | None) -> Body:
         if request.fault in (EXCEPTION, SLOW) and not any(hit.slots.values()):
             raise CommandRefused(f"no subtask is running on {request.target}")
         struck_s = self._dispatch.clock.time()

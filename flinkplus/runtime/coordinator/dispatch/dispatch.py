@@ -25,7 +25,7 @@ from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member, Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess, SlotProcesses
 
 if TYPE_CHECKING:
     from chain_backup.zookeeper.records import RegistryEvent
@@ -134,7 +134,7 @@ class Dispatch:
     def __init__(
         self,
         rendezvous: Rendezvous,
-        members: Members,
+        processes: SlotProcesses,
         inbox: Inbox[InboxEvent],
         clock: Clock = time,
         storage: Worker | None = None,
@@ -147,7 +147,7 @@ class Dispatch:
         self.pulses: Pulses | None = None
         self.make_door: Callable[[Commands], CommandDoor] | None = None
         self.door: CommandDoor | None = None
-        self.members = members
+        self.processes = processes
         self.inbox = inbox
         self.clock = clock
         self.storage = storage or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-storage")
@@ -174,23 +174,23 @@ class Dispatch:
                 raise
             self._due.popleft()
 
-    def drop(self, member: Member) -> None:
+    def drop(self, process: SlotProcess) -> None:
         """End the connections of a slot that is given up."""
-        self.rendezvous.drop(member.connection)
+        self.rendezvous.drop(process.connection)
         if self.lifelines is not None:
-            self.lifelines.drop(member.lifeline)
+            self.lifelines.drop(process.lifeline)
         if self.pulses is not None:
-            self.pulses.forget(member.pulse)
+            self.pulses.forget(process.pulse)
 
     def tell(self, slot: int, message: control.ControlMessage) -> None:
         """Send to the present incarnation of a slot, if there is one."""
-        member = self.members.get(slot)
-        if member is not None:
-            self.rendezvous.send(member.connection, message)
+        process = self.processes.get(slot)
+        if process is not None:
+            self.rendezvous.send(process.connection, message)
 
     def tell_all(self, message: control.ControlMessage) -> None:
-        for member in self.members.all():
-            self.rendezvous.send(member.connection, message)
+        for process in self.processes.all():
+            self.rendezvous.send(process.connection, message)
 
     def work(
         self,

@@ -1,6 +1,6 @@
 """A slot that has come back is connected to all others before it is given anything to do.
 
-It is told what the others know (``Join``), everyone is told who there is now (``Peers``), and when all have answered
+It is told what the others know (``Join``), everyone is told who there is now (``Connect``), and when all have answered
 the newest such call, it has joined.
 
 Rules: a slot that is lost meanwhile is not waited for; the others are called again, without it. So it is with one that
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 
 
 class Joining:
@@ -21,7 +21,7 @@ class Joining:
         self._dispatch = dispatch
         self._deployment = deployment
         self._serial = 0
-        self._joining: dict[int, Member] = {}
+        self._joining: dict[int, SlotProcess] = {}
         self._waiting: set[int] = set()
         self._aside: set[int] = set()  # never iterated
 
@@ -35,14 +35,14 @@ class Joining:
         if self._joining.pop(slot, None) is not None:
             self._call()
 
-    def begin(self, member: Member) -> None:
+    def begin(self, process: SlotProcess) -> None:
         """A slot has registered, or need not stand aside any more."""
-        self._aside.discard(member.slot)
-        self._joining[member.slot] = member
-        self.tell(member)
+        self._aside.discard(process.slot)
+        self._joining[process.slot] = process
+        self.tell(process)
         self._call()
 
-    def tell(self, member: Member) -> None:
+    def tell(self, process: SlotProcess) -> None:
         """Tell a slot where everything is."""
         deployment = self._deployment
         order = control.Join(
@@ -50,7 +50,7 @@ class Joining:
             {str(subtask): slot for subtask, slot in deployment.assignment.items()},
             {str(subtask): generation for subtask, generation in deployment.generations.items()},
         )
-        self._dispatch.tell(member.slot, order)
+        self._dispatch.tell(process.slot, order)
 
     def lost(self, slot: int) -> None:
         """A slot is gone, and is not waited for."""
@@ -65,11 +65,11 @@ class Joining:
         self._aside.discard(slot)
         self._call()
 
-    def ready(self, member: Member, serial: int) -> list[Member]:
+    def ready(self, process: SlotProcess, serial: int) -> list[SlotProcess]:
         """A slot is connected to all of call ``serial``; returns who has joined by that."""
         if serial != self._serial:
             return []
-        self._waiting.discard(member.slot)
+        self._waiting.discard(process.slot)
         if self._waiting:
             return []
         joined = [self._joining[slot] for slot in sorted(self._joining)]
@@ -78,10 +78,10 @@ class Joining:
 
     def _call(self) -> None:
         self._serial += 1
-        table = self._dispatch.members
-        here = [member for member in table.all() if not table.is_over(member.slot)]
-        members = [member for member in here if member.slot not in self._aside]
-        self._waiting = {member.slot for member in members}
-        peers = control.Peers(self._serial, {str(one.slot): [one.incarnation, one.address] for one in members})
-        for member in members:
-            self._dispatch.tell(member.slot, peers)
+        table = self._dispatch.processes
+        here = [process for process in table.all() if not table.is_over(process.slot)]
+        processes = [process for process in here if process.slot not in self._aside]
+        self._waiting = {process.slot for process in processes}
+        peers = control.Connect(self._serial, {str(one.slot): [one.incarnation, one.address] for one in processes})
+        for process in processes:
+            self._dispatch.tell(process.slot, peers)

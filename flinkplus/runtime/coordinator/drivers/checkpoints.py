@@ -71,7 +71,7 @@ class CheckpointDriver:
                     events.ManifestStored(checkpoint),
                     lambda reason: events.ManifestFailed(checkpoint, reason),
                 )
-            case effects.NotifyComplete(checkpoint, generation):
+            case effects.CompleteCheckpoint(checkpoint, generation):
                 tell_all(control.Complete(generation, checkpoint))
                 machines.step_job(events.CheckpointCompleted(checkpoint))
                 lost_at = self._deployment.lost_at
@@ -95,11 +95,7 @@ class CheckpointDriver:
                 why = f": {stats.reason}" if stats.reason else ""
                 fields = about(generation=self._deployment.generation, phase="checkpoint")
                 log.log(level, "checkpoint %d is %s%s", stats.checkpoint, stats.outcome.value, why, extra=fields)
-            case effects.FinalCheckpointCommitted(_):
-                machines.step_job(events.FinalCommitted())
-            case effects.FinalCheckpointAbandoned(_, generation, reason):
-                machines.step_job(events.FinalAbandoned(generation, reason))
-            case effects.CommitDelayed(checkpoint, waited_ms):
+            case effects.ReportCommitDelay(checkpoint, waited_ms):
                 log.warning(
                     "the commit of checkpoint %d has taken %d s so far: until it ends no other checkpoint "
                     "becomes complete, and logs are not trimmed",
@@ -108,10 +104,10 @@ class CheckpointDriver:
                 )
             case effects.SweepState(complete, triggered):
                 self._dispatch.storage.submit(self._sweep, complete, triggered)
-            case effects.CommitAbandoned(_, reason):
-                machines.step_job(events.CommitAbandoned(reason))
-            case effects.CommitsDrained():
-                machines.step_job(events.OutputDrained())
+            case (
+                events.FinalCommitted() | events.FinalAbandoned() | events.CommitAbandoned() | events.CommitsQuiesced()
+            ):
+                machines.step_job(effect)
             case _:
                 assert_never(effect)
 

@@ -202,19 +202,33 @@ class Commits:
     def end(self, finished: bool, resumable: bool) -> None:
         """The job is over, no slot is left, and nothing that was given to the storage worker is under way.
 
-        ``finished``: leave only committed output. Otherwise remove what is staged and not committed, unless a complete
-        checkpoint still needs it. ``resumable``: whether the user keeps the checkpoint directory.
+        ``finished``: leave only committed output. Otherwise commit what the newest complete checkpoint covers, whose
+        commit the end of the job may have come before, and remove what is staged beyond it. If that commit fails, a
+        job that can be resumed keeps what is staged.
+        ``resumable``: whether the user keeps the checkpoint directory.
         """
         self._check()
         if finished:
             self.finish()
-        elif self.all_committed or not resumable:
-            self.discard()
+        else:
+            self._commit_newest()
+            if self.all_committed or not resumable:
+                self.discard()
         if resumable:
             try:
                 self._storage.sweep_all()
             except (OSError, FlinkPlusError) as error:  # the output is complete: this takes nothing from it
                 log.warning("keeping unused state files until the job is resumed: %s", error)
+
+    def _commit_newest(self) -> None:
+        if self.all_committed:
+            return
+        try:
+            self.commit(self._newest)
+        except JobRunsElsewhere:
+            raise
+        except (OSError, FlinkPlusError) as error:
+            log.warning("could not commit the output of checkpoint %d: %s", self._newest, error)
 
     def finish(self) -> None:
         """The job finished: leave only committed output."""

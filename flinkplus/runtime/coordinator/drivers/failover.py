@@ -19,14 +19,15 @@ from typing_extensions import assert_never
 from chain_backup.failover import effects, events
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.placement import PlacementError
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ControlMessageTooLarge, HistoryMismatch
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary import events as core
-from flinkplus.protocol.vocabulary.effects import FailureKind, JobState
+from flinkplus.protocol.vocabulary.effects import EvictSlot, JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.phases import FailureKind
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_channel, parse_subtask
@@ -34,11 +35,11 @@ from flinkplus.runtime.control.promotion_order import PromotionOrder
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, FailoverWorkDone, Machines
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers, Handles
 from flinkplus.runtime.coordinator.promotion.renumbering import following, output_cursor
 from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER, STANDBY, RecoveryLog
-from flinkplus.runtime.coordinator.record.status import Chain
+from flinkplus.runtime.coordinator.record.status import ChainStatus
 
 KEPT_REASONS = 100
 PROGRESS = (events.HeadPersisted, events.VersionStaged, events.CheckpointCompleted, events.CheckpointAborted)
@@ -64,7 +65,7 @@ class Failovers:
         deployment: Deployment,
         recoveries: RecoveryLog,
         job_state: Callable[[], JobState],
-        evict: Callable[[Member, str], None],
+        evict: Callable[[SlotProcess, str], None],
         trigger: Callable[[CheckpointId, list[SubtaskId], Generation], None],
         pending: Callable[[CheckpointId], bool],
         sharing_depth: int | None = None,
@@ -95,11 +96,11 @@ class Failovers:
         self._held: dict[tuple[CheckpointId, SubtaskId], None] = {}
         self._newest = deployment.generation
         self._promoted_s = 0.0
-        self._under_way: effects.FailoverPhase | None = None
+        self._under_way: effects.RecordFailoverPhase | None = None
         self._writing = (0, 0.0)  # the newest attempt whose records were ordered, and when
         self.replicated: Callable[[CheckpointId], None] | None = None
         """Called when all members of all chains have a version."""
-        self.moved: Callable[[effects.MoveReported], None] | None = None
+        self.moved: Callable[[effects.ReportMove], None] | None = None
         """Called when there is news of a request."""
         self.counts = {"failovers": 0, "handovers": 0, "fallbacks": 0}
         self.fallback_reasons: deque[str] = deque(maxlen=KEPT_REASONS)
@@ -118,7 +119,9 @@ class Failovers:
         if not self._protocol.drained_hosts:
             return {}
         try:
-            return self._protocol.begins_on({member.slot: member.host for member in self._dispatch.members.needed()})
+            return self._protocol.begins_on(
+                {process.slot: process.host for process in self._dispatch.processes.needed()}
+            )
         except PlacementError as error:  # the user's own strategy: the start of the deployment says so
             log.warning("cannot place the subtasks without the drained hosts: %s", error)
             return {}
@@ -130,7 +133,7 @@ class Failovers:
         self._began_from = dict.fromkeys(self._deployment.assignment, version)
         self._complete, self._given_up, self._overtaking = version, [], []
         self._joining.reset()
-        hosts = tuple((member.slot, member.host) for member in self._dispatch.members.needed())
+        hosts = tuple((process.slot, process.host) for process in self._dispatch.processes.needed())
         cursors = tuple(
             (subtask, cursors_of(self._handles.get(subtask, version))) for subtask in self._deployment.assignment
         )
@@ -147,7 +150,7 @@ class Failovers:
         )
 
     @property
-    def holdings(self) -> list[Chain]:
+    def holdings(self) -> list[ChainStatus]:
         """See ``FailoverProtocol``; none without standbys."""
         return list(self._protocol.holdings) if self._mode == STANDBY else []
 
@@ -199,11 +202,8 @@ class Failovers:
                 self._deployment.assignment = heads
                 self._deployment.generations = self._protocol.generations
         for effect in todo:
-            if isinstance(effect, effects.FailureTakenOn):  # before the job knows of the generation that this makes
-                taken_on = core.FailoverStarted(
-                    "exception", effect.generation, effect.under_way, effect.reason, effect.error
-                )
-                self._machines.step_job(taken_on)
+            if isinstance(effect, core.FailureTakenOn):  # before the job knows of the generation that this makes
+                self._machines.step_job(effect)
         newest = self._protocol.newest_generation
         if newest > self._newest:
             self._newest = newest
@@ -212,23 +212,23 @@ class Failovers:
 
     # --- failures
 
-    def slot_lost(self, member: Member, reason: str) -> None:
+    def slot_lost(self, process: SlotProcess, reason: str) -> None:
         """A slot is gone while the job runs; it is off the table already."""
-        matters = not self._dispatch.members.is_spare(member.slot) or self.has_joined(member.slot)
+        matters = not self._dispatch.processes.is_spare(process.slot) or self.has_joined(process.slot)
         if matters:
-            self._machines.step_job(self._loss_of(member.slot, reason))
-        self._machines.step_job(core.SlotLeft(member.slot, member.incarnation, reason))
+            self._machines.step_job(self._loss_of(process.slot, reason))
+        self._machines.step_job(core.SlotLeft(process.slot, process.incarnation, reason))
         if matters:
-            self.step(events.SlotLost(member.slot, reason))
-        self._joining.lost(member.slot)
+            self.step(events.SlotLost(process.slot, process.incarnation, reason))
+        self._joining.lost(process.slot)
 
-    def _loss_of(self, slot: int, reason: str) -> core.FailoverStarted:
+    def _loss_of(self, slot: int, reason: str) -> core.FailureTakenOn:
         """What the loss of ``slot`` counts as. When no subtask is on it, it is a failure of its own."""
         protocol, generations = self._protocol, self._deployment.generations
         hosted = [generations[subtask] for subtask in self._deployment.on(slot) if subtask in generations]
         generation = max(hosted, default=Generation(protocol.newest_generation + 1))
         why = f"slot {slot} was lost: {reason}"
-        return core.FailoverStarted("slot", generation, protocol.recovering, why, None)
+        return core.FailureTakenOn("slot", generation, protocol.recovering, why, None)
 
     def slot_over(self, slot: int) -> None:
         """A spare slot on which nothing is any more is about to end, on purpose."""
@@ -242,32 +242,32 @@ class Failovers:
 
     # --- what slots say
 
-    def take(self, member: Member, message: control.ControlMessage) -> bool:
+    def take(self, process: SlotProcess, message: control.ControlMessage) -> bool:
         """A message of a slot; ``False`` when it is not for this machine."""
         match message:
-            case control.VersionStaged(generation, subtask, version):
+            case control.Staged(generation, subtask, version):
                 self.step(
                     events.VersionStaged(
-                        parse_subtask(subtask), member.slot, Generation(generation), CheckpointId(version)
+                        parse_subtask(subtask), process.slot, Generation(generation), CheckpointId(version)
                     )
                 )
                 self._note_replicated(CheckpointId(version))
             case control.Fenced(attempt, received):
                 self._answers.add(message)
                 cursors = tuple(sorted((parse_channel(name), seq) for name, seq in received.items()))
-                self.step(events.SlotFenced(attempt, member.slot, cursors))
+                self.step(events.SlotFenced(attempt, process.slot, cursors))
             case control.FencedPart(attempt):
                 self._answers.add_part(message)
-                self.step(events.SlotFencing(attempt, member.slot))
+                self.step(events.SlotFencedPart(attempt, process.slot))
             case control.Promoted(attempt, restore_ms, time_s):
                 self._recoveries.restored(restore_ms)
                 self._promoted_s = max(self._promoted_s, time_s)
-                self.step(events.StandbysPromoted(attempt, member.slot))
-            case control.PromotionRefused(attempt, subtask, reason):
-                log.warning("slot %d cannot take %s over: %s", member.slot, subtask, reason)
-                self.step(events.PromotionFailed(attempt, member.slot, parse_subtask(subtask), reason))
-            case control.PeersReady(serial):
-                self._joined(self._joining.ready(member, serial))
+                self.step(events.StandbysPromoted(attempt, process.slot))
+            case control.PromotionFailed(attempt, subtask, reason):
+                log.warning("slot %d cannot take %s over: %s", process.slot, subtask, reason)
+                self.step(events.StandbyPromotionFailed(attempt, process.slot, parse_subtask(subtask), reason))
+            case control.Connected(serial):
+                self._joined(self._joining.ready(process, serial))
             case _:
                 return False
         return True
@@ -307,9 +307,9 @@ class Failovers:
 
     # --- slots that come back
 
-    def registered(self, member: Member) -> None:
+    def registered(self, process: SlotProcess) -> None:
         """A new incarnation of a slot is there while the job runs: have everyone connect to it."""
-        self._joining.begin(member)
+        self._joining.begin(process)
 
     def set_aside(self, slot: int) -> None:
         """A slot that has not joined is not to, for now."""
@@ -319,10 +319,10 @@ class Failovers:
         """Whether a slot takes part in the running job."""
         return self._protocol.is_alive(slot)
 
-    def _joined(self, members: list[Member]) -> None:
-        for member in [member for member in members if not self._dispatch.members.is_over(member.slot)]:
-            self._joining.tell(member)  # what it was told when it came may be outdated by now
-            self.step(events.SlotJoined(member.slot, member.host))
+    def _joined(self, processes: list[SlotProcess]) -> None:
+        for process in [process for process in processes if not self._dispatch.processes.is_over(process.slot)]:
+            self._joining.tell(process)  # what it was told when it came may be outdated by now
+            self.step(events.SlotJoined(process.slot, process.host))
 
     # --- triggers that have to wait
 
@@ -370,28 +370,28 @@ class Failovers:
             case effects.ReplaceInCheckpoints(subtasks):
                 replaced = tuple((subtask, CheckpointId(version)) for subtask, version in subtasks)
                 self._machines.step_checkpoints(core.SubtasksReplaced(replaced, not self._guarantee.repeats))
-            case effects.FailoverPhase():
+            case effects.RecordFailoverPhase():
                 self._record(effect)
-            case effects.FailoverDone():
+            case effects.FinishFailover():
                 last, self._under_way = self._under_way, None
                 if last is not None:
-                    log.info("failover finished: all subtasks are running", extra=about(phase="done"))
+                    log.info("failover finished: all subtasks are running", extra=about(phase="replay"))
                 if last is not None and last.phase == "replay":
                     self.counts["handovers" if last.kind == HANDOVER else "failovers"] += 1
                 elif last is not None:
                     self._recoveries.called_off(last.number)
                 self._arrived()
-            case effects.FailureTakenOn():
+            case core.FailureTakenOn():
                 pass  # said above
             case effects.FallBack(kind, subtasks, reason, error):
                 self._fall_back(kind, subtasks, reason, error)
-            case effects.EvictSlot(slot, reason):
-                member = self._dispatch.members.get(slot)
-                if member is not None:
-                    self._evict(member, reason)
+            case EvictSlot(slot, _, reason):
+                process = self._dispatch.processes.get(slot)
+                if process is not None:
+                    self._evict(process, reason)
             case effects.TrimLogs(version):
                 tell_all(control.Trim(version))
-            case effects.MoveReported():
+            case effects.ReportMove():
                 if self.moved is not None:
                     self.moved(effect)
             case _:
@@ -438,7 +438,7 @@ class Failovers:
             self._dispatch.tell(effect.slot, order)
         except ControlMessageTooLarge as error:
             first, _ = effect.subtasks[0]
-            self.step(events.PromotionFailed(effect.attempt, effect.slot, first, str(error)))
+            self.step(events.StandbyPromotionFailed(effect.attempt, effect.slot, first, str(error)))
 
     def _order(self, subtask: SubtaskId, version: CheckpointId) -> PromotionOrder:
         """What the new head of ``subtask`` needs to resume from ``version``."""
@@ -455,7 +455,7 @@ class Failovers:
         if self._guarantee.replays:
             return order
         read = handle.operator_state.steps
-        seen = max((rows for rows, _ in self._answers.runs_of(subtask)), default=0)
+        seen = max((rows for rows, _ in self._answers.spans_of(subtask)), default=0)
         return replace(order, determinants=[], ancestors={}, pass_over=max(0, seen - read))
 
     def _mark_of(self, subtask: SubtaskId) -> int | None:
@@ -471,7 +471,7 @@ class Failovers:
             return output_cursor(self._handles.get(producer, self._began_from[producer]), channel)
         return max(known, kept) if self._guarantee.replays else sent
 
-    def _record(self, effect: effects.FailoverPhase) -> None:
+    def _record(self, effect: effects.RecordFailoverPhase) -> None:
         self._under_way = effect
         self._moving.update(dict.fromkeys(effect.moved))
         entered_s = self._dispatch.clock.time()
@@ -495,7 +495,7 @@ class Failovers:
         self._count_fallback(reason)
         # A failure was counted when it was reported; a handover that failed is nobody's failure until here.
         failure: FailureKind = "slot" if kind == "handover" else kind
-        self._machines.step_job(core.LocalFailoverRefused(failure, subtasks, reason, error, kind != "handover"))
+        self._machines.step_job(core.FailoverFellBack(failure, subtasks, reason, error, kind != "handover"))
 
     def _count_fallback(self, reason: str) -> None:
         log.warning("the whole job rolls back: %s", reason, extra=about(phase="fallback"))
@@ -503,10 +503,10 @@ class Failovers:
         self.fallback_reasons.append(reason)
 
 
-def cursors_of(handle: SnapshotHandle) -> Cursors:
+def cursors_of(handle: SnapshotHandle) -> VersionCursors:
     """The cursors that a snapshot was taken at; those of ``START`` are all 0."""
     saved = handle.operator_state
-    return Cursors(
+    return VersionCursors(
         {parse_channel(name): seq for name, seq in saved.inputs.items()},
         {parse_channel(name): seq for name, seq in saved.outputs.items()},
     )

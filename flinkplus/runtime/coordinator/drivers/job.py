@@ -16,12 +16,12 @@ from flinkplus.errors import (
 )
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary import effects, events
-from flinkplus.protocol.vocabulary.effects import RecoveryPhase
+from flinkplus.protocol.vocabulary.effects import RecordRollbackPhase
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, JobWorkDone, Machines
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
@@ -32,7 +32,7 @@ log = logging.getLogger("flinkplus.coordinator")
 class JobDriver:
     """Carries out the effects of ``JobProtocol``.
 
-    ``sources``, ``heads``: the subtasks of sources, and of the heads of loops. ``evict``: ends a slot's process.
+    ``sources``, ``loop_heads``: the subtasks of sources, and of the heads of loops. ``evict``: ends a slot's process.
     ``ended``: the job is over. ``started``: every slot was told to start what was restored from these handles of that
     checkpoint; ``interrupted``: that is over. ``begins_on``: where subtasks are to be, other than where they belong.
     ``match``: has consumers begin where their producers are (``None``: they
@@ -47,9 +47,9 @@ class JobDriver:
         commits: Commits,
         recoveries: RecoveryLog,
         sources: tuple[SubtaskId, ...],
-        heads: tuple[SubtaskId, ...],
-        evict: Callable[[Member, str], None],
-        ended: Callable[[effects.JobEnded], None],
+        loop_heads: tuple[SubtaskId, ...],
+        evict: Callable[[SlotProcess, str], None],
+        ended: Callable[[effects.EndJob], None],
     ) -> None:
         self._dispatch = dispatch
         self._machines = machines
@@ -57,7 +57,7 @@ class JobDriver:
         self._commits = commits
         self._recoveries = recoveries
         self._sources = sources
-        self._heads = heads
+        self._loop_heads = loop_heads
         self._evict = evict
         self._ended = ended
         self._restored: tuple[CheckpointId, Handles] = CheckpointId(0), {}
@@ -73,31 +73,31 @@ class JobDriver:
             case effects.InterruptCheckpoints():
                 self.interrupted()
                 machines.step_checkpoints(events.JobInterrupted())
-            case effects.DrainCommits():
-                machines.step_checkpoints(events.DrainRequested())
+            case events.QuiesceRequested():
+                machines.step_checkpoints(effect)
             case effects.HaltSubtasks(generation):
-                tell_all(control.Suspend(generation))
+                tell_all(control.Halt(generation))
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
-            case effects.Deploy(generation, restore, assignment):
+            case effects.DeploySubtasks(generation, restore, assignment):
                 self._deploy(generation, restore, {**dict(assignment), **self.begins_on()})
             case effects.StartSubtasks(generation):
                 self._start(generation)
             case effects.EvictSlot(slot, incarnation, reason):
-                member = self._dispatch.members.get(slot)
-                if member is not None and member.incarnation == incarnation:
-                    self._evict(member, reason)
+                process = self._dispatch.processes.get(slot)
+                if process is not None and process.incarnation == incarnation:
+                    self._evict(process, reason)
             case effects.StopSlots():
                 self.interrupted()
                 tell_all(control.Stop())
-            case effects.JobEnded():
+            case effects.EndJob():
                 self._ended(effect)
-            case effects.RecoveryPhase():
+            case effects.RecordRollbackPhase():
                 self._record(effect)
             case _:
                 assert_never(effect)
 
-    def _record(self, effect: RecoveryPhase) -> None:
+    def _record(self, effect: RecordRollbackPhase) -> None:
         names = [str(subtask) for subtask in effect.subtasks]
         detected_s = self._dispatch.event_s if effect.phase == "detect" else self._dispatch.clock.time()
         fields = about(subtask=", ".join(names) or None, generation=self._deployment.generation, phase=effect.phase)
@@ -114,7 +114,7 @@ class JobDriver:
         if deployment.draining:
             self._dispatch.tell_all(control.Drain(generation))
         self._dispatch.storage.submit(self._collect_garbage, generation)
-        running = events.JobRunning(tuple(deployment.assignment), self._sources, generation, self._heads)
+        running = events.SubtasksStarted(tuple(deployment.assignment), self._sources, generation, self._loop_heads)
         self._machines.step_checkpoints(running)
         restored, self._restored = self._restored, (CheckpointId(0), {})  # they may be large, and have served
         self.started(*restored)
@@ -148,24 +148,24 @@ class JobDriver:
             handles = {} if restore is None else self._commits.handles(restore)
         except (CorruptCheckpoint, CorruptState, UntrustedCheckpoint) as error:
             assert restore is not None
-            self._machines.step_job(events.RestoreFailed(generation, restore, str(error)))
+            self._machines.step_job(events.CheckpointRestoreFailed(generation, restore, str(error)))
             return
         if self.match is not None:
             handles = self.match(handles)
         self._restored = restore or CheckpointId(0), handles
         names = {str(subtask): slot for subtask, slot in assignment.items()}
-        for member in self._dispatch.members.needed():
-            mine = {name for name, host in names.items() if host == member.slot}
+        for process in self._dispatch.processes.needed():
+            mine = {name for name, host in names.items() if host == process.slot}
             deploy = control.Deploy(
                 generation,
                 restore,
                 names,
-                self._dispatch.members.addresses(),
+                self._dispatch.processes.addresses(),
                 {name: handle for name, handle in handles.items() if name in mine},
                 {name: rows for name, rows in self._recoveries.marks.items() if name in mine},
                 self._deployment.lost_at is not None,
             )
             try:
-                self._dispatch.tell(member.slot, deploy)
+                self._dispatch.tell(process.slot, deploy)
             except ControlMessageTooLarge as error:  # the checkpoint is sound: nothing may be taken back for that
-                raise ControlMessageTooLarge(f"checkpoint {restore} on slot {member.slot}: {error}") from error
+                raise ControlMessageTooLarge(f"checkpoint {restore} on slot {process.slot}: {error}") from error

@@ -55,7 +55,7 @@ class CrashReports:
         if blamed is not None:
             subtask = f"{blamed.operator}[{blamed.subtask.index}]"
             error = ProcessCrashed(blamed.operator, subtask, blamed.where, blamed.row, place.signal)
-            self._machines.step_job(events.InputEndsProcesses(str(error), error))
+            self._machines.step_job(events.InputBlamed(str(error), error))
 
     def _place_of(self, words: LastWords) -> Place | None:
         numbers = words.numbers

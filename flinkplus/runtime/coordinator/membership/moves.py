@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from chain_backup.failover.effects import MoveReported, MoveStatus
-from chain_backup.failover.events import DrainRequested, MoveRequested, UndrainRequested
+from chain_backup.failover.effects import MoveStatus, ReportMove
+from chain_backup.failover.events import HostDrainRequested, HostUndrainRequested, MoveRequested
 from flinkplus.errors import FlinkPlusError, InsufficientSlots, MoveCancelled, MoveRefused, RedundancyAtRisk
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.coordinator.membership.spares import ScaleReported, Spares
@@ -35,7 +35,7 @@ class PlannedMove:
         self._told = told
         self._answered = threading.Event()
         self._ended = threading.Event()
-        self._report: MoveReported | ScaleReported | None = None
+        self._report: ReportMove | ScaleReported | None = None
 
     def __repr__(self) -> str:
         return f"<{self._told}: {self.status}>"
@@ -84,7 +84,7 @@ class PlannedMove:
             kind = RedundancyAtRisk if report.at_risk else MoveRefused
         raise kind(f"{self._told}: {report.reason}")
 
-    def told(self, report: MoveReported | ScaleReported) -> None:
+    def told(self, report: ReportMove | ScaleReported) -> None:
         """There is news of it."""
         self._report = report
         if report.status != "under_way":
@@ -119,13 +119,13 @@ class Moves:
         """Have ``subtask`` work on ``slot``."""
         return self._request(f"migrate {subtask} to slot {slot}", lambda number: MoveRequested(number, subtask, slot))
 
-    def drain(self, host: str, force: bool) -> PlannedMove:
+    def drain_host(self, host: str, force: bool) -> PlannedMove:
         """Have nothing on ``host``."""
-        return self._request(f"drain {host}", lambda number: DrainRequested(number, host, force))
+        return self._request(f"drain {host}", lambda number: HostDrainRequested(number, host, force))
 
-    def undrain(self, host: str) -> PlannedMove:
+    def undrain_host(self, host: str) -> PlannedMove:
         """Use ``host`` again."""
-        return self._request(f"undrain {host}", lambda number: UndrainRequested(number, host))
+        return self._request(f"undrain {host}", lambda number: HostUndrainRequested(number, host))
 
     def scale(self, count: int, force: bool) -> PlannedMove:
         """Have ``count`` spare slots."""
@@ -153,7 +153,7 @@ class Moves:
             if not closed:
                 self._open[number] = move
         if closed:
-            move.told(MoveReported(number, "refused", "the job is over"))
+            move.told(ReportMove(number, "refused", "the job is over"))
         else:
             self._ask(lambda: self._begin(number, make(number)))
         return move
@@ -162,17 +162,17 @@ class Moves:
         """In the coordinator's thread."""
         if self._failovers is None:
             why = "the job recovers by rollback, so that nobody can take work over; use recovery='standby'"
-            self.told(MoveReported(number, "refused", why))
+            self.told(ReportMove(number, "refused", why))
         elif not self._failovers.running:
-            self.told(MoveReported(number, "refused", f"the job is {self._state()}; try again when it runs"))
+            self.told(ReportMove(number, "refused", f"the job is {self._state()}; try again when it runs"))
         elif not callable(request):
             self._failovers.step(request)
         elif self.spares is not None:
             request(self.spares)
 
-    def told(self, report: MoveReported | ScaleReported) -> None:
+    def told(self, report: ReportMove | ScaleReported) -> None:
         """The machine, or whoever has the spare slots, says what became of a request."""
-        if isinstance(report, MoveReported) and self.spares is not None and self.spares.told(report):
+        if isinstance(report, ReportMove) and self.spares is not None and self.spares.told(report):
             return
         with self._lock:
             move = self._open.get(report.request)
@@ -187,4 +187,4 @@ class Moves:
             self._closed = True
             left, self._open = self._open, {}
         for number, move in left.items():
-            move.told(MoveReported(number, "cancelled", "the job is over"))
+            move.told(ReportMove(number, "cancelled", "the job is over"))

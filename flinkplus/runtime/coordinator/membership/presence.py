@@ -16,10 +16,10 @@ import psutil
 from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import (
-    RegistryBack,
     RegistryEvent,
     RegistryLost,
     RegistryMoved,
+    RegistryReconnected,
     SlotNodeGone,
     SlotNodeSeen,
 )
@@ -28,25 +28,22 @@ from flinkplus.errors import PeerProtocolError, SlotStartError
 from flinkplus.printable import printable
 from flinkplus.protocol.liveness.pulses import PulsedSlot
 from flinkplus.protocol.liveness.reachability import (
-    GiveSlotUp,
-    JobRestarted,
     LetSlotJoin,
-    PeersSilent,
     Reachability,
     ReachabilityEvent,
     SetSlotAside,
-    SlotCame,
-    SlotGone,
+    SlotArrived,
+    SlotPeersUnreached,
     SlotsSeen,
     Standing,
 )
 from flinkplus.protocol.vocabulary import events
-from flinkplus.protocol.vocabulary.effects import JobState
+from flinkplus.protocol.vocabulary.effects import EvictSlot, JobState
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, Machines
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
@@ -73,7 +70,7 @@ class Presence:
         self._job_state = job_state
         self._reachability = Reachability() if reachability is None else reachability
         self._dispatch = dispatch
-        self._members = dispatch.members
+        self._processes = dispatch.processes
         self._machines = machines
         self._deployment = deployment
         self._recoveries = recoveries
@@ -94,22 +91,22 @@ class Presence:
 
     def register(self, connection: int, register: control.Register) -> None:
         """A slot's process presents itself."""
-        if self._members.is_over(register.slot) or self._members.is_superseded(register):
+        if self._processes.is_over(register.slot) or self._processes.is_superseded(register):
             # Its keeper has started it again, or Spark has at last, and it is not needed (there) any more.
             self._dispatch.rendezvous.send(connection, control.Stop())
             return
-        old = self._members.get(register.slot)
+        old = self._processes.get(register.slot)
         if old is not None:
             self.lose(old, "replaced by a new attempt")
-        member, _ = self._members.register(connection, register, self._dispatch.clock.monotonic())
-        where = f"process {member.pid} on {member.host}"
-        log.info("slot %d registered: %s", member.slot, where, extra=_of(member))
+        process, _ = self._processes.register(connection, register, self._dispatch.clock.monotonic())
+        where = f"process {process.pid} on {process.host}"
+        log.info("slot %d registered: %s", process.slot, where, extra=_of(process))
         if self._registry_moved is not None:
             self._dispatch.rendezvous.send(connection, self._registry_moved)  # before it connects
-        self._dispatch.rendezvous.send(connection, control.Welcome(member.incarnation))
-        self._machines.step_job(events.SlotRegistered(member.slot, member.incarnation))
+        self._dispatch.rendezvous.send(connection, control.Welcome(process.incarnation))
+        self._machines.step_job(events.SlotRegistered(process.slot, process.incarnation))
         if self._runs:
-            self._step(SlotCame(member.slot, member.host))
+            self._step(SlotArrived(process.slot, process.host))
 
     def start_failed(self, connection: int, failed: control.StartFailed) -> None:
         """A slot's process cannot begin; its keeper will start another one. Raises ``PeerProtocolError``."""
@@ -131,84 +128,80 @@ class Presence:
         log.log(level, "%s", reason, extra=about(slot=slot))
         self._machines.step_job(events.SlotStartFailed(slot, reason, SlotStartError(reason)))
 
-    def lose(self, member: Member, reason: str) -> None:
+    def lose(self, process: SlotProcess, reason: str) -> None:
         """A slot is gone."""
-        log.info("slot %d lost: %s", member.slot, reason, extra=_of(member))
-        self._remove(member)
-        if self._members.is_over(member.slot):
-            self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
-        elif self.failovers is not None and self.failovers.running:
-            self.failovers.slot_lost(member, reason)
+        log.info("slot %d lost: %s", process.slot, reason, extra=_of(process))
+        lost = events.SlotLost(process.slot, process.incarnation, reason)
+        self._processes.remove(process.slot)
+        self._dispatch.drop(process)
+        self._deployment.lost_at = self._deployment.triggered
+        self._recoveries.slot_lost(process.slot, [str(subtask) for subtask in self._deployment.on(process.slot)])
+        self._step(lost)
+        if self._runs and self.failovers is not None and not self._processes.is_over(process.slot):
+            self.failovers.slot_lost(process, reason)
         else:
-            self._machines.step_job(events.SlotLost(member.slot, member.incarnation, reason))
+            self._machines.step_job(lost)
 
     def let_spares_join(self) -> None:
         """The job has been started without the spare slots that are there."""
-        for member in self._members.all():
-            if self._members.is_spare(member.slot) and not self._members.is_over(member.slot):
-                self._step(SlotCame(member.slot, member.host))
+        for process in self._processes.all():
+            if self._processes.is_spare(process.slot) and not self._processes.is_over(process.slot):
+                self._step(SlotArrived(process.slot, process.host))
 
-    def _remove(self, member: Member) -> None:
-        self._members.remove(member.slot)
-        self._dispatch.drop(member)
-        self._deployment.lost_at = self._deployment.triggered
-        self._recoveries.slot_lost(member.slot, [str(subtask) for subtask in self._deployment.on(member.slot)])
-        self._step(SlotGone(member.slot))
-
-    def evict(self, member: Member, reason: str) -> None:
+    def evict(self, process: SlotProcess, reason: str) -> None:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
-        log.warning("ending slot %d: %s", member.slot, reason, extra=_of(member))
-        self.ends(member.pulse)
-        if member.host == socket.gethostname():
-            _kill(member)
-        self.lose(member, reason)
+        log.warning("ending slot %d: %s", process.slot, reason, extra=_of(process))
+        self.ends(process.pulse)
+        if process.host == socket.gethostname():
+            _kill(process)
+        self.lose(process, reason)
 
     def look_for_silent_slots(self) -> None:
         """Heartbeats that are missing are a slot's fault only if this loop itself was there to hear them."""
         now, before = self._dispatch.clock.monotonic(), self._looked_s
         self._looked_s = now
         if now - before > self._options.heartbeat_timeout / 2:
-            self._members.all_heard(now)
-        for member in self._members.silent_since(now - self._options.heartbeat_timeout):
-            self.evict(member, f"no heartbeat from slot {member.slot} for {self._options.heartbeat_timeout} s")
+            self._processes.all_heard(now)
+        for process in self._processes.silent_since(now - self._options.heartbeat_timeout):
+            self.evict(process, f"no heartbeat from slot {process.slot} for {self._options.heartbeat_timeout} s")
         pulses = self._dispatch.pulses
         if pulses is not None and pulses.due:
             silent = set(pulses.silent(self._pulsed(), self._chains()))
-            for member in [member for member in self._members.all() if member.pulse in silent]:
-                self.evict(member, f"it hangs or is cut off: no pulse for {pulses.timeout_s} s")
+            for process in [process for process in self._processes.all() if process.pulse in silent]:
+                self.evict(process, f"it hangs or is cut off: no pulse for {pulses.timeout_s} s")
 
         due_ms = self._reachability.next_deadline_ms()
         if due_ms is not None and self._dispatch.now_ms() >= due_ms:
             self._step(SlotsSeen(self._standings()))
 
     def _pulsed(self) -> list[PulsedSlot]:
-        return [PulsedSlot(one.pulse, one.host, round(one.heard_s * 1000)) for one in self._members.all()]
+        return [PulsedSlot(one.pulse, one.host, round(one.heard_s * 1000)) for one in self._processes.all()]
 
     def _chains(self) -> list[list[str]] | None:
         """The pulses of each chain's members; ``None`` when a lost slot ends in a rollback."""
         if not self._runs or self.failovers is None:
             return None
-        members = ((self._members.get(slot) for slot in slots) for slots in self.failovers.chains.values())
-        return [[member.pulse for member in chain if member is not None] for chain in members]
+        members = ((self._processes.get(slot) for slot in slots) for slots in self.failovers.chains.values())
+        return [[process.pulse for process in chain if process is not None] for chain in members]
 
     # --- slots that do not reach each other
 
-    def peers_unreached(self, member: Member, message: control.PeersUnreached) -> None:
+    def peers_unreached(self, process: SlotProcess, message: control.PeersUnreached) -> None:
         """A slot says whom it does not reach; processes that are gone do not matter. Raises ``PeerProtocolError``."""
-        peers, blamed = (self._present(member, named) for named in (message.peers, message.blamed))
+        peers, blamed = (self._present(process, named) for named in (message.peers, message.blamed))
         if peers:
-            log.warning("slot %d cannot reach slots %s", member.slot, ", ".join(map(str, peers)))
-        self._step(PeersSilent(member.slot, peers, blamed))
+            log.warning("slot %d cannot reach slots %s", process.slot, ", ".join(map(str, peers)))
+        self._step(SlotPeersUnreached(process.slot, peers, blamed))
 
-    def _present(self, member: Member, named: dict[str, int]) -> tuple[int, ...]:
-        """Those of the processes that ``member`` named (slot -> incarnation) which are there."""
+    def _present(self, process: SlotProcess, named: dict[str, int]) -> tuple[int, ...]:
+        """Those of the processes that ``process`` named (slot -> incarnation) which are there."""
         try:
             said = {int(peer): incarnation for peer, incarnation in named.items()}
         except ValueError as error:
             raise PeerProtocolError(
-                f"slot {member.slot} reported an unreachable peer that is not a slot: {error}"
+                f"slot {process.slot} reported an unreachable peer that is not a slot: {error}"
             ) from error
-        known = ((slot, incarnation, self._members.get(slot)) for slot, incarnation in sorted(said.items()))
+        known = ((slot, incarnation, self._processes.get(slot)) for slot, incarnation in sorted(said.items()))
         return tuple(slot for slot, known_as, peer in known if peer is not None and peer.incarnation == known_as)
 
     def next_deadline_ms(self) -> int | None:
@@ -217,7 +210,7 @@ class Presence:
 
     def interrupted(self) -> None:
         """A rollback began, or the end: all that are there are deployed."""
-        self._step(JobRestarted())
+        self._step(events.JobInterrupted())
 
     def _standings(self) -> tuple[Standing, ...]:
         if self._job_state() is not JobState.RUNNING:
@@ -225,31 +218,31 @@ class Presence:
         pulses, failovers = self._dispatch.pulses, self.failovers
         return tuple(
             Standing(
-                member.slot,
-                member.host,
-                len(self._deployment.on(member.slot)),
-                failovers is None or failovers.has_joined(member.slot),
-                pulses is not None and pulses.is_doubtful(member.pulse),
+                process.slot,
+                process.host,
+                len(self._deployment.on(process.slot)),
+                failovers is None or failovers.has_joined(process.slot),
+                pulses is not None and pulses.is_doubtful(process.pulse),
             )
-            for member in self._members.all()
-            if not self._members.is_over(member.slot)
+            for process in self._processes.all()
+            if not self._processes.is_over(process.slot)
         )
 
     def _step(self, event: ReachabilityEvent) -> None:
         for effect in self._reachability.step(self._dispatch.now_ms(), event):
-            member = self._members.get(effect.slot)
-            if member is None:
+            process = self._processes.get(effect.slot)
+            if process is None:
                 continue
             match effect:
-                case GiveSlotUp(_, reason):
-                    self.evict(member, reason)
+                case EvictSlot(_, _, reason):
+                    self.evict(process, reason)
                 case SetSlotAside(slot, reason):
                     log.warning("slot %d is set aside: %s", slot, reason)
                     if self.failovers is not None:
                         self.failovers.set_aside(slot)
                 case LetSlotJoin():
                     if self._runs and self.failovers is not None:
-                        self.failovers.registered(member)
+                        self.failovers.registered(process)
                 case _:
                     assert_never(effect)
 
@@ -259,16 +252,16 @@ class Presence:
         """ZooKeeper says something."""
         match event:
             case SlotNodeGone(slot, record):
-                member = self._members.get(slot)
-                known = member is not None and not self._members.is_over(slot)
-                if member is not None and known and member.incarnation == record.incarnation and self._runs:
-                    self.evict(member, f"the ZooKeeper session of slot {slot} has expired")
+                process = self._processes.get(slot)
+                known = process is not None and not self._processes.is_over(slot)
+                if process is not None and known and process.incarnation == record.incarnation and self._runs:
+                    self.evict(process, f"the ZooKeeper session of slot {slot} has expired")
             case RegistryLost(reason, final):
                 log.warning("ZooKeeper is unavailable: %s", reason)
                 self.registry_lost = reason
                 if final:
                     self._taken_over(f"another driver has taken the job over: {reason}")
-            case RegistryBack():
+            case RegistryReconnected():
                 log.warning("coordinator is connected to ZooKeeper again")
                 self.registry_lost = None
             case RegistryMoved(hosts):
@@ -286,42 +279,42 @@ class Presence:
 
     def kill_slot(self, slot: int) -> bool:
         """Fault injection: SIGKILL the process of ``slot``; ``False`` when there is none."""
-        member = self._members.get(slot)
-        if member is None:
+        process = self._processes.get(slot)
+        if process is None:
             return False
-        self.ends(member.pulse)
-        self._recoveries.kill_stamped(member.slot, self._dispatch.clock.time())
-        if member.host != socket.gethostname() or not _kill(member):
-            self._dispatch.rendezvous.send(member.connection, control.Die())
+        self.ends(process.pulse)
+        self._recoveries.kill_stamped(process.slot, self._dispatch.clock.time())
+        if process.host != socket.gethostname() or not _kill(process):
+            self._dispatch.rendezvous.send(process.connection, control.Die())
         return True
 
 
-def _kill(member: Member) -> bool:
+def _kill(process: SlotProcess) -> bool:
     """SIGKILL the process of a slot on this host; ``False`` when that is not possible: it may be gone, or another
     user's, or its number mean another process here, as it does when the slot runs in a container.
     """
     try:
-        if not _is_here(member):
-            log.warning("process %d on this host is not slot %d", member.pid, member.slot, extra=_of(member))
+        if not _is_here(process):
+            log.warning("process %d on this host is not slot %d", process.pid, process.slot, extra=_of(process))
             return False
-        os.kill(member.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
     except (ProcessLookupError, psutil.NoSuchProcess):
-        log.info("cannot signal slot %d: process %d does not exist on this host", member.slot, member.pid)
+        log.info("cannot signal slot %d: process %d does not exist on this host", process.slot, process.pid)
         return False
     except (OSError, psutil.Error) as error:
-        log.warning("cannot signal process %d of slot %d: %s", member.pid, member.slot, error, extra=_of(member))
+        log.warning("cannot signal process %d of slot %d: %s", process.pid, process.slot, error, extra=_of(process))
         return False
     return True
 
 
-def _is_here(member: Member) -> bool:
+def _is_here(process: SlotProcess) -> bool:
     """Whether the process with the slot's number is the slot's, by when it was created (if the slot has said that).
     Clocks are read by both; they may be set in between.
     """
-    if not member.created_s:
+    if not process.created_s:
         return True
-    return abs(psutil.Process(member.pid).create_time() - member.created_s) < SAME_PROCESS_S
+    return abs(psutil.Process(process.pid).create_time() - process.created_s) < SAME_PROCESS_S
 
 
-def _of(member: Member) -> dict[str, dict[str, object]]:
-    return about(slot=member.slot)
+def _of(process: SlotProcess) -> dict[str, dict[str, object]]:
+    return about(slot=process.slot)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from chain_backup.failover.effects import MoveReported, MoveStatus
+from chain_backup.failover.effects import MoveStatus, ReportMove
 from chain_backup.failover.events import ScaleRequested
 from flinkplus.errors import InsufficientSlots
 from flinkplus.protocol.vocabulary import events
@@ -55,7 +55,7 @@ class Spare:
 
 @dataclass(frozen=True)
 class ScaleReported:
-    """What became of a request, as ``MoveReported``. ``left``: also slots that are on their way. ``no_room``: Spark
+    """What became of a request, as ``ReportMove``. ``left``: also slots that are on their way. ``no_room``: Spark
     does not run so many."""
 
     request: int
@@ -115,7 +115,7 @@ class Spares:
         self._number = number
         self._report = report
         self._ask = ask
-        self._next = dispatch.members.slots
+        self._next = dispatch.processes.slots
         self._spares: dict[int, Spare] = {}
         self._open: _Scale | None = None
         self._candidate: _Scale | None = None
@@ -149,7 +149,7 @@ class Spares:
         new = count - len(staying) - len(back)
         try:
             if new:
-                self.jobs.check(self._dispatch.members.slots + len(staying) + len(leaving) + new)
+                self.jobs.check(self._dispatch.processes.slots + len(staying) + len(leaving) + new)
         except InsufficientSlots as error:
             self._report(ScaleReported(request, "refused", str(error), no_room=True))
             return
@@ -162,7 +162,7 @@ class Spares:
 
     def _shrink(self, request: int, staying: list[int], count: int, force: bool) -> None:
         """Those that are not there yet go first, then those that are away, then those with the least work."""
-        here = {member.slot for member in self._dispatch.members.all()}
+        here = {process.slot for process in self._dispatch.processes.all()}
 
         def worth(slot: int) -> tuple[bool, bool, int, int]:
             there = self._spares[slot].state is SpareState.THERE
@@ -188,7 +188,7 @@ class Spares:
 
     # --- what the machine says
 
-    def told(self, report: MoveReported) -> bool:
+    def told(self, report: ReportMove) -> bool:
         """News of a request to the machine; false when it is none of these."""
         scale = next((s for s in (self._candidate, self._open) if s is not None and s.asked == report.request), None)
         if scale is None:
@@ -256,7 +256,7 @@ class Spares:
 
     def _give_up(self, late: list[int]) -> None:
         named = f"{', '.join(f'slot-{slot}' for slot in late)}"
-        here = [slot for slot in late if self._dispatch.members.get(slot) is not None]
+        here = [slot for slot in late if self._dispatch.processes.get(slot) is not None]
         what = "joined" if here else "been started by Spark, which may have no room for more"
         why = f"{named} had not {what} after {self._timeout_s:g} s"
         log.warning("giving up spare slots: %s", why)
@@ -274,7 +274,7 @@ class Spares:
         assert self.jobs is not None
         slot, self._next = self._next, self._next + 1
         self._spares[slot] = Spare(SpareState.STARTING, self._dispatch.clock.monotonic() + self._timeout_s)
-        self._dispatch.members.add(slot)
+        self._dispatch.processes.add(slot)
         self._machines.step_job(events.SpareAdded(slot))
         log.info("starting spare slot %d", slot)
         self.jobs.start(slot)
@@ -282,22 +282,22 @@ class Spares:
     def _end(self, slot: int) -> None:
         """Nothing is on ``slot``, or ever was."""
         assert self.jobs is not None
-        members = self._dispatch.members
+        processes = self._dispatch.processes
         invariant(
             all(slot not in chain for chain in self._failovers.chains.values()), "a slot that is used ends", slot=slot
         )
         self._spares[slot].state = SpareState.ENDING
         log.info("ending spare slot %d", slot)
-        members.end(slot)
+        processes.end(slot)
         self._failovers.slot_over(slot)
         self._dispatch.tell(slot, control.Stop())
-        graceful_s = 0.0 if members.get(slot) is None else ENDING_S
+        graceful_s = 0.0 if processes.get(slot) is None else ENDING_S
         self.jobs.end(slot, graceful_s, lambda: self._ask(lambda: self._gone(slot)))
 
     def _gone(self, slot: int) -> None:
-        member = self._dispatch.members.remove(slot)
-        if member is not None:
-            self._dispatch.drop(member)
-        self._machines.step_job(events.SpareTaken(slot))
+        process = self._dispatch.processes.remove(slot)
+        if process is not None:
+            self._dispatch.drop(process)
+        self._machines.step_job(events.SpareRemoved(slot))
         del self._spares[slot]
         self.look()

@@ -111,10 +111,6 @@ class Figures:
         if any(copied.values()) and self._copied.get(process) != copied:
             self._copied = {**self._copied, process: copied}
 
-    def copied_by(self, slot: int) -> list[dict[str, int]]:
-        """What the processes of a slot took in, each, in their order; none that took in nothing."""
-        return [self._copied[process] for process in sorted(self._copied) if process[0] == slot]
-
     @property
     def copied_bytes(self) -> dict[str, int]:
         """Bytes of state files that the standbys of all processes took in, by origin; see ``control.Heartbeat``."""

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from chain_backup.failover.topology import Topology
-from flinkplus.protocol.determinants.determinants import Run, unite
+from flinkplus.protocol.determinants.determinants import Span, unite
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
@@ -56,8 +56,8 @@ class FenceAnswers:
         self._attempt = 0
         self._received: dict[str, int] = {}
         self._sent: dict[str, int] = {}
-        self._determinants: dict[SubtaskId, tuple[Run, ...]] = {}
-        self._parts: dict[SubtaskId, list[Run]] = {}
+        self._determinants: dict[SubtaskId, tuple[Span, ...]] = {}
+        self._parts: dict[SubtaskId, list[Span]] = {}
         self._digests: dict[str, list[list[Any]]] = {}
         self.kept: dict[str, int] = {}
 
@@ -76,8 +76,8 @@ class FenceAnswers:
         self._sent.update(answer.sent)
         self.kept.update(answer.kept)
         self.add_part(answer)
-        for subtask, runs in self._parts.items():
-            self._determinants[subtask] = unite([*self._determinants.get(subtask, ()), *runs])
+        for subtask, spans in self._parts.items():
+            self._determinants[subtask] = unite([*self._determinants.get(subtask, ()), *spans])
         self._parts = {}
 
     def add_part(self, part: control.Fenced | control.FencedPart) -> None:
@@ -86,8 +86,8 @@ class FenceAnswers:
             return
         for channel, found in part.digests.items():
             self._digests.setdefault(channel, []).extend(found)
-        for name, runs in part.determinants.items():
-            self._parts.setdefault(parse_subtask(name), []).extend(control.runs_from_json(runs))
+        for name, spans in part.determinants.items():
+            self._parts.setdefault(parse_subtask(name), []).extend(control.spans_from_json(spans))
 
     def sent(self, channel: str) -> int | None:
         """The next ``seq`` that a living producer had not sent on it."""
@@ -106,13 +106,13 @@ class FenceAnswers:
             received={name: self._received[name] for name in outputs if name in self._received},
             marks={name: self._sent[name] for name in inputs if name in self._sent},
             digests={name: self._digests[name] for name in outputs if name in self._digests},
-            determinants=self._runs_of(subtask),
-            ancestors={str(a): self._runs_of(a) for a in sorted(self._determinants) if a.vertex in ancestors},
+            determinants=self._spans_of(subtask),
+            ancestors={str(a): self._spans_of(a) for a in sorted(self._determinants) if a.vertex in ancestors},
         )
 
-    def runs_of(self, subtask: SubtaskId) -> tuple[Run, ...]:
+    def spans_of(self, subtask: SubtaskId) -> tuple[Span, ...]:
         """What is known of how its steps began."""
         return self._determinants.get(subtask, ())
 
-    def _runs_of(self, subtask: SubtaskId) -> list[list[Any]]:
-        return control.runs_to_json(self.runs_of(subtask))
+    def _spans_of(self, subtask: SubtaskId) -> list[list[Any]]:
+        return control.spans_to_json(self.spans_of(subtask))

@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-PHASES = ("detect", "fence", "promote", "restore", "replay")
+from flinkplus.protocol.vocabulary.phases import PHASES, Phase
+
 HANDOVER = "handover"
 STANDBY, PARTIAL, ROLLBACK = "standby", "partial", "rollback"
 KEPT = 1000
@@ -28,8 +29,7 @@ KEPT = 1000
 class Recovery:
     """One recovery. ``moved``: all that begin anew.
 
-    ``stamps``: phase -> seconds since the Unix epoch when it was *entered*; in a rollback, ``fence`` is when all was
-    fenced, which in a failover is when ``promote`` was entered.
+    ``stamps``: phase -> seconds since the Unix epoch when it was *entered*.
     """
 
     number: int
@@ -39,11 +39,10 @@ class Recovery:
     reason: str
     begun_s: float | None
     moved: list[str] = field(default_factory=list)
-    stamps: dict[str, float] = field(default_factory=dict)
+    stamps: dict[Phase, float] = field(default_factory=dict)
     waiting_failed: set[str] = field(default_factory=set)
     waiting_all: set[str] = field(default_factory=set)
     first_new_s: float | None = None
-    caught_up_s: float | None = None
     registry_ms: float | None = None
     """From the order to write the records to the answer of the registry, in the last attempt that it answered. In a
     failover the slots fence meanwhile; in a handover, afterwards.
@@ -52,7 +51,7 @@ class Recovery:
     checkpoint: int | None = None
     fallback: str | None = None
 
-    def enter(self, phase: str, now_s: float) -> None:
+    def enter(self, phase: Phase, now_s: float) -> None:
         """A phase that is entered again voids what came after it; but a failure is detected once."""
         if phase == "detect" and phase in self.stamps:
             return
@@ -65,7 +64,7 @@ class Recovery:
     def as_dict(self) -> dict[str, Any]:
         """Figures for users; times in milliseconds, each phase by itself; ``None`` where a phase did not happen."""
         detected, replayed = self.stamps.get("detect"), self.stamps.get("replay")
-        fenced = self.stamps.get("promote", self.stamps.get("fence"))
+        fenced, caught_up = self.stamps.get("promote"), self.stamps.get("caught_up")
         promoted = _ms(fenced, replayed)
         begun = self.begun_s if self.begun_s is not None else detected
         return {
@@ -83,7 +82,7 @@ class Recovery:
             "restore_ms": None if replayed is None else round(self.restored_ms or 0.0, 3),
             "replay_ms": _ms(replayed, self.first_new_s),
             "recovery_ms": _ms(begun, self.first_new_s),
-            "caught_up_ms": _ms(begun, self.caught_up_s),
+            "caught_up_ms": _ms(begun, caught_up),
             "fallback": self.fallback,
         }
 
@@ -130,7 +129,7 @@ class RecoveryLog:
         self,
         mode: str,
         number: int,
-        phase: str,
+        phase: Phase,
         failure: str,
         subtasks: Collection[str],
         reason: str,
@@ -152,7 +151,7 @@ class RecoveryLog:
             record.waiting_all = set(self.marks) if mode == ROLLBACK else set(record.moved)
             failed = set(record.subtasks) & record.waiting_all
             record.waiting_failed = {name for name in failed if self._has_results(name)} or failed
-            record.first_new_s = record.caught_up_s = None
+            record.first_new_s = None
         elif phase == "replay" and mode == ROLLBACK:
             self._begun.clear()  # of failures that came while this one was being recovered from
 
@@ -226,7 +225,7 @@ class RecoveryLog:
             if not record.waiting_failed:
                 record.first_new_s = time_s
         if not record.waiting_all:
-            record.caught_up_s = time_s
+            record.enter("caught_up", time_s)
 
     def heard(self, subtask: str, rows_out: int) -> None:
         """A heartbeat said how far a subtask is."""

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flinkplus.protocol.vocabulary.ids import SubtaskId
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 
 STARTING, LEAVING, ENDING = "starting", "leaving", "ending"
 WORKING, STANDBY, IDLE, AWAY = "working", "standby", "idle", "away"
 RUNNING, MOVING = "running", "moving"
-Chain = tuple[SubtaskId, int, int, Sequence[tuple[int, int | None, bool]]]
+ChainStatus = tuple[SubtaskId, int, int, Sequence[tuple[int, int | None, bool]]]
 """A subtask, the generation of its chain, the newest version that the head has, and the members, head first: slot, the
 newest version that it has (``None``: none) and whether it is still catching up."""
 
@@ -22,36 +22,36 @@ newest version that it has (``None``: none) and whether it is still catching up.
 def slots_of(
     needed: Sequence[int],
     spares: Mapping[int, str],
-    members: Sequence[Member],
+    processes: Sequence[SlotProcess],
     incarnations: Mapping[int, int],
     assignment: Mapping[SubtaskId, int],
-    chains: Iterable[Chain],
+    chains: Iterable[ChainStatus],
     now_s: float,
 ) -> list[dict[str, Any]]:
     """Every slot, with what is on it. ``spares``: the spare ones, and how far each is (``runtime.spares``). ``now_s``:
     monotonic clock."""
-    present = {member.slot: member for member in members}
+    present = {process.slot: process for process in processes}
     copies = [slot for *_, held in chains for slot, _, _ in held[1:]]
     found = []
     for slot in (*needed, *sorted(spares)):
-        member = present.get(slot)
+        process = present.get(slot)
         at_work = sum(at == slot for at in assignment.values())
         standbys = copies.count(slot)
         state = WORKING if at_work else STANDBY if standbys else IDLE
         if spares.get(slot) in (STARTING, LEAVING, ENDING):
             state = spares[slot]
-        elif member is None:
+        elif process is None:
             state = AWAY
         found.append(
             {
                 "slot": f"slot-{slot}",
                 "spare": slot in spares,
                 "state": state,
-                "host": None if member is None else member.host,
-                "pid": None if member is None else member.pid,
-                "address": None if member is None else member.address,
+                "host": None if process is None else process.host,
+                "pid": None if process is None else process.pid,
+                "address": None if process is None else process.address,
                 "restarts": max(0, incarnations.get(slot, 0) - 1),
-                "heard_ms": None if member is None else round((now_s - member.heard_s) * 1e3, 1),
+                "heard_ms": None if process is None else round((now_s - process.heard_s) * 1e3, 1),
                 "subtasks": at_work,
                 "standbys": standbys,
             }
@@ -92,7 +92,7 @@ def subtasks_of(
     return found
 
 
-def chains_of(chains: Iterable[Chain]) -> list[dict[str, Any]]:
+def chains_of(chains: Iterable[ChainStatus]) -> list[dict[str, Any]]:
     """Every chain. ``lag``: by how many checkpoints (numbers of them) a member is behind the newest version."""
     return [
         {

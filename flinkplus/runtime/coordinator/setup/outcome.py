@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from flinkplus.errors import FlinkPlusError, InsufficientSlots, JobCancelled, JobFailed
-from flinkplus.protocol.vocabulary.effects import JobEnded, JobState
+from flinkplus.protocol.vocabulary.effects import EndJob, JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 
 FIRST_CHECKPOINT = CheckpointId(1)
@@ -38,7 +38,7 @@ class JobResult:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-def error_of(ended: JobEnded, slots: int) -> FlinkPlusError | None:
+def error_of(ended: EndJob, slots: int) -> FlinkPlusError | None:
     """What the user is told about the end of a job that needed ``slots`` slots; nothing when it finished."""
     if ended.state is JobState.FINISHED:
         return None

@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
+from chain_backup.failover.config import FailoverConfig
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.placement import STRATEGIES, Strategy
 from chain_backup.failover.topology import Topology
 from flinkplus.config import Options

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias
 
 from flinkplus.errors import described
-from flinkplus.protocol.determinants.determinants import KnownSteps, Run, merge, unite
+from flinkplus.protocol.determinants.determinants import KnownSteps, Span, merge, unite
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
@@ -38,8 +38,8 @@ from flinkplus.runtime.control.promotion_order import PromotionOrder
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from flinkplus.runtime.slot.control.ports import GraphPort, PreparedPort, S, StandbyReady, StandbysPort
 
-Runs: TypeAlias = Sequence[tuple[int, Any]]
-"""Values one after the other, each run with the number of its first."""
+Spans: TypeAlias = Sequence[tuple[int, Any]]
+"""Values one after the other, each span with the number of its first."""
 PART_VALUES = 100_000
 """Determinants and digests in one message at most: about a megabyte, which takes some 50 ms to write."""
 log = logging.getLogger("flinkplus.slot")
@@ -129,7 +129,7 @@ class SlotFailover(Generic[S]):
                 host.active.retire(subtask)
             self.standbys.retire(str(name))
         answer = control.Fenced(order.attempt, {}, {}, {})
-        digests: dict[str, Runs] = {}
+        digests: dict[str, Spans] = {}
         for promotion in self._promotions.values():
             self._fence_promotion(promotion, failed, answer)
         for subtask in host.active:
@@ -141,22 +141,22 @@ class SlotFailover(Generic[S]):
         for attempt in list(self._promotions):
             self._end_when_ready(attempt)
 
-    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Run, ...]]]:
+    def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Span, ...]]]:
         """What is known here of the failed, and of the ancestors that what they are to repeat may depend on; put
         together one subtask after the other, which takes its time when it is much.
         """
         ancestors = self._host.lineage.asked_of(failed)
-        known = [subtask.known for subtask in self._host.active if subtask.known is not None]
+        known = [one.steps.history.known for one in self._host.active if one.steps.history.known is not None]
         for promotion in self._promotions.values():
             known += [KnownSteps(_ancestors_of(told, self._host.runs_ahead)) for told in promotion.subtasks.values()]
-        runs: dict[SubtaskId, list[Run]] = {}
+        spans: dict[SubtaskId, list[Span]] = {}
         for one in known:
             for subtask in [s for s in one.subtasks() if s in failed or s.vertex in ancestors]:
-                run = one.of(subtask)
-                if run is not None:
-                    runs.setdefault(subtask, []).append(run)
-        for subtask in sorted(runs):
-            yield str(subtask), unite(runs[subtask])
+                span = one.of(subtask)
+                if span is not None:
+                    spans.setdefault(subtask, []).append(span)
+        for subtask in sorted(spans):
+            yield str(subtask), unite(spans[subtask])
 
     def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
         """What is about to become active begins where its version was taken."""
@@ -172,16 +172,16 @@ class SlotFailover(Generic[S]):
         failed: dict[SubtaskId, int],
         generation: int,
         answer: control.Fenced,
-        digests: dict[str, Runs],
+        digests: dict[str, Spans],
     ) -> None:
-        for channel, _, expected in subtask.fence_inputs(failed, Generation(generation)):
+        for channel, _, expected in subtask.steps.fence_inputs(failed, Generation(generation)):
             answer.received[str(channel)] = expected
-            digests[str(channel)] = subtask.received_digests(channel)
+            digests[str(channel)] = subtask.steps.admission.digests(channel)
 
     def _fence_outputs(self, subtask: S, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced) -> None:
         for channel in subtask.outputs.channels:
             if subtask.consumer_of(channel) in failed:
-                answer.sent[str(channel)] = subtask.fence_output(channel, Generation(generation))
+                answer.sent[str(channel)] = subtask.steps.fence_output(channel, Generation(generation))
                 answer.kept[str(channel)] = subtask.outputs.channels[channel].log.trimmed
 
     # --- promote
@@ -218,7 +218,7 @@ class SlotFailover(Generic[S]):
             self._activate(promotion)
 
     def _refuse(self, promotion: _Promotion, name: SubtaskId, reason: str) -> None:
-        self._host.report(control.PromotionRefused(promotion.order.attempt, str(name), reason))
+        self._host.report(control.PromotionFailed(promotion.order.attempt, str(name), reason))
         self._drop(promotion.order.attempt)
 
     def _activate(self, promotion: _Promotion) -> None:
@@ -244,7 +244,7 @@ class SlotFailover(Generic[S]):
             host.active.add(subtask)
             built.append(subtask)
         for subtask in built:
-            subtask.go_on_after(CheckpointId(max(order.complete, promotion.complete)))
+            subtask.steps.checkpoints.resume_after(CheckpointId(max(order.complete, promotion.complete)))
             given_up = [*promotion.subtasks[subtask.id].given_up, *promotion.given_up]
             overtaking = [*promotion.subtasks[subtask.id].overtaking, *promotion.overtaking]
             fields = about(subtask=str(subtask.id), generation=order.generation, phase="replay")
@@ -258,11 +258,11 @@ class SlotFailover(Generic[S]):
         subtask.inputs.announce()
         subtask.begin(order.run, order.run_age_s)
         for checkpoint in given_up:  # their barriers will come again, and perhaps not on all inputs
-            subtask.abort(CheckpointId(checkpoint))
+            subtask.steps.abort(CheckpointId(checkpoint))
         for checkpoint in overtaking:
-            subtask.overtake(CheckpointId(checkpoint))
+            subtask.steps.checkpoints.overtake(CheckpointId(checkpoint))
         if order.draining:
-            subtask.drain()
+            subtask.steps.drain()
 
     def _drop(self, attempt: int) -> None:
         promotion = self._promotions.pop(attempt, None)
@@ -295,7 +295,7 @@ class SlotFailover(Generic[S]):
     def trim(self, version: CheckpointId) -> None:
         """Nobody goes back before ``version``."""
         for subtask in self._host.active:
-            self._host.guard(subtask, subtask.trim, version)
+            self._host.guard(subtask, subtask.steps.checkpoints.trim, version)
         self.standbys.trim(version)
 
     def close(self, keeps: bool = False) -> None:
@@ -305,17 +305,17 @@ class SlotFailover(Generic[S]):
 
 
 def in_parts(
-    answer: control.Fenced, known: Iterable[tuple[str, Runs]], digests: Iterable[tuple[str, Runs]], most: int
+    answer: control.Fenced, known: Iterable[tuple[str, Spans]], digests: Iterable[tuple[str, Spans]], most: int
 ) -> Iterator[control.FencedPart | control.Fenced]:
     """The messages of an answer to a fence, ``answer`` last. ``known``: determinants, by subtask; ``digests``: by
     channel. ``most``: how many of both together one message has.
     """
     part, left = control.FencedPart(answer.attempt, {}, {}), most
-    kinds = ("determinants", known, control.runs_to_json), ("digests", digests, control.digests_to_json)
+    kinds = ("determinants", known, control.spans_to_json), ("digests", digests, control.digests_to_json)
     for field_name, found, to_json in kinds:
-        for name, runs in found:
+        for name, spans in found:
             getattr(part, field_name)[name] = []
-            for first, values in _pieces(runs, most):
+            for first, values in _pieces(spans, most):
                 if len(values) > left:
                     yield part
                     part, left = control.FencedPart(answer.attempt, {}, {}), most
@@ -326,9 +326,9 @@ def in_parts(
     yield answer
 
 
-def _pieces(runs: Runs, most: int) -> Iterator[tuple[int, Any]]:
-    """The same runs, none longer than ``most``."""
-    for first, values in runs:
+def _pieces(spans: Spans, most: int) -> Iterator[tuple[int, Any]]:
+    """The same spans, none longer than ``most``."""
+    for first, values in spans:
         for at in range(0, len(values), most) or (0,):
             yield first + at, values[at : at + most]
 
@@ -336,8 +336,8 @@ def _pieces(runs: Runs, most: int) -> Iterator[tuple[int, Any]]:
 def _promotion_of(
     told: PromotionOrder, resuming: frozenset[SubtaskId], state: PreparedPort | None, runs_ahead: bool
 ) -> Promotion:
-    determinants = merge(told.handle.operator_state.steps, control.runs_from_json(told.determinants))
-    had = {channel: control.digests_from_json(runs) for channel, runs in told.digests.items()}
+    determinants = merge(told.handle.operator_state.steps, control.spans_from_json(told.determinants))
+    had = {channel: control.digests_from_json(spans) for channel, spans in told.digests.items()}
     return Promotion(
         told.received,
         determinants,
@@ -351,13 +351,13 @@ def _promotion_of(
     )
 
 
-def _ancestors_of(told: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Run]:
+def _ancestors_of(told: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Span]:
     """What a promotion tells of ancestors. Where barriers run ahead some survivors may have heard of none of an
     ancestor's steps since a checkpoint, and others have let go of all before it: what is older than the gap is of no
     use to anybody."""
-    found: dict[SubtaskId, Run] = {}
-    for name, told_runs in told.ancestors.items():
-        runs = control.runs_from_json(told_runs)
-        first = unite(runs)[-1][0] if runs_ahead else min(start for start, _ in runs)
-        found[parse_subtask(name)] = first, merge(first, runs)
+    found: dict[SubtaskId, Span] = {}
+    for name, told_spans in told.ancestors.items():
+        spans = control.spans_from_json(told_spans)
+        first = unite(spans)[-1][0] if runs_ahead else min(start for start, _ in spans)
+        found[parse_subtask(name)] = first, merge(first, spans)
     return found

@@ -1,38 +1,35 @@
-"""What a slot does about its coordinator's orders, about messages and credit, and about streams that are new.
+"""What a slot does with its coordinator's orders and with new streams to other slots.
 
-It keeps who is active here, who is where and in which generation. How frames travel, what state is made of, where an
-event waits: all that is the slot's own (``flinkplus.runtime.slot.process.slot``), and the simulator's.
+It keeps which subtasks are active here, and the slot and generation of every subtask of the job. How frames travel,
+what state is made of and where an event waits belongs to the slot's process (``slot.process``), and to the simulator.
 
-Rules: one thread. A slot obeys its coordinator and nobody else. What is of another deployment than the present one has
-no effect. A message or credit for a subtask that is not here goes nowhere, but credit is kept for one that may come.
-Another slot is believed about its own subtasks only: what it sends on a channel whose end is elsewhere has no effect,
-and counts as a malformed frame.
+Rules: one thread. A slot takes orders from its coordinator only. Messages from any other deployment are ignored.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Generic
 
-from flinkplus.errors import CorruptState, ForeignMessage, described
-from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.errors import CorruptState, described
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
-from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.subtask.subtask import SubtaskSteps
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
-from flinkplus.runtime.slot.control.active import ActiveSubtasks, Credit
+from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from flinkplus.runtime.slot.control.failover import SlotFailover
 from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.slot.control.ports import GraphPort, S
+from flinkplus.runtime.slot.control.routing import Routing
 
-NO_EPOCH = CheckpointId(0)
 log = logging.getLogger("flinkplus.slot")
 
 
@@ -57,7 +54,8 @@ class SlotOrders(ABC, Generic[S]):
         self.graph = graph
         self.clock = clock
         edges = [(graph.producer_vertex(x.edge).name, graph.consumer_vertex(x.edge).name) for x in graph.exchanges]
-        self._consumer_vertices = {x.edge: consumer for x, (_, consumer) in zip(graph.exchanges, edges, strict=True)}
+        consumers = {x.edge: consumer for x, (_, consumer) in zip(graph.exchanges, edges, strict=True)}
+        self.routing: Routing[S] = Routing(self, consumers)
         self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
         self.cycles = graph.cycles()
         self.runs_ahead = unaligned or bool(self.cycles)
@@ -103,7 +101,7 @@ class SlotOrders(ABC, Generic[S]):
         """A point of fault injection; see ``faults.points``."""
 
     @abstractmethod
-    def _send_credit(self, slot: int, credit: Message) -> None:
+    def send_credit(self, slot: int, credit: Message) -> None:
         """Send credit back to another slot."""
 
     @abstractmethod
@@ -122,72 +120,10 @@ class SlotOrders(ABC, Generic[S]):
     def _die(self) -> None:
         """Fault injection: end this process by force."""
 
-    # --- messages and credit
-
-    def take_all(self, peer: int, messages: Iterable[tuple[Message, Any]]) -> None:
-        """The messages of a frame of slot ``peer``, up to the first that is not its to send."""
-        try:
-            for message, payload in messages:
-                self.take(peer, message, payload)
-        except ForeignMessage as error:
-            self.frame_malformed(peer, error)
-
-    def take(self, peer: int, message: Message, payload: Any) -> None:
-        """A message of slot ``peer``. Raises ``ForeignMessage``, and has no effect, when it is not that slot's."""
-        channel = message.channel
-        if message.kind is Kind.CREDIT:
-            self._check_consumer(peer, message)
-            self._take_credit(channel, (message.generation, message.seq, peer))
-        elif message.kind is Kind.REPLICA:
-            if self._failover is not None:
-                self._failover.standbys.receive(peer, bytes(payload))
-        else:
-            consumer = self.active.consumer(channel)
-            if consumer is not None:
-                end = consumer.inputs.channels.get(channel)
-                if end is None or not end.is_from(peer, message.generation):
-                    raise _foreign(peer, message, None if end is None else end.peer)
-                self.guard(consumer, consumer.receive, message, payload)
-
-    def _check_consumer(self, peer: int, credit: Message) -> None:
-        """Raises ``ForeignMessage`` when the channel's consumer is not on slot ``peer``. Where older generations of it
-        were is not known any more, and what they say has no effect.
-        """
-        channel = credit.channel
-        vertex = self._consumer_vertices.get(channel.edge)
-        if vertex is None or channel.producer >= self.parallelism:
-            raise _foreign(peer, credit, None)
-        consumer = SubtaskId(vertex, channel.consumer)
-        slot = self.slots.get(consumer)
-        if slot != peer and credit.generation >= self.generations.get(consumer, Generation(0)):
-            raise _foreign(peer, credit, slot)
-
-    def _take_credit(self, channel: ChannelId, credit: Credit) -> None:
-        producer = self.active.producer(channel)
-        if producer is None:
-            self.active.credit(channel, credit)
-        else:
-            self.guard(producer, self._credit, producer, channel, credit)
-
-    def _credit(self, producer: S, channel: ChannelId, credit: Credit) -> None:
-        end = producer.outputs.channels[channel]
-        if credit[0] < end.consumer_generation:
-            self.active.stale_credit()
-        end.credit(*credit)
-        producer.outputs.pump(end)
-
-    def _hand_over(self, message: Message, payload: Any) -> None:
-        """Within the slot. What goes wrong in a consumer is not its producer's failure, nor the other way round."""
-        consumer = self.active.consumer(message.channel)
-        if consumer is not None:
-            self.guard(consumer, consumer.receive, message, payload)
-
-    def _grant(self, generation: Generation, end: InputChannel, consumed: int) -> None:
-        channel = end.channel
-        if end.peer is None:
-            self._take_credit(channel, (generation, consumed, None))
-            return
-        self._send_credit(end.peer, Message(Kind.CREDIT, channel, generation, Seq(consumed), NO_EPOCH))
+    def take_replica(self, peer: int, frame: bytes) -> None:
+        """Slot ``peer`` has sent a part of a standby copy, or an answer to one."""
+        if self._failover is not None:
+            self._failover.standbys.receive(peer, frame)
 
     # --- streams
 
@@ -254,23 +190,25 @@ class SlotOrders(ABC, Generic[S]):
                 if generation == self._generation:
                     for subtask in self.active:
                         self.guard(subtask, subtask.begin, run, run_age_s)
-            case control.Suspend(generation):
+            case control.Halt(generation):
                 if generation >= self._generation:
                     self._retire_all()
             case control.Drain(generation):
                 if generation == self._generation:
                     for subtask in self.active:
-                        subtask.drain()
+                        subtask.steps.drain()
             case control.Trigger(generation, checkpoint, subtasks):
                 if generation == self._generation:
                     for subtask in [s for s in self.active if str(s.id) in subtasks]:
-                        subtask.trigger(CheckpointId(checkpoint))
+                        subtask.steps.trigger(CheckpointId(checkpoint))
             case control.Overtake(generation, checkpoint):
-                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.overtake)
+                self._pass_on(
+                    generation, CheckpointId(checkpoint), lambda one: one.checkpoints.overtake, lambda one: one.overtake
+                )
             case control.Abort(generation, checkpoint, _):
-                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.abort)
+                self._pass_on(generation, CheckpointId(checkpoint), lambda one: one.abort, lambda one: one.abort)
             case control.Complete(generation, checkpoint):
-                self._tell_all(generation, CheckpointId(checkpoint), lambda one: one.complete)
+                self._pass_on(generation, CheckpointId(checkpoint), lambda one: one.complete, lambda one: one.complete)
             case control.Stop():
                 self._retire_all()
                 self.report(control.Stopped())
@@ -281,7 +219,7 @@ class SlotOrders(ABC, Generic[S]):
                 self._welcome(incarnation)
             case control.Join():
                 self._join(message)
-            case control.Peers(serial, addresses):
+            case control.Connect(serial, addresses):
                 self._peers_serial = serial
                 self._peers.connect(addresses)
                 self._finish_deployment()
@@ -290,16 +228,20 @@ class SlotOrders(ABC, Generic[S]):
             case _:
                 log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
 
-    def _tell_all(
-        self, generation: int, checkpoint: CheckpointId, order: Callable[[Any], Callable[[CheckpointId], None]]
+    def _pass_on(
+        self,
+        generation: int,
+        checkpoint: CheckpointId,
+        order: Callable[[SubtaskSteps], Callable[[CheckpointId], None]],
+        failover_order: Callable[[SlotFailover[S]], Callable[[CheckpointId], None]],
     ) -> None:
-        """What is said of a checkpoint, to all that are at work, and to those who are about to be."""
+        """Give an order about a checkpoint to all active subtasks, and to those that are being promoted."""
         if generation != self._generation:
             return
         for subtask in self.active:
-            self.guard(subtask, order(subtask), checkpoint)
+            self.guard(subtask, order(subtask.steps), checkpoint)
         if self._failover is not None:
-            order(self._failover)(checkpoint)
+            failover_order(self._failover)(checkpoint)
 
     def _obey_failover(self, failover: SlotFailover[S], message: control.ControlMessage) -> None:
         match message:
@@ -358,14 +300,14 @@ class SlotOrders(ABC, Generic[S]):
         try:
             subtask = self.build(name, handle, CheckpointId(deploy.checkpoint or 0), deploy.marks.get(str(name)))
         except CorruptState as error:
-            refusal = control.RestoreRefused(self._generation, deploy.checkpoint or 0, str(name), str(error))
+            refusal = control.RestoreFailed(self._generation, deploy.checkpoint or 0, str(name), str(error))
             self.report(refusal)
             return False
         except Exception as error:
             log.info("deploying %s failed", name, exc_info=True)
             reason = described(error)
             kind, now_s = type(error).__name__, self.clock.time()
-            self.report(control.SubtaskFailure(self._generation, str(name), kind, reason, time_s=now_s))
+            self.report(control.Failed(self._generation, str(name), kind, reason, time_s=now_s))
             return False
         self.active.add(subtask)
         if handle.checkpoint:
@@ -381,13 +323,4 @@ class SlotOrders(ABC, Generic[S]):
         if deploy is not None:
             self.report(control.Deployed(deploy.generation, self._restore_ms))
         if serial is not None:
-            self.report(control.PeersReady(serial))
-
-
-def _foreign(peer: int, message: Message, slot: int | None) -> ForeignMessage:
-    """``slot``: where the end of the channel is that ``peer`` speaks for, if that is another slot."""
-    where = "here or on no slot" if slot is None else f"on slot {slot}"
-    return ForeignMessage(
-        f"slot {peer} sends {message.kind.name} of generation {message.generation} on channel {message.channel}, "
-        f"whose end is {where}"
-    )
+            self.report(control.Connected(serial))

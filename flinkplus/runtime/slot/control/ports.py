@@ -5,17 +5,16 @@ The slot's process gives real ones (``slot.subtasks``, ``slot.process``), the si
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.channels.outputs import OutputChannels
-from flinkplus.protocol.determinants.determinants import KnownSteps
 from flinkplus.protocol.loops.cycles import Cycles
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
-from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.vocabulary.messages import Message
+from flinkplus.protocol.subtask.subtask import SubtaskSteps
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.runtime.control.names import NamedVertex
 
 
@@ -62,7 +61,7 @@ class PlanPort(Protocol):
 
 
 class ActiveSubtask(Protocol):
-    """A subtask that runs in this slot: ``protocol.subtask.SubtaskSteps``, and what a driver adds to it."""
+    """A subtask that runs in this slot: its steps, and what the slot's process adds to them."""
 
     @property
     def id(self) -> SubtaskId: ...
@@ -71,45 +70,21 @@ class ActiveSubtask(Protocol):
     def plan(self) -> PlanPort: ...
 
     @property
+    def steps(self) -> SubtaskSteps: ...
+
+    @property
     def inputs(self) -> InputGate: ...
 
     @property
     def outputs(self) -> OutputChannels: ...
 
-    @property
-    def known(self) -> KnownSteps | None: ...
-
     def begin(self, run: int, run_age_s: float) -> None: ...
 
     def close(self) -> None: ...
 
-    def receive(self, message: Message, payload: Any) -> None: ...
-
-    def trigger(self, checkpoint: CheckpointId) -> None: ...
-
-    def overtake(self, checkpoint: CheckpointId) -> None: ...
-
-    def abort(self, checkpoint: CheckpointId) -> None: ...
-
-    def complete(self, checkpoint: CheckpointId) -> None: ...
-
-    def trim(self, version: CheckpointId) -> None: ...
-
-    def drain(self) -> None: ...
-
-    def go_on_after(self, checkpoint: CheckpointId) -> None: ...
-
     def consumer_of(self, channel: ChannelId) -> SubtaskId: ...
 
     def stand_in_for(self, failed: Collection[SubtaskId]) -> None: ...
-
-    def fence_inputs(
-        self, failed: Mapping[SubtaskId, int], generation: Generation
-    ) -> Iterable[tuple[ChannelId, Any, int]]: ...
-
-    def received_digests(self, channel: ChannelId) -> Sequence[tuple[int, Any]]: ...
-
-    def fence_output(self, channel: ChannelId, generation: Generation) -> int: ...
 
 
 S = TypeVar("S", bound=ActiveSubtask)

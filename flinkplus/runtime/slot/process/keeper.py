@@ -33,7 +33,8 @@ from flinkplus.protocol.liveness.reachability import pause_ms
 from flinkplus.runtime.daemon import load
 from flinkplus.runtime.host.scratch import is_alive, is_over
 from flinkplus.runtime.slot.process.config import SlotConfig
-from flinkplus.runtime.slot.process.slot import CoordinatorLost, Start, run_slot
+from flinkplus.runtime.slot.process.slot import CoordinatorLost
+from flinkplus.runtime.slot.process.slot_process import ProcessStart, run_slot
 from flinkplus.runtime.slot.process.start_failure import report_failed_start
 
 STARTS = 3
@@ -44,7 +45,7 @@ OPEN_FILES = Path("/dev/fd")
 
 log = logging.getLogger("flinkplus.slot")
 
-RunSlot = Callable[[int, SlotConfig, Start], None]
+RunSlot = Callable[[int, SlotConfig, ProcessStart], None]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _report(index: int, config: SlotConfig, tries: int, error: Exception) -> Non
 
 
 def _run(run: RunSlot, index: int, config: SlotConfig, attempt: int, tries: int, last: bool, to_keeper: int) -> None:
-    run(index, config, Start(attempt, tries, lambda: os.write(to_keeper, b"."), last))
+    run(index, config, ProcessStart(attempt, tries, lambda: os.write(to_keeper, b"."), last))
 
 
 def _run_process(work: Callable[[int], None]) -> _End:

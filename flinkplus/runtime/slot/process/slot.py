@@ -14,7 +14,6 @@ state files.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -22,11 +21,10 @@ import queue
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,43 +33,34 @@ from pyspark import cloudpickle
 from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import (
-    SessionBack,
     SessionExpired,
     SessionOpened,
+    SessionReconnected,
     SessionSuspended,
     SlotRecord,
 )
 from dedup.filter import MessageFilter
 from dedup.store import RocksStore
 from flinkplus.errors import (
-    CorruptState,
     FlinkPlusError,
     NondeterministicOperator,
     PeerProtocolError,
-    StateError,
     UserFunctionError,
     described,
 )
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.inbox import Inbox
-from flinkplus.runtime.base.logs import about, install, speak_as
+from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.base.step_note import StepNote, disown
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.injections import Injections
 from flinkplus.runtime.faults.points import Faults
-from flinkplus.runtime.host.allocator import use_one_arena
-from flinkplus.runtime.host.cleanup import clear_away, remove_tree
 from flinkplus.runtime.host.priority import Preference
 from flinkplus.runtime.host.scratch import (
     TIDY_S,
-    is_alive,
-    is_over,
-    is_removed,
-    leave_scratch,
-    make_scratch,
-    remove_scratch,
 )
 from flinkplus.runtime.liveness.lifeline import Lifeline
 from flinkplus.runtime.liveness.pulse import Pulse
@@ -80,10 +69,13 @@ from flinkplus.runtime.slot.control.orders import SlotOrders
 from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.slot.process.config import SlotConfig, slot_host
+from flinkplus.runtime.slot.process.silence import SilenceWatch
 from flinkplus.runtime.slot.process.standbys import Standbys
-from flinkplus.runtime.slot.process.start_failure import report_failed_start
+from flinkplus.runtime.slot.process.turns import Turns
+from flinkplus.runtime.slot.process.workers import SlotWorkers, SnapshotWritten
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
-from flinkplus.runtime.slot.subtasks.subtask import Promotion, Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.slot.subtasks.subtask import Subtask
 from flinkplus.runtime.transport.auth.tls import context
 from flinkplus.runtime.transport.factory import control_link, data_plane
 from flinkplus.runtime.transport.wire.ports import (
@@ -95,23 +87,12 @@ from flinkplus.runtime.transport.wire.ports import (
     PeerConnected,
 )
 from flinkplus.runtime.transport.wire.wire import Message, decode_frame, encode
-from flinkplus.state import removal
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.storage import CheckpointStorage
 from upstream_cache.retention import Retention
 
 if TYPE_CHECKING:
     from chain_backup.zookeeper.session import SlotSession
-
-SWITCH_INTERVAL_S = 0.001  # the I/O thread must not wait 5 ms for the interpreter
-ORPHAN_PATIENCE_S = 2.0
-LOOKS_IN_TIMEOUT = 4
-GIVEN_UP_SHARE = 2
-"""Of ``heartbeat_timeout``: a slot whose heartbeats have not been answered for so long was given up long ago."""
-SILENT_SHARE = 0.75
-"""Of ``hang_timeout``: for so long nothing may come back of what was sent. The rest is for the driver, to decide."""
-MOST_PASSED_OVER = 4
-"""Turns that a subtask which repeats steps gives up to others, one after the other."""
 
 log = logging.getLogger("flinkplus.slot")
 
@@ -122,17 +103,6 @@ class SessionGone(FlinkPlusError):
 
 class CoordinatorLost(FlinkPlusError):
     """The control stream broke: the driver is gone, or has given this attempt up."""
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotWritten:
-    """The asynchronous part of a snapshot ended."""
-
-    generation: Generation
-    subtask: SubtaskId
-    checkpoint: CheckpointId
-    handle: SnapshotHandle | None
-    reason: str
 
 
 SlotEvent = (
@@ -146,108 +116,9 @@ SlotEvent = (
     | StandbyReady
     | SessionOpened
     | SessionSuspended
-    | SessionBack
+    | SessionReconnected
     | SessionExpired
 )
-
-
-@dataclass(frozen=True)
-class Start:
-    """One start of a slot's process. ``attempt``: the ID of the attempt of the Spark task, larger than those of all
-    earlier ones; ``tries``: how many processes in a row have not started before it. ``welcomed`` is called when the
-    driver has let the process in. ``last``: if this process does not start either, the task fails.
-    """
-
-    attempt: int = 0
-    tries: int = 0
-    welcomed: Callable[[], object] = lambda: None
-    last: bool = False
-
-
-def run_slot(index: int, config: SlotConfig, start: Start = Start()) -> None:
-    """Run slot ``index`` until the job ends, in this process. Raises ``CoordinatorLost`` when the driver is gone, and
-    whatever else ends the slot; that is logged here, in one line. Does nothing when the job is over already.
-
-    A slot that fails before its driver knows of it reports why to the driver.
-    """
-    made: list[Slot] = []
-    try:
-        _run_slot(index, config, start, made)
-    except Exception as error:
-        level = logging.INFO if isinstance(error, CoordinatorLost) else logging.WARNING
-        if (
-            level == logging.WARNING
-            and not any(slot.welcomed for slot in made)
-            and report_failed_start(index, config, start.tries, error)
-        ):
-            level = logging.DEBUG  # the driver says it
-        log.log(level, "slot %d ends: %s", index, described(error))
-        log.debug("traceback", exc_info=True)
-        raise
-
-
-def refuse_slot(error: Exception, index: int, config: SlotConfig, start: Start) -> None:
-    """Report that slot ``index`` cannot start, and why; raises ``error``."""
-    report_failed_start(index, config, start.tries, error)
-    raise error
-
-
-def _run_slot(index: int, config: SlotConfig, start: Start, made: list[Slot]) -> None:
-    if is_over(config.directory):
-        _remove_job(config, orphaned=False)
-        return
-    speak_as(whole_process=True, job=config.application, slot=index)
-    install(config.log)
-    use_one_arena()
-    previous = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when the driver dies; the control stream tells us
-    scratch = make_scratch(config.job_id, index, config.scratch)
-    failure: Exception | None = None
-    try:
-        slot = Slot(index, config, scratch.path, start)
-        made.append(slot)
-        slot.keep_tidy(scratch.tidy)
-        slot.run()
-    except Exception as error:
-        failure = error
-        if not (isinstance(error, CoordinatorLost) and is_over(config.directory)):
-            raise
-    finally:
-        welcomed = any(slot.welcomed for slot in made)
-        keeps = failure is not None and _has_successor(config, failure, welcomed, start.last)
-        for slot in made:
-            slot.close(keeps)
-        if keeps:
-            leave_scratch(scratch)
-        else:
-            remove_scratch(scratch)
-        removal.hurry()
-        _remove_job(config, any(slot.orphaned for slot in made))
-        sys.setswitchinterval(previous)
-        signal.signal(signal.SIGHUP, hang_up)
-
-
-def _has_successor(config: SlotConfig, failure: Exception, welcomed: bool, last: bool) -> bool:
-    """Whether the job runs on after ``failure`` of this process, as far as is known here: then its keeper starts the
-    next one, which has a use for the state files of this one.
-
-    Away from the driver's host the driver may be dead, and then nothing but the slot's processes removes the files.
-    """
-    if config.directory is not None:
-        return is_alive(*config.driver) and not is_over(config.directory)
-    if welcomed:
-        return not isinstance(failure, CoordinatorLost)
-    return not last
-
-
-def _remove_job(config: SlotConfig, orphaned: bool) -> None:
-    """Remove the job's own directory when nobody else will: the driver is dead, or has done so before the slot put
-    something there.
-    """
-    directory = config.directory
-    if directory is not None and ((orphaned and not is_alive(*config.driver)) or is_removed(directory)):
-        remove_tree(directory, ORPHAN_PATIENCE_S)
 
 
 class Slot(SlotOrders[Subtask]):
@@ -255,19 +126,27 @@ class Slot(SlotOrders[Subtask]):
 
     graph: JobGraph
 
-    def __init__(self, index: int, config: SlotConfig, scratch: Path, start: Start = Start()) -> None:
+    def __init__(
+        self,
+        index: int,
+        config: SlotConfig,
+        scratch: Path,
+        attempt: int = 0,
+        on_welcome: Callable[[], object] = lambda: None,
+    ) -> None:
         graph: JobGraph = cloudpickle.loads(config.plan)
         unaligned = self._unaligned = config.options.checkpoint_mode == "unaligned"
         options = config.options
         super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
         self._config = config
-        self._start = start
+        self._attempt = attempt
+        self._on_welcome = on_welcome
         self._options = options
         self._scratch = scratch
         self._storage = CheckpointStorage(config.checkpoint_dir)
         self._inbox: Inbox[SlotEvent] = Inbox()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
-        self._tending = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-bases")
+        turn_s = options.snapshot_spread * (index % options.parallelism) / options.parallelism
+        self._workers = SlotWorkers(turn_s, self._inbox.put)
         self._data = data_plane(index, config.options, config.credentials, slot_host(config), self._inbox)
         self._link = control_link(index, config.options, config.credentials, config.coordinator, self._inbox)
         self._lifeline = Lifeline()
@@ -281,23 +160,30 @@ class Slot(SlotOrders[Subtask]):
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
         if self._options.local:
             standbys = Standbys(
-                index, scratch, self._storage, self._data.send_beside, self._staged, self._inbox.put, self._in_turn
+                index,
+                scratch,
+                self._storage,
+                self._data.send_beside,
+                self._staged,
+                self._inbox.put,
+                partial(self._inbox.call_later, turn_s),
             )
             self._failover = SlotFailover(self, standbys, time)
             if self._options.promises.repeats:
                 self._ids = RocksStore(scratch / "ids")
+        self._turns = Turns(
+            self.active,
+            self._injections.before_step,
+            lambda subtask: self.guard(subtask, subtask.run),
+            self._data.flush,
+            unaligned,
+        )
         self._filters = 0
         self._session: SlotSession | None = None
         self._address = ""
         self._next_heartbeat = 0.0
-        hang_s = config.options.hang_timeout
-        self._silence_s = None if hang_s is None else hang_s * SILENT_SHARE
-        refused_s = config.options.heartbeat_timeout * SILENT_SHARE if self._silence_s is None else self._silence_s
-        self._peers = Peers(index, self._data, refused_s=refused_s)
-        looks_s = config.options.heartbeat_interval if hang_s is None else hang_s / LOOKS_IN_TIMEOUT
-        self._heartbeat_s = min(config.options.heartbeat_interval, looks_s)
-        self._deaf_since: float | None = None
-        self._passed_over = 0
+        self._silence = SilenceWatch(options, self._data, self._link, self._pulse, self._lose_coordinator)
+        self._peers = Peers(index, self._data, refused_s=self._silence.refused_s)
         self._preference = Preference()
         self.orphaned = self.welcomed = False
 
@@ -311,16 +197,14 @@ class Slot(SlotOrders[Subtask]):
         lifeline = name if self._lifeline.open(self._config.lifelines, self._config.credentials, name) else ""
         host, pid = socket.gethostname(), os.getpid()
         created_s = psutil.Process().create_time()
-        self._link.send(
-            control.Register(self.index, self._start.attempt, pid, host, address, lifeline, name, created_s)
-        )
+        self._link.send(control.Register(self.index, self._attempt, pid, host, address, lifeline, name, created_s))
         if self._config.pulses is not None and self._options.hang_timeout is not None:
             known = self._config.credentials
             timeout_s, hides_rows = self._options.hang_timeout, known.tls is not None
             self._pulse.open(self._config.pulses, known.secret, name, timeout_s, self._note, hides_rows)
         gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
         while True:
-            self._drain()
+            self._handle_all()
             self._data.flush()
             if self._stopping:
                 return
@@ -328,17 +212,17 @@ class Slot(SlotOrders[Subtask]):
             if now >= self._next_heartbeat:
                 self._heartbeat(now)
             self._peers.reconnect(now)
-            if self._run_subtasks(now) or not self._inbox.empty():
+            if self._turns.take(now) or not self._inbox.empty():
                 self._inbox.poll()
             else:
                 self._sleep(now)
 
     def keep_tidy(self, tidy: Callable[[], None]) -> None:
         """Have ``tidy`` run beside the stream, now and every ``TIDY_S`` seconds."""
-        self._beside(tidy)
+        self._workers.beside(tidy)
         self._inbox.call_later(TIDY_S, lambda: self.keep_tidy(tidy))
 
-    def _drain(self) -> None:
+    def _handle_all(self) -> None:
         for _ in range(10_000):
             try:
                 event = self._inbox.get_nowait()
@@ -347,38 +231,10 @@ class Slot(SlotOrders[Subtask]):
             self._handle(event)
 
     def _sleep(self, now: float) -> None:
-        wake = self._next_heartbeat
-        for subtask in self.active:
-            deadline = subtask.deadline(now)
-            if now < deadline < wake:
-                wake = deadline
+        wake = self._turns.next_deadline(now, self._next_heartbeat)
         if self._peers.next_reconnect is not None:
             wake = min(wake, self._peers.next_reconnect)
         self._inbox.sleep(wake - now)
-
-    def _run_subtasks(self, now: float) -> bool:
-        progress = False
-        for subtask in self.active:
-            if progress and subtask.repeating and self._passed_over < MOST_PASSED_OVER:
-                self._passed_over += 1  # most of what it does is known to everybody: what is new goes first
-                continue
-            if subtask.runnable(now):
-                progress = True
-                if subtask.repeating:
-                    self._passed_over = 0
-                self._injections.before_step(subtask)
-                self.guard(subtask, subtask.run)
-                self._data.flush()
-                if self._unaligned:
-                    self._let_overtake()
-        return progress
-
-    def _let_overtake(self) -> None:
-        """Barriers that overtake do not wait until it is a subtask's turn."""
-        for subtask in self.active:
-            if subtask.overdue and subtask.runnable(time.monotonic()):
-                self.guard(subtask, subtask.run)
-                self._data.flush()
 
     def guard(self, subtask: Subtask, action: Callable[..., None], /, *arguments: Any) -> None:
         try:
@@ -397,7 +253,7 @@ class Slot(SlotOrders[Subtask]):
         if isinstance(error, UserFunctionError):
             operator, row, cause, reason = error.operator, error.row, error.cause, str(error)
         self._link.send(
-            control.SubtaskFailure(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
+            control.Failed(subtask.generation, str(subtask.id), kind, reason, operator, row, time.time(), cause)
         )
 
     def reach(self, point: str, generation: int, name: SubtaskId) -> None:
@@ -406,7 +262,7 @@ class Slot(SlotOrders[Subtask]):
     def report(self, message: control.ControlMessage) -> None:
         self._link.send(message)
 
-    def _send_credit(self, slot: int, credit: Message) -> None:
+    def send_credit(self, slot: int, credit: Message) -> None:
         self._data.send_back(slot, encode(credit))
 
     def _renew(self, peer: int, reason: str) -> None:
@@ -418,15 +274,12 @@ class Slot(SlotOrders[Subtask]):
 
     def _staged(self, subtask: str, generation: int, version: int) -> None:
         self._faults.reach("staged", generation, subtask)
-        self._link.send(control.VersionStaged(generation, subtask, version))
+        self._link.send(control.Staged(generation, subtask, version))
 
     def _heartbeat(self, now: float) -> None:
-        self._next_heartbeat = now + self._heartbeat_s
+        self._next_heartbeat = now + self._silence.interval_s
         self._data.expire(now)
-        if self._silence_s is not None:
-            self._look_for_silence(now, self._silence_s)
-        else:
-            self.peers_silent({})
+        self.peers_silent(self._silence.look(now))
         self._preference.end(now)
         progress = {str(subtask.id): subtask.counters() for subtask in self.active}
         refused, malformed, fenced = self._data.refusals.total, self.malformed_frames, self.active.stale
@@ -436,17 +289,6 @@ class Slot(SlotOrders[Subtask]):
             fenced += self._failover.standbys.fenced
             copied = self._failover.standbys.copied_bytes
         self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced, copied)
-
-    def _look_for_silence(self, now: float, limit_s: float) -> None:
-        """Report which peers are not reached; that the driver is not, in a way that may still get there."""
-        self.peers_silent(self._data.silent(now, limit_s))
-        deaf = self._link.is_silent(now, limit_s)
-        if deaf != (self._deaf_since is not None):
-            self._deaf_since = now if deaf else None
-            self._pulse.tell(deaf)
-        patience_s = GIVEN_UP_SHARE * self._options.heartbeat_timeout
-        if self._deaf_since is not None and now - self._deaf_since > patience_s:
-            self._handle(ControlLost(0, f"nothing has come back from it for {patience_s} s", time.time()))
 
     # --- events
 
@@ -476,17 +318,20 @@ class Slot(SlotOrders[Subtask]):
             case StandbyReady():
                 assert self._failover is not None
                 self._failover.ready(event)
-            case SessionOpened() | SessionSuspended() | SessionBack():
+            case SessionOpened() | SessionSuspended() | SessionReconnected():
                 log.info("slot %d: %s", self.index, type(event).__name__)
             case SessionExpired():
                 self._lose_session()
             case ControlLost(_, reason, _):
-                if self._stopping:
-                    return  # told to stop: the coordinator closes as soon as it has heard the answer
-                self.orphaned = True
-                raise CoordinatorLost(f"slot {self.index} lost its coordinator: {reason}")
+                self._lose_coordinator(reason)
             case _:
                 assert_never(event)
+
+    def _lose_coordinator(self, reason: str) -> None:
+        if self._stopping:
+            return  # ordered to stop: the coordinator closes as soon as it has the answer
+        self.orphaned = True
+        raise CoordinatorLost(f"slot {self.index} lost its coordinator: {reason}")
 
     def _take_frame(self, peer: int, frame: bytes | bytearray | memoryview) -> None:
         try:
@@ -494,14 +339,14 @@ class Slot(SlotOrders[Subtask]):
         except PeerProtocolError as error:
             self.frame_malformed(peer, error)
             return
-        self.take_all(peer, messages)
+        self.routing.take_all(peer, messages)
 
     # --- the session
 
     def _welcome(self, incarnation: int) -> None:
         config = self._config
         self.welcomed = True
-        self._start.welcomed()
+        self._on_welcome()
         self._data.incarnation = incarnation
         if config.zookeeper is None:
             return
@@ -542,7 +387,6 @@ class Slot(SlotOrders[Subtask]):
         mark: int | None,
         promotion: Promotion | None = None,
     ) -> Subtask:
-        """A subtask restored from ``handle``, not yet active. Raises whatever restoring raises."""
         plan = SubtaskPlan(
             graph=self.graph,
             vertex=self.graph.vertex_of(name.vertex),
@@ -568,12 +412,14 @@ class Slot(SlotOrders[Subtask]):
         ports = SubtaskPorts(
             self._link.send,
             self._data.send,
-            self._hand_over,
-            self._grant,
+            self.routing.hand_over,
+            self.routing.grant,
             lambda point, subtask: self._faults.reach(point, self.generations[name], subtask),
-            self._persist,
-            lambda state: self._tending.submit(_tend, state),
-            self._beside,
+            lambda subtask, checkpoint, work: self._workers.persist(
+                self.generations[subtask], subtask, checkpoint, work
+            ),
+            self._workers.tend,
+            self._workers.beside,
             self._make_state,
             self._retention,
             self._snapshotted,
@@ -592,51 +438,16 @@ class Slot(SlotOrders[Subtask]):
             prepared=plan.promotion.state if plan.promotion is not None else None,
         )
 
-    def _beside(self, work: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the slot is closing: its scratch directory goes as a whole
-            self._tending.submit(clear_away, work)
-
     def _make_filter(self) -> MessageFilter | None:
         if self._ids is None:
             return None
         self._filters += 1
         return MessageFilter(self._ids, self._filters, self._options.dedup_error_rate)
 
-    def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], SnapshotHandle]) -> None:
-        """Run the asynchronous part of a snapshot in the pool, in turn; its end comes back through the inbox."""
-        generation = self.generations[name]
-        due = time.monotonic() + self._turn_s
-
-        def in_turn() -> SnapshotHandle:
-            time.sleep(max(0.0, due - time.monotonic()))
-            return work()
-
-        future = self._pool.submit(in_turn)
-
-        def done(result: Future[SnapshotHandle]) -> None:
-            if result.cancelled():
-                return  # the slot is closing
-            error = result.exception()
-            written = (None, described(error)) if error is not None else (result.result(), "")
-            self._inbox.put(SnapshotWritten(generation, name, checkpoint, *written))
-
-        future.add_done_callback(done)
-
-    @property
-    def _turn_s(self) -> float:
-        """How long this slot waits with what all slots are told at once. They take turns, for a part of the checkpoint
-        interval: all at once would keep the stream from the processors.
-        """
-        return self._options.snapshot_spread * (self.index % self.parallelism) / self.parallelism
-
-    def _in_turn(self, call: Callable[[], None]) -> None:
-        self._inbox.call_later(self._turn_s, call)
-
     def close(self, keeps: bool = False) -> None:
         """Give everything back, bounded. ``keeps``: the state files stay, for the slot's next process."""
         self._retire_all()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._tending.shutdown(wait=True, cancel_futures=True)
+        self._workers.close()
         if self._failover is not None:
             self._failover.close(keeps)
         if self._session is not None:
@@ -652,16 +463,6 @@ class Slot(SlotOrders[Subtask]):
         self._pulse.close()
         self._note.close()
         gc.unfreeze()
-
-
-def _tend(state: SubtaskState) -> None:
-    """What no checkpoint waits for. A state that was closed meanwhile needs nothing any more."""
-    try:
-        state.rebase()
-    except (StateError, CorruptState, OSError) as error:
-        log.info("%s: compaction failed, keeping the existing files: %s", state.subtask, error)
-    except Exception:
-        log.warning("%s: compaction failed, keeping the existing files", state.subtask, exc_info=True)
 
 
 def _nondeterminism(error: BaseException | None) -> NondeterministicOperator | None:

@@ -24,7 +24,7 @@ from flinkplus.errors import described
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.slot.control.ports import StandbyReady
-from flinkplus.runtime.transport.wire.wire import Kind, Message, encode
+from flinkplus.runtime.transport.wire.wire import Message, MessageKind, encode
 from flinkplus.state.storage import CheckpointStorage
 
 log = logging.getLogger("flinkplus.slot")
@@ -65,7 +65,7 @@ class Standbys:
         )
 
     def _send_frame(self, slot: int, frame: bytes) -> None:
-        message = Message(Kind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0))
+        message = Message(MessageKind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0))
         self._send(slot, encode(message, frame))
 
     def _post(self, action: Callable[..., None], *arguments: Any) -> None:

@@ -21,7 +21,7 @@ def start_slot(index: int, config: Broadcast[SlotConfig]) -> None:
     if shadow is not None:
         use_own_packages(LIBRARIES)  # to report; then this process ends
     from flinkplus.runtime.slot.process.keeper import keep_slot
-    from flinkplus.runtime.slot.process.slot import refuse_slot
+    from flinkplus.runtime.slot.process.slot_process import refuse_slot
 
     if shadow is None:
         keep_slot(index, config.value)

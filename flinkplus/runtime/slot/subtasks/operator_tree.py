@@ -48,7 +48,7 @@ class Exchanges(Protocol):
 
 
 @dataclass
-class Member:
+class FusedNode:
     """One node of the vertex at work in this subtask."""
 
     node: Node
@@ -89,7 +89,7 @@ class FusedOperators:
     ) -> None:
         self._exchanges = exchanges
         self._note = no_note() if note is None else note
-        self.members: dict[int, Member] = {}
+        self.nodes: dict[int, FusedNode] = {}
         parents = {child: node for node in vertex.nodes for child in graph.nodes[node].children}
         for node_index in vertex.nodes:
             node = graph.nodes[node_index]
@@ -99,22 +99,22 @@ class FusedOperators:
             context = OperatorContext(
                 node.name, name, index, parallelism, schema, state, now_ms=now_ms, rng=rng, note_row=note_row
             )
-            member = Member(node, context)
+            fused = FusedNode(node, context)
             if isinstance(node.body, Operator):
-                member.instance = node.body.create(context)
+                fused.instance = node.body.create(context)
             elif isinstance(node.body, Source):
-                member.reader = node.body.reader(index, parallelism)
+                fused.reader = node.body.reader(index, parallelism)
             elif isinstance(node.body, Sink):
-                member.writer = node.body.writer(context, generation)
-            self.members[node_index] = member
+                fused.writer = node.body.writer(context, generation)
+            self.nodes[node_index] = fused
         self.root = vertex.nodes[0]
-        self._clocks = [i for i, member in self.members.items() if isinstance(member.instance, WatermarkMaker)]
+        self._clocks = [i for i, fused in self.nodes.items() if isinstance(fused.instance, WatermarkMaker)]
         self._heard = frozenset(edge for edge in vertex.outputs if graph.hears_watermarks(edge))
         self._inputs = {edge: at for at, edge in enumerate(vertex.inputs)}
-        self._by_input = self.members[self.root].instance if self._tells_inputs_apart() else None
+        self._by_input = self.nodes[self.root].instance if self._tells_inputs_apart() else None
 
     def _tells_inputs_apart(self) -> bool:
-        instance = self.members[self.root].instance
+        instance = self.nodes[self.root].instance
         return instance is not None and type(instance).process_input is not OperatorInstance.process_input
 
     @property
@@ -124,7 +124,7 @@ class FusedOperators:
 
     @property
     def reader(self) -> SourceReader | None:
-        return self.members[self.root].reader
+        return self.nodes[self.root].reader
 
     def push(self, batch: pa.RecordBatch, edge: int | None = None) -> Iterator[None]:
         """Take a batch at the root: from the source, or from an input channel of exchange ``edge``."""
@@ -134,10 +134,10 @@ class FusedOperators:
             yield from self._process(self.root, batch)
         else:
             self._begin(self.root, batch.num_rows)
-            self.members[self.root].rows_in += batch.num_rows
+            self.nodes[self.root].rows_in += batch.num_rows
             yield from self._emit_all(self.root, self._by_input.process_input(self._inputs[edge], batch))
         for index in self._clocks:
-            clock = self.members[index].instance
+            clock = self.nodes[index].instance
             assert isinstance(clock, WatermarkMaker)
             if clock.watermark_ms is not None:
                 yield from self._rise(index, clock.watermark_ms)
@@ -148,38 +148,38 @@ class FusedOperators:
 
     def end(self) -> Iterator[None]:
         """All input has ended, and event time with it: flush every operator, upstream ones first."""
-        for index, member in self.members.items():
-            if member.instance is not None:
+        for index, fused in self.nodes.items():
+            if fused.instance is not None:
                 self._begin(index, 0)
-                yield from self._emit_all(index, member.instance.on_watermark(END_OF_TIME_MS))
+                yield from self._emit_all(index, fused.instance.on_watermark(END_OF_TIME_MS))
                 self._begin(index, 0)
-                yield from self._emit_all(index, member.instance.end())
+                yield from self._emit_all(index, fused.instance.end())
 
     def _process(self, index: int, batch: pa.RecordBatch) -> Iterator[None]:
-        member = self.members[index]
+        fused = self.nodes[index]
         self._begin(index, batch.num_rows)
-        member.rows_in += batch.num_rows
-        if member.writer is not None:
-            member.writer.write(batch)
-            member.rows_out += batch.num_rows
+        fused.rows_in += batch.num_rows
+        if fused.writer is not None:
+            fused.writer.write(batch)
+            fused.rows_out += batch.num_rows
             self._note[OPERATOR] = 0
             return
-        assert member.instance is not None
-        yield from self._emit_all(index, member.instance.process(batch))
+        assert fused.instance is not None
+        yield from self._emit_all(index, fused.instance.process(batch))
 
     def read(self, rows: int) -> pa.RecordBatch | None:
         """The next ``rows`` of the source, or fewer; ``None`` at its end."""
-        member = self.members[self.root]
-        assert member.reader is not None
-        self._begin(self.root, rows, member.rows_out)
-        batch = member.reader.read(rows)
+        fused = self.nodes[self.root]
+        assert fused.reader is not None
+        self._begin(self.root, rows, fused.rows_out)
+        batch = fused.reader.read(rows)
         self._note[OPERATOR] = 0
         return batch
 
     def _begin(self, index: int, rows: int, first: int | None = None) -> None:
         """Operator ``index`` begins to work on so many rows: that is noted. ``first``: the number of the first."""
         note = self._note
-        note[FIRST_ROW] = self.members[index].rows_in if first is None else first
+        note[FIRST_ROW] = self.nodes[index].rows_in if first is None else first
         note[ROWS], note[TEXT_BYTES] = rows, 0
         note[OPERATOR] = index + 1
 
@@ -194,62 +194,62 @@ class FusedOperators:
 
     def knows_rows_no_more(self) -> None:
         """Rows need not be noted any more before operators work on them."""
-        for member in self.members.values():
-            member.context.note_row = None
+        for fused in self.nodes.values():
+            fused.context.note_row = None
 
     def _emit(self, index: int, batch: pa.RecordBatch) -> Iterator[None]:
-        member = self.members[index]
-        member.rows_out += batch.num_rows
-        for child in member.node.children:
+        fused = self.nodes[index]
+        fused.rows_out += batch.num_rows
+        for child in fused.node.children:
             yield from self._process(child, batch)
-        for edge in member.node.exchanges:
+        for edge in fused.node.exchanges:
             yield from self._exchanges.append(edge, batch)
 
     def _advance(self, index: int, watermark_ms: int) -> Iterator[None]:
-        member = self.members[index]
-        if isinstance(member.instance, WatermarkMaker):
+        fused = self.nodes[index]
+        if isinstance(fused.instance, WatermarkMaker):
             return
-        if member.instance is not None:
+        if fused.instance is not None:
             self._begin(index, 0)
-            yield from self._emit_all(index, member.instance.on_watermark(watermark_ms))
-            watermark_ms -= member.instance.behind_ms
+            yield from self._emit_all(index, fused.instance.on_watermark(watermark_ms))
+            watermark_ms -= fused.instance.behind_ms
         yield from self._rise(index, watermark_ms)
 
     def _rise(self, index: int, watermark_ms: int) -> Iterator[None]:
         """The watermark behind what a node has emitted, if it is higher than the last one."""
-        member = self.members[index]
-        if member.watermark_ms is not None and watermark_ms <= member.watermark_ms:
+        fused = self.nodes[index]
+        if fused.watermark_ms is not None and watermark_ms <= fused.watermark_ms:
             return
-        member.watermark_ms = watermark_ms
-        for child in member.node.children:
+        fused.watermark_ms = watermark_ms
+        for child in fused.node.children:
             yield from self._advance(child, watermark_ms)
-        for edge in member.node.exchanges:
+        for edge in fused.node.exchanges:
             if edge in self._heard:
                 yield from self._exchanges.watermark(edge, watermark_ms)
 
     def stage(self, checkpoint: int) -> dict[str, OperatorPart]:
         """The operators' part of a snapshot: per operator its state, counters, position, staged output."""
         return {
-            member.node.name: OperatorPart(
-                rows_in=member.rows_in,
-                rows_out=member.rows_out,
-                own=dict(member.own),
-                watermark_ms=member.watermark_ms,
-                position=None if member.reader is None else member.reader.position(),
-                state=None if member.instance is None else member.instance.snapshot(checkpoint),
-                staged=() if member.writer is None else tuple(member.writer.stage(checkpoint)),
+            fused.node.name: OperatorPart(
+                rows_in=fused.rows_in,
+                rows_out=fused.rows_out,
+                own=dict(fused.own),
+                watermark_ms=fused.watermark_ms,
+                position=None if fused.reader is None else fused.reader.position(),
+                state=None if fused.instance is None else fused.instance.snapshot(checkpoint),
+                staged=() if fused.writer is None else tuple(fused.writer.stage(checkpoint)),
             )
-            for member in self.members.values()
+            for fused in self.nodes.values()
         }
 
     def settle(self, saved: dict[str, OperatorPart]) -> dict[str, OperatorPart]:
         """Finish what sinks have set aside in ``stage``; what that gave, completed. In any thread. Raises whatever
         finishing raises."""
         settled = dict(saved)
-        for member in self.members.values():
-            if member.writer is not None:
-                part = saved[member.node.name]
-                settled[member.node.name] = replace(part, staged=tuple(member.writer.settle(part.staged)))
+        for fused in self.nodes.values():
+            if fused.writer is not None:
+                part = saved[fused.node.name]
+                settled[fused.node.name] = replace(part, staged=tuple(fused.writer.settle(part.staged)))
         return settled
 
     def restore(self, saved: dict[str, OperatorPart], promoted: bool = False) -> None:
@@ -257,40 +257,40 @@ class FusedOperators:
 
         ``promoted``: the job has gone on since; output that is staged may not be committed yet, and is still wanted.
         """
-        for member in self.members.values():
-            if saved and member.node.name not in saved:
-                raise CorruptState(f"the snapshot of {member.context.subtask} holds nothing of it")
-            part = saved.get(member.node.name, NOTHING)
-            member.rows_in, member.rows_out, member.watermark_ms = part.rows_in, part.rows_out, part.watermark_ms
-            if member.reader is not None:
-                member.reader.open(part.position)
-            if member.instance is not None and saved:
-                member.context.metrics.update(part.own)
-                member.instance.restore(part.state)
-            if member.writer is not None and promoted:
-                member.writer.adopt(part.staged)
+        for fused in self.nodes.values():
+            if saved and fused.node.name not in saved:
+                raise CorruptState(f"the snapshot of {fused.context.subtask} holds nothing of it")
+            part = saved.get(fused.node.name, NOTHING)
+            fused.rows_in, fused.rows_out, fused.watermark_ms = part.rows_in, part.rows_out, part.watermark_ms
+            if fused.reader is not None:
+                fused.reader.open(part.position)
+            if fused.instance is not None and saved:
+                fused.context.metrics.update(part.own)
+                fused.instance.restore(part.state)
+            if fused.writer is not None and promoted:
+                fused.writer.adopt(part.staged)
 
     def checkpoint_complete(self, checkpoint: int) -> None:
-        for member in self.members.values():
-            if member.instance is not None:
-                member.instance.checkpoint_complete(checkpoint)
-            if member.writer is not None:
-                member.writer.checkpoint_complete(checkpoint)
+        for fused in self.nodes.values():
+            if fused.instance is not None:
+                fused.instance.checkpoint_complete(checkpoint)
+            if fused.writer is not None:
+                fused.writer.checkpoint_complete(checkpoint)
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Per operator: rows in and out, and its own metrics."""
         counters = {}
-        for member in self.members.values():
-            counters[member.node.name] = {**member.own, "rows_in": member.rows_in, "rows_out": member.rows_out}
+        for fused in self.nodes.values():
+            counters[fused.node.name] = {**fused.own, "rows_in": fused.rows_in, "rows_out": fused.rows_out}
         return counters
 
     @property
     def rows_out(self) -> int:
         """Rows that left the last operator: what the subtask has achieved."""
-        return next(reversed(self.members.values())).rows_out
+        return next(reversed(self.nodes.values())).rows_out
 
     def close(self) -> None:
         with contextlib.ExitStack() as closing:  # each of them, also when another one raises
-            for member in reversed(self.members.values()):
-                if member.closable is not None:
-                    closing.callback(member.closable.close)
+            for fused in reversed(self.nodes.values()):
+                if fused.closable is not None:
+                    closing.callback(fused.closable.close)

@@ -47,7 +47,7 @@ TIMEOUT_S = 5.0
 MAX_STRANGERS = 128
 """Handshakes under way at one listener at most: beyond, the oldest of the address with the most of them is ended."""
 
-MALFORMED, PROTOCOL, PROOF, IDENTITY, TIMEOUT, CROWD, CLOSED = REASONS = (
+MALFORMED, PROTOCOL, PROOF, IDENTITY, TIMEOUT, CROWD, CLOSED = (
     "malformed",
     "protocol",
     "proof",
@@ -215,21 +215,18 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self.by_reason: Counter[str] = Counter()
 
     def count(self, where: str, reason: str, text: str) -> None:
         """Count one refusal. ``text``: who was refused, and why, for the log."""
-        self._counts[reason] += 1
-        count = self._counts[reason]
+        self.by_reason[reason] += 1
+        count = self.by_reason[reason]
         if count & (count - 1) == 0:
             log.warning("%s refused a connection (%s, %d so far): %s", where, reason, count, text)
 
     @property
     def total(self) -> int:
-        return sum(list(self._counts.values()))
-
-    def by_reason(self) -> dict[str, int]:
-        return dict(self._counts)
+        return sum(list(self.by_reason.values()))
 
 
 def slot_name(slot: int, incarnation: int) -> str:

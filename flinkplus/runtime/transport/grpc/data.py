@@ -35,8 +35,6 @@ SERVICE, METHOD_NAME = "flinkplus.Data", "Stream"
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 
-Call = Any  # a grpc.aio stream, client or server side: ``write`` and ``read`` are all that is used
-
 
 class FrameWriter:
     """Writes messages to one stream, as frames; ``put`` may be called in any thread. ``joined_bytes``: messages that

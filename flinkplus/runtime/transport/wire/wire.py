@@ -28,7 +28,7 @@ from flinkplus.errors import PeerProtocolError
 from flinkplus.operators.base.canonical import canonical
 from flinkplus.operators.base.columns import SMALL_ROWS, SchemaMemo, holds_dictionary
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.transport.wire.frames import MAX_FRAME_BYTES
 
 FORMAT_VERSION = 4
@@ -38,8 +38,8 @@ HEADER_BYTES = HEADER.size
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - (16 << 20)
 """Header and determinants need some room beside it."""
 WATERMARK = struct.Struct("<q")
-WITH_NUMBER = (Kind.WATERMARK, Kind.ROUND)
-WITH_PAYLOAD = (Kind.RECORDS, Kind.REPLICA, *WITH_NUMBER)
+WITH_NUMBER = (MessageKind.WATERMARK, MessageKind.ROUND)
+WITH_PAYLOAD = (MessageKind.RECORDS, MessageKind.REPLICA, *WITH_NUMBER)
 
 PAYLOAD_VERSION = 1
 PAYLOAD_PREFIX = struct.Struct("<BBHI")
@@ -47,7 +47,7 @@ PLAIN, STREAM = 1, 2
 KNOWN_SCHEMAS, KNOWN_SCHEMA_BYTES = 256, 64 << 10
 """How many schemas are remembered, and how long ones."""
 
-__all__ = ["Kind", "Message", "decode_frame", "decode_records", "encode", "encode_canonical", "encode_records"]
+__all__ = ["Message", "MessageKind", "decode_frame", "decode_records", "encode", "encode_canonical", "encode_records"]
 
 
 def _plain_prefix(schema: pa.Schema) -> bytes | None:
@@ -136,7 +136,7 @@ def decode_frame(frame: bytes | bytearray | memoryview) -> Iterator[tuple[Messag
                 f"frame cut inside a payload: {known + length} bytes announced, {len(view) - at} left"
             )
         try:
-            message_kind = Kind(kind)
+            message_kind = MessageKind(kind)
         except ValueError:
             raise PeerProtocolError(f"unknown message kind {kind}") from None
         has_number = message_kind in WITH_NUMBER

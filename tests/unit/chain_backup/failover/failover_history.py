@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
     ChainRecordLike,
     FailoverEffect,
     FailoverKind,
-    FailoverPhase,
-    FailoverPhaseName,
     FenceSlots,
     PromoteStandbys,
+    RecordFailoverPhase,
     WriteRecords,
 )
 from chain_backup.failover.events import (
+    CheckpointAborted,
     CheckpointCompleted,
     FailoverEvent,
     HeadPersisted,
@@ -26,26 +27,42 @@ from chain_backup.failover.events import (
     TimeAdvanced,
     VersionStaged,
 )
-from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.machine import FailoverProtocol
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
-from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.phases import Phase
 
 E = TypeVar("E")
 
 TWO_STAGES = Topology(("lines", "count"), 4, ((0, "lines", "count"),))
 THREE_STAGES = Topology(("lines", "words", "count"), 4, ((0, "lines", "words"), (1, "words", "count")))
 PER_VERSION = 10
+
+
+def channels_of(topology: Topology) -> tuple[ChannelId, ...]:
+    """All channels, sorted."""
+    return tuple(sorted(channel for subtask in topology.subtasks for channel in topology.outputs(subtask)))
+
+
 """Messages on each channel between two versions, the barrier included."""
 
 
-def cursors_of(subtask: SubtaskId, version: int, topology: Topology) -> Cursors:
+def cursors_of(subtask: SubtaskId, version: int, topology: Topology) -> VersionCursors:
     """Every version is taken ``PER_VERSION`` messages after the one before: the barrier is the last of them."""
     sent = max(0, version * PER_VERSION - 1)  # the snapshot is taken before the barrier is sent
-    return Cursors(
+    return VersionCursors(
         inputs=dict.fromkeys(topology.inputs(subtask), version * PER_VERSION),
         outputs=dict.fromkeys(topology.outputs(subtask), sent),
     )
+
+
+def completed(version: int) -> CheckpointCompleted:
+    return CheckpointCompleted(CheckpointId(version))
+
+
+def aborted(version: int) -> CheckpointAborted:
+    return CheckpointAborted(CheckpointId(version))
 
 
 class History:
@@ -112,7 +129,7 @@ class History:
 
     def checkpoint(self, version: int) -> list[FailoverEffect]:
         """The whole of it, in the usual order: persisted, complete, staged. Stops when a handover begins."""
-        effects = self.at(self.now_ms, *self.persisted(version), CheckpointCompleted(version))
+        effects = self.at(self.now_ms, *self.persisted(version), completed(version))
         for event in self.staged(version):
             effects += self.at(self.now_ms, event)
         return effects
@@ -170,11 +187,11 @@ def attempt_of(effects: Sequence[FailoverEffect]) -> int:
 
 
 def without_phases(effects: Sequence[FailoverEffect]) -> list[FailoverEffect]:
-    return [effect for effect in effects if not isinstance(effect, FailoverPhase)]
+    return [effect for effect in effects if not isinstance(effect, RecordFailoverPhase)]
 
 
-def phases(effects: Sequence[FailoverEffect]) -> list[tuple[int, FailoverPhaseName]]:
-    return [(effect.number, effect.phase) for effect in of(FailoverPhase, effects)]
+def phases(effects: Sequence[FailoverEffect]) -> list[tuple[int, Phase]]:
+    return [(effect.number, effect.phase) for effect in of(RecordFailoverPhase, effects)]
 
 
 def record(subtask: SubtaskId, generation: int, *members: int, stable: int = 0) -> ChainRecordLike:
@@ -183,10 +200,10 @@ def record(subtask: SubtaskId, generation: int, *members: int, stable: int = 0) 
 
 def phase(
     number: int,
-    name: FailoverPhaseName,
+    name: Phase,
     kind: FailoverKind,
     subtasks: Sequence[SubtaskId],
     reason: str,
     moved: Sequence[SubtaskId] | None = None,
-) -> FailoverPhase:
-    return FailoverPhase(number, name, kind, tuple(subtasks), reason, tuple(subtasks if moved is None else moved))
+) -> RecordFailoverPhase:
+    return RecordFailoverPhase(number, name, kind, tuple(subtasks), reason, tuple(subtasks if moved is None else moved))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
-    EvictSlot,
-    FailoverDone,
-    FailureTakenOn,
     FallBack,
     FenceSlots,
+    FinishFailover,
     FormChains,
     PromoteStandbys,
     ReplaceInCheckpoints,
@@ -20,32 +19,35 @@ from chain_backup.failover.effects import (
     WriteRecords,
 )
 from chain_backup.failover.events import (
-    CheckpointAborted,
-    CheckpointCompleted,
     FailoverEvent,
     HeadPersisted,
     JobInterrupted,
     JobStarted,
-    PromotionFailed,
     RecordsRefused,
     RecordsWritten,
     SlotFenced,
-    SlotFencing,
+    SlotFencedPart,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
     VersionStaged,
 )
-from chain_backup.failover.machine import HANDOVER_PAUSE, FailoverConfig, FailoverProtocol
-from chain_backup.failover.recovery_line import Cursors
+from chain_backup.failover.handover import HANDOVER_PAUSE
+from chain_backup.failover.machine import FailoverProtocol
+from chain_backup.failover.recovery_line import VersionCursors
 from chain_backup.failover.topology import Topology
 from flinkplus.errors import ConfigurationError, InvariantViolation, PeerProtocolError
+from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.events import FailureTakenOn
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
 from tests.unit.chain_backup.failover.failover_history import (
     THREE_STAGES,
     TWO_STAGES,
     History,
+    aborted,
+    completed,
     cursors_of,
     of,
     only,
@@ -67,7 +69,7 @@ def running(topology: Topology = TWO_STAGES, /, version: int = 0, **options: int
 
 
 def lost(slot: int = 1) -> SlotLost:
-    return SlotLost(slot, "SIGKILL")
+    return SlotLost(slot, 1, "SIGKILL")
 
 
 def threw(subtask: SubtaskId, generation: int = 1) -> SubtaskFailed:
@@ -140,7 +142,7 @@ def test_a_lost_slot_from_detection_to_full_strength() -> None:
         ),
         ReplaceInCheckpoints(((C1, 1), (L1, 1))),
     ]
-    assert history.at(110, StandbysPromoted(1, 2)) == [phase(1, "replay", "slot", ON_1, KILLED), FailoverDone(1)]
+    assert history.at(110, StandbysPromoted(1, 2)) == [phase(1, "replay", "slot", ON_1, KILLED), FinishFailover(1)]
     assert not history.active()
     assert (history.machine.heads[C1], history.machine.generations[C1]) == (2, G2)
     joined = history.at(500, SlotJoined(1, "host1"))
@@ -152,7 +154,7 @@ def test_an_exception_moves_one_subtask_and_its_slot_joins_again_as_the_tail() -
     history = running()
     failed = history.at(100, threw(C1))
     assert failed == [
-        FailureTakenOn(G1, False, "count[1]: boom", "the error"),
+        FailureTakenOn("exception", G1, False, "count[1]: boom", "the error"),
         phase(1, "detect", "exception", [C1], "count[1]: boom"),
         WriteRecords(1, (record(C1, 2, 2, 3),)),
         phase(1, "fence", "exception", [C1], "count[1]: boom"),
@@ -161,7 +163,7 @@ def test_an_exception_moves_one_subtask_and_its_slot_joins_again_as_the_tail() -
     restored = history.fence(failed)
     assert only(PromoteStandbys, restored) == PromoteStandbys(1, G2, 2, ((C1, 0),))
     assert without_phases(history.promote(restored))[:2] == [
-        FailoverDone(1),
+        FinishFailover(1),
         WriteRecords(None, (record(C1, 2, 2, 3, 1),)),
     ]
     assert history.machine.chains[C1] == (2, 3, 1)
@@ -201,7 +203,7 @@ def test_standbys_are_missing_until_they_are_in_step() -> None:
 
 def test_the_first_standby_that_has_the_last_complete_version_is_promoted() -> None:
     history = running()
-    history.at(10, *history.persisted(1), CheckpointCompleted(1))
+    history.at(10, *history.persisted(1), completed(1))
     history.at(20, *(VersionStaged(s, slot, G1, 1) for s, slot in ((C1, 3), (L1, 2), (L1, 3))))
     restored = history.fence(history.at(100, lost()))
     assert of(PromoteStandbys, restored) == [
@@ -210,7 +212,7 @@ def test_the_first_standby_that_has_the_last_complete_version_is_promoted() -> N
     ]
     assert history.machine.chains[C1] == (3, 2)
     assert history.at(110, StandbysPromoted(1, 3)) == []
-    assert FailoverDone(1) in history.at(111, StandbysPromoted(1, 2))
+    assert FinishFailover(1) in history.at(111, StandbysPromoted(1, 2))
 
 
 def test_when_no_standby_has_it_the_first_takes_it_from_the_durable_store() -> None:
@@ -273,11 +275,11 @@ def test_a_slot_is_not_late_while_parts_of_its_answer_come() -> None:
     (fence,) = of(FenceSlots, history.at(300, threw(C1)))
     history.at(301, *(SlotFenced(fence.attempt, slot, ()) for slot in (0, 1, 2)))
     for now_ms in range(2_000, 20_000, 1_500):
-        assert history.at(now_ms, SlotFencing(fence.attempt, 3), SlotFencing(fence.attempt + 1, 3)) == []
+        assert history.at(now_ms, SlotFencedPart(fence.attempt, 3), SlotFencedPart(fence.attempt + 1, 3)) == []
         if now_ms == 2_000:
             history.at(now_ms, RecordsWritten(fence.attempt))
     assert history.machine.next_deadline_ms() == now_ms + 2_000
-    assert history.time(now_ms + 2_000)[0] == EvictSlot(3, "not fenced within 2000 ms")
+    assert history.time(now_ms + 2_000)[0] == EvictSlot(3, None, "not fenced within 2000 ms")
 
 
 def test_a_slot_evicted_while_zookeeper_is_away_is_not_waited_for() -> None:
@@ -286,7 +288,7 @@ def test_a_slot_evicted_while_zookeeper_is_away_is_not_waited_for() -> None:
     history.at(200, SlotJoined(3, "host3"))
     answers = history.fenced(history.at(300, threw(C1)))
     history.at(302, *(e for e in answers if isinstance(e, SlotFenced) and e.slot != 3))
-    assert history.time(2_300) == [EvictSlot(3, "not fenced within 2000 ms")]
+    assert history.time(2_300) == [EvictSlot(3, None, "not fenced within 2000 ms")]
     assert history.machine.next_deadline_ms() == 15_300
     assert only(PromoteStandbys, history.at(4_000, RecordsWritten(2))).subtasks == ((C1, 0),)
 
@@ -367,7 +369,7 @@ def test_an_aborted_version_is_not_begun_from(pending_versions: bool) -> None:
     history = running(pending_versions=pending_versions)
     history.checkpoint(1)
     half_a_checkpoint(history, 2)
-    history.at(60, *history.persisted(2), CheckpointAborted(2))
+    history.at(60, *history.persisted(2), aborted(2))
     restored = history.fence(history.at(100, lost()), 19)
     assert only(PromoteStandbys, restored).subtasks == ((C1, 1), (L1, 1))
 
@@ -379,7 +381,7 @@ def test_nobody_goes_back_behind_a_version_that_all_have_persisted() -> None:
     history.at(50, *history.persisted(2))
     restored = history.fence(history.at(100, lost()), 20)
     assert only(PromoteStandbys, restored).subtasks == ((C1, 2), (L1, 2))
-    assert history.at(101, CheckpointCompleted(2)) == []
+    assert history.at(101, completed(2)) == []
 
 
 def test_what_the_dead_head_acknowledged_last_counts_until_the_line_is_known() -> None:
@@ -405,8 +407,8 @@ def test_what_it_acknowledges_after_that_has_no_effect() -> None:
     history.promote(restored)
     history.at(120, *history.persisted(2, C0, C2, C3, L0, L2, L3))
     with pytest.raises(InvariantViolation, match="not all have"):
-        history.at(130, CheckpointCompleted(2))
-    history.at(130, *history.persisted(2, *ON_1), CheckpointCompleted(2))
+        history.at(130, completed(2))
+    history.at(130, *history.persisted(2, *ON_1), completed(2))
 
 
 def test_staged_versions_newer_than_the_line_are_void() -> None:
@@ -415,9 +417,11 @@ def test_staged_versions_newer_than_the_line_are_void() -> None:
     half_a_checkpoint(history, 2)
     history.recover(history.at(100, lost()))
     assert history.machine.all_have(1)
-    history.at(200, *history.persisted(2), CheckpointCompleted(2))
+    history.at(200, *history.persisted(2), completed(2))
     history.at(201, *(e for e in history.staged(2) if isinstance(e, VersionStaged) and e.subtask not in ON_1))
-    assert history.machine.trimmed == 1, "slot 3 has a version 2 of slot 1's history, and none of its successor's"
+    assert history.machine._table.trimmed == 1, (
+        "slot 3 has a version 2 of slot 1's history, and none of its successor's"
+    )
     assert history.at(202, *history.staged(2, *ON_1)) == [TrimLogs(2)]
 
 
@@ -462,7 +466,7 @@ def test_without_standbys_every_failure_is_a_rollback() -> None:
     ]
     other = running(replicas=1)
     assert other.at(100, threw(C1)) == [
-        FailureTakenOn(G1, False, "count[1]: boom", "the error"),
+        FailureTakenOn("exception", G1, False, "count[1]: boom", "the error"),
         FallBack("exception", (C1,), "count[1]: boom; no standby of count[1] is left", "the error"),
     ]
 
@@ -479,12 +483,12 @@ def test_what_cannot_be_proved_is_a_rollback() -> None:
 @pytest.mark.parametrize("depth", [None, 2])
 def test_a_slot_of_three_stages_fails_over_when_determinants_go_far_enough(depth: int | None) -> None:
     history = running(THREE_STAGES, sharing_depth=depth)
-    assert FailoverDone(1) in history.recover(history.at(100, lost()))
+    assert FinishFailover(1) in history.recover(history.at(100, lost()))
 
 
 def test_one_subtask_of_three_stages_is_provable() -> None:
     history = running(THREE_STAGES)
-    assert FailoverDone(1) in history.recover(history.at(100, threw(SubtaskId("words", 1))))
+    assert FinishFailover(1) in history.recover(history.at(100, threw(SubtaskId("words", 1))))
 
 
 def test_a_producer_that_fails_while_its_consumer_repeats_its_own_work_is_a_rollback_for_a_while() -> None:
@@ -512,7 +516,7 @@ def test_a_subtask_that_does_not_repeat_what_was_done_is_a_rollback(promoted: bo
         generation = 2
     error = SubtaskFailed(C2 if not promoted else C1, Generation(generation), "whim", "the error", False)
     *counted, fallback = history.at(200, error)
-    expected = [FailureTakenOn(Generation(2), False, f"{C1}: whim", "the error")] if promoted else []
+    expected = [FailureTakenOn("exception", Generation(2), False, f"{C1}: whim", "the error")] if promoted else []
     assert counted == expected, "in the middle of a recovery it is a part of that"
     assert fallback == FallBack("exception", (error.subtask,), f"{error.subtask}: whim", "the error")
     assert history.machine.heads == {}
@@ -533,9 +537,9 @@ def test_the_same_subtask_twice_without_progress_is_a_rollback() -> None:
 def test_with_progress_in_between_or_another_subtask_it_is_not() -> None:
     history = running(failback=False)
     history.recover(history.at(100, threw(C1)))
-    assert FailoverDone(2) in history.recover(history.at(200, threw(C2)))
+    assert FinishFailover(2) in history.recover(history.at(200, threw(C2)))
     history.checkpoint(1)
-    assert FailoverDone(3) in history.recover(history.at(300, threw(C1, 2)))
+    assert FinishFailover(3) in history.recover(history.at(300, threw(C1, 2)))
 
 
 def test_zookeeper_refusing_or_silent_is_a_rollback() -> None:
@@ -574,14 +578,14 @@ def test_a_slot_that_does_not_fence_is_evicted_and_counts_as_lost() -> None:
     assert history.machine.next_deadline_ms() == 2_100
     evicted = history.time(2_100)
     assert evicted == [
-        EvictSlot(3, "not fenced within 2000 ms"),
+        EvictSlot(3, None, "not fenced within 2000 ms"),
         phase(1, "detect", "slot", (C1, C3, L1, L3), "slots 3: not fenced within 2000 ms"),
         WriteRecords(2, (record(C1, 3, 2), record(C3, 3, 0), record(L1, 3, 2), record(L3, 3, 0))),
         phase(1, "fence", "slot", (C1, C3, L1, L3), "slots 3: not fenced within 2000 ms"),
         FenceSlots(2, G3, ((C1, 2), (C3, 0), (L1, 2), (L3, 0)), (0, 2)),
     ]
     assert history.at(2_110, lost(3), SlotFenced(1, 3, ())) == []
-    assert FailoverDone(1) in history.recover(evicted)
+    assert FinishFailover(1) in history.recover(evicted)
 
 
 def test_an_evicted_slot_without_a_head_is_not_waited_for() -> None:
@@ -591,7 +595,7 @@ def test_an_evicted_slot_without_a_head_is_not_waited_for() -> None:
     written = history.write(history.at(300, threw(C1)))
     history.at(302, *(e for e in history.fenced(written) if isinstance(e, SlotFenced) and e.slot != 3))
     effects = history.time(2_300)
-    assert effects[0] == EvictSlot(3, "not fenced within 2000 ms")
+    assert effects[0] == EvictSlot(3, None, "not fenced within 2000 ms")
     assert only(PromoteStandbys, effects).attempt == 2
 
 
@@ -612,7 +616,7 @@ def test_standbys_that_are_not_promoted_in_time_leave_the_rest_of_their_chains()
 def test_a_promotion_that_fails_is_tried_with_the_next_member_then_rolls_back() -> None:
     history = running()
     history.fence(history.at(100, lost()))
-    failed = history.at(110, PromotionFailed(1, 2, L1, "checksum"))
+    failed = history.at(110, StandbyPromotionFailed(1, 2, L1, "checksum"))
     reason = "lines[1] not promoted on slot 2: checksum"
     assert failed == [
         phase(1, "detect", "slot", ON_1, reason),
@@ -620,10 +624,10 @@ def test_a_promotion_that_fails_is_tried_with_the_next_member_then_rolls_back() 
         phase(1, "fence", "slot", ON_1, reason),
         FenceSlots(2, G3, ((C1, 3), (L1, 3)), (0, 2, 3)),
     ]
-    assert history.at(111, PromotionFailed(1, 2, L1, "checksum")) == []
+    assert history.at(111, StandbyPromotionFailed(1, 2, L1, "checksum")) == []
     restored = history.fence(failed)
     assert only(PromoteStandbys, restored) == PromoteStandbys(2, G3, 3, ((C1, 0), (L1, 0)))
-    (fallback,) = history.at(120, PromotionFailed(2, 3, C1, "checksum"))
+    (fallback,) = history.at(120, StandbyPromotionFailed(2, 3, C1, "checksum"))
     assert fallback == FallBack(
         "slot",
         ON_1,
@@ -637,25 +641,25 @@ def test_a_promotion_that_fails_is_tried_with_the_next_member_then_rolls_back() 
 
 def test_logs_are_trimmed_when_a_version_is_complete_and_every_member_has_it() -> None:
     history = running()
-    history.at(10, *history.persisted(1), *history.staged(1)[:-1], CheckpointCompleted(1))
+    history.at(10, *history.persisted(1), *history.staged(1)[:-1], completed(1))
     assert history.machine.all_have(0) and not history.machine.all_have(1)
     assert history.at(11, history.staged(1)[-1]) == [TrimLogs(1)]
     assert history.machine.all_have(1)
-    assert history.at(12, *history.staged(1), CheckpointCompleted(1)) == []
-    assert history.machine.trimmed == 1
+    assert history.at(12, *history.staged(1), completed(1)) == []
+    assert history.machine._table.trimmed == 1
 
 
 def test_stable_but_not_complete_is_not_trimmed() -> None:
     history = running()
     history.at(10, *history.persisted(1), *history.staged(1))
-    assert history.machine.trimmed == 0
-    assert history.at(11, CheckpointCompleted(1)) == [TrimLogs(1)]
+    assert history.machine._table.trimmed == 0
+    assert history.at(11, completed(1)) == [TrimLogs(1)]
 
 
 def test_the_newest_version_that_all_have_is_trimmed_and_only_that() -> None:
     history = running()
     for version in (1, 2, 3):
-        history.at(10, *history.persisted(version), CheckpointCompleted(version))
+        history.at(10, *history.persisted(version), completed(version))
     *most, last = history.staged(2)
     history.at(20, *most)
     assert history.at(21, last) == [TrimLogs(2)]
@@ -665,10 +669,10 @@ def test_nothing_is_trimmed_during_a_failover() -> None:
     history = running()
     history.checkpoint(1)
     staged = [e for e in history.staged(2) if isinstance(e, VersionStaged)]
-    history.at(50, *history.persisted(2), CheckpointCompleted(2), *staged[:-1])
+    history.at(50, *history.persisted(2), completed(2), *staged[:-1])
     restored = history.fence(history.at(100, lost()), 20)
     assert history.at(110, *staged) == []
-    assert history.promote(restored)[1:] == [FailoverDone(1), TrimLogs(2)]
+    assert history.promote(restored)[1:] == [FinishFailover(1), TrimLogs(2)]
 
 
 def test_a_member_that_joins_does_not_count_before_it_has_caught_up() -> None:
@@ -678,13 +682,13 @@ def test_a_member_that_joins_does_not_count_before_it_has_caught_up() -> None:
     history.at(200, SlotJoined(1, "host1"))
     assert history.machine.chains[C1] == (2, 3, 1)
     without_1 = [e for e in history.staged(2) if isinstance(e, VersionStaged) and e.slot != 1]
-    effects = history.at(210, *history.persisted(2), CheckpointCompleted(2), *without_1)
+    effects = history.at(210, *history.persisted(2), completed(2), *without_1)
     assert effects == [TrimLogs(2)]
     history.at(
         220, *history.persisted(3), *(e for e in history.staged(2) if isinstance(e, VersionStaged) and e.slot == 1)
     )
     without_1 = [e for e in history.staged(3) if isinstance(e, VersionStaged) and e.slot != 1]
-    assert history.at(230, CheckpointCompleted(3), *without_1) == [], "now it counts"
+    assert history.at(230, completed(3), *without_1) == [], "now it counts"
     assert history.at(240, *history.staged(3)) == [TrimLogs(3)]
 
 
@@ -693,11 +697,11 @@ def test_a_member_that_falls_too_far_behind_no_longer_counts_until_it_catches_up
     trims = []
     for version in (1, 2, 3, 4):
         staged = [e for e in history.staged(version) if isinstance(e, VersionStaged) and (e.subtask, e.slot) != (C1, 3)]
-        trims.append(history.at(version, *history.persisted(version), *staged, CheckpointCompleted(version)))
+        trims.append(history.at(version, *history.persisted(version), *staged, completed(version)))
     assert trims == [[], [], [TrimLogs(3)], [TrimLogs(4)]]
     history.at(10, VersionStaged(C1, 3, G1, 4))
     staged = [e for e in history.staged(5) if isinstance(e, VersionStaged) and (e.subtask, e.slot) != (C1, 3)]
-    assert history.at(11, *history.persisted(5), *staged, CheckpointCompleted(5)) == []
+    assert history.at(11, *history.persisted(5), *staged, completed(5)) == []
 
 
 def test_a_lost_standby_may_be_what_the_trim_had_waited_for() -> None:
@@ -706,14 +710,14 @@ def test_a_lost_standby_may_be_what_the_trim_had_waited_for() -> None:
     history.at(110, SlotJoined(3, "host3"))
     history.checkpoint(1)
     without_3 = [e for e in history.staged(2) if isinstance(e, VersionStaged) and e.slot != 3]
-    assert history.at(120, *history.persisted(2), CheckpointCompleted(2), *without_3) == []
+    assert history.at(120, *history.persisted(2), completed(2), *without_3) == []
     assert history.at(130, lost(3))[-1] == TrimLogs(2)
 
 
 def test_what_is_kept_is_bounded_even_when_no_checkpoint_ever_completes() -> None:
     history = running()
     for version in range(1, 3_000):
-        history.at(version, *history.persisted(version), *history.staged(version), CheckpointAborted(version))
+        history.at(version, *history.persisted(version), *history.staged(version), aborted(version))
     table = history.machine._table
     assert all(len(chain.persisted) <= 3 for chain in table)
     assert all(len(versions) <= 3 for chain in table for versions in chain.staged.values())
@@ -735,7 +739,7 @@ def back_home(**options: int | bool) -> History:
 def test_work_goes_home_after_a_complete_checkpoint() -> None:
     history = back_home()
     reason = "slot 1 is back"
-    effects = history.at(300, CheckpointCompleted(1))
+    effects = history.at(300, completed(1))
     assert effects == [
         TrimLogs(1),
         phase(2, "detect", "handover", ON_1, reason),
@@ -750,7 +754,7 @@ def test_work_goes_home_after_a_complete_checkpoint() -> None:
     restored = history.at(302, *history.fenced(written))
     assert only(PromoteStandbys, restored) == PromoteStandbys(2, G3, 1, ((C1, 1), (L1, 1)))
     done = history.promote(restored)
-    assert done[:2] == [phase(2, "replay", "handover", ON_1, reason), FailoverDone(2)]
+    assert done[:2] == [phase(2, "replay", "handover", ON_1, reason), FinishFailover(2)]
     assert history.machine.chains[C1] == (1, 3, 2), "who had it joins again, as the tail"
 
 
@@ -762,14 +766,14 @@ def test_it_waits_for_the_home_slot_to_have_all_of_it() -> None:
     assert not history.active(), "it has come to version 1 after version 1 was complete"
     last = VersionStaged(L1, 1, G2, 2)
     history.at(300, *history.persisted(2), *(e for e in history.staged(2) if e != last))
-    history.at(310, CheckpointCompleted(2))
+    history.at(310, completed(2))
     assert not history.active()
     assert (2, "detect") in phases(history.at(320, last))
 
 
 def test_failback_never() -> None:
     history = back_home(failback=False)
-    assert history.at(300, CheckpointCompleted(1)) == [TrimLogs(1)]
+    assert history.at(300, completed(1)) == [TrimLogs(1)]
 
 
 def test_one_handover_for_each_complete_checkpoint() -> None:
@@ -808,9 +812,9 @@ def test_a_handover_moves_only_what_is_provable_at_once() -> None:
 
 def test_zookeeper_refusing_a_handover_calls_it_off() -> None:
     history = back_home()
-    history.at(300, CheckpointCompleted(1))
+    history.at(300, completed(1))
     assert history.at(301, RecordsRefused(2, "stale")) == [
-        FailoverDone(2),
+        FinishFailover(2),
         WriteRecords(None, (record(C1, 2, 2, 3, 1, stable=1), record(L1, 2, 2, 3, 1, stable=1))),
         FormChains(tuple((s, history.machine.generations[s], history.machine.chains[s]) for s in TWO_STAGES.subtasks)),
     ]
@@ -822,18 +826,18 @@ def test_zookeeper_refusing_a_handover_calls_it_off() -> None:
 
 def test_a_handover_that_zookeeper_does_not_answer_is_called_off() -> None:
     history = back_home()
-    history.at(300, CheckpointCompleted(1))
-    assert history.time(15_300)[0] == FailoverDone(2)
+    history.at(300, completed(1))
+    assert history.time(15_300)[0] == FinishFailover(2)
     assert not history.active()
 
 
 def could_not_go_home() -> History:
     """Slot 1 refused to take its work back, which is on slot 3 now."""
     history = back_home()
-    history.fence(history.at(300, CheckpointCompleted(1)))
-    again = history.at(310, PromotionFailed(2, 1, C1, "disk full"))
+    history.fence(history.at(300, completed(1)))
+    again = history.at(310, StandbyPromotionFailed(2, 1, C1, "disk full"))
     assert again[0] == phase(2, "detect", "handover", ON_1, "count[1] not promoted on slot 1: disk full")
-    assert FailoverDone(2) in history.recover(again)
+    assert FinishFailover(2) in history.recover(again)
     assert history.machine.chains[C1] == (3, 1, 2)
     return history
 
@@ -865,11 +869,11 @@ def test_late_and_doubled_answers_have_no_effect() -> None:
         RecordsRefused(0, "x"),
         SlotFenced(0, 0, ()),
         StandbysPromoted(0, 2),
-        PromotionFailed(0, 2, C1, "x"),
+        StandbyPromotionFailed(0, 2, C1, "x"),
         SlotJoined(0, "host0"),
         VersionStaged(C1, 0, G1, 1),
-        CheckpointAborted(0),
-        CheckpointCompleted(0),
+        aborted(0),
+        completed(0),
     ]
     assert history.at(10, *noise) == []
     effects = history.at(100, lost(), lost())
@@ -881,8 +885,10 @@ def test_late_and_doubled_answers_have_no_effect() -> None:
     restored = history.at(103, *noise, RecordsRefused(1, "late"), answers[0], *answers, *answers)
     restored += history.at(103, RecordsWritten(1), RecordsRefused(1, "late"))
     assert len(of(PromoteStandbys, restored)) == 1
-    done = history.at(104, *noise, StandbysPromoted(1, 2), StandbysPromoted(1, 2), PromotionFailed(1, 2, C1, "late"))
-    assert of(FailoverDone, done) == [FailoverDone(1)]
+    done = history.at(
+        104, *noise, StandbysPromoted(1, 2), StandbysPromoted(1, 2), StandbyPromotionFailed(1, 2, C1, "late")
+    )
+    assert of(FinishFailover, done) == [FinishFailover(1)]
     assert history.at(105, threw(C1, 1), *noise) == [], "an exception of the dead generation"
 
 
@@ -895,13 +901,13 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         (PeerProtocolError, SlotJoined(-1, "h")),
         (PeerProtocolError, SlotFenced(1, 9, ())),
         (PeerProtocolError, StandbysPromoted(1, 9)),
-        (PeerProtocolError, PromotionFailed(1, 2, stranger, "x")),
+        (PeerProtocolError, StandbyPromotionFailed(1, 2, stranger, "x")),
         (PeerProtocolError, threw(stranger)),
         (PeerProtocolError, threw(C1, 2)),
-        (PeerProtocolError, HeadPersisted(C1, G2, 1, Cursors())),
+        (PeerProtocolError, HeadPersisted(C1, G2, 1, VersionCursors())),
         (PeerProtocolError, HeadPersisted(C1, G1, 1, cursors_of(L1, 1, TWO_STAGES))),
         (PeerProtocolError, VersionStaged(stranger, 1, G1, 1)),
-        (InvariantViolation, CheckpointCompleted(1)),
+        (InvariantViolation, completed(1)),
         (InvariantViolation, JobStarted(G2, 0, (), hosts)),
     ]
     for error, event in wrong:

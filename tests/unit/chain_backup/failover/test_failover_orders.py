@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from chain_backup.failover.effects import (
-    FailoverDone,
     FailoverEffect,
     FallBack,
     FenceSlots,
+    FinishFailover,
     FormChains,
     PromoteStandbys,
     ReplaceInCheckpoints,
@@ -19,7 +19,6 @@ from chain_backup.failover.effects import (
     WriteRecords,
 )
 from chain_backup.failover.events import (
-    CheckpointCompleted,
     FailoverEvent,
     RecordsRefused,
     RecordsWritten,
@@ -31,7 +30,16 @@ from chain_backup.failover.events import (
     VersionStaged,
 )
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
-from tests.unit.chain_backup.failover.failover_history import History, of, only, phase, phases, record, without_phases
+from tests.unit.chain_backup.failover.failover_history import (
+    History,
+    completed,
+    of,
+    only,
+    phase,
+    phases,
+    record,
+    without_phases,
+)
 
 L0, L1, L2, L3 = (SubtaskId("lines", index) for index in range(4))
 C0, C1, C2, C3 = (SubtaskId("count", index) for index in range(4))
@@ -45,7 +53,7 @@ def running(**options: int | bool | None) -> History:
 
 
 def lost(slot: int) -> SlotLost:
-    return SlotLost(slot, "SIGKILL")
+    return SlotLost(slot, 1, "SIGKILL")
 
 
 def threw(subtask: SubtaskId, generation: int) -> SubtaskFailed:
@@ -117,7 +125,7 @@ def test_any_second_slot_lost_in_any_phase(stage: str, first: int, second: int) 
     effects = finish(history, history.at(103, lost(second)))
     late = finish(history, stale)  # what was ordered before, answered after: all of it too late
     assert not of(FallBack, effects) and not of(FallBack, late)
-    assert [done.number for done in of(FailoverDone, [*effects, *late])] == [1]
+    assert [done.number for done in of(FinishFailover, [*effects, *late])] == [1]
     check_whole(history, lost_slots=(first, second))
     heads = history.machine.heads
     assert all(heads[s] not in (first, second) for s in heads)
@@ -168,7 +176,7 @@ def test_a_survivor_lost_while_standbys_are_promoted_leaves_them_alone() -> None
     assert only(PromoteStandbys, restored).subtasks == ((C0, 1), (L0, 1))
     done = history.at(114, StandbysPromoted(2, 2))
     assert phases(done) == [(1, "replay")]
-    assert of(FailoverDone, done) == [FailoverDone(1)]
+    assert of(FinishFailover, done) == [FinishFailover(1)]
 
 
 def test_whoever_is_just_being_promoted_need_not_say_what_it_has_received() -> None:
@@ -201,8 +209,8 @@ def test_an_exception_of_a_subtask_that_was_just_promoted() -> None:
     effects = history.at(110, threw(C1, 2))
     assert only(WriteRecords, effects).records == (record(C1, 3, 3, stable=1),)
     seen = finish(history, effects)
-    assert not of(FailoverDone, seen), "lines[1] is not at work yet"
-    assert FailoverDone(1) in history.at(120, StandbysPromoted(1, 2))
+    assert not of(FinishFailover, seen), "lines[1] is not at work yet"
+    assert FinishFailover(1) in history.at(120, StandbysPromoted(1, 2))
     assert history.machine.chains[C1] == (3, 2)
     assert history.machine.chains[L1] == (2, 3)
 
@@ -213,7 +221,7 @@ def test_two_attempts_may_promote_on_the_same_slot() -> None:
     restored = history.fence(history.at(110, lost(0)))
     assert (only(PromoteStandbys, restored).attempt, only(PromoteStandbys, restored).slot) == (2, 2)
     assert history.at(113, StandbysPromoted(2, 2)) == []
-    assert FailoverDone(1) in history.at(114, StandbysPromoted(1, 2))
+    assert FinishFailover(1) in history.at(114, StandbysPromoted(1, 2))
 
 
 # -------------------------------------------------------------------------------------------------- slots that rejoin
@@ -225,7 +233,7 @@ def test_a_slot_that_rejoins_in_the_middle_joins_its_chains_afterwards(stage: st
     pending = bring_to(history, stage, 1)
     assert history.at(103, SlotJoined(1, "host1")) == []
     effects = finish(history, pending)
-    done = effects.index(FailoverDone(1))
+    done = effects.index(FinishFailover(1))
     assert isinstance(effects[done + 2], FormChains)
     assert history.machine.chains[C1] == (2, 3, 1)
     assert history.machine.chains[C0] == (0, 2, 1)
@@ -245,7 +253,7 @@ def test_rejoined_and_killed_again_at_once(stage: str) -> None:
     pending = bring_to(history, stage, 1)
     assert without_phases(history.at(103, SlotJoined(1, "host1"), lost(1))) == []
     effects = finish(history, pending)
-    assert of(FailoverDone, effects) == [FailoverDone(1)]
+    assert of(FinishFailover, effects) == [FinishFailover(1)]
     check_whole(history, lost_slots=(1,))
 
 
@@ -272,7 +280,7 @@ def test_again_and_again_as_long_as_the_job_runs() -> None:
             finish(history, history.checkpoint(version))
         assert history.machine.heads == {s: s.index for s in history.machine.heads}, "back home each time"
         assert all(len(members) == 3 for members in history.machine.chains.values())
-    assert history.machine.trimmed >= version - 1
+    assert history.machine._table.trimmed >= version - 1
 
 
 # ---------------------------------------------------------------------------------- handovers that are interrupted
@@ -291,7 +299,7 @@ def test_a_handover_that_nobody_was_told_of_is_called_off_by_any_failure() -> No
     for event in (lost(0), lost(1), lost(2), lost(3), threw(C0, 1), threw(C1, 2)):
         history, started = handing_over()
         effects = history.at(300, event)
-        assert effects[0] == FailoverDone(2)
+        assert effects[0] == FinishFailover(2)
         seen = finish(history, [*effects[1:], *started])
         assert not of(FallBack, seen)
         assert history.machine.generations[L1] != G3 or history.machine.heads[L1] != 1
@@ -314,7 +322,7 @@ def test_called_off_and_the_old_head_lost() -> None:
     effects = history.at(300, lost(2))
     assert phases(effects) == [(3, "detect"), (3, "fence")]
     seen = finish(history, effects)
-    assert of(FailoverDone, seen) == [FailoverDone(2), FailoverDone(3)]
+    assert of(FinishFailover, seen) == [FinishFailover(2), FinishFailover(3)]
     assert history.machine.heads[C1] == 3
 
 
@@ -330,7 +338,7 @@ def test_a_handover_under_way_becomes_part_of_the_failover(stage: str, victim: i
         assert only(WriteRecords, after).attempt == 3
     seen = finish(history, [*after, *effects])
     assert not of(FallBack, seen)
-    assert [done.number for done in of(FailoverDone, seen)] == [2]
+    assert [done.number for done in of(FinishFailover, seen)] == [2]
     assert {e.kind for e in seen if hasattr(e, "kind") and e in after} <= {"slot"}
     check_whole(history, lost_slots=(victim,))
 
@@ -354,7 +362,7 @@ def test_a_checkpoint_that_completes_before_the_line_is_known_is_the_line() -> N
     history = running()
     acknowledged = history.persisted(2)
     written = history.write(history.at(100, lost(1)))
-    assert history.at(102, *acknowledged, CheckpointCompleted(2)) == []
+    assert history.at(102, *acknowledged, completed(2)) == []
     restored = history.at(103, *history.fenced(written, 20))
     assert only(PromoteStandbys, restored).subtasks == ((C1, 2), (L1, 2)), "from the durable store, if need be"
     assert only(ReplaceInCheckpoints, restored).subtasks == ((C1, 2), (L1, 2))
@@ -366,8 +374,8 @@ def test_a_checkpoint_that_completes_after_the_line_is_known_was_acknowledged_an
     history.at(99, *history.persisted(2, *others))
     restored = history.fence(history.at(100, lost(1)), 15)
     assert only(ReplaceInCheckpoints, restored).subtasks == ((C1, 1), (L1, 1))
-    assert history.at(105, *history.persisted(2, C1, L1), CheckpointCompleted(2)) == []
-    assert history.promote(restored)[1] == FailoverDone(1)
+    assert history.at(105, *history.persisted(2, C1, L1), completed(2)) == []
+    assert history.promote(restored)[1] == FinishFailover(1)
     effects = history.at(110, *history.staged(2))
     assert effects[0] == TrimLogs(2)
 
@@ -377,7 +385,7 @@ def test_a_completed_checkpoint_forgives_an_exception_even_in_the_middle_of_a_fa
     finish(history, history.at(100, threw(C1, 1)))
     acknowledged = history.persisted(2)
     effects = history.at(200, lost(0))
-    history.at(201, *acknowledged, CheckpointCompleted(2))
+    history.at(201, *acknowledged, completed(2))
     finish(history, effects)
     assert not of(FallBack, history.at(300, threw(C1, 2)))
 

@@ -9,25 +9,24 @@ from hypothesis import strategies as st
 from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
     FailoverEffect,
-    FailoverPhase,
     FallBack,
     FenceSlots,
     FormChains,
-    MoveReported,
     PromoteStandbys,
+    RecordFailoverPhase,
+    ReportMove,
 )
 from chain_backup.failover.events import (
-    CheckpointCompleted,
-    DrainRequested,
+    HostDrainRequested,
+    HostUndrainRequested,
     JobInterrupted,
     JobStarted,
     MoveRequested,
-    PromotionFailed,
     RecordsWritten,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     SubtaskFailed,
-    UndrainRequested,
     VersionStaged,
 )
 from chain_backup.failover.machine import FailoverProtocol
@@ -35,7 +34,7 @@ from chain_backup.failover.placement import PlacementError
 from chain_backup.failover.plans import with_wish
 from flinkplus.errors import InvariantViolation, PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
-from tests.unit.chain_backup.failover.failover_history import History, of, only
+from tests.unit.chain_backup.failover.failover_history import History, completed, of, only
 
 L0, L1, L2, L3 = (SubtaskId("lines", index) for index in range(4))
 C0, C1, C2, C3 = (SubtaskId("count", index) for index in range(4))
@@ -50,7 +49,7 @@ def running(**options: int | bool | None) -> History:
 
 
 def reports(effects: list[FailoverEffect]) -> list[tuple[int, str]]:
-    return [(report.request, report.status) for report in of(MoveReported, effects)]
+    return [(report.request, report.status) for report in of(ReportMove, effects)]
 
 
 def go_on(history: History, version: int) -> list[FailoverEffect]:
@@ -72,7 +71,7 @@ def move(history: History, subtask: SubtaskId, slot: int, request: int = 1) -> l
 def test_a_subtask_moves_to_a_slot_that_has_nothing_of_it() -> None:
     history = running()
     effects = move(history, C0, 3)
-    assert only(MoveReported, effects) == MoveReported(1, "under_way", left=(C0,))
+    assert only(ReportMove, effects) == ReportMove(1, "under_way", left=(C0,))
     chains = {subtask: members for subtask, _, members in only(FormChains, effects).chains}
     assert chains[C0] == (0, 1, 2, 3)  # it joins as the tail
     assert chains[L0] == (0, 1, 2)
@@ -81,7 +80,7 @@ def test_a_subtask_moves_to_a_slot_that_has_nothing_of_it() -> None:
     assert reports(effects) == [(1, "done")]
     assert only(PromoteStandbys, effects).subtasks == ((C0, 2),)
     assert only(PromoteStandbys, effects).slot == 3
-    assert of(FailoverPhase, effects)[0].reason == "count[0] moves to slot 3, as asked"
+    assert of(RecordFailoverPhase, effects)[0].reason == "count[0] moves to slot 3, as asked"
     assert history.machine.chains[C0] == (3, 1, 2)
     assert history.machine.heads[L0] == 0
 
@@ -100,7 +99,7 @@ def test_a_moved_subtask_is_at_home_where_it_is() -> None:
     go_on(history, 2)
     for version in (3, 4):
         assert of(FenceSlots, go_on(history, version)) == []
-    history.recover(history.at(900, SlotLost(3, "SIGKILL")))
+    history.recover(history.at(900, SlotLost(3, 1, "SIGKILL")))
     assert history.machine.heads[C0] in (1, 2)
     history.at(1_000, SlotJoined(3, "host3"))
     history.at(1_000, *history.staged(4))
@@ -135,7 +134,7 @@ def test_a_move_that_a_drain_cancels_leaves_the_home_that_was_there(host: str) -
     move(history, C0, 1)
     assert reports(go_on(history, 2)) == [(1, "done")]
     assert move(history, C0, 2, request=2)
-    effects = history.at(history.now_ms, DrainRequested(3, host, force=True))
+    effects = history.at(history.now_ms, HostDrainRequested(3, host, force=True))
     plans = history.machine._plans
     if host == "host2":
         assert reports(effects)[0] == (2, "cancelled")
@@ -143,7 +142,7 @@ def test_a_move_that_a_drain_cancels_leaves_the_home_that_was_there(host: str) -
     else:
         assert (2, "cancelled") not in reports(effects)
         assert plans.of(C0)[0] == 2, "it is on its way elsewhere"
-        cancelled = history.at(history.now_ms, SlotLost(2, "SIGKILL"))
+        cancelled = history.at(history.now_ms, SlotLost(2, 1, "SIGKILL"))
         assert (2, "cancelled") in reports(cancelled)
         assert plans.of(C0)[0] == 0, "where it was before cannot be its home"
 
@@ -152,21 +151,21 @@ def test_a_drain_takes_the_home_that_a_move_has_given() -> None:
     history = running()
     move(history, C0, 1)
     go_on(history, 2)
-    history.at(history.now_ms, DrainRequested(2, "host1", force=True))
+    history.at(history.now_ms, HostDrainRequested(2, "host1", force=True))
     assert history.machine._plans.of(C0)[0] == 0
 
 
 def test_what_cannot_be_is_refused() -> None:
     history = running()
-    history.recover(history.at(100, SlotLost(1, "SIGKILL")))
-    history.at(200, DrainRequested(1, "host2", force=True))
+    history.recover(history.at(100, SlotLost(1, 1, "SIGKILL")))
+    history.at(200, HostDrainRequested(1, "host2", force=True))
     for subtask, slot, told in (
         (C0, 4, "slot 4 does not exist"),
         (C0, -1, "slot -1 does not exist"),
         (C0, 1, "slot 1 is not registered"),
         (C0, 2, "slot 2 is on host host2, which is drained"),
     ):
-        report = only(MoveReported, move(history, subtask, slot, request=7))
+        report = only(ReportMove, move(history, subtask, slot, request=7))
         assert report.status == "refused" and told in report.reason
     with pytest.raises(PeerProtocolError, match="not a subtask"):
         move(history, SubtaskId("sort", 0), 3)
@@ -174,8 +173,8 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_nobody_is_moved_where_rows_would_be_lost_by_it() -> None:
     history = running(handover=False)
-    for event in (MoveRequested(1, C0, 1), DrainRequested(1, "host0"), UndrainRequested(1, "host0")):
-        report = only(MoveReported, history.at(200, event))
+    for event in (MoveRequested(1, C0, 1), HostDrainRequested(1, "host0"), HostUndrainRequested(1, "host0")):
+        report = only(ReportMove, history.at(200, event))
         assert report.status == "refused" and "without a loss" in report.reason
 
 
@@ -185,8 +184,8 @@ def test_a_move_ends_with_its_slot(joined: bool) -> None:
     move(history, C0, 3)
     if joined:
         history.at(history.now_ms, *history.staged(1, C0))
-    effects = history.at(200, SlotLost(3, "SIGKILL"))
-    assert of(MoveReported, effects) == [MoveReported(1, "cancelled", "slot 3 was lost")]
+    effects = history.at(200, SlotLost(3, 1, "SIGKILL"))
+    assert of(ReportMove, effects) == [ReportMove(1, "cancelled", "slot 3 was lost")]
     history.recover(effects)
     history.at(300, SlotJoined(3, "host3"))
     assert history.machine.heads[C0] == 0
@@ -196,7 +195,7 @@ def test_a_move_ends_with_its_slot(joined: bool) -> None:
 def test_a_move_outlives_the_failure_of_others() -> None:
     history = running()
     move(history, C0, 3)
-    history.recover(history.at(200, SlotLost(1, "SIGKILL")))
+    history.recover(history.at(200, SlotLost(1, 1, "SIGKILL")))
     history.at(250, SlotJoined(1, "host1"))
     history.at(250, *history.staged(1))
     done = [report for version in (2, 3, 4) for report in reports(go_on(history, version))]
@@ -235,8 +234,8 @@ def test_a_slot_that_cannot_take_over_ends_the_move() -> None:
     move(history, C0, 1)
     effects = history.fence(history.checkpoint(2))
     order = only(PromoteStandbys, effects)
-    effects = history.at(history.now_ms, PromotionFailed(order.attempt, 1, C0, "checksum"))
-    report = only(MoveReported, effects)
+    effects = history.at(history.now_ms, StandbyPromotionFailed(order.attempt, 1, C0, "checksum"))
+    report = only(ReportMove, effects)
     assert report.status == "cancelled" and "checksum" in report.reason
     history.recover(effects)
     assert history.machine.heads[C0] == 2  # the last of the chain; its home is where it was before
@@ -259,10 +258,10 @@ def test_a_rollback_ends_moves_and_forgets_those_that_were_made() -> None:
 def test_a_local_failover_that_is_given_up_ends_moves_first() -> None:
     history = running(replicas=2)
     move(history, C0, 3)
-    effects = history.at(200, SlotLost(1, "x"), SlotLost(2, "x"))
+    effects = history.at(200, SlotLost(1, 1, "x"), SlotLost(2, 1, "x"))
     assert reports(effects) == [(1, "cancelled")]
-    assert [type(effect) for effect in effects if isinstance(effect, MoveReported | FallBack)] == [
-        MoveReported,
+    assert [type(effect) for effect in effects if isinstance(effect, ReportMove | FallBack)] == [
+        ReportMove,
         FallBack,
     ]
 
@@ -285,7 +284,7 @@ def test_a_wish_leaves_a_chain_as_long_and_on_as_many_hosts(hosts: list[str], pl
 
 
 def drained(history: History, host: str, request: int = 1, force: bool = False) -> list[FailoverEffect]:
-    return history.at(history.now_ms, DrainRequested(request, host, force))
+    return history.at(history.now_ms, HostDrainRequested(request, host, force))
 
 
 def test_a_rollback_puts_nothing_onto_a_drained_host() -> None:
@@ -329,26 +328,26 @@ def test_a_deployment_on_a_slot_that_is_none_is_refused() -> None:
 def test_a_host_is_emptied_and_no_chain_gets_shorter() -> None:
     history = running()
     effects = drained(history, "host3")
-    report = only(MoveReported, effects)
+    report = only(ReportMove, effects)
     assert report.status == "under_way"
     assert report.left == (C1, C2, C3, L1, L2, L3)
     chains = history.machine.chains
     assert chains[C1] == (1, 2, 3, 0) and chains[C2] == (2, 3, 0, 1) and chains[C3] == (3, 0, 1, 2)
     seen = []
     for event in history.staged(1):  # as each standby gets what is complete, one on host 3 leaves
-        seen += of(MoveReported, history.at(history.now_ms, event))
+        seen += of(ReportMove, history.at(history.now_ms, event))
     assert seen[-1].left == (C3, L3)  # the heads
     assert history.machine.chains[C1] == (1, 2, 0)
     effects = go_on(history, 2)
     assert reports(effects) == [(1, "done")]
-    assert of(FailoverPhase, effects)[0].reason == "host host3 is drained"
+    assert of(RecordFailoverPhase, effects)[0].reason == "host host3 is drained"
     assert all(len(members) == 3 and 3 not in members for members in history.machine.chains.values())
     assert history.machine.heads[C3] == history.machine.heads[L3] == 0
 
 
 def test_a_drain_is_answered_at_once_also_while_something_fails_over() -> None:
     history = running()
-    effects = history.at(100, SlotLost(1, "SIGKILL"))
+    effects = history.at(100, SlotLost(1, 1, "SIGKILL"))
     assert reports(drained(history, "host3")) == [(1, "under_way")]
     history.recover(effects)
     assert 3 in history.machine.heads.values()
@@ -357,7 +356,7 @@ def test_a_drain_is_answered_at_once_also_while_something_fails_over() -> None:
 def test_a_head_waits_until_whoever_takes_its_place_in_the_chain_has_caught_up() -> None:
     history = running()
     drained(history, "host3")
-    history.at(history.now_ms, *history.persisted(2), CheckpointCompleted(2))
+    history.at(history.now_ms, *history.persisted(2), completed(2))
     late = [event for event in history.staged(2) if event == VersionStaged(C3, 2, G1, 2)]
     for event in history.staged(2):
         if event not in late:
@@ -372,8 +371,8 @@ def test_a_drained_host_gets_nothing_whatever_happens() -> None:
     drained(history, "host3", force=True)
     history.at(history.now_ms, *history.staged(1))
     go_on(history, 2)
-    history.recover(history.at(500, SlotLost(1, "SIGKILL")))
-    history.at(510, SlotLost(3, "SIGKILL"), SlotJoined(3, "host3"))
+    history.recover(history.at(500, SlotLost(1, 1, "SIGKILL")))
+    history.at(510, SlotLost(3, 1, "SIGKILL"), SlotJoined(3, "host3"))
     assert all(3 not in members for members in history.machine.chains.values())
     history.at(600, JobInterrupted())
     history.started(version=2, generation=9)
@@ -388,7 +387,7 @@ def test_a_host_that_may_be_used_again_gets_its_work_back() -> None:
     drained(history, "host3")
     history.at(history.now_ms, *history.staged(1))
     go_on(history, 2)
-    assert reports(history.at(300, UndrainRequested(2, "host3"))) == [(2, "done")]
+    assert reports(history.at(300, HostUndrainRequested(2, "host3"))) == [(2, "done")]
     history.at(310, *history.staged(2))
     go_on(history, 3)
     assert history.machine.chains[C3] == (3, 0, 1) or set(history.machine.chains[C3]) == {3, 0, 1}
@@ -398,14 +397,14 @@ def test_a_host_that_may_be_used_again_gets_its_work_back() -> None:
 def test_a_drain_is_ended_by_an_undrain() -> None:
     history = running()
     drained(history, "host3")
-    assert reports(history.at(300, UndrainRequested(2, "host3"))) == [(1, "cancelled"), (2, "done")]
+    assert reports(history.at(300, HostUndrainRequested(2, "host3"))) == [(1, "cancelled"), (2, "done")]
     history.at(310, *history.staged(1))
     assert history.machine.chains == running().machine.chains
 
 
 def test_a_drain_that_would_make_chains_shorter_must_be_forced() -> None:
     history = History(replicas=4).started()
-    report = only(MoveReported, drained(history, "host3"))
+    report = only(ReportMove, drained(history, "host3"))
     assert report.status == "refused" and report.at_risk
     assert "chains of 3 members on 3 hosts, and there are of 4 members on 4 hosts" in report.reason
     assert reports(drained(history, "host3", request=2, force=True))[0] == (2, "under_way")
@@ -413,7 +412,7 @@ def test_a_drain_that_would_make_chains_shorter_must_be_forced() -> None:
 
 def test_a_forced_drain_does_not_wait_for_slots_that_are_away() -> None:
     history = running()
-    history.recover(history.at(100, SlotLost(0, "SIGKILL")))
+    history.recover(history.at(100, SlotLost(0, 1, "SIGKILL")))
     history.at(history.now_ms, *history.staged(1))
     drained(history, "host3")
     history.at(history.now_ms, *history.staged(1))
@@ -429,11 +428,11 @@ def test_not_every_host_can_be_drained() -> None:
     history = running()
     for request, host in enumerate(("host0", "host1", "host2")):
         drained(history, host, request, force=True)
-    report = only(MoveReported, drained(history, "host3", 9, force=True))
+    report = only(ReportMove, drained(history, "host3", 9, force=True))
     assert report.status == "refused" and not report.at_risk and "no slot could take over" in report.reason
-    report = only(MoveReported, drained(history, "host9", 10))
+    report = only(ReportMove, drained(history, "host9", 10))
     assert report.status == "refused" and "no slot is on host host9; the hosts are host0, host1" in report.reason
-    report = only(MoveReported, history.at(history.now_ms, UndrainRequested(11, "host3")))
+    report = only(ReportMove, history.at(history.now_ms, HostUndrainRequested(11, "host3")))
     assert report.status == "refused" and "not drained" in report.reason
 
 
@@ -451,7 +450,7 @@ def test_heads_of_drained_hosts_are_evened_out_over_slots_and_then_over_hosts() 
     machine = FailoverProtocol(History().topology, 4, FailoverConfig(replicas=2))
     hosts = ((0, "a"), (1, "a"), (2, "b"), (3, "c"))
     machine.step(0, JobStarted(G1, 0, (), hosts))
-    machine.step(0, DrainRequested(1, "c"))
+    machine.step(0, HostDrainRequested(1, "c"))
     homes = [machine._plans.of(SubtaskId("count", index))[0] for index in range(4)]
     assert homes == [0, 1, 2, 2]  # two heads on each host, and no slot has more than another needs to
 
@@ -461,7 +460,7 @@ def test_heads_of_drained_hosts_are_evened_out_over_slots_and_then_over_hosts() 
 
 def test_a_slot_that_comes_back_on_another_host_shares_it_with_nobody_of_its_chains() -> None:
     history = running(replicas=2)  # (0, 1), (1, 2), (2, 3), (3, 0)
-    history.recover(history.at(100, SlotLost(1, "SIGKILL")))
+    history.recover(history.at(100, SlotLost(1, 1, "SIGKILL")))
     history.at(200, SlotJoined(1, "host2"))
     for version in (2, 3, 4):
         history.at(history.now_ms, *history.staged(version - 1))
@@ -482,6 +481,6 @@ def test_a_strategy_that_cannot_place_a_slot_that_comes_back_changes_nothing() -
     machine = FailoverProtocol(History().topology, 4, FailoverConfig(replicas=2), picky)
     machine.step(0, JobStarted(G1, 0, (), tuple((slot, f"host{slot}") for slot in range(4))))
     before = machine.chains
-    machine.step(1, SlotLost(3, "x"))
+    machine.step(1, SlotLost(3, 1, "x"))
     machine.step(2, SlotJoined(3, "elsewhere"))
     assert [machine._plans.of(subtask)[0] for subtask in before] == [members[0] for members in before.values()]

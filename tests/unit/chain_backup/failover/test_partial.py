@@ -8,11 +8,9 @@ from __future__ import annotations
 import pytest
 
 from chain_backup.failover.effects import (
-    EvictSlot,
-    FailoverDone,
-    FailureTakenOn,
     FallBack,
     FenceSlots,
+    FinishFailover,
     FormChains,
     PromoteStandbys,
     ReplaceInCheckpoints,
@@ -20,21 +18,23 @@ from chain_backup.failover.effects import (
     WriteRecords,
 )
 from chain_backup.failover.events import (
-    CheckpointCompleted,
-    PromotionFailed,
     RecordsRefused,
     RecordsWritten,
     SlotJoined,
     SlotLost,
+    StandbyPromotionFailed,
     StandbysPromoted,
     SubtaskFailed,
 )
 from chain_backup.failover.topology import Topology
+from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.events import FailureTakenOn
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from tests.unit.chain_backup.failover.failover_history import (
     THREE_STAGES,
     TWO_STAGES,
     History,
+    completed,
     of,
     only,
     phase,
@@ -55,7 +55,7 @@ def running(topology: Topology = TWO_STAGES, /, version: int = 0, **options: int
 
 
 def lost(slot: int = 1) -> SlotLost:
-    return SlotLost(slot, "SIGKILL")
+    return SlotLost(slot, 1, "SIGKILL")
 
 
 def threw(subtask: SubtaskId, generation: int = 1) -> SubtaskFailed:
@@ -80,7 +80,7 @@ def test_an_exception_takes_its_upstreams_back_and_everyone_stays_where_it_is() 
     failed = history.at(100, threw(C1))
     moved = (C1, *LINES)
     assert failed == [
-        FailureTakenOn(G1, False, "count[1]: boom", "the error"),
+        FailureTakenOn("exception", G1, False, "count[1]: boom", "the error"),
         phase(1, "detect", "exception", (C1,), "count[1]: boom", moved),
         WriteRecords(1, tuple(record(s, 2, s.index, stable=1) for s in moved)),
         phase(1, "fence", "exception", (C1,), "count[1]: boom", moved),
@@ -95,7 +95,7 @@ def test_an_exception_takes_its_upstreams_back_and_everyone_stays_where_it_is() 
     }
     assert only(ReplaceInCheckpoints, restored).subtasks == tuple((s, 1) for s in moved)
     assert [history.machine.generations[s] for s in (C0, C1, C2, C3, *LINES)] == [G1, G2, G1, G1, G2, G2, G2, G2]
-    assert FailoverDone(1) in history.promote(restored)
+    assert FinishFailover(1) in history.promote(restored)
     assert not history.active()
 
 
@@ -143,7 +143,7 @@ def test_the_last_slot_lost_is_a_rollback() -> None:
 def test_a_version_needs_to_be_in_the_durable_store_only_and_logs_are_trimmed_at_once() -> None:
     history = running()
     assert history.at(50, *history.persisted(1)) == []
-    assert history.at(51, CheckpointCompleted(1)) == [TrimLogs(1)]
+    assert history.at(51, completed(1)) == [TrimLogs(1)]
     history.at(52, *history.persisted(2, C1, *LINES))
     restored = history.fence(history.at(100, threw(C1)))
     assert {version for told in promoted(restored).values() for _, version in told} == {1}
@@ -165,7 +165,7 @@ def test_a_further_failure_at_the_fence_joins_with_its_upstreams() -> None:
     history.at(100, threw(L1))
     failed = history.at(101, threw(W2))
     assert only(FenceSlots, failed).failed == tuple((s, s.index) for s in (*LINES, W2))
-    assert failed[:1] == [FailureTakenOn(G1, True, "words[2]: boom", "the error")]
+    assert failed[:1] == [FailureTakenOn("exception", G1, True, "words[2]: boom", "the error")]
     assert failed[1] == phase(1, "detect", "exception", (L1, W2), "words[2]: boom", (*LINES, W2))
 
 
@@ -177,7 +177,7 @@ def test_whoever_is_not_upstream_of_a_further_failure_goes_on_being_promoted() -
     restored = history.fence(second)
     assert promoted(restored) == {1: ((L1, 0),)}
     assert history.at(120, *(StandbysPromoted(1, slot) for slot in promoted(first))) == []
-    assert FailoverDone(1) in history.promote(restored)
+    assert FinishFailover(1) in history.promote(restored)
 
 
 def test_a_consumer_that_fails_while_its_producers_begin_takes_them_along() -> None:
@@ -186,7 +186,7 @@ def test_a_consumer_that_fails_while_its_producers_begin_takes_them_along() -> N
     restored = history.fence(history.at(110, threw(C3)))
     assert promoted(restored) == {0: ((L0, 0),), 1: ((L1, 0),), 2: ((L2, 0),), 3: ((C3, 0), (L3, 0))}
     assert history.at(120, *(StandbysPromoted(1, slot) for slot in promoted(first))) == [], "not awaited any more"
-    assert FailoverDone(1) in history.promote(restored)
+    assert FinishFailover(1) in history.promote(restored)
 
 
 def test_a_slot_lost_while_it_is_to_begin_makes_others_take_its_place() -> None:
@@ -212,12 +212,12 @@ def test_a_place_that_refuses_is_not_tried_again() -> None:
     tried = [1]
     for _ in range(3):
         effects = of(PromoteStandbys, restored)
-        failed = history.at(history.now_ms + 1, PromotionFailed(effects[0].attempt, tried[-1], L1, "disk"))
+        failed = history.at(history.now_ms + 1, StandbyPromotionFailed(effects[0].attempt, tried[-1], L1, "disk"))
         tried.append(history.machine.heads[L1])
         restored = history.fence(failed)
     assert sorted(tried) == [0, 1, 2, 3]
     last = of(PromoteStandbys, restored)[0]
-    assert history.at(history.now_ms + 1, PromotionFailed(last.attempt, tried[-1], L1, "disk")) == [
+    assert history.at(history.now_ms + 1, StandbyPromotionFailed(last.attempt, tried[-1], L1, "disk")) == [
         FallBack(
             "exception",
             (L1,),
@@ -231,7 +231,7 @@ def test_a_refusal_is_forgotten_when_all_is_over() -> None:
     history = running(failback=False)
     restored = history.fence(history.at(100, threw(L1)))
     number = only(PromoteStandbys, restored).attempt
-    history.recover(history.at(110, PromotionFailed(number, 1, L1, "disk")))
+    history.recover(history.at(110, StandbyPromotionFailed(number, 1, L1, "disk")))
     assert history.machine.heads[L1] == 2
     history.recover(history.at(120, lost(2)))
     assert history.machine.heads[L1] == 1
@@ -254,7 +254,7 @@ def test_a_slot_that_does_not_fence_is_evicted() -> None:
     answers = history.fenced(history.write(history.at(100, threw(C1))))
     history.at(102, *answers[:-1])
     effects = history.time(2_100)
-    assert effects[0] == EvictSlot(3, "not fenced within 2000 ms")
+    assert effects[0] == EvictSlot(3, None, "not fenced within 2000 ms")
     assert only(FenceSlots, effects).failed == ((C1, 1), (C3, 0), (L0, 0), (L1, 1), (L2, 2), (L3, 0))
 
 
@@ -266,7 +266,7 @@ def test_work_goes_home_after_a_complete_checkpoint_and_takes_its_upstreams_back
     history.recover(history.at(100, lost()))
     history.at(200, SlotJoined(1, "host1"))
     history.at(210, *history.persisted(1))
-    ordered = history.at(220, CheckpointCompleted(1))
+    ordered = history.at(220, completed(1))
     moved = (C1, *LINES)
     assert without_phases(ordered) == [
         TrimLogs(1),
@@ -284,9 +284,9 @@ def test_a_failure_before_anybody_was_told_calls_it_off() -> None:
     history = running()
     history.recover(history.at(100, lost()))
     history.at(200, SlotJoined(1, "host1"))
-    history.at(220, *history.persisted(1), CheckpointCompleted(1))
+    history.at(220, *history.persisted(1), completed(1))
     effects = history.at(221, threw(C3))
-    assert FailoverDone(2) in effects
+    assert FinishFailover(2) in effects
     assert only(FenceSlots, effects).failed == ((C3, 3), (L0, 0), (L1, 2), (L2, 2), (L3, 3))
     assert history.machine.chains[C1] == (2,)
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain_backup.failover.recovery_line import Cursors, NoLine, components, provable, recovery_line
+from chain_backup.failover.recovery_line import NoLine, VersionCursors, components, provable, recovery_line
 from chain_backup.failover.topology import Topology
-from flinkplus.protocol.determinants.determinants import AncestorLog, decode_runs, encode_run
+from flinkplus.protocol.determinants.determinants import AncestorLog, decode_spans, encode_span
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
+from tests.unit.chain_backup.failover.failover_history import channels_of
 
 TOPOLOGY = Topology(("lines", "count"), 2, ((0, "lines", "count"),))
 L0, L1, C0, C1 = SubtaskId("lines", 0), SubtaskId("lines", 1), SubtaskId("count", 0), SubtaskId("count", 1)
@@ -20,14 +21,14 @@ CHAIN = Topology(("a", "b", "c"), 2, ((0, "a", "b"), (1, "b", "c")))
 A0, A1, B0, B1, K0, K1 = (SubtaskId(vertex, index) for vertex in "abc" for index in (0, 1))
 
 
-def produced(**versions: tuple[int, int]) -> Mapping[int, Cursors]:
+def produced(**versions: tuple[int, int]) -> Mapping[int, VersionCursors]:
     """``v5=(40, 41)``: at version 5, 40 messages to count[0] and 41 to count[1] had been sent by lines[0]."""
-    return {int(name[1:]): Cursors(outputs={TO_C0: a, TO_C1: b}) for name, (a, b) in versions.items()}
+    return {int(name[1:]): VersionCursors(outputs={TO_C0: a, TO_C1: b}) for name, (a, b) in versions.items()}
 
 
-def consumed(**versions: int) -> Mapping[int, Cursors]:
+def consumed(**versions: int) -> Mapping[int, VersionCursors]:
     """``v5=41``: at version 5, count[0] expected message 41 of lines[0]."""
-    return {int(name[1:]): Cursors(inputs={TO_C0: seq}) for name, seq in versions.items()}
+    return {int(name[1:]): VersionCursors(inputs={TO_C0: seq}) for name, seq in versions.items()}
 
 
 # ------------------------------------------------------------------- a message produced and not delivered (rule 2)
@@ -81,7 +82,7 @@ def test_a_producer_is_never_ahead_of_its_consumer() -> None:
 
 
 def test_subtasks_that_are_not_linked_choose_for_themselves() -> None:
-    versions = {C0: consumed(v5=41), C1: {5: Cursors(), 6: Cursors()}}
+    versions = {C0: consumed(v5=41), C1: {5: VersionCursors(), 6: VersionCursors()}}
     assert recovery_line([C0, C1], versions, {}, 5, TOPOLOGY) == {C0: 5, C1: 6}
 
 
@@ -140,7 +141,7 @@ def test_no_usable_version_is_newer_and_the_chosen_one_is_usable(data: st.DataOb
     seqs = st.integers(0, 3)
     versions = {
         subtask: {
-            version: Cursors(
+            version: VersionCursors(
                 inputs={channel: data.draw(seqs) for channel in topology.inputs(subtask)},
                 outputs={channel: data.draw(seqs) for channel in topology.outputs(subtask)},
             )
@@ -148,13 +149,13 @@ def test_no_usable_version_is_newer_and_the_chosen_one_is_usable(data: st.DataOb
         }
         for subtask in failed
     }
-    received = {channel: data.draw(seqs) for channel in topology.channels()}
+    received = {channel: data.draw(seqs) for channel in channels_of(topology)}
     restored = {s: data.draw(st.integers(0, 3)) for s in topology.subtasks if s not in failed}
 
     def usable(component: tuple[SubtaskId, ...], version: int) -> bool:
         if version < complete or any(version not in versions[subtask] for subtask in component):
             return False
-        for channel in topology.channels():
+        for channel in channels_of(topology):
             producer, consumer = topology.producer(channel), topology.consumer(channel)
             if producer in component:
                 sent = versions[producer][version].outputs[channel]
@@ -247,10 +248,10 @@ def test_provable_means_that_somebody_alive_knows_along_every_path(
 
     def covered(origin: SubtaskId, at: SubtaskId, log: AncestorLog) -> bool:
         """``at`` has worked on what depends on the step of ``origin``; all those that it feeds have the message."""
-        own = encode_run(0, [7])
+        own = encode_span(0, [7])
         told = own if at == origin else own + log.since(0)
         for consumer in [other for other in topology.subtasks if topology.feeds(at, other)]:
-            (_, others) = decode_runs(told)
+            (_, others) = decode_spans(told)
             known = [(lineage.number(at), 0, (7,)), *others]
             if consumer not in failed:
                 if not any(number == lineage.number(origin) and run for number, _, run in known):

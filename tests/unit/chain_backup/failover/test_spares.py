@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from chain_backup.failover.chains import ChainTable
-from chain_backup.failover.effects import FailoverPhase, FenceSlots, FormChains, MoveReported, PromoteStandbys
+from chain_backup.failover.effects import FenceSlots, FormChains, PromoteStandbys, RecordFailoverPhase, ReportMove
 from chain_backup.failover.events import (
-    DrainRequested,
+    HostDrainRequested,
+    HostUndrainRequested,
     JobInterrupted,
     ScaleRequested,
     SlotJoined,
     SlotLost,
-    UndrainRequested,
     VersionStaged,
 )
 from chain_backup.failover.placement import members, near, spread
@@ -42,15 +42,15 @@ def slots_in_use(history: History) -> set[int]:
     return {slot for chain in history.machine.chains.values() for slot in chain}
 
 
-def scale(history: History, *retiring: int, request: int = 1, force: bool = False) -> list[MoveReported]:
-    return of(MoveReported, history.at(history.now_ms, ScaleRequested(request, retiring, force)))
+def scale(history: History, *retiring: int, request: int = 1, force: bool = False) -> list[ReportMove]:
+    return of(ReportMove, history.at(history.now_ms, ScaleRequested(request, retiring, force)))
 
 
 def test_a_slot_that_nobody_knew_joins_and_takes_standbys() -> None:
     history = with_spare()
     assert [history.machine.chains[SubtaskId("count", index)] for index in range(4)] == [(0, 4), (1, 2), (2, 3), (3, 4)]
     assert history.machine.missing == 0
-    assert scale(history) == [MoveReported(1, "under_way"), MoveReported(1, "done")]
+    assert scale(history) == [ReportMove(1, "under_way"), ReportMove(1, "done")]
 
 
 def test_more_slots_are_told_to_be_there_when_all_chains_have_them() -> None:
@@ -58,8 +58,8 @@ def test_more_slots_are_told_to_be_there_when_all_chains_have_them() -> None:
     history.at(history.now_ms, SlotJoined(SPARE, "host4"))
     (report,) = scale(history)
     assert report.status == "under_way" and C0 in report.left and C3 in report.left
-    told = [report for event in history.staged(1) for report in of(MoveReported, history.at(history.now_ms, event))]
-    assert told[-1] == MoveReported(1, "done")
+    told = [report for event in history.staged(1) for report in of(ReportMove, history.at(history.now_ms, event))]
+    assert told[-1] == ReportMove(1, "done")
     assert [report.status for report in told[:-1]] == ["under_way"] * (len(told) - 1)
     assert all(len(chain) == 2 for chain in history.machine.chains.values()), "who made room has left"
 
@@ -73,7 +73,7 @@ def test_a_spare_slot_retires_when_the_others_have_what_it_had() -> None:
     assert reports(effects)[-1] == (1, "done")
     assert slots_in_use(history) == {0, 1, 2, 3} and not history.machine.is_alive(SPARE)
     assert all(len(chain) == 2 for chain in history.machine.chains.values())
-    assert of(FailoverPhase, effects) == [], "nothing at work has moved"
+    assert of(RecordFailoverPhase, effects) == [], "nothing at work has moved"
 
 
 def test_work_on_a_spare_slot_is_handed_over_before_it_retires() -> None:
@@ -84,7 +84,7 @@ def test_work_on_a_spare_slot_is_handed_over_before_it_retires() -> None:
     in_step(history, 2)
     effects = go_on(history, 3)
     assert only(PromoteStandbys, effects).slot == 0
-    assert of(FailoverPhase, effects)[0].reason == "slot 4 retires"
+    assert of(RecordFailoverPhase, effects)[0].reason == "slot 4 retires"
     assert reports(effects)[-1] == (2, "done") and slots_in_use(history) == {0, 1, 2, 3}
 
 
@@ -104,15 +104,15 @@ def test_what_has_retired_does_not_come_back() -> None:
     scale(history, SPARE)
     in_step(history, 1)
     assert history.at(200, SlotJoined(SPARE, "host4")) == [] and not history.machine.is_alive(SPARE)
-    assert history.at(200, SlotLost(SPARE, "SIGKILL")) == []
+    assert history.at(200, SlotLost(SPARE, 1, "SIGKILL")) == []
     assert history.at(200, VersionStaged(C0, SPARE, Generation(1), 1)) == []
-    fence = only(FenceSlots, history.at(300, SlotLost(0, "SIGKILL")))
+    fence = only(FenceSlots, history.at(300, SlotLost(0, 1, "SIGKILL")))
     assert fence.slots == (1, 2, 3), "nobody waits for it"
 
 
 def test_a_slot_that_never_joined_is_a_stranger() -> None:
     history = running()
-    for stranger in (SlotLost(SPARE, "SIGKILL"), VersionStaged(C0, SPARE, Generation(1), 1), SlotJoined(-1, "host")):
+    for stranger in (SlotLost(SPARE, 1, "SIGKILL"), VersionStaged(C0, SPARE, Generation(1), 1), SlotJoined(-1, "host")):
         with pytest.raises(PeerProtocolError, match="does not exist and never did"):
             history.at(200, stranger)
 
@@ -142,7 +142,7 @@ def test_copies_do_not_come_to_share_a_host_by_it() -> None:
     history = History(replicas=2)
     history.started()
     for slot in range(1, 4):  # all but the spare slot are on one host
-        history.recover(history.at(100 * slot, SlotLost(slot, "SIGKILL")))
+        history.recover(history.at(100 * slot, SlotLost(slot, 1, "SIGKILL")))
         history.at(100 * slot + 50, SlotJoined(slot, "host0"))
         in_step(history, 0)
     history.at(600, SlotJoined(SPARE, "elsewhere"))
@@ -156,7 +156,7 @@ def test_it_can_be_wanted_again_before_it_has_retired() -> None:
     history = with_spare()
     scale(history, SPARE)
     first, *rest = scale(history, request=2)
-    assert first == MoveReported(1, "cancelled", "the spare slots are scaled anew")
+    assert first == ReportMove(1, "cancelled", "the spare slots are scaled anew")
     in_step(history, 1)
     assert history.machine.is_alive(SPARE) and SPARE in slots_in_use(history)
     assert [report.status for report in rest] == ["under_way", "done"]
@@ -165,7 +165,7 @@ def test_it_can_be_wanted_again_before_it_has_retired() -> None:
 def test_nothing_is_moved_to_a_slot_that_retires() -> None:
     history = with_spare()
     scale(history, SPARE)
-    report = only(MoveReported, move(history, C3, SPARE, request=2))
+    report = only(ReportMove, move(history, C3, SPARE, request=2))
     assert report.status == "refused" and "slot 4 is about to end" in report.reason
 
 
@@ -173,25 +173,25 @@ def test_a_move_to_a_slot_that_is_to_retire_is_cancelled() -> None:
     history = with_spare()
     move(history, SubtaskId("count", 1), SPARE)
     first, *_ = scale(history, SPARE, request=2)
-    assert first == MoveReported(1, "cancelled", "slot 4 is about to end, as asked")
+    assert first == ReportMove(1, "cancelled", "slot 4 is about to end, as asked")
 
 
 def test_a_drained_hosts_work_goes_to_the_spare_slot() -> None:
     history = with_spare()
-    history.at(200, DrainRequested(1, "host0"))
+    history.at(200, HostDrainRequested(1, "host0"))
     in_step(history, 1)
     for version in (2, 3):
         go_on(history, version)
     assert history.machine.heads[C0] == SPARE, "which has nothing to do"
-    history.at(history.now_ms, UndrainRequested(2, "host0"))
+    history.at(history.now_ms, HostUndrainRequested(2, "host0"))
 
 
 def test_the_last_host_that_stays_is_not_drained() -> None:
     history = with_spare(host="host4", replicas=2)
     scale(history, SPARE)
     for number, host in enumerate(("host0", "host1", "host2"), 2):
-        history.at(200, DrainRequested(number, host, force=True))
-    report = only(MoveReported, history.at(200, DrainRequested(9, "host3", force=True)))
+        history.at(200, HostDrainRequested(number, host, force=True))
+    report = only(ReportMove, history.at(200, HostDrainRequested(9, "host3", force=True)))
     assert report.status == "refused" and "no slot could take over" in report.reason
 
 
@@ -199,7 +199,7 @@ def test_a_lost_spare_slot_is_one_of_the_members() -> None:
     history = with_spare()
     move(history, C0, SPARE)
     go_on(history, 2)
-    history.recover(history.at(300, SlotLost(SPARE, "SIGKILL")))
+    history.recover(history.at(300, SlotLost(SPARE, 1, "SIGKILL")))
     assert history.machine.heads[C0] == 0 and history.machine.missing > 0
     history.at(400, SlotJoined(SPARE, "host4"))
     in_step(history, 2)

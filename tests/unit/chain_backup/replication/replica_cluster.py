@@ -2,6 +2,9 @@
 
 The network keeps one queue for each direction of each pair of slots; a test, or a seed, decides what is delivered when,
 and what happens to it on the way. State is numbers and objects of one subtask, with dicts as the model of each version.
+
+Why this is not in ``tests/simulation``: there the same agents run on a disk and a store in memory. Here files, their
+checksums and RocksDB are the real ones, which is too slow for thousands of jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from chain_backup.disk import OpenDisk, SlotDisk
-from chain_backup.replication.agent import Beside, ReplicationAgent, at_once
+from chain_backup.replication.agent import ReplicationAgent
+from chain_backup.replication.receiver import Beside, at_once
 from flinkplus.protocol.snapshot.handle import START, OperatorState, SnapshotHandle
 from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState
 from flinkplus.state.backend import Prepared

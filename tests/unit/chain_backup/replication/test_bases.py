@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chain_backup.disk import base_name
-from chain_backup.replication.frames import Kind, Topic, encode
+from chain_backup.replication.frames import FrameKind, Topic, encode
 from chain_backup.replication.members import Member
 from chain_backup.replication.replica import encode_handle
 from flinkplus.errors import CorruptState
@@ -160,7 +160,7 @@ def test_bases_that_come_late_are_of_use_all_the_same(cluster: Cluster) -> None:
     """Each download takes longer than it takes until the next base; nothing piles up."""
     agent = cluster.network.agents[1]
     under_way: list[tuple[Callable[[], None], Callable[[Exception | None], None]]] = []
-    agent._beside = lambda work, done: under_way.append((work, done))
+    agent._receiver._beside = lambda work, done: under_way.append((work, done))
     files = []
     for _ in range(8):
         until_due(cluster)
@@ -217,7 +217,7 @@ def test_a_promotion_beside_a_download_of_the_same_file(tmp_path: Path, monkeypa
     standbys = Standbys(1, tmp_path / "slot", storage, ignore, ignore, deliver_answer, ignore)
     standbys.form({SUBTASK: (1, (0, 1))})
     fields: dict[str, object] = {"base": 0, "lacks": [base_name(handle.files[0].name)]}
-    standbys.receive(0, encode(Kind.OFFER, 7, 0, Topic(SUBTASK, 1, 1, 1), fields, encode_handle(handle)))
+    standbys.receive(0, encode(FrameKind.OFFER, 7, 0, Topic(SUBTASK, 1, 1, 1), fields, encode_handle(handle)))
     assert half.wait(60)
     standbys.prepare(1, SUBTASK, 1, handle, 2)
     assert not answers

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain_backup.replication.frames import NO_TOPIC, Kind, Topic, decode, encode
+from chain_backup.replication.frames import NO_TOPIC, FrameKind, Topic, decode, encode
 from flinkplus.errors import PeerProtocolError
 
 TOPIC = Topic("count+out[1]", 3, 17, 5)
-FIELDS: dict[Kind, dict[str, Any]] = {
-    Kind.OFFER: {"base": 16, "lacks": ["1-1-1.sst"]},
-    Kind.WANT: {"files": [["3-17-1.sst", 0]], "round": 1},
-    Kind.CHUNK: {"name": "3-17-1.sst", "offset": 512, "round": 1},
-    Kind.ACK: {"round": 1},
-    Kind.FAILED: {"reason": "no room"},
+FIELDS: dict[FrameKind, dict[str, Any]] = {
+    FrameKind.OFFER: {"base": 16, "lacks": ["1-1-1.sst"]},
+    FrameKind.WANT: {"files": [["3-17-1.sst", 0]], "asked": 1},
+    FrameKind.CHUNK: {"name": "3-17-1.sst", "offset": 512, "asked": 1},
+    FrameKind.ACK: {"asked": 1},
+    FrameKind.FAILED: {"reason": "no room"},
 }
-WHOLE = encode(Kind.CHUNK, 7, 2, TOPIC, FIELDS[Kind.CHUNK], b"some bytes of a file")
+WHOLE = encode(FrameKind.CHUNK, 7, 2, TOPIC, FIELDS[FrameKind.CHUNK], b"some bytes of a file")
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", FrameKind)
 @pytest.mark.parametrize("payload", [b"", b"x" * 1000])
-def test_what_is_encoded_is_decoded(kind: Kind, payload: bytes) -> None:
+def test_what_is_encoded_is_decoded(kind: FrameKind, payload: bytes) -> None:
     frame = decode(memoryview(encode(kind, 1 << 60, 9, TOPIC, FIELDS.get(kind), payload)))
     assert (frame.kind, frame.stream, frame.number, frame.topic) == (kind, 1 << 60, 9, TOPIC)
     assert frame.fields == FIELDS.get(kind, {})
@@ -47,8 +47,8 @@ def test_nothing_torn_or_foreign_passes(data: bytes) -> None:
         decode(WHOLE + data if data else b"")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind in FIELDS])
-def test_a_frame_without_its_fields_is_refused(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FrameKind if kind in FIELDS])
+def test_a_frame_without_its_fields_is_refused(kind: FrameKind) -> None:
     empty: dict[str, Any] = {}
     for fields in (empty, dict.fromkeys(FIELDS[kind], None)):
         with pytest.raises(PeerProtocolError, match="is malformed"):

@@ -11,7 +11,7 @@ import pytest
 
 from chain_backup.disk import SlotDisk
 from chain_backup.replication import frames
-from chain_backup.replication.frames import Kind, decode
+from chain_backup.replication.frames import FrameKind, decode
 from chain_backup.replication.replica import Replica
 from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import StateFile
@@ -48,7 +48,7 @@ def sizes(cluster: Cluster, version: int) -> dict[str, int]:
 def wanted(cluster: Cluster, slot: int) -> set[str]:
     """Names of the files that a slot has asked its predecessor for."""
     sent = [decode(frame) for source, _, frame in cluster.network.sent if source == slot]
-    return {name for frame in sent if frame.kind is Kind.WANT for name, _ in frame.fields["files"]}
+    return {name for frame in sent if frame.kind is FrameKind.WANT for name, _ in frame.fields["files"]}
 
 
 def left_files(cluster: Cluster, slot: int) -> set[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from chain_backup.replication import frames
 from chain_backup.replication.agent import ReplicationAgent
-from chain_backup.replication.frames import MAX_CHUNKS_UNDER_WAY, Kind, Topic, decode, encode
+from chain_backup.replication.frames import MAX_CHUNKS_UNDER_WAY, FrameKind, Topic, decode, encode
 from chain_backup.replication.transfers import MAX_RESYNCS, MAX_TRIES
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.snapshot.files import StateFile
@@ -59,7 +59,7 @@ def names(handle: SnapshotHandle) -> set[str]:
     return {file.name.rpartition("/")[2] for file in handle.files}
 
 
-def kinds(cluster: Cluster, source: int, target: int) -> list[Kind]:
+def kinds(cluster: Cluster, source: int, target: int) -> list[FrameKind]:
     return [decode(frame).kind for *pair, frame in cluster.network.sent if pair == [source, target]]
 
 
@@ -70,8 +70,8 @@ def test_a_version_goes_down_the_chain(cluster: Cluster) -> None:
     versions(cluster, 1, trim=False)
     assert cluster.reports == [(1, 1, 1), (2, 1, 1)]
     for source, target in ((0, 1), (1, 2)):
-        assert kinds(cluster, source, target) == [Kind.OFFER, Kind.CHUNK]
-        assert kinds(cluster, target, source) == [Kind.WANT, Kind.ACK, Kind.STAGED]
+        assert kinds(cluster, source, target) == [FrameKind.OFFER, FrameKind.CHUNK]
+        assert kinds(cluster, target, source) == [FrameKind.WANT, FrameKind.ACK, FrameKind.STAGED]
     assert not kinds(cluster, 0, 2)
 
 
@@ -88,18 +88,18 @@ def test_an_offer_of_what_is_held_begins_no_tries_anew(cluster: Cluster) -> None
     cluster.change()
     cluster.snapshot()
     deliver((0, 1), (1, 0))
-    assert kinds(cluster, 1, 2) == [Kind.OFFER]
+    assert kinds(cluster, 1, 2) == [FrameKind.OFFER]
     cluster.network.cut(0, 1)
     deliver((0, 1), (1, 0))
-    assert kinds(cluster, 1, 0)[-1] is Kind.STAGED
-    assert kinds(cluster, 1, 0).count(Kind.STAGED) == 2
-    assert kinds(cluster, 1, 2) == [Kind.OFFER]
+    assert kinds(cluster, 1, 0)[-1] is FrameKind.STAGED
+    assert kinds(cluster, 1, 0).count(FrameKind.STAGED) == 2
+    assert kinds(cluster, 1, 2) == [FrameKind.OFFER]
 
 
 def test_only_what_is_missing_is_sent(cluster: Cluster) -> None:
     versions(cluster, 8)
     sent = [decode(frame) for *pair, frame in cluster.network.sent if pair == [0, 1]]
-    chunks = [frame.fields["name"] for frame in sent if frame.kind is Kind.CHUNK]
+    chunks = [frame.fields["name"] for frame in sent if frame.kind is FrameKind.CHUNK]
     assert len(chunks) == len(set(chunks))
 
 
@@ -132,8 +132,8 @@ def test_many_subtasks_share_the_hop(tmp_path: Path, small_chunks: None) -> None
     most, turns = 0, []
     queue = cluster.network.queues[0, 1]
     while cluster.network.step():
-        under_way = [frame for frame in map(decode, queue) if frame.kind is Kind.CHUNK]
-        acknowledged = [frame for frame in map(decode, cluster.network.queues[1, 0]) if frame.kind is Kind.ACK]
+        under_way = [frame for frame in map(decode, queue) if frame.kind is FrameKind.CHUNK]
+        acknowledged = [frame for frame in map(decode, cluster.network.queues[1, 0]) if frame.kind is FrameKind.ACK]
         most = max(most, len(under_way) + len(acknowledged))
         turns += [frame.topic.subtask for frame in under_way[-1:]]
     assert most == MAX_CHUNKS_UNDER_WAY
@@ -149,7 +149,7 @@ def test_a_new_tail_catches_up(cluster: Cluster) -> None:
     cluster.form(0, 1, 2, 3)
     cluster.network.settle()
     assert cluster.staged(3) == {6}
-    assert not kinds(cluster, 0, 3) and Kind.CHUNK in kinds(cluster, 2, 3)
+    assert not kinds(cluster, 0, 3) and FrameKind.CHUNK in kinds(cluster, 2, 3)
     versions(cluster, 2)
     assert cluster.staged(3) == {6, 7, 8}
     cluster.promote(3, 8)
@@ -217,7 +217,7 @@ def test_frames_that_come_twice_have_no_effect(cluster: Cluster, small_chunks: N
     cluster.network.faults = {"twice": 1.0}
     versions(cluster, 4)
     assert cluster.reports == [(slot, 1, version) for version in range(1, 5) for slot in (1, 2)]
-    assert Kind.RESYNC not in {decode(frame).kind for *_, frame in cluster.network.sent}
+    assert FrameKind.RESYNC not in {decode(frame).kind for *_, frame in cluster.network.sent}
 
 
 def test_a_slow_successor_gets_the_newest(cluster: Cluster) -> None:
@@ -499,7 +499,7 @@ def test_the_failed_subtask_is_a_standby_on_its_slot_again(cluster: Cluster) -> 
     before = len(cluster.network.sent)
     cluster.network.settle()
     assert cluster.staged(0) == {5} and cluster.staged(2) == {5}
-    assert not [frame for *_, frame in cluster.network.sent[before:] if decode(frame).kind is Kind.CHUNK]
+    assert not [frame for *_, frame in cluster.network.sent[before:] if decode(frame).kind is FrameKind.CHUNK]
     versions(cluster, 1)
     cluster.promote(0, 6)
 
@@ -613,7 +613,7 @@ def test_a_rollback_finds_the_files_of_the_replica(cluster: Cluster) -> None:
 def offer(subtask: str, generation: int, version: int, handle: dict[str, Any], number: int = 0) -> bytes:
     payload = json.dumps(handle).encode()
     fields = {"base": 0, "lacks": []}
-    return encode(Kind.OFFER, 1 << 62, number, Topic(subtask, generation, version, 1), fields, payload)
+    return encode(FrameKind.OFFER, 1 << 62, number, Topic(subtask, generation, version, 1), fields, payload)
 
 
 def test_offers_of_others_than_the_predecessor_have_no_effect(cluster: Cluster) -> None:
@@ -649,7 +649,7 @@ def test_handles_that_name_foreign_files_are_refused(cluster: Cluster, change: d
     handle = {**handle_of().to_json(), **change}
     cluster.network.agents[1].receive(0, offer(SUBTASK, 1, 1, handle))
     assert not cluster.reports
-    assert kinds(cluster, 1, 0) == [Kind.FAILED]
+    assert kinds(cluster, 1, 0) == [FrameKind.FAILED]
 
 
 def test_a_file_that_was_damaged_at_the_sender_comes_from_storage(

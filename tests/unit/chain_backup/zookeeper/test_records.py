@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chain_backup.zookeeper.client import Client
-from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
 from chain_backup.zookeeper.errors import BadRecord
 from chain_backup.zookeeper.records import ChainRecord, Paths, SlotRecord, quote, unquote
 from flinkplus.errors import ConfigurationError
@@ -92,8 +91,3 @@ def test_hosts_that_name_no_server_are_refused(hosts: str) -> None:
 def test_a_session_too_short_to_be_kept_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="too short"):
         Client("127.0.0.1:1", 0.2, lambda state: None)
-
-
-def test_a_tick_of_no_time_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="tick"):
-        EmbeddedZooKeeper(tick_ms=0)

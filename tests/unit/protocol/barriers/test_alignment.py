@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from flinkplus.errors import InvariantViolation, PeerProtocolError
+from flinkplus.protocol.barriers import barriers
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.barriers.barriers import MAX_REMEMBERED_ABORTS
 from flinkplus.protocol.vocabulary.effects import (
@@ -62,14 +63,14 @@ def aligned(checkpoint: CheckpointId, channels: Sequence[ChannelId]) -> list[Bar
 def test_abs_algorithm_1_init_nothing_is_blocked() -> None:
     machine = two_inputs()
     assert machine.blocked == ()
-    assert machine.aligning is None
+    assert machine.waiting_for == ()
 
 
 def test_abs_algorithm_1_init_inputs_are_known_and_others_refused() -> None:
     machine = two_inputs()
     with pytest.raises(PeerProtocolError, match="not one of its inputs"):
         feed(machine, BarrierArrived(C, ONE))
-    assert machine.aligning is None
+    assert machine.waiting_for == ()
     assert feed(machine, BarrierArrived(A, ONE)) == [BlockChannel(A)]
 
 
@@ -116,7 +117,7 @@ def test_abs_algorithm_1_all_inputs_blocked_none_is_blocked_afterwards() -> None
     machine = two_inputs()
     feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, ONE))
     assert machine.blocked == ()
-    assert machine.aligning is None
+    assert machine.waiting_for == ()
     assert feed(machine, BarrierArrived(A, TWO)) == [BlockChannel(A)]
 
 
@@ -178,8 +179,11 @@ def test_several_checkpoints_are_persisted_at_once_and_end_in_any_order() -> Non
     ]
 
 
-def test_too_many_unpersisted_snapshots_decline_the_next_but_let_its_barrier_pass() -> None:
-    machine = BarrierAlignment(SUBTASK, (A,), max_asynchronous=1)
+def test_too_many_unpersisted_snapshots_decline_the_next_but_let_its_barrier_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(barriers, "MAX_ASYNCHRONOUS", 1)
+    machine = BarrierAlignment(SUBTASK, (A,))
     feed(machine, BarrierArrived(A, ONE))
     effects = feed(machine, BarrierArrived(A, TWO))
     assert effects == [
@@ -259,7 +263,7 @@ def test_barriers_of_a_superseded_checkpoint_are_ignored() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
     feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, TWO))
     assert feed(machine, BarrierArrived(C, ONE)) == []
-    assert machine.aligning == TWO
+    assert machine.waiting_for == (TWO,)
 
 
 def test_the_barrier_of_an_aborted_newer_checkpoint_still_ends_the_older_alignment() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flinkplus.protocol.barriers import barriers
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.vocabulary.effects import (
@@ -38,8 +40,8 @@ NONE, ONE, TWO, THREE = (CheckpointId(n) for n in range(4))
 COUNT = SubtaskId("count", 0)
 
 
-def machine(version: CheckpointId = NONE, max_asynchronous: int = 8) -> UnalignedBarriers:
-    return UnalignedBarriers(COUNT, (A, B), version, max_asynchronous)
+def machine(version: CheckpointId = NONE) -> UnalignedBarriers:
+    return UnalignedBarriers(COUNT, (A, B), version)
 
 
 def feed(one: UnalignedBarriers, *events: BarrierEvent | OvertakingEvent) -> list[BarrierEffect]:
@@ -100,7 +102,7 @@ def test_an_alignment_that_takes_too_long_is_overtaken() -> None:
     feed(one, OvertakingOrdered(ONE))
     assert one.due == ONE, "one barrier was taken: no other need be here"
     assert feed(one, BarrierOvertook(ONE)) == [*copied(ONE, B), UnblockChannel(A)]
-    assert one.waiting_for == (ONE,) and one.aligning is None
+    assert one.waiting_for == (ONE,)
     assert feed(one, BarrierSighted(B, ONE)) == [CloseRecord(ONE, B), PersistSnapshot(ONE)]
 
 
@@ -170,8 +172,11 @@ def test_a_newer_barrier_may_have_come_before_the_older_one_overtakes() -> None:
     assert one.waiting_for == ()
 
 
-def test_with_too_many_snapshots_under_way_the_barrier_goes_on_and_the_checkpoint_is_declined() -> None:
-    one = machine(max_asynchronous=1)
+def test_with_too_many_snapshots_under_way_the_barrier_goes_on_and_the_checkpoint_is_declined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(barriers, "MAX_ASYNCHRONOUS", 1)
+    one = machine()
     feed(one, OvertakingOrdered(ONE), OvertakingOrdered(TWO), BarrierSighted(A, ONE), BarrierOvertook(ONE))
     effects = feed(one, BarrierSighted(A, TWO), BarrierOvertook(TWO))
     assert effects[0] == ForwardBarrier(TWO, overtakes=True)

@@ -12,35 +12,35 @@ from flinkplus.protocol.vocabulary.effects import (
     CheckpointingEffect,
     CheckpointOutcome,
     CheckpointStats,
-    CommitAbandoned,
-    CommitDelayed,
     CommitOutput,
-    CommitsDrained,
+    CompleteCheckpoint,
     DropCheckpoint,
-    FinalCheckpointAbandoned,
-    FinalCheckpointCommitted,
-    NotifyComplete,
     OvertakeCheckpoint,
     RecordCheckpoint,
+    ReportCommitDelay,
     StoreManifest,
     SweepState,
     TriggerCheckpoint,
 )
 from flinkplus.protocol.vocabulary.events import (
+    CheckpointAcknowledged,
+    CheckpointDeclined,
     CheckpointingEvent,
     CheckpointRequested,
     CheckpointsAbandoned,
+    CommitAbandoned,
     CommitFailed,
-    DrainRequested,
+    CommitsQuiesced,
+    FinalAbandoned,
+    FinalCommitted,
     JobInterrupted,
-    JobRunning,
     ManifestFailed,
     ManifestStored,
     OutputCommitted,
-    SnapshotAcknowledged,
-    SnapshotDeclined,
+    QuiesceRequested,
     SourceExhausted,
     SubtasksReplaced,
+    SubtasksStarted,
     TimeAdvanced,
 )
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
@@ -50,7 +50,7 @@ S0, S1, K0 = SubtaskId("lines", 0), SubtaskId("lines", 1), SubtaskId("count+out"
 SUBTASKS, SOURCES = (S0, S1, K0), (S0, S1)
 G1, G2 = Generation(1), Generation(2)
 C1, C2, C3, C4, C5 = (CheckpointId(n) for n in range(1, 6))
-RUNNING = JobRunning(SUBTASKS, SOURCES, G1)
+RUNNING = SubtasksStarted(SUBTASKS, SOURCES, G1)
 
 
 class History:
@@ -83,7 +83,7 @@ def started(complete: tuple[CheckpointId, ...] = (), **options: int | None) -> H
 
 
 def acks(checkpoint: CheckpointId, generation: Generation = G1) -> list[CheckpointingEvent]:
-    return [SnapshotAcknowledged(checkpoint, subtask, generation, str(subtask)) for subtask in SUBTASKS]
+    return [CheckpointAcknowledged(checkpoint, subtask, generation, str(subtask)) for subtask in SUBTASKS]
 
 
 def exhausted(generation: Generation = G1) -> list[CheckpointingEvent]:
@@ -123,7 +123,7 @@ def test_the_whole_life_of_a_checkpoint() -> None:
     assert history.at(120, third) == [store(C1)]
     stats = CheckpointStats(C1, G1, False, CheckpointOutcome.COMPLETE, "", 100, 120, 130, 3, 3)
     assert history.at(130, ManifestStored(C1)) == [
-        NotifyComplete(C1, G1),
+        CompleteCheckpoint(C1, G1),
         RecordCheckpoint(stats),
         CommitOutput(C1, False),
     ]
@@ -150,12 +150,12 @@ def test_a_declined_checkpoint_is_aborted_and_the_next_one_comes() -> None:
     history = started()
     history.time(100)
     history.at(105, acks(C1)[0])
-    effects = history.at(110, SnapshotDeclined(C1, K0, G1, "disk full"))
+    effects = history.at(110, CheckpointDeclined(C1, K0, G1, "disk full"))
     reason = "count+out[0] declined: disk full"
     outcome, cause = CheckpointOutcome.ABORTED, AbortCause.OTHER
     stats = CheckpointStats(C1, G1, False, outcome, reason, 100, None, 110, 1, 3, cause)
     assert effects == [AbortCheckpoint(C1, reason, G1), RecordCheckpoint(stats)]
-    assert history.at(120, *acks(C1), SnapshotDeclined(C1, S0, G1, "late")) == []
+    assert history.at(120, *acks(C1), CheckpointDeclined(C1, S0, G1, "late")) == []
     assert history.time(200) == [trigger(C2)]
 
 
@@ -172,7 +172,7 @@ def test_a_late_checkpoint_times_out_and_says_who_is_missing() -> None:
 def test_only_some_of_many_missing_subtasks_are_named() -> None:
     subtasks = tuple(SubtaskId("s", n) for n in range(10))
     history = History(CheckpointConfig(interval_ms=1, timeout_ms=10))
-    history.at(0, JobRunning(subtasks, subtasks, G1))
+    history.at(0, SubtasksStarted(subtasks, subtasks, G1))
     history.time(1)
     abort = history.time(11)[0]
     assert isinstance(abort, AbortCheckpoint)
@@ -183,7 +183,7 @@ def test_a_repeated_acknowledgement_counts_once_and_the_first_handle_stays() -> 
     history = started()
     history.time(100)
     first, second, third = acks(C1)
-    assert history.at(110, first, SnapshotAcknowledged(C1, S0, G1, "other"), second, first) == []
+    assert history.at(110, first, CheckpointAcknowledged(C1, S0, G1, "other"), second, first) == []
     assert history.at(120, third) == [store(C1)]
     assert history.at(121, third) == []
 
@@ -210,7 +210,7 @@ def test_an_unanswered_manifest_ends_everything_since_its_outcome_stays_open() -
     assert without_records(history.time(5_200)) == [AbortCheckpoint(C1, reason, G1), CommitAbandoned(C1, reason)]
     assert history.at(5_300, ManifestStored(C1), CheckpointRequested(), *exhausted()) == []
     assert history.machine.next_deadline_ms() is None
-    assert history.at(5_400, JobInterrupted(), DrainRequested()) == [CommitsDrained()]
+    assert history.at(5_400, JobInterrupted(), QuiesceRequested()) == [CommitsQuiesced()]
 
 
 # --------------------------------------------------------------------------------------- pacing and concurrency
@@ -223,7 +223,7 @@ def test_a_trigger_waits_while_enough_are_pending() -> None:
     assert history.machine.next_deadline_ms() == 1_100
     history.at(250, *acks(C1))
     assert kinds(history.at(260, ManifestStored(C1))) == [
-        "NotifyComplete",
+        "CompleteCheckpoint",
         "RecordCheckpoint",
         "CommitOutput",
         "TriggerCheckpoint",
@@ -278,7 +278,7 @@ def test_a_newer_complete_checkpoint_supersedes_an_older_pending_one() -> None:
     assert history.at(220, *acks(C2)) == [store(C2)]
     effects = history.at(230, ManifestStored(C2))
     assert without_records(effects) == [
-        NotifyComplete(C2, G1),
+        CompleteCheckpoint(C2, G1),
         AbortCheckpoint(C1, "superseded by checkpoint 2", G1),
         CommitOutput(C2, False),
     ]
@@ -340,9 +340,9 @@ def test_a_commit_that_is_late_is_reported_and_never_given_up() -> None:
     history = started(interval_ms=100_000)
     history.at(10, CheckpointRequested(), *acks(C1), ManifestStored(C1))
     assert history.machine.next_deadline_ms() == 5_010
-    assert history.time(5_010) == [CommitDelayed(C1, 5_000)]
+    assert history.time(5_010) == [ReportCommitDelay(C1, 5_000)]
     assert history.machine.next_deadline_ms() == 10_010
-    assert history.time(1_000_000) == [CommitDelayed(C1, 999_990), trigger(C2)]
+    assert history.time(1_000_000) == [ReportCommitDelay(C1, 999_990), trigger(C2)]
     assert history.at(1_000_010, OutputCommitted(C1)) == []
 
 
@@ -351,10 +351,10 @@ def test_a_manifest_behind_a_late_commit_has_its_time_when_that_has_ended() -> N
     history.at(10, CheckpointRequested(), *acks(C1), ManifestStored(C1))
     history.time(110)
     assert history.at(120, *acks(C2)) == [store(C2)]
-    assert without_records(history.time(90_000)) == [CommitDelayed(C1, 89_990)]
+    assert without_records(history.time(90_000)) == [ReportCommitDelay(C1, 89_990)]
     assert history.at(90_010, OutputCommitted(C1)) == []
     assert history.machine.next_deadline_ms() == 95_010
-    assert without_records(history.at(95_000, ManifestStored(C2)))[0] == NotifyComplete(C2, G1)
+    assert without_records(history.at(95_000, ManifestStored(C2)))[0] == CompleteCheckpoint(C2, G1)
 
 
 def test_unused_state_files_are_removed_after_so_many_checkpoints() -> None:
@@ -392,9 +392,9 @@ def test_numbers_go_on_over_an_interruption_and_old_generations_are_ignored() ->
     history = started()
     history.time(100)
     history.at(150, JobInterrupted())
-    assert history.at(200, JobRunning(SUBTASKS, SOURCES, G2)) == []
+    assert history.at(200, SubtasksStarted(SUBTASKS, SOURCES, G2)) == []
     assert history.time(300) == [trigger(C2, generation=G2)]
-    assert history.at(310, *acks(C2, G1), *acks(C1, G1), SnapshotDeclined(C2, S0, G1, "old")) == []
+    assert history.at(310, *acks(C2, G1), *acks(C1, G1), CheckpointDeclined(C2, S0, G1, "old")) == []
     assert history.at(320, *acks(C2, G2)) == [store(C2, generation=G2)]
 
 
@@ -402,9 +402,9 @@ def test_a_manifest_being_stored_survives_an_interruption_and_holds_up_the_rollb
     history = started()
     history.time(100)
     history.at(110, *acks(C1))
-    assert history.at(120, JobInterrupted(), DrainRequested()) == []
-    assert without_records(history.at(130, ManifestStored(C1))) == [NotifyComplete(C1, G1), CommitOutput(C1, False)]
-    assert history.at(140, OutputCommitted(C1)) == [CommitsDrained()]
+    assert history.at(120, JobInterrupted(), QuiesceRequested()) == []
+    assert without_records(history.at(130, ManifestStored(C1))) == [CompleteCheckpoint(C1, G1), CommitOutput(C1, False)]
+    assert history.at(140, OutputCommitted(C1)) == [CommitsQuiesced()]
     assert history.at(150, OutputCommitted(C1)) == []
 
 
@@ -413,12 +413,12 @@ def test_a_ready_checkpoint_behind_the_one_being_stored_is_aborted_by_an_interru
     history.time(100)
     history.time(200)
     assert history.at(210, *acks(C1), *acks(C2)) == [store(C1)]
-    assert kinds(history.at(220, JobInterrupted(), DrainRequested())) == ["AbortCheckpoint", "RecordCheckpoint"]
+    assert kinds(history.at(220, JobInterrupted(), QuiesceRequested())) == ["AbortCheckpoint", "RecordCheckpoint"]
     assert kinds(history.at(230, ManifestFailed(C1, "no"))) == [
         "AbortCheckpoint",
         "RecordCheckpoint",
         "DropCheckpoint",
-        "CommitsDrained",
+        "CommitsQuiesced",
     ]
 
 
@@ -426,15 +426,15 @@ def test_commits_survive_an_interruption() -> None:
     history = started(commit_retry_ms=10)
     history.time(100)
     history.at(110, *acks(C1), ManifestStored(C1))
-    assert history.at(120, JobInterrupted(), DrainRequested(), CommitFailed(C1, "busy")) == []
+    assert history.at(120, JobInterrupted(), QuiesceRequested(), CommitFailed(C1, "busy")) == []
     assert history.time(130) == [CommitOutput(C1, False)]
-    assert history.at(140, OutputCommitted(C1)) == [CommitsDrained()]
+    assert history.at(140, OutputCommitted(C1)) == [CommitsQuiesced()]
 
 
 def test_draining_is_answered_at_once_when_nothing_is_in_flight() -> None:
     history = started()
-    assert history.at(10, JobInterrupted(), DrainRequested()) == [CommitsDrained()]
-    assert history.at(20, DrainRequested()) == [CommitsDrained()]
+    assert history.at(10, JobInterrupted(), QuiesceRequested()) == [CommitsQuiesced()]
+    assert history.at(20, QuiesceRequested()) == [CommitsQuiesced()]
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
@@ -442,12 +442,12 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     history.time(100)
     stranger = SubtaskId("lines", 7)
     wrong: list[tuple[type[Exception], CheckpointingEvent]] = [
-        (InvariantViolation, JobRunning(SUBTASKS, SOURCES, G2)),
-        (InvariantViolation, DrainRequested()),
+        (InvariantViolation, SubtasksStarted(SUBTASKS, SOURCES, G2)),
+        (InvariantViolation, QuiesceRequested()),
         (InvariantViolation, CheckpointsAbandoned(None)),
-        (PeerProtocolError, SnapshotAcknowledged(C1, stranger, G1, "h")),
-        (PeerProtocolError, SnapshotAcknowledged(C2, S0, G1, "h")),
-        (PeerProtocolError, SnapshotAcknowledged(C1, S0, G2, "h")),
+        (PeerProtocolError, CheckpointAcknowledged(C1, stranger, G1, "h")),
+        (PeerProtocolError, CheckpointAcknowledged(C2, S0, G1, "h")),
+        (PeerProtocolError, CheckpointAcknowledged(C1, S0, G2, "h")),
         (PeerProtocolError, SourceExhausted(K0, G1)),
     ]
     for error, event in wrong:
@@ -459,14 +459,14 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "running",
     [
-        JobRunning(SUBTASKS, SOURCES, Generation(0)),
-        JobRunning(SUBTASKS, (), G1),
-        JobRunning((K0,), SOURCES, G1),
-        JobRunning(SUBTASKS, (S0, S0), G1),
-        JobRunning((S0, S0), (S0,), G1),
+        SubtasksStarted(SUBTASKS, SOURCES, Generation(0)),
+        SubtasksStarted(SUBTASKS, (), G1),
+        SubtasksStarted((K0,), SOURCES, G1),
+        SubtasksStarted(SUBTASKS, (S0, S0), G1),
+        SubtasksStarted((S0, S0), (S0,), G1),
     ],
 )
-def test_a_job_that_cannot_run(running: JobRunning) -> None:
+def test_a_job_that_cannot_run(running: SubtasksStarted) -> None:
     with pytest.raises(InvariantViolation):
         History(CheckpointConfig()).at(0, running)
 
@@ -482,7 +482,7 @@ def test_the_last_checkpoint_comes_when_every_source_is_exhausted_and_is_the_las
     assert history.at(30, second) == []
     assert history.at(40, *acks(C1)) == [store(C1, final=True)]
     assert CommitOutput(C1, True) in history.at(50, ManifestStored(C1))
-    assert history.at(60, OutputCommitted(C1)) == [FinalCheckpointCommitted(C1)]
+    assert history.at(60, OutputCommitted(C1)) == [FinalCommitted(C1)]
     assert history.machine.next_deadline_ms() is None
     assert history.at(1_000, CheckpointRequested()) == []
 
@@ -500,7 +500,7 @@ def test_the_last_checkpoint_runs_beside_a_pending_one_which_may_still_complete(
 def test_a_failed_last_checkpoint_is_tried_again_after_the_pause() -> None:
     history = started(min_pause_ms=40)
     history.at(10, *exhausted())
-    history.at(20, SnapshotDeclined(C1, K0, G1, "no"))
+    history.at(20, CheckpointDeclined(C1, K0, G1, "no"))
     assert history.machine.next_deadline_ms() == 60
     assert history.time(60) == [trigger(C2, final=True)]
     effects = history.time(1_060)
@@ -514,7 +514,7 @@ def test_a_failed_last_checkpoint_is_tried_again_after_the_pause() -> None:
 def test_a_failed_last_checkpoint_is_not_tried_again_at_once() -> None:
     history = started(final_retry_ms=500)
     history.at(10, *exhausted())
-    assert not any(isinstance(e, TriggerCheckpoint) for e in history.at(20, SnapshotDeclined(C1, K0, G1, "no")))
+    assert not any(isinstance(e, TriggerCheckpoint) for e in history.at(20, CheckpointDeclined(C1, K0, G1, "no")))
     assert history.machine.next_deadline_ms() == 520
     assert history.time(520) == [trigger(C2, final=True)]
 
@@ -522,11 +522,11 @@ def test_a_failed_last_checkpoint_is_not_tried_again_at_once() -> None:
 def test_last_checkpoints_are_tried_so_often_and_no_more() -> None:
     history = started(final_attempts=2)
     history.at(10, *exhausted())
-    assert trigger(C2, final=True) in history.at(20, SnapshotDeclined(C1, K0, G1, "no"))
-    effects = history.at(30, SnapshotDeclined(C2, K0, G1, "never"))
-    assert effects[-1] == FinalCheckpointAbandoned(C2, G1, "count+out[0] declined: never")
+    assert trigger(C2, final=True) in history.at(20, CheckpointDeclined(C1, K0, G1, "no"))
+    effects = history.at(30, CheckpointDeclined(C2, K0, G1, "never"))
+    assert effects[-1] == FinalAbandoned(C2, G1, "count+out[0] declined: never")
     assert history.time(10_000) == []
-    assert history.at(10_010, JobInterrupted(), JobRunning(SUBTASKS, SOURCES, G2), *exhausted(G2)) == [
+    assert history.at(10_010, JobInterrupted(), SubtasksStarted(SUBTASKS, SOURCES, G2), *exhausted(G2)) == [
         trigger(C3, final=True, generation=G2)
     ]
 
@@ -535,7 +535,7 @@ def test_after_an_interruption_the_sources_must_be_exhausted_again() -> None:
     history = started()
     history.at(10, *exhausted())
     history.at(20, JobInterrupted())
-    history.at(30, JobRunning(SUBTASKS, SOURCES, G2))
+    history.at(30, SubtasksStarted(SUBTASKS, SOURCES, G2))
     assert history.at(40, *exhausted(G1), *acks(C1, G1)) == []
     assert history.time(130) == [trigger(C2, generation=G2)]
     assert history.at(140, *exhausted(G2)) == [trigger(C3, final=True, generation=G2)]
@@ -543,8 +543,8 @@ def test_after_an_interruption_the_sources_must_be_exhausted_again() -> None:
 
 def test_the_last_commit_survives_an_interruption() -> None:
     history = started()
-    history.at(10, *exhausted(), *acks(C1), JobInterrupted(), DrainRequested(), ManifestStored(C1))
-    assert history.at(20, OutputCommitted(C1)) == [FinalCheckpointCommitted(C1), CommitsDrained()]
+    history.at(10, *exhausted(), *acks(C1), JobInterrupted(), QuiesceRequested(), ManifestStored(C1))
+    assert history.at(20, OutputCommitted(C1)) == [FinalCommitted(C1), CommitsQuiesced()]
 
 
 # ------------------------------------------------------------------------------------------------------- retention
@@ -579,7 +579,7 @@ def test_those_of_an_earlier_run_are_subject_to_retention_and_numbers_go_on() ->
 
 def test_abandoned_checkpoints_are_dropped_newest_first() -> None:
     history = started(complete=(C1, C2, C3))
-    history.at(10, JobInterrupted(), DrainRequested())
+    history.at(10, JobInterrupted(), QuiesceRequested())
     assert history.at(20, CheckpointsAbandoned(C1)) == [DropCheckpoint(C3), DropCheckpoint(C2)]
     assert history.machine.complete == (C1,)
     assert history.at(30, CheckpointsAbandoned(None)) == [DropCheckpoint(C1)]
@@ -604,8 +604,8 @@ def again(checkpoint: CheckpointId, *sources: SubtaskId) -> TriggerCheckpoint:
     return TriggerCheckpoint(checkpoint, sources, False, G1)
 
 
-def ack(checkpoint: CheckpointId, subtask: SubtaskId, handle: str = "") -> SnapshotAcknowledged:
-    return SnapshotAcknowledged(checkpoint, subtask, G1, handle or str(subtask))
+def ack(checkpoint: CheckpointId, subtask: SubtaskId, handle: str = "") -> CheckpointAcknowledged:
+    return CheckpointAcknowledged(checkpoint, subtask, G1, handle or str(subtask))
 
 
 def test_what_a_replaced_subtask_had_acknowledged_is_taken_again() -> None:
@@ -707,7 +707,7 @@ def test_no_second_last_checkpoint_while_one_is_stored_or_complete() -> None:
     assert history.at(90, replaced(C1, S0)) == []
     assert history.time(1000) == []  # no periodic one either, though not all sources are at their end
     assert history.at(1010, SourceExhausted(S0, G1)) == []
-    assert history.at(1020, OutputCommitted(C1)) == [FinalCheckpointCommitted(C1)]
+    assert history.at(1020, OutputCommitted(C1)) == [FinalCommitted(C1)]
 
 
 def test_a_last_checkpoint_that_fails_waits_for_sources_on_their_way() -> None:
@@ -759,7 +759,7 @@ def test_nothing_is_to_be_overtaken_when_all_have_acknowledged() -> None:
     history = History(CheckpointConfig(interval_ms=1_000, aligned_timeout_ms=200))
     history.at(0, RUNNING)
     history.at(1_000, TimeAdvanced())
-    history.at(1_100, *(SnapshotAcknowledged(C1, subtask, G1, "handle") for subtask in SUBTASKS))
+    history.at(1_100, *(CheckpointAcknowledged(C1, subtask, G1, "handle") for subtask in SUBTASKS))
     assert history.at(1_200, TimeAdvanced()) == []
 
 
@@ -776,8 +776,8 @@ def test_the_last_checkpoint_is_never_unaligned() -> None:
 # --- what was in flight
 
 
-def held(subtask: SubtaskId, in_flight_bytes: int, checkpoint: CheckpointId = C1) -> SnapshotAcknowledged:
-    return SnapshotAcknowledged(checkpoint, subtask, G1, "handle", in_flight_bytes)
+def held(subtask: SubtaskId, in_flight_bytes: int, checkpoint: CheckpointId = C1) -> CheckpointAcknowledged:
+    return CheckpointAcknowledged(checkpoint, subtask, G1, "handle", in_flight_bytes)
 
 
 def recorded(effects: list[CheckpointingEffect]) -> list[tuple[AbortCause | None, str]]:
@@ -816,12 +816,12 @@ def test_after_too_much_was_in_flight_the_next_checkpoint_is_aligned_and_the_one
     history = History(CheckpointConfig(interval_ms=1_000, aligned_timeout_ms=0))
     history.at(0, RUNNING)
     assert kinds(history.time(1_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"]
-    history.at(1_010, SnapshotDeclined(C1, K0, G1, "too much", AbortCause.OVER_BUDGET))
+    history.at(1_010, CheckpointDeclined(C1, K0, G1, "too much", AbortCause.OVER_BUDGET))
     assert kinds(history.time(2_000)) == ["TriggerCheckpoint"]
     assert history.machine.next_deadline_ms() == 62_000, "it waits for the snapshots, and for nothing else"
-    history.at(2_010, SnapshotDeclined(C2, K0, G1, "disk full"))
+    history.at(2_010, CheckpointDeclined(C2, K0, G1, "disk full"))
     assert kinds(history.time(3_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"]
-    history.at(3_010, SnapshotDeclined(C3, K0, G1, "disk full"))
+    history.at(3_010, CheckpointDeclined(C3, K0, G1, "disk full"))
     assert kinds(history.time(4_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"], (
         "only where too much was in flight"
     )

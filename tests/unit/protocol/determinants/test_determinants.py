@@ -16,9 +16,9 @@ from flinkplus.protocol.determinants.determinants import (
     KnownSteps,
     StepClock,
     StepLog,
-    decode_runs,
+    decode_spans,
     encode_ancestor,
-    encode_run,
+    encode_span,
     merge,
     pack,
     unite,
@@ -53,7 +53,7 @@ def test_a_clock_that_is_told_what_another_read_says_the_same(times, start):
 def test_a_clock_that_was_read_lately_needs_one_byte():
     clock = StepClock(1_700_000_000_000)
     [(choice, value)] = clock.read(1_700_000_000_020)
-    assert len(encode_run(5, [pack(choice, value)])) == len(encode_run(5, [pack(Choice.INPUT, 0)]))
+    assert len(encode_span(5, [pack(choice, value)])) == len(encode_span(5, [pack(Choice.INPUT, 0)]))
 
 
 wide = st.sampled_from([2**8, 2**16, 2**32]).flatmap(lambda top: st.lists(st.integers(0, top - 1), max_size=20))
@@ -62,8 +62,8 @@ runs = st.tuples(st.sampled_from([2**16, 2**32, 2**64]).flatmap(lambda top: st.i
 
 @given(runs, st.lists(st.tuples(st.integers(0, 2**24 - 1), runs), max_size=4))
 def test_runs_survive_encoding(own, ancestors):
-    data = encode_run(*own) + b"".join(encode_ancestor(number, *run) for number, run in ancestors)
-    assert decode_runs(data) == (own, tuple((number, *run) for number, run in ancestors))
+    data = encode_span(*own) + b"".join(encode_ancestor(number, *run) for number, run in ancestors)
+    assert decode_spans(data) == (own, tuple((number, *run) for number, run in ancestors))
 
 
 @pytest.mark.parametrize(
@@ -71,20 +71,20 @@ def test_runs_survive_encoding(own, ancestors):
     [
         b"",
         b"\xff1234567",
-        encode_run(1, [1, 2])[:-1],
-        encode_run(1, [1] * 20)[:-1],
-        encode_run(1, [1, 2]) + b"x",
-        encode_run(1, []) + encode_ancestor(1, 2, [3])[:-1],
+        encode_span(1, [1, 2])[:-1],
+        encode_span(1, [1] * 20)[:-1],
+        encode_span(1, [1, 2]) + b"x",
+        encode_span(1, []) + encode_ancestor(1, 2, [3])[:-1],
     ],
 )
 def test_malformed_runs_are_refused(data):
     with pytest.raises(PeerProtocolError):
-        decode_runs(data)
+        decode_spans(data)
 
 
 def test_a_determinant_takes_few_bytes():
-    assert len(encode_run(1_000, [pack(Choice.READ, 600)])) == 5
-    assert len(encode_run(100_000, [pack(Choice.INPUT, 7)])) == 6
+    assert len(encode_span(1_000, [pack(Choice.READ, 600)])) == 5
+    assert len(encode_span(100_000, [pack(Choice.INPUT, 7)])) == 6
     assert len(encode_ancestor(1 << 16, 1_000, [pack(Choice.READ, 600)])) == 8
 
 
@@ -98,8 +98,8 @@ def test_each_receiver_is_told_what_it_was_not_told_before():
     log = StepLog(10)
     log.begin(Choice.READ, 5)
     log.begin(Choice.READ, 6)
-    assert decode_runs(log.since(10)) == ((10, (pack(Choice.READ, 5), pack(Choice.READ, 6))), ())
-    assert decode_runs(log.since(11)) == ((11, (pack(Choice.READ, 6),)), ())
+    assert decode_spans(log.since(10)) == ((10, (pack(Choice.READ, 5), pack(Choice.READ, 6))), ())
+    assert decode_spans(log.since(11)) == ((11, (pack(Choice.READ, 6),)), ())
     assert log.since(12) == b""
     log.clear()
     assert log.next_step == 12
@@ -211,7 +211,7 @@ def test_a_barrier_names_every_ancestor_and_the_log_begins_anew():
 
 
 def told(data):
-    return decode_runs(encode_run(0, ()) + data)[1]
+    return decode_spans(encode_span(0, ()) + data)[1]
 
 
 @given(st.data())

@@ -11,17 +11,14 @@ from flinkplus.errors import ConfigurationError, InvariantViolation, PeerProtoco
 from flinkplus.protocol.job.job import MAX_FALLBACKS, JobProtocol
 from flinkplus.protocol.vocabulary.config import RecoveryConfig
 from flinkplus.protocol.vocabulary.effects import (
-    Deploy,
-    DrainCommits,
+    DeploySubtasks,
+    EndJob,
     EvictSlot,
-    FailureKind,
     HaltSubtasks,
     InterruptCheckpoints,
     JobEffect,
-    JobEnded,
     JobState,
-    Phase,
-    RecoveryPhase,
+    RecordRollbackPhase,
     RetractOutputAfter,
     StartSubtasks,
     StopSlots,
@@ -30,17 +27,18 @@ from flinkplus.protocol.vocabulary.events import (
     CancelRequested,
     CheckpointCompleted,
     CheckpointDropped,
+    CheckpointRestoreFailed,
     CommitAbandoned,
-    FailoverStarted,
+    CommitsQuiesced,
+    FailoverFellBack,
+    FailureTakenOn,
     FinalAbandoned,
     FinalCommitted,
     GenerationsUsed,
-    InputEndsProcesses,
+    InputBlamed,
     JobEvent,
-    LocalFailoverRefused,
-    OutputDrained,
     OutputRetracted,
-    RestoreFailed,
+    QuiesceRequested,
     RetractionFailed,
     SlotDeployed,
     SlotLeft,
@@ -49,11 +47,12 @@ from flinkplus.protocol.vocabulary.events import (
     SlotStartFailed,
     SlotStopped,
     SpareAdded,
-    SpareTaken,
+    SpareRemoved,
     SubtaskFailed,
     TimeAdvanced,
 )
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.phases import FailureKind, Phase
 
 L0, L1, C0, C1 = SubtaskId("lines", 0), SubtaskId("lines", 1), SubtaskId("count", 0), SubtaskId("count", 1)
 SUBTASKS = (L0, L1, C0, C1)
@@ -77,7 +76,7 @@ class History:
             "deploy_timeout_ms": 2_000,
             "backoff_first_ms": 100,
             "backoff_max_ms": 300,
-            "drain_timeout_ms": 20_000,
+            "quiesce_timeout_ms": 20_000,
             "stop_timeout_ms": 1_000,
         }
         config = RecoveryConfig(**{**defaults, **options})
@@ -108,7 +107,7 @@ def deploying(
     restore_from: CheckpointId | None = None, available: tuple[CheckpointId, ...] = (), **options: Any
 ) -> History:
     history = History(restore_from, available, **options)
-    assert history.at(10, *BOTH) == [Deploy(G1, restore_from, ASSIGNMENT)]
+    assert history.at(10, *BOTH) == [DeploySubtasks(G1, restore_from, ASSIGNMENT)]
     return history
 
 
@@ -120,24 +119,24 @@ def running(**options: Any) -> History:
 
 
 def failed(generation: Generation, reason: str = "boom") -> SubtaskFailed:
-    return SubtaskFailed(generation, C1, reason, "the error")
+    return SubtaskFailed(C1, generation, reason, "the error")
 
 
 def phase(
     recovery: int, name: Phase, failure: FailureKind, subtasks: tuple[SubtaskId, ...], reason: str
-) -> RecoveryPhase:
-    return RecoveryPhase(recovery, name, failure, subtasks, reason)
+) -> RecordRollbackPhase:
+    return RecordRollbackPhase(recovery, name, failure, subtasks, reason)
 
 
-def boom(recovery: int, name: Phase) -> RecoveryPhase:
+def boom(recovery: int, name: Phase) -> RecordRollbackPhase:
     return phase(recovery, name, "exception", (C1,), "count[1]: boom")
 
 
 def without_phases(effects: list[JobEffect]) -> list[JobEffect]:
-    return [effect for effect in effects if not isinstance(effect, RecoveryPhase)]
+    return [effect for effect in effects if not isinstance(effect, RecordRollbackPhase)]
 
 
-INTERRUPTED = [InterruptCheckpoints(), DrainCommits()]
+INTERRUPTED = [InterruptCheckpoints(), QuiesceRequested()]
 
 # ---------------------------------------------------------------------------------------------- start and finish
 
@@ -145,16 +144,16 @@ INTERRUPTED = [InterruptCheckpoints(), DrainCommits()]
 def test_a_job_without_failures() -> None:
     history = History()
     assert history.at(1, SlotRegistered(0, 1)) == []
-    assert history.at(2, SlotRegistered(1, 1)) == [Deploy(G1, None, ASSIGNMENT)]
+    assert history.at(2, SlotRegistered(1, 1)) == [DeploySubtasks(G1, None, ASSIGNMENT)]
     assert history.at(3, SlotDeployed(G1, 1)) == []
     assert history.at(4, SlotDeployed(G1, 0)) == [StartSubtasks(G1)]
     assert history.machine.next_deadline_ms() is None
     assert history.at(5, CheckpointCompleted(ONE), CheckpointCompleted(TWO)) == []
-    assert history.at(6, FinalCommitted()) == [StopSlots()]
+    assert history.at(6, FinalCommitted(ONE)) == [StopSlots()]
     assert history.at(7, SlotStopped(0)) == []
-    assert history.at(8, SlotStopped(1)) == [JobEnded(JobState.FINISHED, None, "", "")]
+    assert history.at(8, SlotStopped(1)) == [EndJob(JobState.FINISHED, None, "", "")]
     assert history.state is JobState.FINISHED
-    assert history.at(9, CancelRequested(), FinalCommitted(), failed(G1), SlotLost(0, 1, "x")) == []
+    assert history.at(9, CancelRequested(), FinalCommitted(ONE), failed(G1), SlotLost(0, 1, "x")) == []
 
 
 def test_slots_that_never_come() -> None:
@@ -163,13 +162,13 @@ def test_slots_that_never_come() -> None:
     assert history.machine.next_deadline_ms() == 10_000
     assert history.time(10_000) == [StopSlots()]
     reason = "1 of 2 slots did not register within 10000 ms: 0"
-    assert history.at(10_001, SlotStopped(1)) == [JobEnded(JobState.FAILED, None, reason, "slots")]
+    assert history.at(10_001, SlotStopped(1)) == [EndJob(JobState.FAILED, None, reason, "slots")]
 
 
 def test_a_slot_lost_before_the_first_deployment_costs_only_time() -> None:
     history = History(max_slot_losses=0)
     assert history.at(1, SlotRegistered(1, 1), SlotLost(1, 1, "died"), SlotRegistered(0, 1)) == []
-    assert history.at(2, SlotRegistered(1, 2)) == [Deploy(G1, None, ASSIGNMENT)]
+    assert history.at(2, SlotRegistered(1, 2)) == [DeploySubtasks(G1, None, ASSIGNMENT)]
 
 
 CANNOT = SlotStartFailed(0, "slot 0 cannot start on here: ImportError: no such library", "the error")
@@ -180,24 +179,24 @@ def test_a_slot_that_cannot_start_ends_a_job_that_has_not_begun() -> None:
     assert history.at(1, CANNOT, SlotRegistered(1, 1), CANNOT) == []
     assert history.at(2, CANNOT) == [StopSlots()]
     reason = f"{CANNOT.reason} (3 times in a row)"
-    assert history.at(3, SlotStopped(1)) == [JobEnded(JobState.FAILED, "the error", reason, "slots")]
+    assert history.at(3, SlotStopped(1)) == [EndJob(JobState.FAILED, "the error", reason, "slots")]
 
 
 def test_a_slot_that_starts_after_all_has_failed_for_nothing() -> None:
     history = History(max_start_failures=1)
     assert history.at(1, CANNOT, SlotRegistered(0, 1), CANNOT, CANNOT, SlotLost(0, 1, "died"), CANNOT) == []
     assert history.at(2, SlotStartFailed(1, "full", None), SlotRegistered(1, 1), SlotRegistered(0, 2)) == [
-        Deploy(G1, None, ASSIGNMENT)
+        DeploySubtasks(G1, None, ASSIGNMENT)
     ]
 
 
 def test_a_slot_that_cannot_start_again_is_waited_for_once_the_job_has_begun() -> None:
     history = running(max_start_failures=0)
-    history.at(40, SlotLost(0, 1, "SIGKILL"), OutputDrained())
+    history.at(40, SlotLost(0, 1, "SIGKILL"), CommitsQuiesced())
     assert history.at(50, *[CANNOT] * 20) == []
     assert history.time(5_040) == [StopSlots()]
     reason = f"1 of 2 slots did not register within 5000 ms: 0; {CANNOT.reason}"
-    assert history.at(5_050, SlotStopped(1)) == [JobEnded(JobState.FAILED, "the error", reason, "slots")]
+    assert history.at(5_050, SlotStopped(1)) == [EndJob(JobState.FAILED, "the error", reason, "slots")]
 
 
 def test_a_job_that_runs_or_ends_does_not_mind_a_slot_that_cannot_start() -> None:
@@ -213,7 +212,7 @@ def test_subtasks_are_spread_by_index_over_the_slots() -> None:
     subtasks = tuple(SubtaskId(vertex, index) for vertex in "ab" for index in range(3))
     machine = JobProtocol(subtasks, 2, RecoveryConfig(), started_ms=0)
     (deploy,) = [effect for event in BOTH for effect in machine.step(0, event)]
-    assert isinstance(deploy, Deploy)
+    assert isinstance(deploy, DeploySubtasks)
     assert [(str(subtask), slot) for subtask, slot in deploy.assignment] == [
         ("a[0]", 0),
         ("a[1]", 1),
@@ -226,7 +225,7 @@ def test_subtasks_are_spread_by_index_over_the_slots() -> None:
 
 def test_generations_go_on_where_an_earlier_run_stopped() -> None:
     machine = JobProtocol((L0,), 1, RecoveryConfig(), started_ms=0, first_generation=Generation(7))
-    assert machine.step(0, SlotRegistered(0, 1)) == [Deploy(Generation(7), None, ((L0, 0),))]
+    assert machine.step(0, SlotRegistered(0, 1)) == [DeploySubtasks(Generation(7), None, ((L0, 0),))]
 
 
 def test_a_job_that_restores_begins_with_its_checkpoint() -> None:
@@ -235,16 +234,16 @@ def test_a_job_that_restores_begins_with_its_checkpoint() -> None:
 
 def test_slots_that_do_not_stop_are_not_waited_for_forever() -> None:
     history = running()
-    history.at(30, FinalCommitted(), SlotStopped(0))
+    history.at(30, FinalCommitted(ONE), SlotStopped(0))
     assert history.machine.next_deadline_ms() == 1_030
-    assert history.time(1_030) == [JobEnded(JobState.FINISHED, None, "", "")]
+    assert history.time(1_030) == [EndJob(JobState.FINISHED, None, "", "")]
 
 
 def test_a_slot_lost_after_the_final_commit_does_not_matter_and_its_successor_is_stopped_too() -> None:
     history = running()
-    history.at(30, FinalCommitted())
+    history.at(30, FinalCommitted(ONE))
     assert history.at(40, SlotLost(0, 1, "died"), SlotRegistered(0, 2)) == [StopSlots()]
-    assert history.at(50, SlotStopped(1), SlotStopped(0)) == [JobEnded(JobState.FINISHED, None, "", "")]
+    assert history.at(50, SlotStopped(1), SlotStopped(0)) == [EndJob(JobState.FINISHED, None, "", "")]
     assert history.at(60, SlotRegistered(1, 2)) == [StopSlots()]
 
 
@@ -254,11 +253,11 @@ def test_a_slot_lost_after_the_final_commit_does_not_matter_and_its_successor_is
 def test_a_subtask_that_fails_takes_the_job_back_to_the_newest_complete_checkpoint() -> None:
     history = running()
     history.at(30, CheckpointCompleted(ONE), CheckpointCompleted(TWO))
-    assert history.at(40, failed(G1)) == [boom(1, "detect"), HaltSubtasks(G1), *INTERRUPTED]
-    assert history.at(50, OutputDrained()) == [
-        boom(1, "fence"),
+    assert history.at(40, failed(G1)) == [boom(1, "detect"), boom(1, "fence"), HaltSubtasks(G1), *INTERRUPTED]
+    assert history.at(50, CommitsQuiesced()) == [
+        boom(1, "promote"),
         boom(1, "restore"),
-        Deploy(G2, TWO, ASSIGNMENT),
+        DeploySubtasks(G2, TWO, ASSIGNMENT),
     ]
     assert history.at(60, *deployed(G2)) == [StartSubtasks(G2), boom(1, "replay")]
     assert history.state is JobState.RUNNING
@@ -267,59 +266,68 @@ def test_a_subtask_that_fails_takes_the_job_back_to_the_newest_complete_checkpoi
 def test_a_checkpoint_that_becomes_complete_while_draining_is_the_one_restored() -> None:
     history = running()
     history.at(40, CheckpointCompleted(ONE), failed(G1), CheckpointCompleted(TWO))
-    assert Deploy(G2, TWO, ASSIGNMENT) in history.at(50, OutputDrained())
+    assert DeploySubtasks(G2, TWO, ASSIGNMENT) in history.at(50, CommitsQuiesced())
 
 
 def test_a_lost_slot_is_waited_for() -> None:
     history = running()
     lost: tuple[FailureKind, tuple[SubtaskId, ...], str] = ("slot", ON_SLOT_1, "slot 1 was lost: SIGKILL")
-    assert history.at(40, SlotLost(1, 1, "SIGKILL")) == [phase(1, "detect", *lost), HaltSubtasks(G1), *INTERRUPTED]
-    assert history.at(50, OutputDrained()) == [phase(1, "fence", *lost)]
+    assert history.at(40, SlotLost(1, 1, "SIGKILL")) == [
+        phase(1, "detect", *lost),
+        phase(1, "fence", *lost),
+        HaltSubtasks(G1),
+        *INTERRUPTED,
+    ]
+    assert history.at(50, CommitsQuiesced()) == [phase(1, "promote", *lost)]
     assert history.machine.next_deadline_ms() == 5_040
-    assert history.at(400, SlotRegistered(1, 2)) == [phase(1, "restore", *lost), Deploy(G2, None, ASSIGNMENT)]
+    assert history.at(400, SlotRegistered(1, 2)) == [phase(1, "restore", *lost), DeploySubtasks(G2, None, ASSIGNMENT)]
 
 
 def test_registration_before_draining_ends_waits_for_it() -> None:
     history = running()
     history.at(40, SlotLost(1, 1, "SIGKILL"))
     assert history.at(50, SlotRegistered(1, 2)) == []
-    assert Deploy(G2, None, ASSIGNMENT) in history.at(60, OutputDrained())
+    assert DeploySubtasks(G2, None, ASSIGNMENT) in history.at(60, CommitsQuiesced())
 
 
 def test_a_lost_slot_that_does_not_come_back_ends_the_job() -> None:
     history = running()
-    history.at(40, SlotLost(1, 1, "SIGKILL"), OutputDrained())
+    history.at(40, SlotLost(1, 1, "SIGKILL"), CommitsQuiesced())
     assert history.time(5_039) == []
     assert history.time(5_040) == [StopSlots()]
     reason = "1 of 2 slots did not register within 5000 ms: 1"
-    assert history.at(5_050, SlotStopped(0)) == [JobEnded(JobState.FAILED, None, reason, "slots")]
+    assert history.at(5_050, SlotStopped(0)) == [EndJob(JobState.FAILED, None, reason, "slots")]
 
 
 def test_a_new_incarnation_says_that_the_old_one_is_gone_and_late_news_of_it_is_ignored() -> None:
     history = running()
     effects = history.at(40, SlotRegistered(1, 2))
     assert without_phases(effects) == [HaltSubtasks(G1), *INTERRUPTED]
-    assert without_phases(history.at(50, OutputDrained(), SlotLost(1, 1, "late"))) == [Deploy(G2, None, ASSIGNMENT)]
+    assert without_phases(history.at(50, CommitsQuiesced(), SlotLost(1, 1, "late"))) == [
+        DeploySubtasks(G2, None, ASSIGNMENT)
+    ]
     assert history.at(60, SlotLost(1, 1, "late"), SlotRegistered(1, 1), SlotRegistered(1, 2)) == []
     assert history.at(70, *deployed(G2))[0] == StartSubtasks(G2)
 
 
 def test_a_slot_that_stops_by_itself_is_lost() -> None:
     history = running()
-    assert history.at(40, SlotStopped(1), SlotLost(1, 1, "late"))[1:] == [HaltSubtasks(G1), *INTERRUPTED]
+    assert history.at(40, SlotStopped(1), SlotLost(1, 1, "late"))[2:] == [HaltSubtasks(G1), *INTERRUPTED]
 
 
 def test_slots_lost_together_are_one_failure() -> None:
     history = running(max_slot_losses=1)
-    history.at(40, SlotLost(0, 1, "host"), SlotLost(1, 1, "host"), OutputDrained())
-    assert without_phases(history.at(50, SlotRegistered(0, 2), SlotRegistered(1, 2))) == [Deploy(G2, None, ASSIGNMENT)]
+    history.at(40, SlotLost(0, 1, "host"), SlotLost(1, 1, "host"), CommitsQuiesced())
+    assert without_phases(history.at(50, SlotRegistered(0, 2), SlotRegistered(1, 2))) == [
+        DeploySubtasks(G2, None, ASSIGNMENT)
+    ]
 
 
 def test_what_is_said_of_a_dead_generation_has_no_effect() -> None:
     history = running(max_restarts=1)
-    history.at(40, failed(G1), failed(G1), FinalAbandoned(G1, "x"))
-    history.at(50, OutputDrained())
-    assert history.at(60, *deployed(G1), failed(G1), RestoreFailed(G1, ONE, "x"), OutputDrained()) == []
+    history.at(40, failed(G1), failed(G1), FinalAbandoned(ONE, G1, "x"))
+    history.at(50, CommitsQuiesced())
+    assert history.at(60, *deployed(G1), failed(G1), CheckpointRestoreFailed(G1, ONE, "x"), CommitsQuiesced()) == []
     assert history.at(70, *deployed(G2), *deployed(G2)) == [StartSubtasks(G2), boom(1, "replay")]
 
 
@@ -327,10 +335,11 @@ def test_a_failure_while_deploying_starts_over_without_draining_again() -> None:
     history = deploying()
     assert history.at(20, SlotDeployed(G1, 0), failed(G1)) == [
         boom(1, "detect"),
-        HaltSubtasks(G1),
         boom(1, "fence"),
+        HaltSubtasks(G1),
+        boom(1, "promote"),
         boom(1, "restore"),
-        Deploy(G2, None, ASSIGNMENT),
+        DeploySubtasks(G2, None, ASSIGNMENT),
     ]
     assert history.at(30, SlotDeployed(G2, 1)) == []
     assert history.at(40, SlotDeployed(G2, 0)) == [StartSubtasks(G2), boom(1, "replay")]
@@ -340,7 +349,7 @@ def test_a_slot_lost_while_deploying() -> None:
     history = deploying()
     history.at(20, SlotDeployed(G1, 1), SlotLost(1, 1, "died"))
     assert history.state is JobState.INTERRUPTED
-    assert without_phases(history.at(30, SlotRegistered(1, 2))) == [Deploy(G2, None, ASSIGNMENT)]
+    assert without_phases(history.at(30, SlotRegistered(1, 2))) == [DeploySubtasks(G2, None, ASSIGNMENT)]
 
 
 def test_slots_that_do_not_deploy_in_time_are_evicted() -> None:
@@ -351,11 +360,12 @@ def test_slots_that_do_not_deploy_in_time_are_evicted() -> None:
     assert history.time(2_010) == [
         EvictSlot(1, 1, reason),
         phase(1, "detect", "deploy", ON_SLOT_1, f"slots 1: {reason}"),
-        HaltSubtasks(G1),
         phase(1, "fence", "deploy", ON_SLOT_1, f"slots 1: {reason}"),
+        HaltSubtasks(G1),
+        phase(1, "promote", "deploy", ON_SLOT_1, f"slots 1: {reason}"),
     ]
     assert history.at(2_020, SlotLost(1, 1, "evicted")) == []
-    assert without_phases(history.at(2_500, SlotRegistered(1, 2))) == [Deploy(G2, None, ASSIGNMENT)]
+    assert without_phases(history.at(2_500, SlotRegistered(1, 2))) == [DeploySubtasks(G2, None, ASSIGNMENT)]
 
 
 def test_commits_that_never_end_do_not_hold_up_the_end_of_the_job() -> None:
@@ -365,13 +375,13 @@ def test_commits_that_never_end_do_not_hold_up_the_end_of_the_job() -> None:
     history.at(10_010, SlotStopped(0), SlotStopped(1))
     assert history.machine.next_deadline_ms() == 20_040
     (ended,) = history.time(50_000)
-    assert isinstance(ended, JobEnded)
+    assert isinstance(ended, EndJob)
     assert ended.state is JobState.CANCELLED
 
 
 def test_no_last_checkpoint_is_a_failure_like_another() -> None:
     history = running()
-    effects = history.at(40, FinalAbandoned(G1, "declined"))
+    effects = history.at(40, FinalAbandoned(ONE, G1, "declined"))
     assert without_phases(effects) == [HaltSubtasks(G1), *INTERRUPTED]
     assert effects[0] == phase(1, "detect", "checkpoint", (), "no last checkpoint comes about: declined")
 
@@ -381,25 +391,25 @@ def test_no_last_checkpoint_is_a_failure_like_another() -> None:
 
 def test_so_many_failures_of_user_code_and_no_more() -> None:
     history = running(max_restarts=1)
-    history.at(40, failed(G1), OutputDrained())
+    history.at(40, failed(G1), CommitsQuiesced())
     history.at(50, *deployed(G2))
     history.at(60, CheckpointCompleted(ONE))
     assert history.at(70, failed(G2, "again")) == [*INTERRUPTED, StopSlots()]
     assert history.at(80, SlotStopped(0), SlotStopped(1)) == []
     reason = "count[1]: again (failure 2, and max_restarts is 1)"
-    assert history.at(90, OutputDrained()) == [JobEnded(JobState.FAILED, "the error", reason, "exception")]
+    assert history.at(90, CommitsQuiesced()) == [EndJob(JobState.FAILED, "the error", reason, "exception")]
 
 
 def test_rare_failures_that_the_job_got_over_do_not_end_it() -> None:
     """One in eleven minutes, for weeks: each has left the window, and checkpoints are complete since."""
     history, generation, now_ms = running(max_restarts=1), 1, 1_000
     for number in range(1, 3000):
-        history.at(now_ms, failed(Generation(generation)), OutputDrained())
+        history.at(now_ms, failed(Generation(generation)), CommitsQuiesced())
         generation += 1
         history.at(now_ms + 10, *deployed(Generation(generation)), CheckpointCompleted(CheckpointId(number)))
         assert history.state is JobState.RUNNING
         now_ms += 660_000
-    history.at(now_ms, failed(Generation(generation)), OutputDrained())
+    history.at(now_ms, failed(Generation(generation)), CommitsQuiesced())
     history.at(now_ms + 10, *deployed(Generation(generation + 1)), CheckpointCompleted(CheckpointId(3000)))
     assert StopSlots() in history.at(now_ms + 599_999, failed(Generation(generation + 1), "again")), "in the window"
 
@@ -414,7 +424,7 @@ def test_a_failure_that_comes_back_ends_the_job_however_long_it_takes(local: boo
         if local:
             assert history.at(now_ms, THREW) == []
             continue
-        history.at(now_ms, failed(Generation(generation)), OutputDrained())
+        history.at(now_ms, failed(Generation(generation)), CommitsQuiesced())
         generation += 1
         history.at(now_ms + 600, TimeAdvanced())
         history.at(now_ms + 610, *deployed(Generation(generation)))
@@ -422,8 +432,8 @@ def test_a_failure_that_comes_back_ends_the_job_however_long_it_takes(local: boo
     now_ms += 3_600_000
     last = THREW if local else failed(Generation(generation))
     assert StopSlots() in history.at(now_ms, last)
-    (ended,) = history.at(now_ms + 10, OutputDrained(), SlotStopped(0), SlotStopped(1))
-    assert isinstance(ended, JobEnded)
+    (ended,) = history.at(now_ms + 10, CommitsQuiesced(), SlotStopped(0), SlotStopped(1))
+    assert isinstance(ended, EndJob)
     assert ended.error == "the error" and "failure 3, and max_restarts is 2" in ended.reason
 
 
@@ -437,16 +447,16 @@ def test_slot_losses_are_forgiven_by_a_complete_checkpoint() -> None:
     history = running(max_slot_losses=1)
     now_ms, incarnation = 100, 1
     for number in range(1, 4):
-        history.at(now_ms, SlotLost(1, incarnation, "died"), OutputDrained())
+        history.at(now_ms, SlotLost(1, incarnation, "died"), CommitsQuiesced())
         incarnation += 1
         history.at(now_ms + 10, SlotRegistered(1, incarnation))
         history.at(now_ms + 20, *deployed(Generation(number + 1)), CheckpointCompleted(CheckpointId(number)))
         assert history.state is JobState.RUNNING
         now_ms += 100
-    history.at(now_ms, SlotLost(1, incarnation, "died"), OutputDrained(), SlotRegistered(1, incarnation + 1))
+    history.at(now_ms, SlotLost(1, incarnation, "died"), CommitsQuiesced(), SlotRegistered(1, incarnation + 1))
     assert history.at(now_ms + 10, SlotLost(1, incarnation + 1, "died")) == [StopSlots()]
     (ended,) = history.at(now_ms + 20, SlotStopped(0))
-    assert isinstance(ended, JobEnded)
+    assert isinstance(ended, EndJob)
     assert "max_slot_losses is 1" in ended.reason
 
 
@@ -456,7 +466,7 @@ def test_the_first_recovery_is_at_once_and_the_following_ones_back_off() -> None
     for number in range(1, 6):
         effects = history.at(now_ms, failed(Generation(number)))
         until_ms = now_ms
-        while not any(isinstance(effect, Deploy) for effect in effects):
+        while not any(isinstance(effect, DeploySubtasks) for effect in effects):
             deadline = history.machine.next_deadline_ms()
             assert deadline is not None
             until_ms = deadline
@@ -468,10 +478,10 @@ def test_the_first_recovery_is_at_once_and_the_following_ones_back_off() -> None
 
 def test_a_complete_checkpoint_ends_the_backoff() -> None:
     history = running()
-    history.at(100, failed(G1), OutputDrained())
+    history.at(100, failed(G1), CommitsQuiesced())
     history.at(110, *deployed(G2), CheckpointCompleted(ONE))
     history.at(120, failed(G2))
-    assert Deploy(G3, ONE, ASSIGNMENT) in history.at(120, OutputDrained())
+    assert DeploySubtasks(G3, ONE, ASSIGNMENT) in history.at(120, CommitsQuiesced())
 
 
 # --------------------------------------------------------------------------------------------- corrupt checkpoints
@@ -480,27 +490,30 @@ def test_a_complete_checkpoint_ends_the_backoff() -> None:
 def test_a_corrupt_checkpoint_is_left_for_the_one_before_and_its_output_retracted() -> None:
     history = deploying(restore_from=TWO, available=(ONE, TWO), max_restarts=0)
     why = "checkpoint 2 cannot be restored: checksum"
-    assert history.at(20, RestoreFailed(G1, TWO, "checksum")) == [
+    assert history.at(20, CheckpointRestoreFailed(G1, TWO, "checksum")) == [
         phase(1, "detect", "restore", (), why),
-        HaltSubtasks(G1),
         phase(1, "fence", "restore", (), why),
+        HaltSubtasks(G1),
+        phase(1, "promote", "restore", (), why),
         RetractOutputAfter(ONE, why),
     ]
-    assert history.at(30, RestoreFailed(G1, TWO, "checksum"), OutputRetracted(TWO), CheckpointDropped(TWO)) == []
+    assert (
+        history.at(30, CheckpointRestoreFailed(G1, TWO, "checksum"), OutputRetracted(TWO), CheckpointDropped(TWO)) == []
+    )
     assert history.at(40, OutputRetracted(ONE)) == [
         phase(1, "restore", "restore", (), why),
-        Deploy(G2, ONE, ASSIGNMENT),
+        DeploySubtasks(G2, ONE, ASSIGNMENT),
     ]
     assert RetractOutputAfter(None, "checkpoint 1 cannot be restored: gone") in history.at(
-        50, RestoreFailed(G2, ONE, "gone")
+        50, CheckpointRestoreFailed(G2, ONE, "gone")
     )
-    assert Deploy(G3, None, ASSIGNMENT) in history.at(60, OutputRetracted(None))
+    assert DeploySubtasks(G3, None, ASSIGNMENT) in history.at(60, OutputRetracted(None))
     assert history.at(70, *deployed(G3))[0] == StartSubtasks(G3)
 
 
 def test_numbers_of_abandoned_checkpoints_do_not_confuse_later_ones() -> None:
     history = deploying(restore_from=TWO, available=(ONE, TWO))
-    history.at(20, RestoreFailed(G1, TWO, "checksum"), OutputRetracted(ONE))
+    history.at(20, CheckpointRestoreFailed(G1, TWO, "checksum"), OutputRetracted(ONE))
     history.at(30, *deployed(G2))
     assert history.at(40, CheckpointCompleted(TWO)) == []
     assert history.machine.restore_from == ONE
@@ -512,22 +525,22 @@ def test_starting_with_an_older_checkpoint_retracts_what_came_after_it() -> None
     history = History(restore_from=ONE, available=(ONE, TWO))
     assert history.at(10, BOTH[0]) == [RetractOutputAfter(ONE, "the job begins with checkpoint 1")]
     assert history.at(20, BOTH[1]) == []
-    assert history.at(30, OutputRetracted(ONE)) == [Deploy(G1, ONE, ASSIGNMENT)]
+    assert history.at(30, OutputRetracted(ONE)) == [DeploySubtasks(G1, ONE, ASSIGNMENT)]
 
 
 def test_output_that_cannot_be_retracted_ends_the_job() -> None:
     history = deploying(restore_from=ONE, available=(ONE,))
-    history.at(20, RestoreFailed(G1, ONE, "checksum"))
+    history.at(20, CheckpointRestoreFailed(G1, ONE, "checksum"))
     assert history.at(30, RetractionFailed(None, "read-only")) == [StopSlots()]
     (ended,) = history.at(40, SlotStopped(0), SlotStopped(1))
-    assert ended == JobEnded(
+    assert ended == EndJob(
         JobState.FAILED, None, "the output committed after the start could not be retracted: read-only", "commit"
     )
 
 
 def test_a_retraction_that_is_never_answered_ends_the_job() -> None:
     history = deploying(restore_from=ONE, available=(ONE,))
-    history.at(20, RestoreFailed(G1, ONE, "checksum"))
+    history.at(20, CheckpointRestoreFailed(G1, ONE, "checksum"))
     assert history.machine.next_deadline_ms() == 20_020
     assert history.time(20_020) == [StopSlots()]
 
@@ -535,9 +548,9 @@ def test_a_retraction_that_is_never_answered_ends_the_job() -> None:
 def test_dropped_checkpoints_are_no_fallback_and_fallbacks_are_bounded() -> None:
     history = running()
     history.at(30, *(CheckpointCompleted(CheckpointId(n)) for n in range(1, 4)), CheckpointDropped(TWO))
-    history.at(40, failed(G1), OutputDrained())
+    history.at(40, failed(G1), CommitsQuiesced())
     assert RetractOutputAfter(ONE, "checkpoint 3 cannot be restored: x") in history.at(
-        50, RestoreFailed(G2, THREE, "x")
+        50, CheckpointRestoreFailed(G2, THREE, "x")
     )
     other = running()
     other.at(30, *(CheckpointCompleted(CheckpointId(n)) for n in range(1, MAX_FALLBACKS + 50)))
@@ -550,26 +563,26 @@ def test_dropped_checkpoints_are_no_fallback_and_fallbacks_are_bounded() -> None
 def test_the_final_commit_finishes_the_job_even_when_it_was_interrupted_or_had_failed() -> None:
     interrupted = running()
     interrupted.at(30, SlotLost(1, 1, "died"), CheckpointCompleted(ONE))
-    assert interrupted.at(40, FinalCommitted(), OutputDrained()) == [StopSlots()]
-    assert interrupted.at(50, SlotStopped(0)) == [JobEnded(JobState.FINISHED, None, "", "")]
+    assert interrupted.at(40, FinalCommitted(ONE), CommitsQuiesced()) == [StopSlots()]
+    assert interrupted.at(50, SlotStopped(0)) == [EndJob(JobState.FINISHED, None, "", "")]
     had_failed = running(max_restarts=0)
     assert had_failed.at(30, failed(G1)) == [*INTERRUPTED, StopSlots()]
     had_failed.at(40, SlotStopped(0), SlotStopped(1))
-    assert had_failed.at(50, FinalCommitted()) == [JobEnded(JobState.FINISHED, None, "", "")]
+    assert had_failed.at(50, FinalCommitted(ONE)) == [EndJob(JobState.FINISHED, None, "", "")]
 
 
 def test_an_abandoned_commit_ends_the_job() -> None:
     history = running()
-    assert history.at(30, CommitAbandoned("403")) == [*INTERRUPTED, StopSlots()]
-    assert history.at(40, SlotStopped(0), SlotStopped(1), OutputDrained()) == [
-        JobEnded(JobState.FAILED, None, "output not committed: 403", "commit")
+    assert history.at(30, CommitAbandoned(ONE, "403")) == [*INTERRUPTED, StopSlots()]
+    assert history.at(40, SlotStopped(0), SlotStopped(1), CommitsQuiesced()) == [
+        EndJob(JobState.FAILED, None, "output not committed: 403", "commit")
     ]
 
 
 def test_a_commit_abandoned_while_draining_ends_the_job() -> None:
     history = running()
     history.at(30, failed(G1))
-    assert history.at(40, CommitAbandoned("403"), OutputDrained()) == [StopSlots()]
+    assert history.at(40, CommitAbandoned(ONE, "403"), CommitsQuiesced()) == [StopSlots()]
 
 
 def test_a_rollback_waits_for_what_is_being_written_so_long_and_no_longer() -> None:
@@ -579,7 +592,7 @@ def test_a_rollback_waits_for_what_is_being_written_so_long_and_no_longer() -> N
     assert history.time(20_029) == []
     assert history.time(20_030) == [StopSlots()], "it waits no second time"
     why = "output not committed: what was being written did not end within 20000 ms; resume the job"
-    assert history.at(20_040, SlotStopped(0), SlotStopped(1)) == [JobEnded(JobState.FAILED, None, why, "commit")]
+    assert history.at(20_040, SlotStopped(0), SlotStopped(1)) == [EndJob(JobState.FAILED, None, why, "commit")]
 
 
 def test_a_job_that_runs_waits_for_a_commit_without_end() -> None:
@@ -587,7 +600,7 @@ def test_a_job_that_runs_waits_for_a_commit_without_end() -> None:
     assert history.machine.next_deadline_ms() is None
     assert history.time(10**9) == []
     history.at(10**9 + 1, failed(G1))
-    assert without_phases(history.at(10**9 + 19_000, OutputDrained())) == [Deploy(G2, None, ASSIGNMENT)]
+    assert without_phases(history.at(10**9 + 19_000, CommitsQuiesced())) == [DeploySubtasks(G2, None, ASSIGNMENT)]
     history.at(10**9 + 19_001, *deployed(G2))
     assert history.time(2 * 10**9) == []
     assert history.state is JobState.RUNNING
@@ -599,33 +612,33 @@ def test_an_end_behind_a_rollback_waits_as_long_as_that_would_have() -> None:
     assert history.at(15_000, CancelRequested(), SlotStopped(0), SlotStopped(1)) == [StopSlots()]
     assert history.time(20_029) == []
     why = "cancelled; output not committed: what was being written did not end within 20000 ms; resume the job"
-    assert history.time(20_030) == [JobEnded(JobState.CANCELLED, None, why, "commit")]
+    assert history.time(20_030) == [EndJob(JobState.CANCELLED, None, why, "commit")]
 
 
 def test_a_last_commit_that_ends_after_its_deadline_finishes_the_job() -> None:
     history = running()
     history.at(30, failed(G1))
     history.time(20_030)
-    history.at(20_040, FinalCommitted(), SlotStopped(0))
-    assert history.at(20_050, SlotStopped(1)) == [JobEnded(JobState.FINISHED, None, "", "")]
+    history.at(20_040, FinalCommitted(ONE), SlotStopped(0))
+    assert history.at(20_050, SlotStopped(1)) == [EndJob(JobState.FINISHED, None, "", "")]
 
 
 def test_cancel_before_any_slot_is_there() -> None:
-    assert History().at(1, CancelRequested()) == [JobEnded(JobState.CANCELLED, None, "cancelled", "")]
+    assert History().at(1, CancelRequested()) == [EndJob(JobState.CANCELLED, None, "cancelled", "")]
 
 
 def test_cancel_waits_for_slots_and_for_commits_in_flight() -> None:
     history = running()
     assert history.at(30, CancelRequested(), CancelRequested()) == [*INTERRUPTED, StopSlots()]
     assert history.at(40, SlotStopped(0), SlotStopped(1), SlotLost(1, 1, "gone"), failed(G1)) == []
-    assert history.at(50, OutputDrained()) == [JobEnded(JobState.CANCELLED, None, "cancelled", "")]
+    assert history.at(50, CommitsQuiesced()) == [EndJob(JobState.CANCELLED, None, "cancelled", "")]
 
 
 def test_cancel_says_when_output_of_a_complete_checkpoint_stays_uncommitted() -> None:
     history = running()
-    history.at(30, CancelRequested(), CommitAbandoned("403"), SlotStopped(0))
+    history.at(30, CancelRequested(), CommitAbandoned(ONE, "403"), SlotStopped(0))
     assert history.at(40, SlotStopped(1)) == [
-        JobEnded(JobState.CANCELLED, None, "cancelled; output not committed: 403", "commit")
+        EndJob(JobState.CANCELLED, None, "cancelled; output not committed: 403", "commit")
     ]
 
 
@@ -635,15 +648,15 @@ def test_cancel_while_deploying_and_while_interrupted() -> None:
     other = running()
     other.at(30, SlotLost(0, 1, "died"))
     assert other.at(40, CancelRequested(), SlotRegistered(0, 2)) == [StopSlots(), StopSlots()]
-    assert other.at(50, OutputDrained(), SlotStopped(0)) == []
-    assert other.time(1_040) == [JobEnded(JobState.CANCELLED, None, "cancelled", "")]
+    assert other.at(50, CommitsQuiesced(), SlotStopped(0)) == []
+    assert other.time(1_040) == [EndJob(JobState.CANCELLED, None, "cancelled", "")]
 
 
 def test_cancel_after_a_failure_that_ended_the_job_does_not_hide_it() -> None:
     history = running(max_restarts=0)
-    history.at(30, failed(G1), CancelRequested(), OutputDrained(), SlotStopped(0))
+    history.at(30, failed(G1), CancelRequested(), CommitsQuiesced(), SlotStopped(0))
     (ended,) = history.at(40, SlotStopped(1))
-    assert isinstance(ended, JobEnded)
+    assert isinstance(ended, EndJob)
     assert ended.state is JobState.FAILED
 
 
@@ -661,8 +674,8 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         (PeerProtocolError, SlotDeployed(G1, 2)),
         (PeerProtocolError, SlotDeployed(G2, 0)),
         (PeerProtocolError, failed(G2)),
-        (PeerProtocolError, SubtaskFailed(G1, stranger, "x", None)),
-        (PeerProtocolError, RestoreFailed(G1, TWO, "x")),
+        (PeerProtocolError, SubtaskFailed(stranger, G1, "x")),
+        (PeerProtocolError, CheckpointRestoreFailed(G1, TWO, "x")),
         (InvariantViolation, CheckpointCompleted(TWO)),
         (InvariantViolation, CheckpointDropped(ONE)),
     ]
@@ -693,12 +706,12 @@ def test_limits_are_checked(name: str, value: int) -> None:
 # -------------------------------------------------------------------------------------------------- local failover
 
 LEFT = SlotLeft(1, 1, "stream broken")
-THREW = FailoverStarted("exception", G1, False, "count[1]: boom", "the error")
-TOLD_SLOT = FailoverStarted("slot", G1, False, "slot 1 was lost: stream broken", None)
-REFUSED = LocalFailoverRefused("slot", ON_SLOT_1, "no standby of count[1] is left", None, True)
+THREW = FailureTakenOn("exception", G1, False, "count[1]: boom", "the error")
+TOLD_SLOT = FailureTakenOn("slot", G1, False, "slot 1 was lost: stream broken", None)
+REFUSED = FailoverFellBack("slot", ON_SLOT_1, "no standby of count[1] is left", None, True)
 
 
-def refused(recovery: int, name: Phase) -> RecoveryPhase:
+def refused(recovery: int, name: Phase) -> RecordRollbackPhase:
     return phase(recovery, name, "slot", ON_SLOT_1, "no standby of count[1] is left")
 
 
@@ -721,9 +734,9 @@ def test_a_slot_that_leaves_a_job_which_does_not_run_is_lost() -> None:
 def test_what_local_failover_refuses_rolls_back() -> None:
     history = running()
     assert history.at(100, LEFT, TOLD_SLOT) == []
-    assert history.at(110, REFUSED) == [refused(1, "detect"), HaltSubtasks(G1), *INTERRUPTED]
-    assert history.at(120, OutputDrained()) == [refused(1, "fence")]
-    assert history.at(130, SlotRegistered(1, 2)) == [refused(1, "restore"), Deploy(G2, None, ASSIGNMENT)]
+    assert history.at(110, REFUSED) == [refused(1, "detect"), refused(1, "fence"), HaltSubtasks(G1), *INTERRUPTED]
+    assert history.at(120, CommitsQuiesced()) == [refused(1, "promote")]
+    assert history.at(130, SlotRegistered(1, 2)) == [refused(1, "restore"), DeploySubtasks(G2, None, ASSIGNMENT)]
     assert history.at(140, REFUSED) == []  # late: of the generation before
 
 
@@ -732,13 +745,13 @@ def test_a_deployment_takes_a_generation_above_those_that_failovers_used() -> No
     assert history.at(100, GenerationsUsed(Generation(5)), GenerationsUsed(Generation(4))) == []
     assert history.machine.generation == G1
     assert HaltSubtasks(G1) in history.at(110, failed(G1))
-    assert history.at(120, OutputDrained())[-1] == Deploy(Generation(6), None, ASSIGNMENT)
+    assert history.at(120, CommitsQuiesced())[-1] == DeploySubtasks(Generation(6), None, ASSIGNMENT)
     assert history.at(130, *deployed(G1)) == []
     assert StartSubtasks(Generation(6)) in history.at(140, *deployed(Generation(6)))
     assert HaltSubtasks(Generation(6)) in history.at(150, failed(Generation(6)))
 
 
-def threw(generation: Generation, under_way: bool = False) -> FailoverStarted:
+def threw(generation: Generation, under_way: bool = False) -> FailureTakenOn:
     """A subtask of ``generation`` threw, and local failover recovers it."""
     return replace(THREW, generation=generation, under_way=under_way)
 
@@ -749,8 +762,8 @@ def test_exceptions_that_local_failover_takes_on_are_counted_as_well() -> None:
     assert history.at(110, threw(G2), GenerationsUsed(G3)) == []
     assert history.at(9_000, CheckpointCompleted(ONE)) == []
     assert history.at(9_010, threw(G3)) == [*INTERRUPTED, StopSlots()]
-    assert history.at(9_020, OutputDrained(), SlotStopped(0), SlotStopped(1)) == [
-        JobEnded(JobState.FAILED, "the error", "count[1]: boom (failure 3, and max_restarts is 2)", "exception")
+    assert history.at(9_020, CommitsQuiesced(), SlotStopped(0), SlotStopped(1)) == [
+        EndJob(JobState.FAILED, "the error", "count[1]: boom (failure 3, and max_restarts is 2)", "exception")
     ]
 
 
@@ -810,7 +823,7 @@ def test_a_checkpoint_that_completes_in_the_moment_of_an_exception_does_not_show
     history = running(backoff_first_ms=300, backoff_max_ms=1_000)
     assert history.at(100, THREW, GenerationsUsed(G2), CheckpointCompleted(ONE), threw(G2), GenerationsUsed(G3)) == []
     history.at(
-        110, LocalFailoverRefused("exception", (SubtaskId("count", 1),), "again", "the error", True), OutputDrained()
+        110, FailoverFellBack("exception", (SubtaskId("count", 1),), "again", "the error", True), CommitsQuiesced()
     )
     assert history.machine.next_deadline_ms() == 410
 
@@ -830,7 +843,7 @@ def test_a_failure_is_counted_once_when_it_is_refused_after_all() -> None:
 
 def test_a_refusal_that_was_not_counted_yet_is_counted() -> None:
     history = running(max_slot_losses=0)
-    assert StopSlots() in history.at(100, LocalFailoverRefused("slot", ON_SLOT_1, "handover failed", None, False))
+    assert StopSlots() in history.at(100, FailoverFellBack("slot", ON_SLOT_1, "handover failed", None, False))
 
 
 def test_a_job_that_stops_takes_no_notice_of_failovers() -> None:
@@ -846,10 +859,10 @@ def test_an_input_that_ends_processes_ends_the_job_whether_it_runs_or_waits_for_
     if interrupted:
         history.at(90, SlotLost(1, 1, "it crashed"))
         assert history.state is JobState.INTERRUPTED
-    effects = history.at(100, InputEndsProcesses("the same input", "the error"))
+    effects = history.at(100, InputBlamed("the same input", "the error"))
     assert StopSlots() in effects
-    (ended,) = history.at(110, OutputDrained(), SlotStopped(0), *(() if interrupted else (SlotStopped(1),)))
-    assert ended == JobEnded(JobState.FAILED, "the error", "the same input", "exception")
+    (ended,) = history.at(110, CommitsQuiesced(), SlotStopped(0), *(() if interrupted else (SlotStopped(1),)))
+    assert ended == EndJob(JobState.FAILED, "the error", "the same input", "exception")
 
 
 # -------------------------------------------------------------------------------------------------------- spare slots
@@ -859,7 +872,7 @@ def test_nobody_waits_for_spare_slots_and_nothing_is_deployed_on_them() -> None:
     history = History()
     assert history.at(0, SpareAdded(2), SlotRegistered(2, 1)) == []
     effects = history.at(10, *(SlotRegistered(slot, 1) for slot in range(2)))
-    (deploy,) = [effect for effect in effects if isinstance(effect, Deploy)]
+    (deploy,) = [effect for effect in effects if isinstance(effect, DeploySubtasks)]
     assert {slot for _, slot in deploy.assignment} == {0, 1}
 
 
@@ -875,21 +888,21 @@ def test_a_spare_slot_that_cannot_start_is_no_failure() -> None:
     history = History(max_start_failures=0)
     cannot = SlotStartFailed(2, "no such library", "the error")
     assert history.at(0, SpareAdded(2), cannot, cannot) == []
-    assert history.at(1, *BOTH) == [Deploy(G1, None, ASSIGNMENT)]
+    assert history.at(1, *BOTH) == [DeploySubtasks(G1, None, ASSIGNMENT)]
 
 
 def test_the_end_waits_for_spare_slots_too() -> None:
     history = running()
     history.at(100, SpareAdded(2), SlotRegistered(2, 1))
-    history.at(200, FinalCommitted())
+    history.at(200, FinalCommitted(ONE))
     assert history.at(210, SlotStopped(0), SlotStopped(1)) == []
-    assert history.at(220, SlotStopped(2)) == [JobEnded(JobState.FINISHED, None, "", "")]
+    assert history.at(220, SlotStopped(2)) == [EndJob(JobState.FINISHED, None, "", "")]
 
 
 def test_one_that_was_taken_away_is_a_stranger() -> None:
     history = running()
-    history.at(100, SpareAdded(2), SlotRegistered(2, 1), SpareTaken(2))
+    history.at(100, SpareAdded(2), SlotRegistered(2, 1), SpareRemoved(2))
     with pytest.raises(PeerProtocolError, match="slot 2 does not exist"):
         history.at(200, SlotRegistered(2, 2))
     with pytest.raises(InvariantViolation, match="only spare slots"):
-        history.at(200, SpareTaken(1))
+        history.at(200, SpareRemoved(1))

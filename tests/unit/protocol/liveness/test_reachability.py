@@ -12,19 +12,18 @@ from flinkplus.protocol.liveness.reachability import (
     FORGOTTEN_AFTER_MS,
     LONGEST_PAUSE_MS,
     SHORT_LIFE_MS,
-    GiveSlotUp,
-    JobRestarted,
     LetSlotJoin,
-    PeersSilent,
     Reachability,
     ReachabilityConfig,
     ReachabilityEffect,
     SetSlotAside,
-    SlotCame,
-    SlotGone,
+    SlotArrived,
+    SlotPeersUnreached,
     SlotsSeen,
     Standing,
 )
+from flinkplus.protocol.vocabulary.effects import EvictSlot
+from flinkplus.protocol.vocabulary.events import JobInterrupted, SlotLost
 
 GATHER_MS, PATIENCE_MS = 100, 5_000
 
@@ -41,10 +40,10 @@ class Job:
         self.doubtful: set[int] = set()
 
     def say(self, slot: int, *peers: int) -> None:
-        assert self.machine.step(self.now_ms, PeersSilent(slot, peers)) == []
+        assert self.machine.step(self.now_ms, SlotPeersUnreached(slot, peers)) == []
 
     def blame(self, slot: int, *peers: int) -> None:
-        assert self.machine.step(self.now_ms, PeersSilent(slot, peers, peers)) == []
+        assert self.machine.step(self.now_ms, SlotPeersUnreached(slot, peers, peers)) == []
 
     def look(self) -> list[ReachabilityEffect]:
         """At the machine's next deadline."""
@@ -60,19 +59,19 @@ class Job:
 
     def given_up(self) -> list[int]:
         """Who is, and is gone then."""
-        slots = [effect.slot for effect in self.look() if isinstance(effect, GiveSlotUp)]
+        slots = [effect.slot for effect in self.look() if isinstance(effect, EvictSlot)]
         for slot in slots:
             self.lose(slot)
         return slots
 
     def lose(self, slot: int) -> None:
-        self.machine.step(self.now_ms, SlotGone(slot))
+        self.machine.step(self.now_ms, SlotLost(slot, 1, "x"))
         del self.slots[slot]
 
     def come(self, slot: int, host: str) -> list[ReachabilityEffect]:
         self.slots[slot] = host
         self.new.add(slot)
-        return self.machine.step(self.now_ms, SlotCame(slot, host))
+        return self.machine.step(self.now_ms, SlotArrived(slot, host))
 
 
 def test_of_two_that_do_not_reach_each_other_one_is_given_up() -> None:
@@ -81,7 +80,7 @@ def test_of_two_that_do_not_reach_each_other_one_is_given_up() -> None:
     assert job.machine.next_deadline_ms() == GATHER_MS
     job.say(2, 1)
     (effect,) = job.look()
-    assert effect == GiveSlotUp(2, "slots 1 and 2 do not reach each other: host2 is given up")
+    assert effect == EvictSlot(2, None, "slots 1 and 2 do not reach each other: host2 is given up")
     job.lose(2)
     assert job.machine.next_deadline_ms() is None
 
@@ -112,7 +111,7 @@ def test_one_that_refuses_connections_is_given_up_and_not_the_slot_that_it_refus
     job.blame(1, 0)
     (effect,) = job.look()
     why = "slot 0 refuses connections of slot 1, or sends it frames that cannot be read: host0 is given up"
-    assert effect == GiveSlotUp(0, why)
+    assert effect == EvictSlot(0, None, why)
 
 
 def test_a_slot_that_blames_all_others_is_given_up_itself() -> None:
@@ -263,7 +262,7 @@ def test_a_rollback_takes_all_that_are_there() -> None:
     job.say(0, 1)
     assert job.given_up() == [1]
     job.come(1, "host1")
-    job.machine.step(job.now_ms, JobRestarted())
+    job.machine.step(job.now_ms, JobInterrupted())
     assert job.machine.next_deadline_ms() is None
 
 

@@ -20,7 +20,7 @@ ALL = ("lines", "head", "body", "out")
 def test_the_edge_that_leads_back_is_found() -> None:
     cycles = Cycles(LOOP, ALL)
     assert cycles.back_edges == {3}
-    assert cycles.heads == ("head",)
+    assert cycles.loop_heads == ("head",)
     assert cycles.inner_edges == {1, 3}
     assert [cycles.head_of(vertex) for vertex in ALL] == [None, "head", "head", None]
 
@@ -38,8 +38,8 @@ def test_an_acyclic_graph_has_no_back_edge() -> None:
 
 def test_where_the_search_begins_says_which_vertex_is_the_head() -> None:
     edges = [*LOOP, (4, "more", "body")]
-    assert Cycles(edges, ("head", "more", *ALL)).heads == ("head",)
-    assert Cycles(edges, ("more", *ALL)).heads == ("body",)
+    assert Cycles(edges, ("head", "more", *ALL)).loop_heads == ("head",)
+    assert Cycles(edges, ("more", *ALL)).loop_heads == ("body",)
 
 
 def test_nested_loops_are_refused() -> None:
@@ -52,7 +52,7 @@ def test_one_loop_behind_another() -> None:
     edges = [*LOOP, (4, "out", "second"), (5, "second", "second"), (6, "body", "second")]
     cycles = Cycles(edges, ("second", "head", *ALL, "second"))
     assert cycles.back_edges == {3, 5}
-    assert cycles.heads == ("head", "second")
+    assert cycles.loop_heads == ("head", "second")
     assert cycles.inner_edges == {1, 3, 5}
 
 

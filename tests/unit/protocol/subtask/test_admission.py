@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from dedup.filter import MessageFilter
-from dedup.store import MemoryStore
 from flinkplus.errors import MessageIdConflict, NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+from tests.memory_store import MemoryStore
 
 CHANNEL = ChannelId(2, 0, 1)
 CONSUMER, PRODUCER = SubtaskId("count", 1), SubtaskId("lines", 0)
 
 
 def message(seq: int, epoch: int = 0, generation: int = 1) -> Message:
-    return Message(Kind.RECORDS, CHANNEL, Generation(generation), Seq(seq), CheckpointId(epoch))
+    return Message(MessageKind.RECORDS, CHANNEL, Generation(generation), Seq(seq), CheckpointId(epoch))
 
 
 class Consumer:

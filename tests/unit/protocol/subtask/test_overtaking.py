@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry, OutputChannel
-from flinkplus.protocol.determinants.determinants import Choice, decode_runs, unpack
-from flinkplus.protocol.snapshot.handle import START, OperatorState, SnapshotHandle
+from flinkplus.protocol.determinants.determinants import Choice, decode_spans, unpack
+from flinkplus.protocol.snapshot.handle import START, OperatorState
+from flinkplus.protocol.subtask.checkpoints import add_logs
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES, AbortCause, InFlightBudget, Logs, cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
-from tests.unit.protocol.subtask.test_replay import INPUTS, Folding, message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+from tests.unit.protocol.subtask.test_replay import INPUTS, NOTHING, Folding, message
 from upstream_cache.log import OutputLog
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)
@@ -31,33 +31,33 @@ ROOM = 2
 class Overtaken(Folding):
     """Little room in its outputs; notes when its state was copied, and what was in flight then."""
 
-    def __init__(self, promotion: Promotion | None = None) -> None:
+    def __init__(self, promotion: Promotion | None = None, saved: OperatorState = NOTHING, checkpoint: int = 0) -> None:
         self.copied: dict[int, dict[str, int]] = {}
         self.persisted_of: dict[int, Logs] = {}
         self.answered: dict[int, Any] = {}
-        super().__init__(2 if promotion else 1, iter(count()), promotion, unaligned=True)
+        generation, began = 2 if promotion else 1, CheckpointId(checkpoint)
+        super().__init__(generation, iter(count()), promotion, unaligned=True, saved=saved, checkpoint=began)
 
     @staticmethod
-    def _log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
+    def log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
         return OutputLog(channel, ROOM, 1 << 20, first, received=received)
 
-    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
-        self.copied[checkpoint] = self.saved_cursors(checkpoint).inputs
+    def take_snapshot(self, checkpoint: CheckpointId) -> None:
+        self.copied[checkpoint] = self.saved(checkpoint).inputs
 
-    def _persist(self, checkpoint: CheckpointId) -> None:
-        self.persisted_of[checkpoint] = self.logs_of(checkpoint)
+    def persist(self, checkpoint: CheckpointId, logs: Logs) -> None:
+        self.persisted_of[checkpoint] = logs
 
-    def _pack(self, message: Message, payload: Any) -> Any:
-        return message
+    def answer(self, checkpoint: CheckpointId, found: object) -> None:
+        self.answered[checkpoint] = found
 
-    def _size_of(self, packed: Message) -> int:
-        return cost_of(packed)
+    @property
+    def budget(self) -> InFlightBudget:
+        return self._incarnation.in_flight
 
-    def _acknowledge(self, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
-        self.answered[checkpoint] = handle
-
-    def _decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
-        self.answered[checkpoint] = cause
+    @budget.setter
+    def budget(self, found: InFlightBudget) -> None:
+        self._incarnation.in_flight = self.checkpoints.channel_state._budget = found
 
     def close_outputs(self) -> None:
         """No consumer grants any credit."""
@@ -81,20 +81,24 @@ class Overtaken(Folding):
         return {channel: [message.seq for message, _ in log.messages] for channel, log in logs.items()}
 
 
+def packed(message: Message, payload: Any) -> Message:
+    return message
+
+
 def barrier(channel: ChannelId, seq: int, checkpoint: CheckpointId = ONE) -> Message:
-    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), checkpoint)
+    return Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), checkpoint)
 
 
 def choices(subtask: Overtaken) -> list[Choice]:
     """How its steps since the last barrier began."""
-    steps = subtask._steps
+    steps = subtask.history.steps
     assert steps is not None
     return [unpack(found)[0] for found in steps._determinants]
 
 
 def test_the_state_is_copied_before_all_that_waits_and_that_is_recorded() -> None:
     subtask = Overtaken()
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     for channel in CHANNELS:
         subtask.receive(message(channel, 0, 0), None)
     subtask.receive(barrier(CHANNELS[1], 1), None)
@@ -109,7 +113,7 @@ def test_the_state_is_copied_before_all_that_waits_and_that_is_recorded() -> Non
     assert subtask.persisted_of == {}
     subtask.receive(barrier(CHANNELS[2], 1), None)
     assert subtask.in_flight(1) == {CHANNELS[0]: [0, 1, 2], CHANNELS[1]: [0, 1], CHANNELS[2]: [0, 1]}
-    saved = subtask.add_logs(subtask.persisted_of[1], OperatorState(inputs=subtask.copied[1]))
+    saved = add_logs(subtask.persisted_of[1], OperatorState(inputs=subtask.copied[1]), packed, cost_of)
     assert saved.inputs == {str(CHANNELS[0]): 3, str(CHANNELS[1]): 2, str(CHANNELS[2]): 2}, "behind the barriers"
     sizes = [cost_of(message) for message, _ in subtask.persisted_of[1][CHANNELS[0]].messages]
     assert subtask.persisted_of[1][CHANNELS[0]].size_bytes == sum(sizes)
@@ -131,7 +135,7 @@ def test_the_order_may_come_when_some_barriers_are_taken() -> None:
     subtask.receive(message(CHANNELS[1], 0, 0), None)
     subtask.work_off()
     subtask.receive(message(CHANNELS[1], 1, 0), None)
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     subtask.run()
     subtask.receive(barrier(CHANNELS[1], 2), None)
     subtask.receive(barrier(CHANNELS[2], 0), None)
@@ -144,20 +148,20 @@ def test_a_step_that_rests_is_done_and_the_barrier_sent_without_credit() -> None
     subtask.rest()
     made = {channel: end.log.appended for channel, end in subtask.outputs.channels.items()}
     assert not subtask.outputs.accepts and not subtask.runnable(0.0)
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     subtask.receive(barrier(CHANNELS[1], 0), None)
     assert subtask.runnable(0.0)
     subtask.run()
     assert list(subtask.copied) == [1]
     for channel, end in subtask.outputs.channels.items():
         assert end.log.sent == end.log.appended > made[channel]
-        assert subtask.made(channel.consumer)[-1].kind is Kind.BARRIER
+        assert subtask.made(channel.consumer)[-1].kind is MessageKind.BARRIER
 
 
 def test_what_was_sent_without_credit_is_waited_for() -> None:
     subtask = Overtaken()
     subtask.close_outputs()
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     subtask.receive(barrier(CHANNELS[0], 0), None)
     subtask.receive(message(CHANNELS[0], 1, 0), None)
     subtask.run()
@@ -180,7 +184,7 @@ def made_for_the_first(subtask: Overtaken, count: int, size_bytes: int = 10) -> 
 
 def begin(subtask: Overtaken) -> None:
     """The state is copied for the first checkpoint."""
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     subtask.receive(barrier(CHANNELS[1], 0), None)
     subtask.run()
     assert list(subtask.copied) == [1]
@@ -240,9 +244,9 @@ def test_what_was_sent_already_is_sent_without_credit_when_the_order_comes() -> 
     subtask.work_off()
     ends = list(subtask.outputs.channels.values())
     assert [end.log.sent for end in ends] == [0, 0, 0]
-    subtask.overtake(TWO)
+    subtask.checkpoints.overtake(TWO)
     assert [end.log.sent for end in ends] == [0, 0, 0], "its barrier is not there yet"
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     assert [end.log.sent for end in ends] == [1, 1, 1]
 
 
@@ -250,7 +254,7 @@ def test_a_checkpoint_that_is_given_up_meanwhile_is_not_begun() -> None:
     subtask = Overtaken()
     subtask.close_outputs()
     subtask.rest()
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     subtask.abort(ONE)  # waits until the step is done
     subtask.receive(barrier(CHANNELS[1], 0), None)
     subtask.run()
@@ -260,19 +264,19 @@ def test_a_checkpoint_that_is_given_up_meanwhile_is_not_begun() -> None:
 
 def test_a_successor_overtakes_where_its_predecessor_did() -> None:
     first = Overtaken()
-    first.overtake(ONE)
+    first.checkpoints.overtake(ONE)
     first.receive(message(CHANNELS[0], 0, WIDE), None)
     first.receive(message(CHANNELS[1], 0, WIDE), None)
     first.run()
     first.receive(barrier(CHANNELS[2], 0), None)
     first.run()
-    known = decode_runs(first.made(0)[-1].determinants)[0][1]
+    known = decode_spans(first.made(0)[-1].determinants)[0][1]
     assert [unpack(found)[0] for found in known if unpack(found)[0] is not Choice.CLOCK] == [
         Choice.INPUT,
         Choice.OVERTAKE,
     ]
     second = Overtaken(Promotion({}, known, {}, {}, frozenset(), None))
-    second.overtake(ONE)
+    second.checkpoints.overtake(ONE)
     second.receive(barrier(CHANNELS[2], 0), None)
     second.receive(message(CHANNELS[1], 0, WIDE), None)
     second.receive(message(CHANNELS[1], 1, WIDE), None)
@@ -289,17 +293,12 @@ def test_a_successor_overtakes_where_its_predecessor_did() -> None:
 
 
 def test_what_was_in_flight_is_put_back_and_its_barrier_means_nothing() -> None:
-    subtask = Overtaken()
-    subtask.inputs = InputGate(1000, lambda end, consumed: None)
     messages = [message(CHANNELS[0], 3, 0), barrier(CHANNELS[0], 4)]
-    subtask._unpack = lambda packed: (packed, None)
-    subtask._incarnation.checkpoint = ONE
     saved = OperatorState(inputs={str(CHANNELS[0]): 5}, in_flight={str(CHANNELS[0]): messages})
-    subtask.add_inputs(saved, INPUTS)
-    subtask.begin_from(saved)
+    subtask = Overtaken(None, saved, ONE)
     end = subtask.inputs.channels[CHANNELS[0]]
     assert (len(end.queue), end.put_back, end.cursor.consumed) == (2, 2, 5)
-    subtask.overtake(TWO)
+    subtask.checkpoints.overtake(TWO)
     subtask.receive(barrier(CHANNELS[1], 0, TWO), None)
     subtask.run()
     subtask.receive(barrier(CHANNELS[0], 5, TWO), None)
@@ -312,7 +311,7 @@ def test_what_was_in_flight_is_put_back_and_its_barrier_means_nothing() -> None:
 def test_a_barrier_overtakes_no_more_than_a_snapshot_can_hold() -> None:
     """It waits until little enough is left; what is still to come has to fit in, too."""
     subtask = Overtaken()
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     for seq in range(3):
         subtask.receive(message(CHANNELS[0], seq, 0)._replace(size=MAX_OVERTAKEN_BYTES // 2 + 1), None)
     subtask.receive(barrier(CHANNELS[0], 3), None)
@@ -334,7 +333,7 @@ def test_what_waits_behind_the_barrier_holds_it_up_nowhere() -> None:
     subtask.receive(message(CHANNELS[1], 0, 0), None)
     subtask.receive(barrier(CHANNELS[1], 1), None)
     subtask.receive(message(CHANNELS[1], 2, 0)._replace(size=large), None)
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     assert (subtask.overdue,) == (True,)
     subtask.receive(message(CHANNELS[2], 0, 0)._replace(size=large), None)
     assert (subtask.overdue,) == (False,), "its barrier is still to come, and with it what is before it"
@@ -350,7 +349,7 @@ def test_what_an_older_alignment_blocks_is_overtaken_by_a_newer_barrier() -> Non
     subtask.receive(barrier(CHANNELS[0], 0), None)
     subtask.work_off()
     subtask.receive(message(CHANNELS[0], 1, 0)._replace(size=MAX_OVERTAKEN_BYTES), None)
-    subtask.overtake(TWO)
+    subtask.checkpoints.overtake(TWO)
     subtask.receive(barrier(CHANNELS[1], 0, TWO), None)
     assert (subtask.overdue,) == (False,), "it belongs to the record of the newer one"
 
@@ -371,10 +370,10 @@ class Flushing(Overtaken):
     """Each message is a step that makes ten large ones for the first consumer."""
 
     @staticmethod
-    def _log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
+    def log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
         return OutputLog(channel, ROOM, 2 * MAX_OVERTAKEN_BYTES, first, received=received)
 
-    def _push(self, message: Message, payload: Any) -> Iterator[None]:
+    def push(self, message: Message) -> Iterator[None]:
         for part in range(10):
             self.outputs.append_records(self.first, part, None, MAX_OVERTAKEN_BYTES // 4)
             self.outputs.pump()
@@ -392,7 +391,7 @@ def test_a_step_that_makes_more_than_may_be_overtaken_waits_for_credit() -> None
     subtask.receive(message(CHANNELS[0], 0, 0), None)
     subtask.run()
     assert subtask.first.log.appended == ROOM
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     subtask.receive(barrier(CHANNELS[1], 0), None)
     assert subtask.runnable(0.0)
     subtask.run()
@@ -431,16 +430,17 @@ def fill(subtask: Overtaken, channel: ChannelId, waiting: int, first: int = 0) -
         subtask.receive(message(channel, first + number, 0), None)
 
 
-def snapshot_with(subtask: Overtaken, coming: int, checkpoint: CheckpointId, seq: int) -> None:
+def snapshot_with(subtask: Overtaken, coming: int, checkpoint: CheckpointId, seq: int, size_of: Any = cost_of) -> None:
     """A checkpoint behind whose copy ``coming`` messages come in on the first channel, where ``seq`` is the next."""
-    subtask.overtake(checkpoint)
+    subtask.checkpoints.overtake(checkpoint)
     for channel in CHANNELS[1:]:
         subtask.receive(barrier(channel, checkpoint - 1, checkpoint), None)
     subtask.run()
     fill(subtask, CHANNELS[0], coming, seq)
     subtask.receive(barrier(CHANNELS[0], seq + coming, checkpoint), None)
-    saved = subtask.add_logs(subtask.persisted_of[checkpoint], OperatorState(inputs=subtask.copied[checkpoint]))
-    subtask.persisted(checkpoint, replace(START, operator_state=saved), "")
+    copied = OperatorState(inputs=subtask.copied[checkpoint])
+    saved = add_logs(subtask.persisted_of[checkpoint], copied, packed, size_of)
+    subtask.checkpoints.persisted(checkpoint, replace(START, operator_state=saved), "")
 
 
 COST = cost_of(message(CHANNELS[0], 0, 0))
@@ -450,7 +450,7 @@ BARRIER_COST = cost_of(barrier(CHANNELS[0], 0))
 def test_a_snapshot_that_holds_too_much_is_declined_and_the_next_one_is_not() -> None:
     budget = InFlightBudget(16 * COST)
     subtask = Overtaken()
-    subtask._incarnation.in_flight = budget
+    subtask.budget = budget
     snapshot_with(subtask, 9, ONE, 0)
     assert subtask.answered == {1: AbortCause.OVER_BUDGET} and budget.held_bytes == 0
     subtask.work_off()
@@ -463,8 +463,8 @@ def test_a_snapshot_that_holds_too_much_is_declined_and_the_next_one_is_not() ->
 def test_a_barrier_does_not_overtake_what_the_snapshot_would_be_declined_for() -> None:
     """It waits as an aligned one does, until little enough is left; then the snapshot fits in."""
     subtask = Overtaken()
-    subtask._incarnation.in_flight = InFlightBudget(2 * (4 * COST + 3 * BARRIER_COST))
-    subtask.overtake(ONE)
+    subtask.budget = InFlightBudget(2 * (4 * COST + 3 * BARRIER_COST))
+    subtask.checkpoints.overtake(ONE)
     for channel in CHANNELS:
         fill(subtask, channel, 2)
         subtask.receive(barrier(channel, 2), None)
@@ -474,13 +474,13 @@ def test_a_barrier_does_not_overtake_what_the_snapshot_would_be_declined_for() -
     assert (subtask.overdue,) == (True,)
     subtask.run()
     held = sum(cost_of(one) for log in subtask.persisted_of[1].values() for one, _ in log.messages)
-    assert held == 4 * COST + 3 * BARRIER_COST == subtask._incarnation.in_flight.held_bytes
+    assert held == 4 * COST + 3 * BARRIER_COST == subtask.budget.held_bytes
 
 
 def test_it_may_be_taken_off_all_inputs_before_little_enough_is_left() -> None:
     subtask = Overtaken()
-    subtask._incarnation.in_flight = InFlightBudget(2 * BARRIER_COST)
-    subtask.overtake(ONE)
+    subtask.budget = InFlightBudget(2 * BARRIER_COST)
+    subtask.checkpoints.overtake(ONE)
     for channel in CHANNELS:
         fill(subtask, channel, 2)
         subtask.receive(barrier(channel, 2), None)
@@ -492,21 +492,21 @@ def test_it_may_be_taken_off_all_inputs_before_little_enough_is_left() -> None:
 
 def test_where_its_barrier_is_still_to_come_a_channel_counts_twice() -> None:
     subtask = Overtaken()
-    subtask.overtake(ONE)
+    subtask.checkpoints.overtake(ONE)
     subtask.receive(barrier(CHANNELS[0], 0), None)
     fill(subtask, CHANNELS[1], 3)
     for snapshot_bytes, overtakes in ((BARRIER_COST + 6 * COST - 1, False), (BARRIER_COST + 6 * COST, True)):
-        subtask._incarnation.in_flight = InFlightBudget(2 * snapshot_bytes)
+        subtask.budget = InFlightBudget(2 * snapshot_bytes)
         assert (subtask.overdue,) == (overtakes,)
     subtask.receive(barrier(CHANNELS[1], 3), None)
-    subtask._incarnation.in_flight = InFlightBudget(2 * (2 * BARRIER_COST + 3 * COST))
+    subtask.budget = InFlightBudget(2 * (2 * BARRIER_COST + 3 * COST))
     assert (subtask.overdue,) == (True,), "now it is known"
 
 
 def test_what_other_snapshots_of_the_slot_hold_is_left_to_them() -> None:
     subtask = Overtaken()
-    budget = subtask._incarnation.in_flight = InFlightBudget(100 * COST)
-    subtask.overtake(ONE)
+    budget = subtask.budget = InFlightBudget(100 * COST)
+    subtask.checkpoints.overtake(ONE)
     subtask.receive(barrier(CHANNELS[0], 0), None)
     fill(subtask, CHANNELS[0], 5, 1)
     budget.held_bytes = budget.slot_bytes - BARRIER_COST + 1
@@ -525,19 +525,18 @@ def test_nobody_has_room_for_more_than_all_slots_of_a_job_may_have_at_a_time(slo
 
 def test_what_a_snapshot_takes_in_the_handle_may_be_too_much_though_it_seemed_little() -> None:
     subtask = Overtaken()
-    subtask._incarnation.in_flight = InFlightBudget(1 << 20)
-    subtask._size_of = lambda packed: 1 << 18  # type: ignore[method-assign]
-    snapshot_with(subtask, 1, ONE, 0)
+    subtask.budget = InFlightBudget(1 << 20)
+    snapshot_with(subtask, 1, ONE, 0, lambda packed: 1 << 18)
     assert subtask.answered == {1: AbortCause.OVER_BUDGET}
 
 
 def test_a_subtask_that_ends_gives_back_what_its_snapshots_held() -> None:
     subtask = Overtaken()
-    budget = subtask._incarnation.in_flight = InFlightBudget()
-    subtask.overtake(ONE)
+    budget = subtask.budget = InFlightBudget()
+    subtask.checkpoints.overtake(ONE)
     subtask.receive(message(CHANNELS[0], 0, 0), None)
     subtask.receive(barrier(CHANNELS[1], 0), None)
     subtask.run()
     assert budget.held_bytes > 0
-    subtask.release_logs()
+    subtask.checkpoints.channel_state.release()
     assert budget.held_bytes == 0

@@ -5,7 +5,7 @@ Against the obvious way: write down the messages that the first one made, and co
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,15 +15,20 @@ from hypothesis import strategies as st
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import Entry, OutputChannel, OutputChannels
-from flinkplus.protocol.determinants.determinants import Choice, KnownSteps, decode_runs, merge, pack
-from flinkplus.protocol.snapshot.handle import OperatorState
+from flinkplus.protocol.determinants.determinants import Choice, KnownSteps, decode_spans, merge, pack
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
+from flinkplus.protocol.subtask.admission import Admission, digests
+from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Incarnation, Promotion
+from flinkplus.protocol.subtask.parts import SubtaskParts
+from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from tests.examples import examples
 from upstream_cache.log import OutputLog
 
@@ -31,6 +36,7 @@ WORK, CONSUMERS = SubtaskId("work", 0), [SubtaskId("end", i) for i in range(3)]
 INPUTS = [(ChannelId(0, i, 0), SubtaskId("begin", i)) for i in range(3)]
 LINEAGE = Lineage(["begin", "work", "end"], [("begin", "work"), ("work", "end")])
 START = CheckpointId(0)
+NOTHING = OperatorState()
 
 
 class Wires(OutputChannels):
@@ -40,8 +46,59 @@ class Wires(OutputChannels):
         return None
 
 
+class Ports:
+    """Work, snapshots and reports of a subtask, which are its own methods."""
+
+    def __init__(self, owner: Folding) -> None:
+        self._owner = owner
+
+    def push(self, message: Message, payload: Any) -> Iterator[None]:
+        return self._owner.push(message)
+
+    def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], OperatorState]) -> None:
+        self._owner.take_snapshot(checkpoint)
+
+    def persist(self, checkpoint: CheckpointId, logs: Logs) -> None:
+        self._owner.persist(checkpoint, logs)
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        return None
+
+    def acknowledge(self, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
+        self._owner.answer(checkpoint, handle)
+
+    def decline(self, checkpoint: CheckpointId, reason: str, cause: AbortCause) -> None:
+        self._owner.answer(checkpoint, cause)
+
+    def unpack(self, packed: Any) -> tuple[Message, Any]:
+        return packed, None
+
+    def ready_at(self, now: float) -> float:
+        return now
+
+    def step_done(self, taken: Taken) -> None:
+        return None
+
+    def reached(self, point: str) -> None:
+        return None
+
+    def read_rows(self, rows: int) -> Generator[None, None, bool]:
+        return self._never()
+
+    def _never(self, *_: Any) -> Any:
+        raise AssertionError("not in this test")
+
+    push_many: Any = _never
+    rows_to_read: Any = _never
+    advance: Any = _never
+    flush: Any = _never
+    discard: Any = _never
+    exhausted: Any = _never
+    ended: Any = _never
+
+
 class Folding(SubtaskSteps):
-    """Folds what it takes, and the time now and then, and tells one of its consumers: order and clock show.
+    """Folds what it takes, and the time now and then, and sends that to one of its consumers: order and clock show.
 
     ``whim``: a function's dependence on something else.
     """
@@ -54,6 +111,10 @@ class Folding(SubtaskSteps):
         stands_still: bool = False,
         unaligned: bool = False,
         retain: bool = True,
+        inputs: Sequence[tuple[ChannelId, SubtaskId]] = INPUTS,
+        saved: OperatorState = NOTHING,
+        checkpoint: CheckpointId = START,
+        ports: type[Any] = Ports,
     ) -> None:
         everyone = [WORK, *CONSUMERS, *(producer for _, producer in INPUTS)]
         incarnation = Incarnation(
@@ -63,79 +124,70 @@ class Folding(SubtaskSteps):
             slots={subtask: subtask.index for subtask in everyone},
             generations=dict.fromkeys(everyone, Generation(1)),
             lineage=LINEAGE,
-            checkpoint=START,
+            checkpoint=checkpoint,
             promotion=promotion,
             stands_still=stands_still,
             unaligned=unaligned,
         )
-        super().__init__(incarnation, OperatorState(), False, True, True)
-        self._wall = wall_ms
+        history = StepHistory(incarnation, saved, False, True, True)
+        replay = Replay(promotion, history.logs)
+        digest = self.digest
+        outputs = Wires(Generation(generation), 1000, lambda m, p: None, self.log, steps=history.steps, digest=digest)
+        outputs.add_channels(1, 0, incarnation.peers(1, CONSUMERS), {})
+        for end in outputs.channels.values():
+            end.retain = retain
         self.whim = 0
         self.total = 17
-        self.inputs = InputGate(1000, lambda end, consumed: None)
-        self.add_inputs(OperatorState(), INPUTS)
-        self.outputs = Wires(
-            Generation(generation), 1000, lambda m, p: None, self._log, steps=self._steps, digest=self._digest_of
+        own = ports(self)
+        parts = SubtaskParts(
+            is_source=not inputs,
+            has_outputs=True,
+            local=True,
+            inputs=InputGate(1000, lambda end, consumed: None),
+            outputs=outputs,
+            history=history,
+            replay=replay,
+            time=StepTime(WORK, history, replay, lambda: next(wall_ms), 0),
+            admission=Admission(WORK, None, digest),
+            work=own,
+            snapshots=own,
+            reports=own,
         )
-        self.outputs.add_channels(1, 0, self.peers(1, CONSUMERS), {})
-        for end in self.outputs.channels.values():
-            end.retain = retain
-        self.begin_from(OperatorState())
+        super().__init__(incarnation, saved, parts, inputs)
         self.start()
 
     @staticmethod
-    def _log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
+    def log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
         return OutputLog(channel, 1000, 1 << 20, first, received=received)
 
     def made(self, consumer: int) -> list[Message]:
         log: Any = self.outputs.channels[ChannelId(1, 0, consumer)].log
         return [log._messages[seq][0][0] for seq in range(log.trimmed, log.appended)]
 
-    def _digest(self, message: Message, payload: Any) -> int:
-        return int(message.records)
+    def digest(self, message: Message, payload: Any) -> int:
+        return digests(lambda records, _: int(records.records))(message, payload)
 
-    def _push(self, message: Message, payload: Any) -> Iterator[None]:
+    def push(self, message: Message) -> Iterator[None]:
         self.total = (self.total * 31 + message.records) % 1_000_003
         for part in range(message.records % 3):
             if (message.records + part) % 2:
-                self.total = (self.total * 31 + self.now_ms()) % 1_000_003
+                self.total = (self.total * 31 + self.time.now_ms()) % 1_000_003
             end = self.outputs.channels[ChannelId(1, 0, (self.total + part) % 3)]
             self.outputs.append_records(end, self.total + self.whim, None, 10)
             yield
 
-    def _wall_ms(self) -> int:
-        return next(self._wall)
-
-    def _on_step_done(self, taken: Taken) -> None:
-        return None
-
-    def _on_point(self, point: str) -> None:
-        return None
-
-    def _never(self, *_: Any) -> Any:
+    def take_snapshot(self, checkpoint: CheckpointId) -> None:
         raise AssertionError("not in this test")
 
-    def _read_rows(self, rows: int) -> Generator[None, None, bool]:
-        return self._never()
+    def persist(self, checkpoint: CheckpointId, logs: Logs) -> None:
+        raise AssertionError("not in this test")
 
-    _push_many: Any = _never
-    _rows_to_read: Any = _never
-    _advance: Any = _never
-    _flush: Any = _never
-    _take_snapshot: Any = _never
-    _persist: Any = _never
-    _pack: Any = _never
-    _unpack: Any = _never
-    _discard: Any = _never
-    _acknowledge: Any = _never
-    _decline: Any = _never
-    _report_exhausted: Any = _never
-    _on_complete: Any = _never
-    _on_end: Any = _never
+    def answer(self, checkpoint: CheckpointId, found: object) -> None:
+        raise AssertionError("not in this test")
 
 
 def message(channel: ChannelId, seq: int, value: int) -> Message:
-    return Message(Kind.RECORDS, channel, Generation(1), Seq(seq), START, value, 10)
+    return Message(MessageKind.RECORDS, channel, Generation(1), Seq(seq), START, value, 10)
 
 
 values = st.lists(st.integers(0, 50), min_size=1, max_size=12)
@@ -170,7 +222,7 @@ def promoted(
         for sent in first.made(consumer)[:count]:
             had[name][sent.seq] = sent.records
             if sent.determinants:
-                known.learn(WORK, *decode_runs(sent.determinants)[0])
+                known.learn(WORK, *decode_spans(sent.determinants)[0])
         run = known.of(WORK)
         runs += [run] if run is not None else []
     told_all = Promotion(told, merge(0, runs), {}, {}, frozenset(failed), None, had)
@@ -197,7 +249,7 @@ def test_a_successor_makes_what_was_seen_again_and_then_goes_on(
             second.receive(message(INPUTS[pick][0], seq, value), None)
             while second.runnable(0.0):
                 second.run()
-    assert not second.repeating
+    assert not second.replay.active
     for consumer, count in enumerate(received):
         seen = [(m.seq, m.records, m.determinants) for m in first.made(consumer)[:count]]
         assert [(m.seq, m.records, m.determinants) for m in second.made(consumer)[:count]] == seen
@@ -245,7 +297,7 @@ def test_a_consumer_that_fails_meanwhile_goes_on_within_what_its_predecessor_had
         for _ in range(4):
             if second.runnable(0.0):
                 second.run()
-    assert not second.repeating and not second.runnable(0.0)
+    assert not second.replay.active and not second.runnable(0.0)
     for consumer, seq in goes_on.items():
         seen = [(m.seq, m.records, m.determinants) for m in first.made(consumer)]
         assert [(m.seq, m.records, m.determinants) for m in second.made(consumer)[: received[consumer]]] == seen
@@ -314,7 +366,7 @@ def test_a_successor_that_makes_less_is_found_out() -> None:
     first = live(inputs, [0, 1, 2, 0, 1, 0], list(range(0, 4000, 100)))
     received = [len(first.made(consumer)) for consumer in range(3)]
     second = promoted(first, received, [0] * 40)
-    second._push = lambda message, payload: iter(())  # type: ignore[method-assign]
+    second.push = lambda message: iter(())  # type: ignore[method-assign]
     with pytest.raises(NondeterministicOperator):
         feed(second, inputs)
 
@@ -322,19 +374,20 @@ def test_a_successor_that_makes_less_is_found_out() -> None:
 class Forgetful(Folding):
     """All that it makes has one digest; it takes part in checkpoints."""
 
-    def _digest_of(self, message: Message, payload: Any) -> int:
+    def digest(self, message: Message, payload: Any) -> int:
         return 0
 
-    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+    def take_snapshot(self, checkpoint: CheckpointId) -> None:
         return None
 
-    _persist = _take_snapshot
+    def persist(self, checkpoint: CheckpointId, logs: Logs) -> None:
+        return None
 
 
 class Silent(Forgetful):
     """It does not tell anybody anything."""
 
-    def _push(self, message: Message, payload: Any) -> Iterator[None]:
+    def push(self, message: Message) -> Iterator[None]:
         return iter(())
 
 
@@ -360,10 +413,10 @@ def test_one_that_makes_less_does_nothing_new_before_it_is_found_out(begun: tupl
         second.receive(message(INPUTS[0][0], seq, 5), None)
     for _ in begun[1:]:
         second.run()
-        assert second.repeating
+        assert second.replay.active
     with pytest.raises(NondeterministicOperator, match="consumer had received 2"):
         second.run()
-    assert not second.repeating
+    assert not second.replay.active
     assert ends(second)[0].cursor.consumed == (2 if last == "barrier" else 1)
 
 
@@ -375,7 +428,7 @@ def test_one_who_has_nothing_to_repeat_must_not_have_been_heard_of() -> None:
 
 
 def barrier(channel: ChannelId, seq: int) -> Message:
-    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), CheckpointId(1))
+    return Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), CheckpointId(1))
 
 
 def feed(subtask: Folding, inputs: list[list[int]]) -> None:

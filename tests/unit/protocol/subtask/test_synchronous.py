@@ -7,7 +7,8 @@ from __future__ import annotations
 from flinkplus.protocol.determinants.determinants import Choice, pack
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, Seq
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.in_flight import Logs
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from tests.unit.protocol.subtask.test_replay import INPUTS, Folding, message
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)
@@ -20,13 +21,10 @@ class Halting(Folding):
         self.snapshots: list[int] = []
         super().__init__(2 if promotion else 1, iter(range(1000)), promotion, stands_still=True)
 
-    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+    def take_snapshot(self, checkpoint: CheckpointId) -> None:
         self.snapshots.append(checkpoint)
 
-    def _persist(self, checkpoint: CheckpointId) -> None:
-        return None
-
-    def _on_complete(self, checkpoint: CheckpointId) -> None:
+    def persist(self, checkpoint: CheckpointId, logs: Logs) -> None:
         return None
 
     def work_off(self) -> int:
@@ -49,7 +47,7 @@ def fill(subtask: Halting) -> None:
 
 
 def barrier(channel: object, seq: int, checkpoint: CheckpointId) -> Message:
-    return Message(Kind.BARRIER, channel, Generation(1), Seq(seq), checkpoint, None, 0)  # type: ignore[arg-type]
+    return Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), checkpoint, None, 0)  # type: ignore[arg-type]
 
 
 def successor(determinants: tuple[int, ...] = ()) -> Halting:
@@ -79,7 +77,7 @@ def test_it_stands_still_until_the_checkpoint_is_given_up() -> None:
 
 def test_a_successor_does_not_wait_for_what_was_complete_before() -> None:
     subtask = successor()
-    subtask.go_on_after(ONE)
+    subtask.checkpoints.resume_after(ONE)
     fill(subtask)
     assert subtask.work_off() == 12
     assert subtask.snapshots == [1, 2]

@@ -7,13 +7,13 @@ import pytest
 from flinkplus.protocol.vocabulary import in_flight
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.in_flight import MESSAGE_OVERHEAD_BYTES, InFlightBudget, SnapshotLogs, cost_of
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 FIRST, SECOND = ChannelId(0, 0, 0), ChannelId(0, 1, 0)
 
 
 def message(size: int, known: bytes = b"") -> Message:
-    return Message(Kind.RECORDS, FIRST, Generation(1), Seq(0), CheckpointId(0), size=size, determinants=known)
+    return Message(MessageKind.RECORDS, FIRST, Generation(1), Seq(0), CheckpointId(0), size=size, determinants=known)
 
 
 COST = cost_of(message(1_000))

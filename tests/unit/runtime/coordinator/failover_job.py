@@ -6,15 +6,16 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import ChainRecordLike
-from chain_backup.failover.machine import FailoverConfig, FailoverProtocol
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, FailoverWorkDone, InboxEvent
-from flinkplus.runtime.coordinator.dispatch.slot_table import Member, Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess, SlotProcesses
 from flinkplus.runtime.coordinator.drivers.failover import Failovers
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
@@ -70,8 +71,8 @@ class Job:
         self.pending = {ONE, TWO}
         self.inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
         self.wires = Registered()
-        self.members = Members(3)
-        self.dispatch = Dispatch(self.wires, self.members, self.inbox)  # type: ignore[arg-type]
+        self.processes = SlotProcesses(3)
+        self.dispatch = Dispatch(self.wires, self.processes, self.inbox)  # type: ignore[arg-type]
         self.dispatch.registry = Inline()  # type: ignore[assignment]
         assignment = {subtask: subtask.index for subtask in TOPOLOGY.subtasks}
         self.deployment = Deployment(G1, 0, False, assignment, dict.fromkeys(assignment, G1))
@@ -85,7 +86,7 @@ class Job:
             self.deployment,
             self.recoveries,
             lambda: self.state,
-            lambda member, _: self.evicted.append(member.slot),
+            lambda process, _: self.evicted.append(process.slot),
             lambda checkpoint, sources, _: self.triggered.append((checkpoint, sources)),
             lambda checkpoint: checkpoint in self.pending,
         )
@@ -95,10 +96,10 @@ class Job:
             self.register(slot)
         self.failovers.started(CheckpointId(0), {})
 
-    def register(self, slot: int) -> Member:
-        connection = 10 * (slot + 1) + self.members.restarts
+    def register(self, slot: int) -> SlotProcess:
+        connection = 10 * (slot + 1) + self.processes.restarts
         register = control.Register(slot, 0, 1000 + slot, "here", f"here:{slot}")
-        return self.members.register(connection, register, 0.0)[0]
+        return self.processes.register(connection, register, 0.0)[0]
 
     def step_job(self, event: core.JobEvent) -> None:
         self.heard.append(event)
@@ -107,9 +108,9 @@ class Job:
         self.heard.append(event)
 
     def lose(self, slot: int) -> None:
-        member = self.members.remove(slot)
-        assert member is not None
-        self.failovers.slot_lost(member, "stream closed")
+        process = self.processes.remove(slot)
+        assert process is not None
+        self.failovers.slot_lost(process, "stream closed")
 
     def work(self) -> None:
         """What the workers have to say."""
@@ -119,9 +120,9 @@ class Job:
             self.failovers.step(event.event)
 
     def say(self, slot: int, message: control.ControlMessage) -> None:
-        member = self.members.get(slot)
-        assert member is not None
-        assert self.failovers.take(member, message)
+        process = self.processes.get(slot)
+        assert process is not None
+        assert self.failovers.take(process, message)
 
     def told(self, kind: type[Any], slot: int | None = None) -> list[Any]:
         """What slots were told of one kind, since the last look at that."""

@@ -27,7 +27,7 @@ from flinkplus.errors import (
 )
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.vocabulary import events as core
-from flinkplus.protocol.vocabulary.effects import JobEnded, JobState
+from flinkplus.protocol.vocabulary.effects import EndJob, JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.control import messages as control
@@ -66,9 +66,9 @@ class Reported(Job):
     def report(self, slot: int, message: control.ControlMessage) -> list[object]:
         """What the machines of the job and of checkpoints hear of a message."""
         self.heard.clear()
-        member = self.members.get(slot)
-        assert member is not None
-        self.reports.take(member.connection, message)
+        process = self.processes.get(slot)
+        assert process is not None
+        self.reports.take(process.connection, message)
         return [event for event in self.heard if not isinstance(event, core.GenerationsUsed)]
 
     def fail_over(self) -> None:
@@ -79,28 +79,28 @@ class Reported(Job):
         self.promoted()
 
 
-def acked(generation: int, subtask: str = "count[1]") -> control.SnapshotAcked:
-    return control.SnapshotAcked(generation, 1, subtask, HANDLE)
+def acked(generation: int, subtask: str = "count[1]") -> control.Acknowledged:
+    return control.Acknowledged(generation, 1, subtask, HANDLE)
 
 
 def test_what_a_subtask_says_is_of_the_deployment_to_the_other_machines() -> None:
     job = Reported()
     job.fail_over()
-    assert job.report(2, acked(2)) == [core.SnapshotAcknowledged(CheckpointId(1), C1, G1, HANDLE)]
-    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
-        core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
+    assert job.report(2, acked(2)) == [core.CheckpointAcknowledged(CheckpointId(1), C1, G1, HANDLE)]
+    assert job.report(2, control.Declined(2, 1, "count[1]", "full")) == [
+        core.CheckpointDeclined(CheckpointId(1), C1, G1, "full")
     ]
     handle = handle_of(in_flight_bytes=77)
-    assert job.report(2, control.SnapshotAcked(2, 1, "count[1]", handle)) == [
-        core.SnapshotAcknowledged(CheckpointId(1), C1, G1, handle, 77)
+    assert job.report(2, control.Acknowledged(2, 1, "count[1]", handle)) == [
+        core.CheckpointAcknowledged(CheckpointId(1), C1, G1, handle, 77)
     ]
-    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "many", "over budget")) == [
-        core.SnapshotDeclined(CheckpointId(1), C1, G1, "many", AbortCause.OVER_BUDGET)
+    assert job.report(2, control.Declined(2, 1, "count[1]", "many", "over budget")) == [
+        core.CheckpointDeclined(CheckpointId(1), C1, G1, "many", AbortCause.OVER_BUDGET)
     ]
     with pytest.raises(PeerProtocolError, match="refused for the cause 'whim'"):
-        job.report(2, control.SnapshotRefused(2, 1, "count[1]", "no", "whim"))
-    assert job.report(2, control.SnapshotRefused(2, 1, "count[1]", "full")) == [
-        core.SnapshotDeclined(CheckpointId(1), C1, G1, "full")
+        job.report(2, control.Declined(2, 1, "count[1]", "no", "whim"))
+    assert job.report(2, control.Declined(2, 1, "count[1]", "full")) == [
+        core.CheckpointDeclined(CheckpointId(1), C1, G1, "full")
     ]
     assert job.report(2, control.Exhausted(2, "lines[1]")) == [core.SourceExhausted(L1, G1)]
 
@@ -110,9 +110,9 @@ def test_what_a_replaced_subtask_says_has_no_effect() -> None:
     job.fail_over()
     for late in (
         acked(1),
-        control.SnapshotRefused(1, 1, "count[1]", "full"),
+        control.Declined(1, 1, "count[1]", "full"),
         control.Exhausted(1, "lines[1]"),
-        control.SubtaskFailure(1, "count[1]", "ValueError", "boom"),
+        control.Failed(1, "count[1]", "ValueError", "boom"),
     ):
         assert job.report(2, late) == []
     assert job.report(2, acked(1, "nobody[0]")) == []
@@ -120,8 +120,8 @@ def test_what_a_replaced_subtask_says_has_no_effect() -> None:
 
 def test_the_exception_of_a_subtask_is_handled_locally_while_the_job_runs() -> None:
     job = Reported()
-    (told,) = job.report(1, control.SubtaskFailure(1, "count[1]", "ValueError", "boom", time_s=1.0))
-    assert isinstance(told, core.FailoverStarted)
+    (told,) = job.report(1, control.Failed(1, "count[1]", "ValueError", "boom", time_s=1.0))
+    assert isinstance(told, core.FailureTakenOn)
     assert (told.kind, told.reason) == ("exception", "count[1]: boom")
     assert job.failovers.running
 
@@ -129,7 +129,7 @@ def test_the_exception_of_a_subtask_is_handled_locally_while_the_job_runs() -> N
 def test_the_exception_of_a_subtask_is_for_the_job_when_that_does_not_run() -> None:
     for job in (Reported(), Reported(standbys=False)):
         job.state = JobState.DEPLOYING
-        (told,) = job.report(1, control.SubtaskFailure(1, "count[1]", "ValueError", "boom"))
+        (told,) = job.report(1, control.Failed(1, "count[1]", "ValueError", "boom"))
         assert isinstance(told, core.SubtaskFailed)
         assert (told.generation, told.subtask, told.reason) == (G1, C1, "boom")
 
@@ -138,11 +138,11 @@ def test_the_exception_of_a_subtask_is_for_the_job_when_that_does_not_run() -> N
 def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> None:
     job = Reported(standbys)
     raised = UserFunctionError("poison", "poison[1]", "Row(n=5000)", "ValueError: no")
-    said = control.SubtaskFailure(
+    said = control.Failed(
         1, "count[1]", "UserFunctionError", str(raised), raised.operator, raised.row, 1.0, raised.cause
     )
     (told,) = job.report(1, said)
-    assert isinstance(told, core.FailoverStarted | core.SubtaskFailed)
+    assert isinstance(told, core.FailureTakenOn | core.SubtaskFailed)
     error = told.error
     assert isinstance(error, UserFunctionError)
     assert (error.operator, error.subtask, error.row, error.cause) == (
@@ -153,7 +153,7 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
     )
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error) == str(raised)
-    ended = error_of(JobEnded(JobState.FAILED, error, f"count[1]: {told.reason}", "exception"), 3)
+    ended = error_of(EndJob(JobState.FAILED, error, f"count[1]: {told.reason}", "exception"), 3)
     shown = f"{ended} ({error})" if str(error) not in str(ended) else str(ended)
     for word in ("'poison'", "Row(n=5000)", "ValueError: no"):
         assert shown.count(word) == 1
@@ -161,8 +161,8 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
 
 @pytest.mark.parametrize("kind", ["InputError", "NondeterministicOperator"])
 def test_other_errors_of_a_subtask_are_said_once_too(kind: str) -> None:
-    told, *_ = Reported().report(1, control.SubtaskFailure(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
-    assert isinstance(told, core.FailoverStarted | core.LocalFailoverRefused)
+    told, *_ = Reported().report(1, control.Failed(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
+    assert isinstance(told, core.FailureTakenOn | core.FailoverFellBack)
     assert str(told.error) in told.reason
 
 
@@ -171,9 +171,9 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
     error: type[HistoryMismatch], conflicts: int
 ) -> None:
     job = Reported()
-    told = job.report(1, control.SubtaskFailure(1, "count[1]", error.__name__, "message 3", time_s=1.0))
-    assert [type(event) for event in told] == [core.FailoverStarted, core.LocalFailoverRefused], "counted, then refused"
-    assert all(type(event.error) is error for event in told if isinstance(event, core.FailoverStarted))
+    told = job.report(1, control.Failed(1, "count[1]", error.__name__, "message 3", time_s=1.0))
+    assert [type(event) for event in told] == [core.FailureTakenOn, core.FailoverFellBack], "counted, then refused"
+    assert all(type(event.error) is error for event in told if isinstance(event, core.FailureTakenOn))
     assert job.failovers.counts["fallbacks"] == 1
     assert job.figures.totals()["message_ids"]["conflicts"] == conflicts
 
@@ -181,10 +181,10 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
 def test_a_slot_whose_session_is_lost_is_lost() -> None:
     job = Reported()
     assert [type(event) for event in job.report(1, control.SessionLost("expired"))] == [
-        core.FailoverStarted,
+        core.FailureTakenOn,
         core.SlotLeft,
     ]
-    assert job.members.get(1) is None
+    assert job.processes.get(1) is None
     assert job.wires.dropped == [20]
 
 
@@ -195,8 +195,8 @@ def test_why_a_slot_cannot_start_is_for_the_job_and_for_the_user() -> None:
     (told,) = job.heard
     assert isinstance(told, core.SlotStartFailed) and isinstance(told.error, SlotStartError)
     assert told.slot == 1 and told.reason == "slot 1 cannot start on host-1: ImportError: libspecial.so.3"
-    assert job.wires.dropped == [77] and job.members.get(1) is not None
-    ended = JobEnded(JobState.FAILED, told.error, f"{told.reason} (3 times in a row)", "slots")
+    assert job.wires.dropped == [77] and job.processes.get(1) is not None
+    ended = EndJob(JobState.FAILED, told.error, f"{told.reason} (3 times in a row)", "slots")
     error = error_of(ended, 3)
     assert isinstance(error, JobFailed) and error.__cause__ is told.error and "libspecial" in str(error)
     assert isinstance(error_of(replace(ended, error=None), 3), InsufficientSlots)
@@ -219,11 +219,11 @@ def test_a_new_attempt_replaces_the_old_one_and_joins() -> None:
     job.heard.clear()
     job.reports.take(77, control.Register(1, 1, 4711, "here", "here:9"))
     kinds = [type(event) for event in job.heard if not isinstance(event, core.GenerationsUsed)]
-    assert kinds == [core.FailoverStarted, core.SlotLeft, core.SlotRegistered]
+    assert kinds == [core.FailureTakenOn, core.SlotLeft, core.SlotRegistered]
     assert [type(message) for connection, message in job.wires.sent if connection == 77] == [
         control.Welcome,
         control.Join,
-        control.Peers,
+        control.Connect,
     ]
 
 
@@ -231,7 +231,7 @@ def test_slots_learn_where_the_jobs_server_is_now_and_later_ones_before_they_con
     job = Reported()
     job.presence.registry_told(RegistryMoved("here:2"))
     moved = control.RegistryAddress("here:2")
-    there = {member.connection for member in job.members.all()}
+    there = {process.connection for process in job.processes.all()}
     assert {connection for connection, message in job.wires.sent if message == moved} == there
     job.reports.take(77, control.Register(1, 1, 4711, "here", "here:9"))
     assert next(message for connection, message in job.wires.sent if connection == 77) == moved
@@ -245,11 +245,11 @@ def test_an_earlier_attempt_of_the_spark_task_is_sent_away() -> None:
     job.reports.take(78, control.Register(1, 7, 4711, "here", "here:9"))
     assert job.heard == []
     assert [message for connection, message in job.wires.sent if connection == 78] == [control.Stop()]
-    member = job.members.get(1)
-    assert member is not None and member.host == "there"
+    process = job.processes.get(1)
+    assert process is not None and process.host == "there"
     job.reports.take(79, control.Register(1, 8, 4712, "there", "there:9"))
-    member = job.members.get(1)
-    assert member is not None and member.pid == 4712
+    process = job.processes.get(1)
+    assert process is not None and process.pid == 4712
 
 
 def test_a_spark_job_that_fails_counts_as_a_failed_start() -> None:
@@ -290,12 +290,12 @@ class Standing(Reported):
 
     def look(self, after_s: float) -> None:
         self.later_s += after_s
-        for member in self.members.all():
-            member.heard_s = self.monotonic()
+        for process in self.processes.all():
+            process.heard_s = self.monotonic()
         self.presence.look_for_silent_slots()
 
     def is_there(self, slot: int) -> bool:
-        return self.members.get(slot) is not None
+        return self.processes.get(slot) is not None
 
 
 def test_of_two_slots_that_do_not_reach_each_other_one_is_ended_and_its_subtasks_go_on_elsewhere() -> None:
@@ -344,17 +344,17 @@ def test_one_that_comes_back_from_there_joins_after_a_pause() -> None:
     job = Standing()
     job.unreached(1, slot2=1)
     job.look(0.2)
-    job.told(control.Peers)
+    job.told(control.Connect)
     register = control.Register(2, 1, 1002, "here", "here:22")
     job.reports.take(99, register)
-    assert job.told(control.Peers) == [], "not yet"
+    assert job.told(control.Connect) == [], "not yet"
     job.look(2.0)
-    (peers,) = job.told(control.Peers, 1)
+    (peers,) = job.told(control.Connect, 1)
     assert sorted(peers.addresses) == ["0", "1", "2"]
     job.unreached(1, slot2=2)
     job.look(0.2)
     assert job.is_there(2), "it has not joined, so it has nothing to lose"
-    (peers,) = job.told(control.Peers, 1)
+    (peers,) = job.told(control.Connect, 1)
     assert sorted(peers.addresses) == ["0", "1"]
 
 
@@ -370,7 +370,7 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
         control.Register(1, 0, 17, "elsewhere", "elsewhere:1"),
         control.Heartbeat(1, {}, 5, 2),
         control.Exhausted(1, "no subtask"),
-        control.SnapshotRefused(1, 1, "count[\u00b2]", ""),
+        control.Declined(1, 1, "count[\u00b2]", ""),
     ]
     for message in said:
         coordinator.turn(ControlArrived(1, message, 0.0), None)
@@ -405,9 +405,9 @@ class Listening:
 
 def pulsed(job: Reported) -> None:
     for slot in range(3):
-        member = job.members.get(slot)
-        assert member is not None
-        member.pulse, member.host, member.heard_s = f"pulse-{slot}", f"host{slot}", job.dispatch.clock.monotonic()
+        process = job.processes.get(slot)
+        assert process is not None
+        process.pulse, process.host, process.heard_s = f"pulse-{slot}", f"host{slot}", job.dispatch.clock.monotonic()
 
 
 def test_who_is_silent_is_judged_by_where_slots_are_and_who_could_take_over() -> None:
@@ -420,7 +420,7 @@ def test_who_is_silent_is_judged_by_where_slots_are_and_who_could_take_over() ->
     ((slots, chains),) = pulses.asked
     assert [(slot.name, slot.host) for slot in slots] == [(f"pulse-{slot}", f"host{slot}") for slot in range(3)]
     assert sorted(chains) == expected
-    assert [member.slot for member in job.members.all()] == [0, 2]
+    assert [process.slot for process in job.processes.all()] == [0, 2]
 
 
 def test_without_standbys_no_chain_has_anybody_left() -> None:
@@ -455,10 +455,10 @@ def test_a_slot_that_takes_no_signal_loses_its_stream(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "kill", refuse)
     assert job.presence.kill_slot(1)
     assert job.wires.sent == [(77, control.Die())], "its process can do it itself"
-    member = job.members.get(1)
-    assert member is not None
-    job.presence.evict(member, "it hangs")
-    assert job.wires.dropped == connections and job.members.get(1) is None
+    process = job.processes.get(1)
+    assert process is not None
+    job.presence.evict(process, "it hangs")
+    assert job.wires.dropped == connections and job.processes.get(1) is None
 
 
 @pytest.mark.parametrize(("off_s", "is_its_own"), [(0.0, True), (-3600.0, False)])
@@ -470,8 +470,8 @@ def test_only_the_process_that_has_registered_is_killed(
     killed: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
     on_this_host(job, os.getpid(), psutil.Process().create_time() + off_s)
-    member = job.members.get(1)
-    assert member is not None
-    job.presence.evict(member, "it hangs")
+    process = job.processes.get(1)
+    assert process is not None
+    job.presence.evict(process, "it hangs")
     assert (killed == [os.getpid()]) is is_its_own
-    assert job.members.get(1) is None
+    assert job.processes.get(1) is None

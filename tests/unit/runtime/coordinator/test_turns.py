@@ -41,7 +41,12 @@ def paced(directory: Path, **options: Any) -> Cluster:
 
 def deadlines(cluster: Cluster) -> dict[int, float]:
     """When each living subtask of the source reads next, for all rows that will have arrived by then."""
-    return {s.id.index: s.deadline(0.0) for slot in cluster.slots.values() for s in slot.active if s._is_source}
+    return {
+        s.id.index: s.steps.deadline(0.0)
+        for slot in cluster.slots.values()
+        for s in slot.active
+        if s.plan.vertex.is_source
+    }
 
 
 @pytest.mark.parametrize(("failed", "stands_in"), [([2], 1), ([0], 3), ([1, 2], 0)])
@@ -51,8 +56,8 @@ def test_the_living_one_before_a_failed_subtask_reads_in_its_turn(
     cluster = keep(paced(tmp_path))
     for slot in cluster.slots.values():
         for subtask in slot.active:
-            if subtask._is_source:
-                subtask._pacer.begin(subtask._pacer._anchor + 40.0)  # all have read what there was
+            if subtask.plan.vertex.is_source:
+                subtask.work.pacer.begin(subtask.work.pacer._anchor + 40.0)  # all have read what there was
     before = deadlines(cluster)
     hosts = {SubtaskId(s.vertex, s.index): stands_in for s in cluster.subtasks if s.index in failed}
     for index in failed:
@@ -68,7 +73,7 @@ def test_the_living_one_before_a_failed_subtask_reads_in_its_turn(
 def test_all_slots_are_told_at_once_and_write_in_turn(keep: Callable[[Cluster], Cluster], tmp_path: Path) -> None:
     """Also the sources, which have nothing to write: what follows in the chains is work as well."""
     cluster = keep(paced(tmp_path, checkpoint_interval=2.0))
-    assert [cluster.slots[slot]._turn_s for slot in range(PARALLELISM)] == pytest.approx([0.0, 0.05, 0.1, 0.15])
+    assert [cluster.slots[slot]._workers.turn_s for slot in range(PARALLELISM)] == pytest.approx([0.0, 0.05, 0.1, 0.15])
     begun = time.monotonic()
     checkpoint = cluster.trigger()
     acked: dict[SubtaskId, float] = {}
@@ -79,7 +84,9 @@ def test_all_slots_are_told_at_once_and_write_in_turn(keep: Callable[[Cluster], 
         return len(acked) == len(cluster.subtasks)
 
     cluster.until(all_acked)
-    assert {subtask for subtask, after_s in acked.items() if after_s < cluster.slots[subtask.index]._turn_s} == set()
+    assert {
+        subtask for subtask, after_s in acked.items() if after_s < cluster.slots[subtask.index]._workers.turn_s
+    } == set()
 
 
 def test_standbys_apply_in_turn(keep: Callable[[Cluster], Cluster], tmp_path: Path) -> None:
@@ -97,4 +104,6 @@ def test_standbys_apply_in_turn(keep: Callable[[Cluster], Cluster], tmp_path: Pa
         return len(applied) == PARALLELISM
 
     cluster.until(all_applied)
-    assert {index for index, after_s in applied.items() if after_s < cluster.slots[index]._turn_s - 0.01} == set()
+    assert {
+        index for index, after_s in applied.items() if after_s < cluster.slots[index]._workers.turn_s - 0.01
+    } == set()

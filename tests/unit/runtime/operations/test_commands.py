@@ -240,7 +240,7 @@ def test_a_slot_is_no_shell(driver: Driver) -> None:
     for wrong in (connecting(name="slot-1.0"), connecting(target="slot-1.0")):
         with pytest.raises(OSError):
             dial(driver.access.address, wrong, None, 5)
-    wait_until(lambda: driver.door.refusals.by_reason() == {"identity": 2}, "it is counted")
+    wait_until(lambda: driver.door.refusals.by_reason == {"identity": 2}, "it is counted")
 
 
 def test_a_second_request_before_the_reply_and_a_long_one_end_the_connection(driver: Driver) -> None:
@@ -302,7 +302,7 @@ def test_only_so_many_shells_at_a_time(driver: Driver, monkeypatch: pytest.Monke
             call(driver.access, Add(1))
         connection.sendall(framed(encode_request(Add(1))))
         assert receive_frame(connection, time.monotonic() + 60, 1000)
-    wait_until(lambda: driver.door.refusals.by_reason() == {"crowd": 1}, "it is counted")
+    wait_until(lambda: driver.door.refusals.by_reason == {"crowd": 1}, "it is counted")
 
 
 def test_with_tls_the_door_has_certificates_of_its_own() -> None:

@@ -1,7 +1,7 @@
 """Real slots in one process: their loops stepped by the test, wired without sockets, ordered about by the test.
 
-State, replicas, output logs, determinants, snapshots and their threads are the real ones. What is not here: Spark,
-sockets, the coordinator.
+State, replicas, output logs, determinants, snapshots and their threads are the real ones, which ``tests/simulation``
+replaces by its own. What is not here: Spark, sockets, the coordinator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark import cloudpickle
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.keyed.keyed import Count, Sum
-from flinkplus.protocol.determinants.determinants import Run
+from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
@@ -140,7 +140,7 @@ class Cluster:
         self.acks: dict[int, dict[str, SnapshotHandle]] = {0: {}}
         self.staged: dict[tuple[str, int], set[int]] = {}
         self.exhausted: set[str] = set()
-        self.failures: list[control.SubtaskFailure] = []
+        self.failures: list[control.Failed] = []
 
     # --- wiring
 
@@ -202,7 +202,7 @@ class Cluster:
                     break
                 slot._handle(slot._inbox.get_nowait())
             if self.random.random() < 0.8:
-                slot._run_subtasks(time.monotonic())
+                slot._turns.take(time.monotonic())
         self._hear()
 
     def _hear(self) -> None:
@@ -211,14 +211,14 @@ class Cluster:
             heard.append(self.heard.popleft())
         for slot, message in heard:
             match message:
-                case control.SnapshotAcked(generation, checkpoint, subtask, handle):
+                case control.Acknowledged(generation, checkpoint, subtask, handle):
                     if generation == self.generations[_id(subtask)]:
                         self.acks.setdefault(checkpoint, {})[subtask] = handle
-                case control.VersionStaged(_, subtask, version):
+                case control.Staged(_, subtask, version):
                     self.staged.setdefault((subtask, slot), set()).add(version)
                 case control.Exhausted(_, subtask):
                     self.exhausted.add(subtask)
-                case control.SubtaskFailure():
+                case control.Failed():
                     self.failures.append(message)
                 case _:
                     pass
@@ -236,10 +236,11 @@ class Cluster:
         lines = [f"not staged: {self.not_staged(self.checkpoint)}, acks: {sorted(self.acks.get(self.checkpoint, {}))}"]
         for index, slot in self.slots.items():
             for subtask in slot.active:
+                steps = subtask.steps
                 lines.append(
-                    f"slot {index}: {subtask.id} generation {subtask.generation} ended {subtask.ended} replay "
-                    f"{len(subtask._replay)} triggers {list(subtask._triggers)} step {subtask._step} "
-                    f"aligning {subtask._barriers.waiting_for}"
+                    f"slot {index}: {subtask.id} generation {subtask.generation} ended {steps.ended} replay "
+                    f"{len(steps.replay.determinants)} triggers {list(steps._triggers)} step {steps._step} "
+                    f"aligning {steps.checkpoints._machine.waiting_for}"
                 )
                 for channel, end in subtask.inputs.channels.items():
                     cursor = end.cursor
@@ -325,9 +326,9 @@ class Cluster:
                     version=version,
                     handle=self.acks[version].get(str(s), START),
                     received=received,
-                    determinants=control.runs_to_json(runs.get(str(s), [])),
+                    determinants=control.spans_to_json(runs.get(str(s), [])),
                     ancestors={
-                        name: control.runs_to_json(found)
+                        name: control.spans_to_json(found)
                         for name, found in runs.items()
                         if _id(name).vertex in self.slots[target].lineage.asked_of([s])
                     },
@@ -349,7 +350,7 @@ class Cluster:
     def _fenced(self) -> list[control.Fenced]:
         return [m for _, m in self.answers if isinstance(m, control.Fenced) and m.attempt == self.attempt]
 
-    def _merge(self) -> tuple[dict[str, int], dict[str, int], dict[str, list[Run]]]:
+    def _merge(self) -> tuple[dict[str, int], dict[str, int], dict[str, list[Span]]]:
         received: dict[str, int] = {}
         sent: dict[str, int] = {}
         for answer in self._fenced():
@@ -372,7 +373,7 @@ class Cluster:
         names = {str(s): at for s, at in self.assignment.items()}
         slot._obey(control.Join(1, names, {str(s): g for s, g in self.generations.items()}))
         for other in self.slots.values():
-            other._obey(control.Peers(1, self.addresses()))
+            other._obey(control.Connect(1, self.addresses()))
         for subtask in self.subtasks:
             if index not in self.members[subtask] and len(self.members[subtask]) < 3:
                 self.members[subtask] = (*self.members[subtask], index)
@@ -394,7 +395,7 @@ class Cluster:
 
     def finish(self) -> pa.Table:
         """Run to the end of the input, take a last checkpoint, and give what was put out."""
-        heads = self.graph.cycles().heads
+        heads = self.graph.cycles().loop_heads
         ending = {str(s) for s in self.subtasks if self.graph.vertex_of(s.vertex).is_source or s.vertex in heads}
         self.until(lambda: self.exhausted >= ending)
         last = self.trigger()

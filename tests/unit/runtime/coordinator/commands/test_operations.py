@@ -11,7 +11,7 @@ from flinkplus.config import Options
 from flinkplus.errors import CommandRefused, ConfigurationError
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.commands.operations import Inject, Operations
+from flinkplus.runtime.coordinator.commands.operations import InjectCommand, Operations
 from flinkplus.runtime.coordinator.record.status import chains_of, slots_of, subtasks_of
 from flinkplus.runtime.operations.commands import Body, Commands, decode_reply, encode_request
 from tests.unit.runtime.coordinator.failover_job import C0, C1, C2, L0, L1
@@ -34,8 +34,8 @@ class Shell:
         self.job = Reported()
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.killed: list[int] = []
-        for member, host in zip(self.job.members.all(), on, strict=True):
-            member.host = host
+        for process, host in zip(self.job.processes.all(), on, strict=True):
+            process.host = host
         self.job.presence.kill_slot = self._kill  # type: ignore[method-assign]
         self.operations = Operations(
             self.job.dispatch,
@@ -57,7 +57,7 @@ class Shell:
 
     def inject(self, fault: str, target: str, **settings: Any) -> Body:
         """The answer, when there is one at once."""
-        self.commands.obey(encode_request(Inject(fault, target, **settings)), self.replies.append)
+        self.commands.obey(encode_request(InjectCommand(fault, target, **settings)), self.replies.append)
         return decode_reply(self.replies.pop())
 
     def told(self) -> list[tuple[int, control.Inject]]:
@@ -130,7 +130,7 @@ def test_nobody_is_cut_off_from_itself(target: str, peers: list[str]) -> None:
 
 def test_a_cut_whose_target_has_moved_to_its_peer_is_refused_when_it_is_time() -> None:
     shell = Shell()
-    request = Inject("cut", "count:1", at_s=100.0, peers=["slot-2"])
+    request = InjectCommand("cut", "count:1", at_s=100.0, peers=["slot-2"])
     shell.commands.obey(encode_request(request), shell.replies.append)
     shell.job.deployment.assignment = {**shell.job.deployment.assignment, C1: 2}
     shell.later[0][1]()
@@ -141,17 +141,17 @@ def test_a_cut_whose_target_has_moved_to_its_peer_is_refused_when_it_is_time() -
 
 def test_what_is_away_is_refused() -> None:
     shell = Shell()
-    shell.job.members.remove(1)
+    shell.job.processes.remove(1)
     for target in ("slot-1", "count:1"):
         with pytest.raises(CommandRefused, match="registered"):
             shell.inject("kill", target)
-    shell.job.members.remove(2)
+    shell.job.processes.remove(2)
     with pytest.raises(CommandRefused, match="the hosts with slots are here"):
         shell.inject("kill", "there")
     shell.job.deployment.assignment = {}
     with pytest.raises(CommandRefused, match="no subtask is running on slot-0"):
         shell.inject("exception", "slot-0")
-    shell.job.members.remove(0)
+    shell.job.processes.remove(0)
     with pytest.raises(CommandRefused, match="no slot is registered"):
         shell.inject("kill", "here")
 
@@ -166,7 +166,7 @@ def test_a_job_may_take_no_injections_and_grpc_cannot_be_cut() -> None:
 
 def test_when_it_is_time_the_target_is_looked_for_again() -> None:
     shell = Shell()
-    request = encode_request(Inject("exception", "count:1", at_s=5.0))
+    request = encode_request(InjectCommand("exception", "count:1", at_s=5.0))
     later = shell.commands.obey(request, shell.replies.append)
     ((delay_s, strike),) = shell.later
     assert 4 < delay_s <= 5 and not later.done and shell.told() == []
@@ -182,7 +182,7 @@ def test_when_it_is_time_the_target_is_looked_for_again() -> None:
 
 def test_who_has_gone_before_it_was_time_hurts_nobody() -> None:
     shell = Shell()
-    later = shell.commands.obey(encode_request(Inject("kill", "slot-0", at_s=5.0)), shell.replies.append)
+    later = shell.commands.obey(encode_request(InjectCommand("kill", "slot-0", at_s=5.0)), shell.replies.append)
     later.wanted = False
     shell.later[0][1]()
     assert shell.killed == []
@@ -203,9 +203,9 @@ def test_the_past_and_a_job_that_has_not_begun() -> None:
 
 def test_slots_say_what_they_do_and_who_is_away() -> None:
     shell = Shell()
-    shell.job.members.remove(2)
+    shell.job.processes.remove(2)
     chains = shell.job.failovers.holdings
-    found = slots_of(range(3), {}, shell.job.members.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
+    found = slots_of(range(3), {}, shell.job.processes.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
     assert [slot["state"] for slot in found] == ["working", "standby", "away"]
     assert [slot["restarts"] for slot in found] == [0, 2, 0]
     assert found[0] | {"heard_ms": None} == {
@@ -221,7 +221,7 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
         "standbys": 2,
     }
     assert found[0]["heard_ms"] == 1500.0
-    assert slots_of(range(3), {}, shell.job.members.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
+    assert slots_of(range(3), {}, shell.job.processes.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
 
 
 def test_subtasks_say_where_they_are_and_how_far() -> None:

@@ -31,7 +31,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
     job.told(control.Chains)
     job.lose(1)
     assert job.heard == [
-        core.FailoverStarted("slot", G1, False, "slot 1 was lost: stream closed", None),
+        core.FailureTakenOn("slot", G1, False, "slot 1 was lost: stream closed", None),
         core.SlotLeft(1, 1, "stream closed"),
         core.GenerationsUsed(G2),
     ]
@@ -178,7 +178,7 @@ def test_what_zookeeper_refuses_rolls_back() -> None:
     job.lose(1)
     job.work()
     refused = job.heard[-1]
-    assert isinstance(refused, core.LocalFailoverRefused)
+    assert isinstance(refused, core.FailoverFellBack)
     assert (refused.kind, refused.subtasks, refused.counted) == ("slot", (C1, L1), True)
     assert "nobody answers" in refused.reason
     assert job.failovers.counts["fallbacks"] == 1
@@ -225,19 +225,19 @@ def test_a_slot_that_comes_back_joins_when_all_are_connected() -> None:
     job.fence()
     job.promoted()
     job.wires.sent.clear()
-    member = job.register(1)
-    job.failovers.registered(member)
+    process = job.register(1)
+    job.failovers.registered(process)
     (join,) = job.told(control.Join)
     assert join.generations["count[1]"] == 2
     assert join.assignment["count[1]"] == 2
-    peers = job.told(control.Peers)
+    peers = job.told(control.Connect)
     assert [sorted(message.addresses) for message in peers] == [["0", "1", "2"]] * 3
     assert peers[0].addresses["1"] == [2, "here:1"]
     for slot in (0, 1):
-        job.say(slot, control.PeersReady(peers[0].serial))
-        job.say(slot, control.PeersReady(peers[0].serial - 1))
+        job.say(slot, control.Connected(peers[0].serial))
+        job.say(slot, control.Connected(peers[0].serial - 1))
     assert job.told(control.Chains) == []
-    job.say(2, control.PeersReady(peers[0].serial))
+    job.say(2, control.Connected(peers[0].serial))
     assert job.told(control.Chains)[0].chains["count[1]"] == [2, [2, 1]]
     assert len(job.told(control.Join, 1)) == 1  # once more: it may have changed meanwhile
 
@@ -249,22 +249,22 @@ def test_a_slot_lost_while_another_joins_is_not_waited_for() -> None:
     job.fence()
     job.promoted()
     job.failovers.registered(job.register(1))
-    (first, *_) = job.told(control.Peers)
+    (first, *_) = job.told(control.Connect)
     job.lose(0)
-    (second, third) = job.told(control.Peers)
+    (second, third) = job.told(control.Connect)
     assert second.serial == third.serial > first.serial
     assert sorted(second.addresses) == ["1", "2"]
-    job.say(1, control.PeersReady(second.serial))
+    job.say(1, control.Connected(second.serial))
     assert job.told(control.Join, 1)
-    job.say(2, control.PeersReady(second.serial))
+    job.say(2, control.Connected(second.serial))
     assert job.told(control.Join, 1)
 
 
 def test_messages_for_others_are_not_taken() -> None:
     job = Job()
-    member = job.members.get(0)
-    assert member is not None
-    assert not job.failovers.take(member, control.Stopped())
+    process = job.processes.get(0)
+    assert process is not None
+    assert not job.failovers.take(process, control.Stopped())
 
 
 def test_of_a_version_whose_checkpoint_was_given_up_no_handle_is_kept_when_there_is_a_newer_one() -> None:
@@ -292,5 +292,5 @@ def test_an_order_that_nobody_would_take_is_no_promotion(monkeypatch: pytest.Mon
     job.lose(1)
     job.work()
     job.fence()
-    (refused,) = [event for event in job.heard if isinstance(event, core.LocalFailoverRefused)]
+    (refused,) = [event for event in job.heard if isinstance(event, core.FailoverFellBack)]
     assert "not promoted on slot 2: Promote would take 9 bytes; the maximum is 8; no standby of" in refused.reason

@@ -173,7 +173,7 @@ def test_the_second_end_at_the_same_message_ends_the_job_with_all_that_is_known(
     assert job.heard == []
     job.reports.take(job.words("2-b"))
     (told,) = job.heard
-    assert isinstance(told, events.InputEndsProcesses) and isinstance(told.error, ProcessCrashed)
+    assert isinstance(told, events.InputBlamed) and isinstance(told.error, ProcessCrashed)
     assert told.error.message == "message 0:1->2#17" and told.error.subtask.endswith("[2]")
     assert told.error.operator in told.reason
 
@@ -249,8 +249,8 @@ def test_a_step_that_failed_is_noted_no_more(tmp_path: Path) -> None:
     guarded, slot.guard = slot.guard, guard  # type: ignore[method-assign]
     (count,) = [subtask for subtask in slot.active if subtask.inputs.channels]
     assert count.operators is not None
-    for member in count.operators.members.values():
-        member.instance = SimpleNamespace(process=fail)  # type: ignore[assignment]
+    for fused in count.operators.nodes.values():
+        fused.instance = SimpleNamespace(process=fail)  # type: ignore[assignment]
     with pytest.raises(AssertionError, match="this row"):
         cluster.until(lambda: False)
     at = next(at for at, note in enumerate(noted) if note[OPERATOR])

@@ -21,7 +21,7 @@ from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job import running
@@ -285,7 +285,7 @@ def test_the_end_of_a_job_waits_for_its_storage_worker_and_not_for_ever(
 
 def test_the_storage_worker_has_ended_when_it_has_done_all_that_it_was_given() -> None:
     wires: Any = SimpleNamespace(close=lambda: None)
-    dispatch = Dispatch(wires, Members(1), Inbox())
+    dispatch = Dispatch(wires, SlotProcesses(1), Inbox())
     gate = threading.Event()
     done: list[str] = []
     dispatch.storage.submit(gate.wait, 60)
@@ -316,3 +316,36 @@ def test_a_job_that_has_finished_stays_finished_when_nothing_can_be_removed(
     assert driver.storage.unnamed() == [unused]
     Driver.resumed(tmp_path)
     assert CheckpointStorage(str(tmp_path / "checkpoints"), fs.LocalFileSystem()).unnamed() == []
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_the_end_of_a_job_commits_what_its_newest_checkpoint_covers(tmp_path: Path, resumable: bool) -> None:
+    """The job was cancelled after the manifest was stored, and before the commit was ordered."""
+    driver = Driver.started(tmp_path, complete=1)
+    driver.store(driver.snapshot())
+    driver.snapshot()  # in no checkpoint
+    driver.commits.end(finished=False, resumable=resumable)
+    assert visible_lines(driver.out) == lines_of(driver, 1, 2)
+    assert driver.commits.rows == {"out": 2}
+    assert not (driver.out / "_staging").exists()
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_output_whose_last_commit_fails_is_kept_for_a_resume(
+    tmp_path: Path, resumable: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver.started(tmp_path, complete=1)
+    driver.store(driver.snapshot())
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(driver.commits.committers["out"], "commit", fails)
+        driver.commits.end(finished=False, resumable=resumable)
+    assert "could not commit the output of checkpoint 2: [Errno 28] No space left" in caplog.text
+    assert visible_lines(driver.out) == lines_of(driver, 1)
+    assert (driver.out / "_staging").exists() is resumable
+    if resumable:
+        Driver.resumed(tmp_path)
+        assert visible_lines(driver.out) == lines_of(driver, 1, 2)

@@ -18,7 +18,7 @@ from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.slot_table import Members
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
 from flinkplus.state.delta import describe
@@ -36,20 +36,20 @@ def eager_switching() -> Iterator[None]:
 
 
 def test_members_are_listed_while_slots_come_and_go(eager_switching: None) -> None:
-    members, over = Members(2), threading.Event()
+    processes, over = SlotProcesses(2), threading.Event()
 
     def come_and_go() -> None:
         connection = 0
         while not over.is_set():
             connection += 1
-            members.register(connection, control.Register(connection % 2, 0, 1, "host", "address"), 0.0)
-            members.remove((connection + 1) % 2)
+            processes.register(connection, control.Register(connection % 2, 0, 1, "host", "address"), 0.0)
+            processes.remove((connection + 1) % 2)
 
     thread = threading.Thread(target=come_and_go)
     thread.start()
     try:
         for _ in range(100_000):
-            assert len(members.all()) <= 2
+            assert len(processes.all()) <= 2
     finally:
         over.set()
         thread.join()
@@ -57,10 +57,10 @@ def test_members_are_listed_while_slots_come_and_go(eager_switching: None) -> No
 
 @pytest.mark.parametrize("slot", [2, -1, 1 << 40])
 def test_a_slot_that_the_job_does_not_have_cannot_register(slot: int) -> None:
-    members = Members(2)
+    processes = SlotProcesses(2)
     with pytest.raises(PeerProtocolError, match="slots 0 to 1"):
-        members.register(1, control.Register(slot, 0, 1, "host", "address"), 0.0)
-    assert members.all() == [] and members.restarts == 0
+        processes.register(1, control.Register(slot, 0, 1, "host", "address"), 0.0)
+    assert processes.all() == [] and processes.restarts == 0
 
 
 def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
@@ -118,14 +118,14 @@ def test_a_deployment_that_nobody_would_take_ends_the_job_and_takes_nothing_back
         job.dispatch, job, job.deployment, commits, job.recoveries, (), (), lambda *_: None, lambda _: None  # type: ignore[arg-type]
     )  # fmt: skip
     with pytest.raises(ControlMessageTooLarge, match="checkpoint 1 on slot 0: Deploy would take 9 bytes"):
-        driver.apply(effects.Deploy(Generation(2), CheckpointId(1), ((SubtaskId("count", 0), 0),)))
+        driver.apply(effects.DeploySubtasks(Generation(2), CheckpointId(1), ((SubtaskId("count", 0), 0),)))
     assert job.heard == []
 
 
 def test_a_message_that_is_too_large_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = control.SnapshotAcked(1, 1, "count[0]", handle_of(rounds={"saved": "x" * 100}))
+    message = control.Acknowledged(1, 1, "count[0]", handle_of(rounds={"saved": "x" * 100}))
     monkeypatch.setattr(control, "MAX_BYTES", len(control.encode(message)))
     assert control.decode(control.encode(message)) == message
     monkeypatch.setattr(control, "MAX_BYTES", control.MAX_BYTES - 1)
-    with pytest.raises(ControlMessageTooLarge, match=r"SnapshotAcked would take \d+ bytes; the maximum is \d+"):
+    with pytest.raises(ControlMessageTooLarge, match=r"Acknowledged would take \d+ bytes; the maximum is \d+"):
         control.encode(message)

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from chain_backup.failover.effects import MoveReported
-from chain_backup.failover.events import DrainRequested, FailoverEvent, MoveRequested, UndrainRequested
+from chain_backup.failover.effects import ReportMove
+from chain_backup.failover.events import FailoverEvent, HostDrainRequested, HostUndrainRequested, MoveRequested
 from flinkplus.errors import CommandRefused, MoveCancelled, MoveRefused, RedundancyAtRisk
 from flinkplus.protocol.vocabulary.ids import SubtaskId
-from flinkplus.runtime.coordinator.commands.moves import DrainHost, Migrate, MoveCommands, MoveNews, UndrainHost
+from flinkplus.runtime.coordinator.commands.moves import (
+    DrainHostCommand,
+    MigrateCommand,
+    MoveCommands,
+    MoveNewsCommand,
+    UndrainHostCommand,
+)
 from flinkplus.runtime.coordinator.membership import moves
 from flinkplus.runtime.coordinator.membership.moves import Moves, PlannedMove
 from flinkplus.runtime.operations.commands import Commands, decode_reply, encode_request
@@ -26,14 +32,14 @@ class Machine:
     def __init__(self) -> None:
         self.running = True
         self.events: list[FailoverEvent] = []
-        self.moved: Callable[[MoveReported], None] | None = None
+        self.moved: Callable[[ReportMove], None] | None = None
 
     def step(self, event: FailoverEvent) -> None:
         self.events.append(event)
 
     def says(self, number: int, status: Any, **told: Any) -> None:
         assert self.moved is not None
-        self.moved(MoveReported(number, status, **told))
+        self.moved(ReportMove(number, status, **told))
 
 
 def of_a_job(machine: Machine | None) -> Moves:
@@ -65,8 +71,8 @@ def test_a_request_is_followed_to_its_end() -> None:
 )
 def test_what_does_not_come_about_is_a_typed_error(status: str, at_risk: bool, error: type[Exception]) -> None:
     machine = Machine()
-    move = of_a_job(machine).drain("worker-1", force=False)
-    assert machine.events == [DrainRequested(1, "worker-1", False)]
+    move = of_a_job(machine).drain_host("worker-1", force=False)
+    assert machine.events == [HostDrainRequested(1, "worker-1", False)]
     machine.says(1, status, reason="because", at_risk=at_risk)
     for wait in (move.await_answer, move.await_done):
         with pytest.raises(error, match=r"^drain worker-1: because$") as caught:
@@ -79,7 +85,7 @@ def test_a_job_that_does_not_run_refuses() -> None:
     machine = Machine()
     machine.running = False
     with pytest.raises(MoveRefused, match="the job is interrupted; try again when it runs"):
-        of_a_job(machine).undrain("worker-1").await_answer(0.01)
+        of_a_job(machine).undrain_host("worker-1").await_answer(0.01)
     assert machine.events == []
 
 
@@ -130,18 +136,18 @@ class Shell:
 def test_a_shell_is_answered_when_it_is_known_and_asks_on() -> None:
     machine = Machine()
     shell = Shell(machine)
-    shell.asks(DrainHost("worker-1", force=True))
-    assert machine.events == [DrainRequested(1, "worker-1", True)] and shell.replies == []
+    shell.asks(DrainHostCommand("worker-1", force=True))
+    assert machine.events == [HostDrainRequested(1, "worker-1", True)] and shell.replies == []
     machine.says(1, "under_way", left=(C0,))
     assert shell.reply() == {"number": 1, "status": "under_way", "left": ["count[0]"]}
     machine.says(1, "done")
     assert len(shell.replies) == 1, "one answer"
-    shell.asks(MoveNews(1))
+    shell.asks(MoveNewsCommand(1))
     assert shell.reply() == {"number": 1, "status": "done", "left": []}
-    shell.asks(UndrainHost("worker-1"))
-    assert machine.events[-1] == UndrainRequested(2, "worker-1")
+    shell.asks(UndrainHostCommand("worker-1"))
+    assert machine.events[-1] == HostUndrainRequested(2, "worker-1")
     machine.says(2, "refused", reason="it is not drained")
-    for request in (None, MoveNews(2), MoveNews(9)):
+    for request in (None, MoveNewsCommand(2), MoveNewsCommand(9)):
         if request is not None:
             shell.asks(request)
         with pytest.raises(CommandRefused, match=r"not drained|request 9 is unknown"):
@@ -152,7 +158,7 @@ def test_a_request_that_is_refused_at_once_is_answered_at_once() -> None:
     machine = Machine()
     machine.running = False
     shell = Shell(machine)
-    shell.asks(UndrainHost("worker-1"))
+    shell.asks(UndrainHostCommand("worker-1"))
     with pytest.raises(CommandRefused, match="try again when it runs"):
         shell.reply()
 
@@ -161,7 +167,7 @@ def test_a_request_that_is_refused_at_once_is_answered_at_once() -> None:
 def test_a_malformed_request_has_no_effect(body: dict[str, Any]) -> None:
     machine = Machine()
     shell = Shell(machine)
-    data = json.loads(encode_request(Migrate("count:0", 3)))
+    data = json.loads(encode_request(MigrateCommand("count:0", 3)))
     shell.commands.obey(json.dumps({**data, "body": body}).encode(), shell.replies.append)
     with pytest.raises(CommandRefused):
         shell.reply()
@@ -170,8 +176,8 @@ def test_a_malformed_request_has_no_effect(body: dict[str, Any]) -> None:
 
 def test_a_move_that_was_answered_before_anybody_asked_to_be_told() -> None:
     move = PlannedMove("move", 1)
-    move.told(MoveReported(1, "done"))
+    move.told(ReportMove(1, "done"))
     told: list[int] = []
     move.on_answer = lambda: told.append(1)
-    move.told(MoveReported(1, "done"))
+    move.told(ReportMove(1, "done"))
     assert told == []

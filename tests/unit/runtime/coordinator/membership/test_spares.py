@@ -78,24 +78,24 @@ class World:
 
     def comes(self, slot: int) -> None:
         """The process of a spare slot registers and joins."""
-        member = self.job.register(slot)
-        self.job.failovers.registered(member)
+        process = self.job.register(slot)
+        self.job.failovers.registered(process)
         self.connect()
         self.spares.look()
 
     def connect(self) -> None:
         """Everybody answers the newest call."""
-        calls = [message for _, message in self.job.wires.sent if isinstance(message, control.Peers)]
-        for member in self.job.members.all():
-            self.job.failovers.take(member, control.PeersReady(calls[-1].serial))
+        calls = [message for _, message in self.job.wires.sent if isinstance(message, control.Connect)]
+        for process in self.job.processes.all():
+            self.job.failovers.take(process, control.Connected(calls[-1].serial))
 
     def stage(self) -> None:
         """All standbys have what there is."""
         for subtask, slots in self.job.failovers.chains.items():
             for slot in slots[1:]:
-                member = self.job.members.get(slot)
-                assert member is not None
-                self.job.failovers.take(member, control.VersionStaged(1, str(subtask), 0))
+                process = self.job.processes.get(slot)
+                assert process is not None
+                self.job.failovers.take(process, control.Staged(1, str(subtask), 0))
         self.spares.look()
 
     @property
@@ -143,15 +143,15 @@ def test_they_end_when_nothing_is_on_them_and_cost_no_failure() -> None:
     world.stage()
     assert world.cluster.ended == {3: ENDING_S, 4: ENDING_S}
     assert [connection for connection, message in world.job.wires.sent if message == control.Stop()] == [40, 50]
-    peers = [message for _, message in world.job.wires.sent if isinstance(message, control.Peers)][-1]
+    peers = [message for _, message in world.job.wires.sent if isinstance(message, control.Connect)][-1]
     assert sorted(peers.addresses) == ["0", "1", "2"], "nobody tries to reach them any more"
     assert (move.status, move.left) == ("under_way", ["slot-3", "slot-4"])
     world.cluster.over(3, 4)
     move.await_done(0)
     assert world.states == {}
-    assert world.job.heard[-2:] == [core.SpareTaken(3), core.SpareTaken(4)]
-    assert not any(isinstance(event, core.FailoverStarted) for event in world.job.heard)
-    assert world.job.members.numbers == [0, 1, 2] and world.job.failovers.counts["handovers"] == 0
+    assert world.job.heard[-2:] == [core.SpareRemoved(3), core.SpareRemoved(4)]
+    assert not any(isinstance(event, core.FailureTakenOn) for event in world.job.heard)
+    assert world.job.processes.numbers == [0, 1, 2] and world.job.failovers.counts["handovers"] == 0
     with pytest.raises(PeerProtocolError, match=r"slot 3 registered, but the job has slots 0 to 2$"):
         world.job.register(3)
     assert world.scale(1).status == "under_way" and world.cluster.started == [3, 4, 5]
@@ -207,8 +207,8 @@ def test_the_last_request_holds(world: World) -> None:
 
 def test_those_with_the_least_to_lose_go_first() -> None:
     world = with_spares(3)
-    member = world.job.members.get(4)
-    assert member is not None
+    process = world.job.processes.get(4)
+    assert process is not None
     world.job.lose(4)
     world.scale(2)
     assert [slot for slot, state in world.spares.states.items() if state is not SpareState.THERE] == [4]
@@ -252,9 +252,9 @@ def test_a_request_goes_on_after_a_rollback(world: World) -> None:
     world.spares.look()
     assert move.status == "under_way"
     world.job.state = JobState.RUNNING
-    member = world.job.members.get(3)
-    assert member is not None
-    world.job.failovers.registered(member)
+    process = world.job.processes.get(3)
+    assert process is not None
+    world.job.failovers.registered(process)
     world.connect()
     world.spares.look()
     world.stage()
@@ -265,5 +265,5 @@ def test_a_spare_slot_that_dies_before_it_has_joined_is_no_failure(world: World)
     world.scale(1)
     world.job.failovers.registered(world.job.register(3))
     world.job.lose(3)
-    assert not any(isinstance(event, core.FailoverStarted) for event in world.job.heard)
+    assert not any(isinstance(event, core.FailureTakenOn) for event in world.job.heard)
     assert world.states == {3: "starting"}

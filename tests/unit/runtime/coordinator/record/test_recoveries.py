@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flinkplus.protocol.vocabulary.phases import DURATIONS, PHASES, Phase
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
 SOURCE, COUNT, OTHER = "lines[1]", "count[1]", "count[0]"
@@ -13,13 +14,13 @@ def recovery_log() -> RecoveryLog:
     return RecoveryLog(lambda subtask: subtask.startswith("count"))
 
 
-def enter(log: RecoveryLog, phase: str, now_s: float, kind: str = "slot", number: int = 1) -> None:
+def enter(log: RecoveryLog, phase: Phase, now_s: float, kind: str = "slot", number: int = 1) -> None:
     subtasks = [COUNT] if kind == "exception" else [SOURCE, COUNT]
     log.entered("standby", number, phase, kind, subtasks, "gone", now_s)
 
 
 def failover(log: RecoveryLog, kind: str = "slot", begin_s: float = 10.0) -> None:
-    for phase, after_s in (("detect", 0.003), ("fence", 0.005), ("promote", 0.007), ("restore", 0.007)):
+    for phase, after_s in zip(PHASES, (0.003, 0.005, 0.007, 0.007), strict=False):
         enter(log, phase, begin_s + after_s, kind)
     log.recorded(1, 2.25)
     log.restored(1.5)
@@ -41,13 +42,14 @@ def test_a_failover_is_measured_from_the_kill_to_the_first_new_output_of_what_ha
     assert figures(log, "registry", "caught_up") == [2.25, None]
     log.progressed(SOURCE, 10.040)
     assert figures(log, "recovery", "caught_up") == [15, 40]
+    assert {f"{phase}_ms" for phase in PHASES} < log.as_dicts()[0].keys()
     assert len(log) == 1
     assert log.handovers() == []
 
 
 def test_output_that_comes_before_all_heads_are_at_work_counts() -> None:
     log = recovery_log()
-    for phase, now_s in (("detect", 1.0), ("fence", 1.1), ("promote", 1.2), ("restore", 1.2)):
+    for phase, now_s in zip(PHASES, (1.0, 1.1, 1.2, 1.2), strict=False):
         enter(log, phase, now_s)
     log.progressed(COUNT, 1.25)
     enter(log, "replay", 1.3)
@@ -64,7 +66,7 @@ def test_an_exception_is_measured_from_when_the_subtask_says_it_was() -> None:
 
 def test_without_sink_or_state_among_the_failed_all_of_them_count() -> None:
     log = recovery_log()
-    for phase, now_s in (("detect", 1.0), ("fence", 1.0), ("promote", 1.0), ("restore", 1.0), ("replay", 1.0)):
+    for phase, now_s in zip(DURATIONS, (1.0, 1.0, 1.0, 1.0, 1.0), strict=True):
         log.entered("standby", 1, phase, "exception", [SOURCE], "gone", now_s)
     log.progressed(SOURCE, 1.5)
     assert figures(log, "recovery", "caught_up") == [500, 500]
@@ -93,7 +95,7 @@ def test_a_failover_that_ends_in_a_rollback_is_one_recovery() -> None:
     enter(log, "fence", 10.002)
     log.recorded(1, 1.5)
     log.refused(1, "no standby is left")
-    for phase, now_s in (("detect", 12.0), ("fence", 12.1), ("restore", 12.6)):
+    for phase, now_s in zip(PHASES, (12.0, 12.0, 12.1, 12.6), strict=False):
         log.entered("rollback", 1, phase, "slot", [SOURCE, COUNT], "gone", now_s)
     log.restored(50.0)
     log.entered("rollback", 1, "replay", "slot", [SOURCE, COUNT], "gone", 12.8)
@@ -114,7 +116,7 @@ def test_a_failure_that_cannot_be_tried_locally_says_so_in_its_rollback() -> Non
     assert [recovery["fallback"] for recovery in log.as_dicts()] == ["nobody is left", None]
 
 
-def partial(log: RecoveryLog, phase: str, now_s: float, failed: list[str], moved: list[str], number: int = 1) -> None:
+def partial(log: RecoveryLog, phase: Phase, now_s: float, failed: list[str], moved: list[str], number: int = 1) -> None:
     log.entered("partial", number, phase, "exception", failed, "boom", now_s, moved)
 
 
@@ -122,7 +124,7 @@ def test_in_a_partial_recovery_upstreams_begin_anew_as_well() -> None:
     log = recovery_log()
     for name, rows in ((SOURCE, 9), (COUNT, 7), (OTHER, 5)):
         log.heard(name, rows)
-    for phase, now_s in (("detect", 1.0), ("fence", 1.1), ("promote", 1.2), ("restore", 1.2), ("replay", 1.3)):
+    for phase, now_s in zip(DURATIONS, (1.0, 1.1, 1.2, 1.2, 1.3), strict=True):
         partial(log, phase, now_s, [COUNT], [COUNT, SOURCE])
     assert (log.marks[COUNT], log.marks[SOURCE]) == (7, 9)
     log.restored(20.0)
@@ -160,7 +162,7 @@ def test_in_a_rollback_every_subtask_that_was_heard_of_is_waited_for() -> None:
     log = recovery_log()
     for name in (SOURCE, COUNT, OTHER):
         log.heard(name, 7)
-    for phase, now_s in (("detect", 1.0), ("fence", 1.1), ("restore", 1.2), ("replay", 1.3)):
+    for phase, now_s in zip(DURATIONS, (1.0, 1.0, 1.1, 1.2, 1.3), strict=True):
         log.entered("rollback", 1, phase, "exception", [COUNT], "boom", now_s)
     assert log.marks == {SOURCE: 7, COUNT: 7, OTHER: 7}
     log.progressed(COUNT, 1.5)
@@ -198,7 +200,7 @@ def test_a_failure_in_the_middle_of_a_handover_is_a_recovery() -> None:
     enter(log, "fence", 1.1, "handover")
     log.kill_stamped(1, 1.2)
     log.slot_lost(1, [SOURCE, COUNT])
-    for phase, now_s in (("detect", 1.3), ("fence", 1.4), ("promote", 1.5), ("restore", 1.5), ("replay", 1.6)):
+    for phase, now_s in zip(DURATIONS, (1.3, 1.4, 1.5, 1.5, 1.6), strict=True):
         enter(log, phase, now_s)
     assert figures(log, "detect", "registry", "fence", "promote") == [100, None, 200, 100]
     assert log.as_dicts()[0]["failure"] == "slot"

@@ -29,8 +29,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 def failures(cluster: Cluster, slot: Slot) -> list[str]:
     """Who fails while the slot does some work, with which error."""
     for _ in range(20):
-        slot._run_subtasks(time.monotonic())
-    return [f"{m.subtask} {m.reason}" for _, m in cluster.heard if isinstance(m, control.SubtaskFailure)]
+        slot._turns.take(time.monotonic())
+    return [f"{m.subtask} {m.reason}" for _, m in cluster.heard if isinstance(m, control.Failed)]
 
 
 def broken(*_: Any) -> None:
@@ -41,7 +41,7 @@ def test_a_consumer_that_cannot_take_a_message_fails_and_its_producer_goes_on(cl
     slot = cluster.slots[0]
     producer, consumer = slot.active.producer(WITHIN), slot.active.consumer(WITHIN)
     assert consumer is not None and producer is not None
-    consumer.receive = broken  # type: ignore[assignment, method-assign]
+    consumer.steps.receive = broken  # type: ignore[assignment, method-assign]
     assert failures(cluster, slot) == [f"{consumer.id} ValueError: it breaks"]
     assert list(slot.active) == [producer]
     assert all(end.log.appended > 0 for end in producer.outputs.channels.values())

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flinkplus.protocol.determinants.determinants import Run, unite
+from flinkplus.protocol.determinants.determinants import Span, unite
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.setup.placements import topology_of
@@ -74,39 +74,41 @@ def test_a_peer_that_refuses_connections_fails_no_subtask_of_the_slots_that_it_r
     check(cluster.finish())
 
 
-def run(first_and_count: tuple[int, int]) -> Run:
-    """A part of one truth: runs that overlap agree."""
+def span(first_and_count: tuple[int, int]) -> Span:
+    """A part of one truth: spans that overlap agree."""
     first, count = first_and_count
     return first, tuple(step * step % 11 for step in range(first, first + count))
 
 
-runs_of = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)).map(run), max_size=3)
+spans_of = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)).map(span), max_size=3)
 
 
-@given(st.dictionaries(st.sampled_from("abc"), runs_of), st.dictionaries(st.sampled_from("xyz"), runs_of), st.data())
+@given(st.dictionaries(st.sampled_from("abc"), spans_of), st.dictionaries(st.sampled_from("xyz"), spans_of), st.data())
 def test_an_answer_to_a_fence_of_any_size_goes_in_small_messages(
-    known: dict[str, list[Run]], told: dict[str, list[Run]], data: st.DataObject
+    known: dict[str, list[Span]], told: dict[str, list[Span]], data: st.DataObject
 ) -> None:
     most = data.draw(st.integers(1, 15))
-    digests = {name: [(first, array("Q", values)) for first, values in runs] for name, runs in told.items()}
+    digests = {name: [(first, array("Q", values)) for first, values in spans] for name, spans in told.items()}
     *parts, last = in_parts(control.Fenced(1, {"c": 2}, {}, {}), known.items(), digests.items(), most)
     assert isinstance(last, control.Fenced) and last.received == {"c": 2}
     assert all(isinstance(part, control.FencedPart) for part in parts)
-    steps: dict[str, list[Run]] = {}
+    steps: dict[str, list[Span]] = {}
     came: dict[str, dict[int, int]] = {}
     for message in [*parts, last]:
         assert control.decode(control.encode(message)) == message
         values = 0
-        for name, runs in message.determinants.items():
-            pieces = control.runs_from_json(runs)
+        for name, spans in message.determinants.items():
+            pieces = control.spans_from_json(spans)
             values += sum(len(piece) for _, piece in pieces)
             steps.setdefault(name, []).extend(pieces)
-        for name, runs in message.digests.items():
-            values += sum(len(control.digests_from_json([one])) for one in runs)
-            came.setdefault(name, {}).update(control.digests_from_json(runs))
+        for name, spans in message.digests.items():
+            values += sum(len(control.digests_from_json([one])) for one in spans)
+            came.setdefault(name, {}).update(control.digests_from_json(spans))
         assert values <= most
-    assert {name: unite(runs) for name, runs in steps.items()} == {name: unite(runs) for name, runs in known.items()}
-    assert came == {n: {first + at: v for first, vs in runs for at, v in enumerate(vs)} for n, runs in told.items()}
+    assert {name: unite(spans) for name, spans in steps.items()} == {
+        name: unite(spans) for name, spans in known.items()
+    }
+    assert came == {n: {first + at: v for first, vs in spans for at, v in enumerate(vs)} for n, spans in told.items()}
 
 
 def test_a_failover_with_answers_in_many_parts(make):

@@ -24,16 +24,14 @@ FROM_THE_START = PromotionOrder(
 class Begun:
     """A subtask that was built."""
 
-    known = None
     plan = SimpleNamespace(vertex=SimpleNamespace(inputs=(), outputs=()))
     outputs = SimpleNamespace(channels={})
 
     def __init__(self, name: SubtaskId) -> None:
         self.id = name
         self.inputs = SimpleNamespace(announce=lambda: None, channels={})
-
-    def go_on_after(self, checkpoint: CheckpointId) -> None:
-        return None
+        checkpoints = SimpleNamespace(resume_after=lambda checkpoint: None)
+        self.steps = SimpleNamespace(history=SimpleNamespace(known=None), checkpoints=checkpoints)
 
     def begin(self, run: int, run_age_s: float) -> None:
         return None

@@ -9,7 +9,6 @@ import queue
 import shutil
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,12 @@ from flinkplus.runtime.host.scratch import (
     wait_for_slots,
 )
 from flinkplus.runtime.slot.process import slot as slot_module
+from flinkplus.runtime.slot.process import slot_process
 from flinkplus.runtime.slot.process.config import SlotConfig
-from flinkplus.runtime.slot.process.slot import CoordinatorLost, Start, run_slot
+from flinkplus.runtime.slot.process.slot import CoordinatorLost
+from flinkplus.runtime.slot.process.slot_process import ProcessStart, run_slot
 from flinkplus.runtime.slot.process.start_failure import REPORT_TIMEOUT_S
+from flinkplus.runtime.slot.process.workers import SlotWorkers, SnapshotWritten
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.factory import rendezvous
 from flinkplus.runtime.transport.wire.ports import ControlArrived
@@ -127,7 +129,7 @@ def test_a_slot_that_cannot_start_tells_its_driver_why(job: Path, transport: str
 
 def test_a_slot_that_is_started_after_the_end_does_nothing(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark_over(job)
-    monkeypatch.setattr(slot_module, "Slot", None)
+    monkeypatch.setattr(slot_process, "Slot", None)
     run_slot(0, config_of(job))
     assert [path.name for path in job.iterdir()] == ["OVER"]
 
@@ -142,7 +144,7 @@ def end_in_the_middle(job: Path, monkeypatch: pytest.MonkeyPatch, removed: bool)
             shutil.rmtree(job)
         return made
 
-    monkeypatch.setattr(slot_module, "make_scratch", make)
+    monkeypatch.setattr(slot_process, "make_scratch", make)
 
 
 def test_a_slot_that_meets_the_end_ends_with_it(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +201,7 @@ def test_a_slot_that_fails_while_the_job_runs_leaves_its_files_to_the_next_proce
         other = make_scratch("id", 1, str(job))  # of a dead process, whose successor starts at this moment
         other.close()
         with pytest.raises(FlinkPlusError):
-            run_slot(0, replace(base, **fields), Start(last=last))
+            run_slot(0, replace(base, **fields), ProcessStart(last=last))
         assert taken[-1] == names, "each takes over what the one before it left"
         names = {*names, f"1-{number}-1.sst"} if stays else set()
         assert {path.name for path in job.glob("*slot-0-*/count/*/*.sst")} == names
@@ -223,19 +225,15 @@ def test_the_driver_waits_for_slots_that_live(job: Path) -> None:
 
 
 def test_a_snapshot_that_waits_for_its_turn_when_the_slot_closes_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    slot = object.__new__(slot_module.Slot)
-    slot.index, slot.parallelism = 0, 1
-    slot._options = options_from({}, {"parallelism": 1})
-    slot._inbox = Inbox()
-    slot._pool = ThreadPoolExecutor(1)
-    name = SubtaskId("count", 0)
-    slot.generations = {name: Generation(1)}
+    inbox: Inbox[SnapshotWritten] = Inbox()
+    workers = SlotWorkers(0.0, inbox.put)
+    name, generation = SubtaskId("count", 0), Generation(1)
     begun, end = threading.Event(), threading.Event()
-    slot._persist(name, CheckpointId(1), lambda: (begun.set(), end.wait(), START)[-1])  # type: ignore[func-returns-value]
-    slot._persist(name, CheckpointId(2), lambda: START)
+    workers.persist(generation, name, CheckpointId(1), lambda: (begun.set(), end.wait(), START)[-1])  # type: ignore[func-returns-value]
+    workers.persist(generation, name, CheckpointId(2), lambda: START)
     assert begun.wait(30)
     threading.Timer(0.05, end.set).start()
-    slot._pool.shutdown(wait=True, cancel_futures=True)
-    assert isinstance(event := slot._inbox.get_nowait(), slot_module.SnapshotWritten) and event.checkpoint == 1
-    assert slot._inbox.empty()
+    workers.close()
+    assert inbox.get_nowait().checkpoint == 1
+    assert inbox.empty()
     assert not caplog.records

@@ -21,7 +21,8 @@ from flinkplus.runtime.host.scratch import mark_over, mark_running
 from flinkplus.runtime.slot.process import keeper
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.slot.process.keeper import STARTS, keep_slot
-from flinkplus.runtime.slot.process.slot import CoordinatorLost, Start
+from flinkplus.runtime.slot.process.slot import CoordinatorLost
+from flinkplus.runtime.slot.process.slot_process import ProcessStart
 from tests.unit.runtime.slot.process.test_end_of_slots import config_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -44,11 +45,11 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 class Story:
     """What the processes of a slot do, one after the other; each notes its tries in a file."""
 
-    def __init__(self, path: Path, *lives: Callable[[Start], None]) -> None:
+    def __init__(self, path: Path, *lives: Callable[[ProcessStart], None]) -> None:
         self._path = path
         self._lives = lives
 
-    def __call__(self, index: int, config: SlotConfig, start: Start) -> None:
+    def __call__(self, index: int, config: SlotConfig, start: ProcessStart) -> None:
         with self._path.open("a") as file:
             file.write(f"{start.tries}\n")
         self._lives[min(len(self.tries), len(self._lives)) - 1](start)
@@ -58,25 +59,25 @@ class Story:
         return [int(line) for line in self._path.read_text().splitlines()]
 
 
-def killed(start: Start) -> None:
+def killed(start: ProcessStart) -> None:
     start.welcomed()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_at_once(start: Start) -> None:
+def killed_at_once(start: ProcessStart) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def raised(start: Start) -> None:
+def raised(start: ProcessStart) -> None:
     raise OSError("no space left on device")
 
 
-def raised_later(start: Start) -> None:
+def raised_later(start: ProcessStart) -> None:
     start.welcomed()
     raise CoordinatorLost("given up")
 
 
-def ended(start: Start) -> None:
+def ended(start: ProcessStart) -> None:
     """The job is over."""
 
 
@@ -171,7 +172,7 @@ def test_after_the_end_of_the_driver_nothing_is_started_and_the_task_does_not_fa
     driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     created_s = psutil.Process(driver.pid).create_time()
 
-    def killed_after_the_driver(start: Start) -> None:
+    def killed_after_the_driver(start: ProcessStart) -> None:
         os.kill(driver.pid, signal.SIGKILL)
         while psutil.Process(driver.pid).status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.001)
@@ -189,7 +190,7 @@ def test_the_process_has_none_of_the_keepers_connections(job: Path, tmp_path: Pa
     """Spark would not see the end of a keeper whose connection a process of the slot still holds."""
     ours, spark = socket.socketpair()
 
-    def life(start: Start) -> None:
+    def life(start: ProcessStart) -> None:
         (tmp_path / "sent").write_text("no")
         try:
             ours.send(b"from the slot")

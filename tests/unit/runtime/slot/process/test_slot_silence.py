@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from flinkplus.config import Options
-from flinkplus.runtime.slot.process.slot import GIVEN_UP_SHARE, Slot
-from flinkplus.runtime.transport.wire.ports import ControlLost
+from flinkplus.runtime.slot.process.silence import GIVEN_UP_SHARE, SilenceWatch
 
-LIMIT_S = 0.3
+OPTIONS = Options(heartbeat_timeout=1.0)
 
 
 class Silent:
-    """As much of a slot as looks for silence; stands for its planes and its pulse as well."""
+    """The connections and the pulse of a slot."""
 
     def __init__(self) -> None:
-        self._data = self._link = self._pulse = self
-        self._options = Options(heartbeat_timeout=1.0)
-        self._deaf_since: float | None = None
         self.peers: dict[int, int] = {}
         self.deaf = False
         self.said: list[dict[int, int]] = []
         self.told: list[bool] = []
-        self.lost: list[ControlLost] = []
-
-    def peers_silent(self, silent: dict[int, int]) -> None:
-        self.said.append(silent)
+        self.lost: list[str] = []
+        self._watch = SilenceWatch(OPTIONS, self, self, self, self.lost.append)
 
     def silent(self, _now_s: float, _limit_s: float) -> dict[int, int]:
         return dict(self.peers)
@@ -38,12 +30,8 @@ class Silent:
     def tell(self, deaf: bool) -> None:
         self.told.append(deaf)
 
-    def _handle(self, event: ControlLost) -> None:
-        self.lost.append(event)
-
     def look(self, now_s: float) -> None:
-        slot: Any = self
-        Slot._look_for_silence(slot, now_s, LIMIT_S)
+        self.said.append(self._watch.look(now_s))
 
 
 @pytest.fixture
@@ -74,4 +62,4 @@ def test_a_driver_that_does_not_answer_for_long_is_given_up(slot: Silent) -> Non
     assert not slot.lost
     slot.look(1.1 + GIVEN_UP_SHARE)
     (lost,) = slot.lost
-    assert "nothing has come back" in lost.reason
+    assert "nothing has come back" in lost

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from flinkplus.operators.base.operator import OperatorContext
-from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
+from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.host.cleanup import clear_away
-from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators, Member
-from flinkplus.runtime.slot.subtasks.output_gate import OutputGate
+from flinkplus.runtime.slot.subtasks.operator_tree import FusedNode, FusedOperators
+from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 
 
@@ -26,9 +27,9 @@ class Closable:
             raise OSError(f"{self._name}: no space left on device")
 
 
-def member(part: Closable) -> Member:
+def fused(part: Closable) -> FusedNode:
     context = OperatorContext("part", "part[0]", 0, 1, pa.schema([]), None)
-    return Member(None, context, writer=part)  # type: ignore[arg-type]
+    return FusedNode(None, context, writer=part)  # type: ignore[arg-type]
 
 
 def test_every_part_is_closed_also_when_one_raises() -> None:
@@ -42,31 +43,32 @@ def test_every_part_is_closed_also_when_one_raises() -> None:
             raise RuntimeError("a user's generator")
 
     operators = object.__new__(FusedOperators)
-    operators.members = {0: member(Closable("first", told, fails=True)), 1: member(Closable("second", told))}
+    operators.nodes = {0: fused(Closable("first", told, fails=True)), 1: fused(Closable("second", told))}
+    running = step()
+    next(running)
     subtask = object.__new__(Subtask)
-    subtask.operators = operators
-    subtask.outputs = OutputGate(Generation(1), 16, 100, lambda slot, frame: None, lambda message, payload: None)
-    subtask._trace = None
-    subtask._logs, subtask._persisting = {}, {}
-    subtask.state = Closable("state", told)  # type: ignore[assignment]
-    subtask.seen = Closable("seen", told)  # type: ignore[assignment]
-    subtask._ports = SimpleNamespace(beside=None)  # type: ignore[assignment]
-    subtask._step = step()
-    next(subtask._step)
+    subtask._closing = ExitStack()
+    subtask._closing.callback(Closable("filter", told).close)
+    subtask._closing.callback(Closable("state", told).close, None)
+    subtask._closing.callback(operators.close)
+    subtask.steps = SimpleNamespace(stop=lambda: running)  # type: ignore[assignment]
     with pytest.raises(OSError, match="first: no space"):
         subtask.close()
-    assert told == ["step", "seen", "first", "second", "state"]
+    assert told == ["step", "first", "second", "state", "filter"]
+    subtask.close()
+    assert len(told) == 5, "once"
 
 
 def test_files_of_older_checkpoints_are_removed_beside_the_loop() -> None:
     told: list[int] = []
     later: list[Callable[[], None]] = []
-    subtask = object.__new__(Subtask)
-    subtask.operators = object.__new__(FusedOperators)
-    subtask.operators.members = {}
-    subtask.state = SimpleNamespace(checkpoint_complete=told.append)  # type: ignore[assignment]
-    subtask._ports = SimpleNamespace(beside=later.append)  # type: ignore[assignment]
-    subtask._on_complete(CheckpointId(3))
+    snapshots = object.__new__(SubtaskSnapshots)
+    snapshots._operators = object.__new__(FusedOperators)
+    snapshots._operators.nodes = {}
+    snapshots._sound_from = None
+    snapshots._state = SimpleNamespace(checkpoint_complete=told.append)  # type: ignore[assignment]
+    snapshots._ports = SimpleNamespace(beside=later.append)  # type: ignore[assignment]
+    snapshots.complete(CheckpointId(3))
     assert told == [], "that may wait for the disk"
     [work] = later
     work()

@@ -158,9 +158,9 @@ def test_the_inputs_of_a_join_are_told_apart() -> None:
     operators = fused(graph.fuse(), 2, Wires(), state=FakeState())
     exhaust(operators.push(rows(7, 8), 0))
     exhaust(operators.push(rows(8, 9), 0))
-    assert operators.members[2].rows_out == 0
+    assert operators.nodes[2].rows_out == 0
     exhaust(operators.push(rows(8), 1))
-    assert (operators.members[2].rows_in, operators.members[2].rows_out) == (5, 2)
+    assert (operators.nodes[2].rows_in, operators.nodes[2].rows_out) == (5, 2)
 
 
 def test_watermarks_end_where_others_are_made() -> None:

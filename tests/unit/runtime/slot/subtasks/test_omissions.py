@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from dedup.filter import MessageFilter
-from dedup.store import MemoryStore
 from flinkplus.errors import InvariantViolation, MessageIdConflict, NondeterministicOperator
 from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, SUPPRESSION
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
+from tests.memory_store import MemoryStore
 
 CHANNEL, NOW = ChannelId(0, 0, 0), Generation(2)
 
@@ -33,7 +33,7 @@ class Consumer:
         self.admission = PartialAdmission(SubtaskId("b", 0), self.seen, lambda _, payload: payload, omitted)
 
     def receive(self, seq: int, digest: int = 1, generation: int = NOW) -> Any:
-        message = Message(Kind.RECORDS, CHANNEL, Generation(generation), Seq(seq), CheckpointId(0))
+        message = Message(MessageKind.RECORDS, CHANNEL, Generation(generation), Seq(seq), CheckpointId(0))
         return self.admission.admit(self.end, message, digest)
 
     def receive_all(self, *seqs: int) -> list[Any]:

@@ -64,8 +64,8 @@ def test_an_acknowledgement_that_nobody_would_take_is_not_sent(
     monkeypatch.setattr(control, "MAX_BYTES", 1_000)
     first = cluster.trigger()
 
-    def refused() -> dict[str, control.SnapshotRefused]:
-        found = [message for _, message in cluster.answers if isinstance(message, control.SnapshotRefused)]
+    def refused() -> dict[str, control.Declined]:
+        found = [message for _, message in cluster.answers if isinstance(message, control.Declined)]
         return {refusal.subtask: refusal for refusal in found}
 
     def taken() -> dict[str, Any]:
@@ -74,7 +74,7 @@ def test_an_acknowledgement_that_nobody_would_take_is_not_sent(
     cluster.until(lambda: len(refused()) + len(taken()) == len(cluster.subtasks))
     heads = {name: refusal for name, refusal in refused().items() if name.startswith("pushing")}
     assert len(heads) == 3 and {refusal.abort_cause for refusal in heads.values()} == {AbortCause.OVER_BUDGET}
-    assert all("SnapshotAcked would take" in refusal.reason for refusal in heads.values())
+    assert all("Acknowledged would take" in refusal.reason for refusal in heads.values())
     assert not any(name in heads for name, _ in cluster.staged), "no standby is sent it either"
     monkeypatch.undo()
     check("pagerank", cluster)

@@ -16,7 +16,7 @@ import pytest
 from flinkplus import StreamEnvironment
 from flinkplus.api.stream import Stream
 from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
-from flinkplus.runtime.slot.subtasks.subtask import Subtask
+from flinkplus.runtime.slot.subtasks import subtask
 from tests.unit.api.drawing import environment
 from tests.unit.runtime.slot.slots_in_process import SCHEMA, Cluster
 
@@ -127,7 +127,7 @@ def test_what_is_dropped_by_the_clock_is_dropped_again(start, seed, monkeypatch)
     others would be found out: what it makes again is compared with what its consumers have had."""
     chance = random.Random(seed)
     clock = accumulate(iter(lambda: chance.randrange(4), None), initial=1_700_000_000_000)
-    monkeypatch.setattr(Subtask, "_wall_ms", lambda _: next(clock))
+    monkeypatch.setattr(subtask, "_wall_ms", lambda: next(clock))
     env = environment()
     a, b = sources(env)
     kept = a.union(b).deduplicate("k", ttl="20 ms")

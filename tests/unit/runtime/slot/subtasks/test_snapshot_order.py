@@ -11,9 +11,11 @@ from flinkplus.config import Options
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.protocol.vocabulary.messages import Kind, Message
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.slot.subtasks.subtask import PACKED_AT_ONCE_BYTES, Subtask, SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
+from flinkplus.runtime.slot.subtasks.snapshots import PACKED_AT_ONCE_BYTES
+from flinkplus.runtime.slot.subtasks.subtask import Subtask
 from tests.unit.api.drawing import environment
 from tests.unit.runtime.slot.slots_in_process import SCHEMA
 
@@ -75,21 +77,21 @@ def test_a_small_snapshot_does_not_pass_a_large_one_that_is_still_being_packed()
     (here, _), (there, _) = inputs
 
     def barrier(channel: ChannelId, seq: int, checkpoint: CheckpointId) -> None:
-        subtask.receive(Message(Kind.BARRIER, channel, Generation(1), Seq(seq), checkpoint), None)
+        subtask.steps.receive(Message(MessageKind.BARRIER, channel, Generation(1), Seq(seq), checkpoint), None)
 
     def acknowledged() -> list[int]:
-        return [message.checkpoint for message in told if isinstance(message, control.SnapshotAcked)]
+        return [message.checkpoint for message in told if isinstance(message, control.Acknowledged)]
 
-    subtask.overtake(ONE)
+    subtask.steps.checkpoints.overtake(ONE)
     barrier(here, 0, ONE)
     subtask.run()
     rows = pa.record_batch([["x" * PACKED_AT_ONCE_BYTES], [1]], schema=SCHEMA)
     size = PACKED_AT_ONCE_BYTES + 1
-    subtask.receive(Message(Kind.RECORDS, there, Generation(1), Seq(0), CheckpointId(0), rows, size), None)
+    subtask.steps.receive(Message(MessageKind.RECORDS, there, Generation(1), Seq(0), CheckpointId(0), rows, size), None)
     barrier(there, 1, ONE)
     barrier(here, 1, TWO)
     barrier(there, 2, TWO)
-    while subtask.runnable(0.0):
+    while subtask.steps.runnable(0.0):
         subtask.run()
     assert acknowledged() == []
     for checkpoint, work in in_pool:
@@ -98,7 +100,7 @@ def test_a_small_snapshot_does_not_pass_a_large_one_that_is_still_being_packed()
     in_pool.clear()
     barrier(here, 2, CheckpointId(3))
     barrier(there, 3, CheckpointId(3))
-    while subtask.runnable(0.0):
+    while subtask.steps.runnable(0.0):
         subtask.run()
     assert (acknowledged(), in_pool) == ([1, 2, 3], []), "nothing is in the pool: at once"
     subtask.close()

@@ -304,7 +304,7 @@ def test_a_stranger_that_says_nothing_is_let_go_in_time(pair: Pair, monkeypatch:
         assert time.monotonic() - begun > 0.1
         silent.settimeout(60)
         assert silent.recv(1) == b""
-    assert pair.refusals.by_reason() == {handshake.TIMEOUT: 2}
+    assert pair.refusals.by_reason == {handshake.TIMEOUT: 2}
     assert pair.connect().ready, "the listener goes on"
     pair.inbox.sleep(0.3)
     assert pair.server.broken == [], "who has proved to be of the job is not held to the time"
@@ -328,7 +328,7 @@ def test_what_one_connection_has_said_is_worth_nothing_on_another(pair: Pair) ->
     recorded = shake(None)
     assert pair.server.name == "me" and pair.refusals.total == 0
     shake(recorded)
-    assert pair.refusals.by_reason() == {handshake.PROOF: 1}
+    assert pair.refusals.by_reason == {handshake.PROOF: 1}
 
 
 def connected_to(server: socket.socket, pair: Pair) -> Outgoing:
@@ -530,7 +530,7 @@ def test_an_older_process_of_a_slot_cannot_attach_after_a_newer_one(planes: Plan
         assert time.monotonic() < deadline
         planes.inbox.sleep(0.01)
     assert PeerAttached(0) not in planes.heard[1]
-    assert other.refusals.by_reason() == {handshake.IDENTITY: 1}
+    assert other.refusals.by_reason == {handshake.IDENTITY: 1}
     zombie.close()
 
 
@@ -544,7 +544,7 @@ def test_what_is_for_another_process_is_refused(planes: Planes, slot: int, incar
         assert time.monotonic() < deadline
         planes.inbox.sleep(0.01)
     assert isinstance(planes.heard[0][0], PeerBroken)
-    assert planes.heard[1] == [] and other.refusals.by_reason() == {handshake.IDENTITY: 1}
+    assert planes.heard[1] == [] and other.refusals.by_reason == {handshake.IDENTITY: 1}
 
 
 def test_names_of_slots() -> None:

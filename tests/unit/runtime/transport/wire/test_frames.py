@@ -14,27 +14,31 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generatio
 from flinkplus.runtime.transport.wire import wire
 from flinkplus.runtime.transport.wire.frames import JOINED_BYTES, LENGTH, FrameQueue, FrameReader
 from flinkplus.runtime.transport.wire.ports import FrameArrived, PeerAttached, PeerConnected
-from flinkplus.runtime.transport.wire.wire import HEADER_BYTES, Kind, Message, decode_frame, encode
+from flinkplus.runtime.transport.wire.wire import HEADER_BYTES, Message, MessageKind, decode_frame, encode
 from tests.unit.runtime.transport.test_control_planes import Cluster
 
 CHANNEL = ChannelId(1, 0, 1)
 
 
-def message(seq: int, payload: int, determinants: int, kind: Kind = Kind.RECORDS) -> tuple[Message, list[Any]]:
+def message(
+    seq: int, payload: int, determinants: int, kind: MessageKind = MessageKind.RECORDS
+) -> tuple[Message, list[Any]]:
     """A message as it is queued and as it is to come out; ``payload`` and ``determinants``: bytes."""
     sent = Message(kind, CHANNEL, Generation(1), Seq(seq), CheckpointId(3), determinants=b"d" * determinants)
-    body = bytes([seq % 251]) * payload if kind is Kind.RECORDS else b""
+    body = bytes([seq % 251]) * payload if kind is MessageKind.RECORDS else b""
     return sent._replace(size=len(body)), encode(sent, body)
 
 
-kinds = st.sampled_from([Kind.RECORDS, Kind.RECORDS, Kind.BARRIER, Kind.CREDIT, Kind.END_OF_INPUT])
+kinds = st.sampled_from(
+    [MessageKind.RECORDS, MessageKind.RECORDS, MessageKind.BARRIER, MessageKind.CREDIT, MessageKind.END_OF_INPUT]
+)
 drawn = st.lists(st.tuples(st.integers(1, 400), st.integers(0, 120), kinds), max_size=60)
 
 
-@example([(58, 0, Kind.RECORDS)] * 3, 100, [1], [])
+@example([(58, 0, MessageKind.RECORDS)] * 3, 100, [1], [])
 @given(drawn, st.integers(0, 1_000), st.lists(st.integers(1, 300), min_size=1), st.lists(st.integers(0, 60)))
 def test_any_queue_comes_out_as_frames_of_whole_messages(
-    sizes: list[tuple[int, int, Kind]], joined_bytes: int, pieces: list[int], taken_after: list[int]
+    sizes: list[tuple[int, int, MessageKind]], joined_bytes: int, pieces: list[int], taken_after: list[int]
 ) -> None:
     """Some frames are taken while messages are still put in; the stream is cut into ``pieces``."""
     queue, stream = FrameQueue(joined_bytes), bytearray()

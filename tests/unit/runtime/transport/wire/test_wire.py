@@ -20,8 +20,8 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.runtime.transport.wire.wire import (
     HEADER_BYTES,
-    Kind,
     Message,
+    MessageKind,
     decode_frame,
     decode_records,
     encode,
@@ -32,7 +32,7 @@ from tests.examples import examples
 CHANNEL = ChannelId(3, 1, 2)
 
 
-def message(kind: Kind, seq: int = 7) -> Message:
+def message(kind: MessageKind, seq: int = 7) -> Message:
     return Message(kind, CHANNEL, Generation(5), Seq(seq), CheckpointId(4))
 
 
@@ -44,12 +44,20 @@ def frame_of(*messages: tuple[Message, bytes]) -> bytes:
 def test_records_with_a_dictionary_come_back(times: int) -> None:
     words = pa.array(["a", "b", "a", None] * times).dictionary_encode()
     batch = pa.RecordBatch.from_arrays([words, pa.array([1, 2, 3, 4] * times)], names=["word", "n"])
-    frame = frame_of((message(Kind.RECORDS), encode_records(batch).to_pybytes()), (message(Kind.BARRIER, 8), b""))
+    frame = frame_of(
+        (message(MessageKind.RECORDS), encode_records(batch).to_pybytes()), (message(MessageKind.BARRIER, 8), b"")
+    )
     (first, payload), (second, nothing) = decode_frame(frame)
-    assert (first.kind, first.channel, first.generation, first.seq, first.epoch) == (Kind.RECORDS, CHANNEL, 5, 7, 4)
+    assert (first.kind, first.channel, first.generation, first.seq, first.epoch) == (
+        MessageKind.RECORDS,
+        CHANNEL,
+        5,
+        7,
+        4,
+    )
     expected = batch if times > 1 else batch.set_column(0, "word", words.cast(pa.string()))
     assert decode_records(payload).equals(expected)
-    assert second.kind is Kind.BARRIER and second.seq == 8 and len(nothing) == 0
+    assert second.kind is MessageKind.BARRIER and second.seq == 8 and len(nothing) == 0
 
 
 SCHEMAS = [
@@ -146,7 +154,7 @@ def test_a_cut_or_changed_payload_never_does_worse_than_an_error(at: int, byte: 
 
 
 def test_every_cut_of_a_frame_is_refused() -> None:
-    frame = frame_of((message(Kind.BARRIER), b""), (message(Kind.RECORDS), b"payload"))
+    frame = frame_of((message(MessageKind.BARRIER), b""), (message(MessageKind.RECORDS), b"payload"))
     whole = {0, HEADER_BYTES, len(frame)}
     for cut in range(len(frame)):
         if cut not in whole:
@@ -156,10 +164,10 @@ def test_every_cut_of_a_frame_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("at", "value", "says"),
-    [(0, 9, "format 9"), (1, 77, "unknown message kind"), (1, int(Kind.RECORDS), "RECORDS message with 0")],
+    [(0, 9, "format 9"), (1, 77, "unknown message kind"), (1, int(MessageKind.RECORDS), "RECORDS message with 0")],
 )
 def test_a_wrong_header_is_refused(at: int, value: int, says: str) -> None:
-    frame = bytearray(frame_of((message(Kind.BARRIER), b"")))
+    frame = bytearray(frame_of((message(MessageKind.BARRIER), b"")))
     frame[at] = value
     with pytest.raises(PeerProtocolError, match=says):
         decode_frame(bytes(frame))
@@ -169,7 +177,7 @@ def test_a_wrong_header_is_refused(at: int, value: int, says: str) -> None:
 def test_noise_never_does_worse_than_an_error(noise: bytes) -> None:
     try:
         for found, payload in decode_frame(noise):
-            if found.kind is Kind.RECORDS:
+            if found.kind is MessageKind.RECORDS:
                 decode_records(payload)
     except PeerProtocolError:
         pass
@@ -231,16 +239,16 @@ def test_what_is_under_a_null_does_not_count() -> None:
 
 @pytest.mark.parametrize("watermark_ms", [0, -1, 1_700_000_000_000, -(2**63), 2**63 - 2])
 def test_a_watermark_comes_back(watermark_ms: int) -> None:
-    sent = message(Kind.WATERMARK)._replace(watermark_ms=watermark_ms, determinants=b"abc")
-    frame = frame_of((sent, b""), (message(Kind.BARRIER, 8), b""))
+    sent = message(MessageKind.WATERMARK)._replace(watermark_ms=watermark_ms, determinants=b"abc")
+    frame = frame_of((sent, b""), (message(MessageKind.BARRIER, 8), b""))
     (found, _), (second, _) = decode_frame(frame)
     assert found == sent._replace(size=8)
-    assert (second.kind, second.watermark_ms) == (Kind.BARRIER, 0)
+    assert (second.kind, second.watermark_ms) == (MessageKind.BARRIER, 0)
 
 
 def test_a_watermark_is_spilled_and_read_back() -> None:
     codec = MessageCodec()
-    sent = message(Kind.WATERMARK)._replace(watermark_ms=17)
+    sent = message(MessageKind.WATERMARK)._replace(watermark_ms=17)
     spilled = b"".join(map(bytes, codec.encode((sent, None))))
     found = codec.decode(memoryview(spilled))
     assert found[0].watermark_ms == 17
@@ -248,7 +256,7 @@ def test_a_watermark_is_spilled_and_read_back() -> None:
 
 
 def test_a_watermark_of_another_size_is_refused() -> None:
-    frame = bytearray(frame_of((message(Kind.REPLICA), b"sixteen bytes of")))
-    frame[1] = Kind.WATERMARK
+    frame = bytearray(frame_of((message(MessageKind.REPLICA), b"sixteen bytes of")))
+    frame[1] = MessageKind.WATERMARK
     with pytest.raises(PeerProtocolError, match="WATERMARK message with 16"):
         decode_frame(frame)

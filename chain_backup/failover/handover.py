@@ -1,0 +1,128 @@
+"""Planned moves: which running subtasks are handed over to another slot of their chain, and when.
+
+Rules:
+
+- A handover is a failover that nothing makes necessary: only after a complete checkpoint, only when no failover is
+  under way, only what is provable. Until the first slot is sent the fence, it can still be called off, and is, for any
+  failure.
+- A head goes to where its plan says that it belongs (``plans``): back home after a failover, or elsewhere, on request.
+- No handover leaves a chain shorter than it was: a head that is not planned any more waits until all planned members
+  have caught up.
+- A slot that could not take its work back is left out for some checkpoints.
+
+Invariants: all subtasks of a handover go to one slot, which has the last complete version of each; a handover that is
+called off leaves the members as they were, except for those that were lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chain_backup.failover.attempts import Attempts
+from chain_backup.failover.chains import Chain, ChainTable
+from chain_backup.failover.config import FailoverConfig
+from chain_backup.failover.effects import FailoverEffect
+from chain_backup.failover.plans import Plans
+from flinkplus.protocol.vocabulary.ids import SubtaskId
+
+HANDOVER_PAUSE = 10
+"""Complete checkpoints before a slot that could not take its work back is tried again."""
+
+
+class Handover:
+    """Chooses the next handover, begins it with ``attempts``, and calls it off."""
+
+    def __init__(self, config: FailoverConfig, table: ChainTable, plans: Plans, attempts: Attempts) -> None:
+        self._config = config
+        self._table = table
+        self._plans = plans
+        self._attempts = attempts
+        self._before: dict[SubtaskId, tuple[int, ...]] = {}  # of the newest handover
+        self._paused: dict[int, int] = {}  # slots that could not take their work back -> checkpoints to wait
+        self._in_step: set[int] = set()  # home slots that may have their work back; never iterated
+
+    def reset(self) -> None:
+        self._before = {}
+        self._paused.clear()
+        self._in_step.clear()
+
+    @property
+    def before(self) -> Mapping[SubtaskId, tuple[int, ...]]:
+        """The members that the chains in the handover under way had before; empty when it cannot be called off."""
+        return self._before if self._attempts.can_be_called_off else {}
+
+    def completed(self, before: int) -> None:
+        """A checkpoint is complete; ``before``: the complete version before it."""
+        self._paused = {slot: left - 1 for slot, left in self._paused.items() if left > 1}
+        fit = [slot for slot in self._plans.slots if slot not in self._paused]
+        self._in_step = {slot for slot in fit if self._has_at_home(slot, before)}
+
+    def joined(self, slot: int) -> None:
+        """The process of ``slot`` is new, and may succeed where the last one failed."""
+        self._paused.pop(slot, None)
+
+    def refused(self, slot: int) -> None:
+        """``slot`` could not take its work."""
+        self._paused[slot] = HANDOVER_PAUSE
+        self._in_step.discard(slot)
+
+    def begin(self, now_ms: int) -> list[FailoverEffect]:
+        """Begin to move the work of one slot back home: once for each complete checkpoint, and soon after it, so that
+        little is repeated. So a slot must have been in step when it became complete, not come to it long after."""
+        if self._attempts.active:
+            return []
+        for slot in self._plans.slots:
+            if slot in self._in_step and self._has_at_home(slot, self._table.complete) and self._may_take(slot):
+                return self._hand_over(now_ms, slot)
+        return []
+
+    def _has_at_home(self, slot: int, version: int) -> bool:
+        """Whether ``slot`` has ``version`` or newer of all subtasks that should run there and do not."""
+        away = self._away(slot)
+        if self._config.partial:  # there, as anywhere, it is in the durable store
+            return bool(away) and self._table.is_alive(slot)
+        return bool(away) and all(chain.newest_staged(slot) >= version for chain in away)
+
+    def _may_take(self, slot: int) -> bool:
+        """Whether no chain whose head goes to ``slot`` gets shorter for good by that."""
+        hasty = self._plans.hasty
+        leaving = [chain for chain in self._away(slot) if chain.head not in chain.planned]
+        return all(self._table.is_full(chain, chain.head in hasty) for chain in leaving)
+
+    def _away(self, slot: int) -> list[Chain]:
+        away = [chain for chain in self._table if self._goal(chain) == slot != chain.head]
+        return [chain for chain in away if self._config.handover and self._is_due(chain)]
+
+    def _goal(self, chain: Chain) -> int:
+        """Where the head of ``chain`` goes: home; when it must leave, and its home is away, where another member is."""
+        if chain.head in chain.planned:
+            return chain.home
+        return next((slot for slot in chain.planned if self._table.is_alive(slot)), chain.home)
+
+    def _is_due(self, chain: Chain) -> bool:
+        """Whether the head of ``chain`` is to go home."""
+        return self._config.failback or self._plans.is_moving(chain.subtask) or chain.head not in chain.planned
+
+    def _hand_over(self, now_ms: int, slot: int) -> list[FailoverEffect]:
+        """Move as many as can be moved at once without doubt; the others follow after the next checkpoints."""
+        self._in_step.clear()
+        moving: list[SubtaskId] = []
+        for chain in self._away(slot):
+            if self._attempts.unsafe([*moving, chain.subtask]) is None:
+                moving.append(chain.subtask)
+        if not moving:
+            return []
+        reason = self._plans.reason(self._table[moving[0]])
+        self._before = {subtask: self._table[subtask].members for subtask in self._attempts.restarting_with(moving)}
+        for subtask in moving:
+            self._table.drop_head(subtask)
+            self._table[subtask].put_first(slot)
+        return self._attempts.hand_over(now_ms, moving, reason)
+
+    def call_off(self) -> list[FailoverEffect]:
+        """End the handover under way, if no slot knows of it: the old heads continue."""
+        if not self._attempts.can_be_called_off:
+            return []
+        for subtask, members in self._before.items():
+            self._table.restore(subtask, members)
+        return self._attempts.call_off()

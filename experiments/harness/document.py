@@ -1,0 +1,114 @@
+"""The document of an experiment (JSON).
+
+It has ``experiment``, ``parameters``, ``versions``, ``machine``, ``commit``, ``started``, ``interrupted``, ``runs``
+(one object each) and what is computed from all runs.
+
+Rules: written anew after each run, whole or not at all, so that an experiment that is interrupted keeps what it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flinkplus.cli.figures import write_json
+from flinkplus.errors import ConfigurationError
+
+PACKAGES = ("flinkplus", "pyspark", "pyarrow", "numpy", "grpcio", "rocksdict", "kazoo")
+GIT_TIMEOUT_S = 10
+
+
+def environment() -> dict[str, Any]:
+    """``versions``, ``machine``, ``commit`` and ``started`` of this program."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "versions": versions,
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        },
+        "commit": _commit(),
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _commit() -> str | None:
+    """The commit of this program, with ``-dirty`` when files differ from it; ``None`` outside of a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    where = Path(__file__).parent
+    try:
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+class Document:
+    """What an experiment has found so far, in ``path``. ``derive``: what is computed anew from all runs."""
+
+    def __init__(
+        self, name: str, parameters: Any, path: Path, derive: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    ) -> None:
+        self.path = path
+        self._derive = derive
+        self.content: dict[str, Any] = {
+            "experiment": name,
+            "parameters": dataclasses.asdict(parameters),
+            **environment(),
+            "interrupted": False,
+            "runs": [],
+            **derive([]),
+        }
+
+    def take_over(self) -> None:
+        """Continue with the runs that ``path`` holds, if there is such a file.
+
+        Raises ``ConfigurationError`` when they are of another experiment.
+        """
+        if not self.path.exists():
+            return
+        try:
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot go on with {self.path}: {error}") from error
+        if not isinstance(known, dict):
+            raise ConfigurationError(f"cannot go on with {self.path}: it holds no experiment")
+        for name in ("experiment", "parameters", "commit"):
+            # As JSON: what was written has lists where tuples were.
+            if json.dumps(known.get(name)) != json.dumps(self.content[name]):
+                raise ConfigurationError(f"cannot go on with {self.path}: {name} differ; give another --json")
+        self.content |= {"runs": known["runs"], "started": known["started"], **self._derive(known["runs"])}
+
+    def add(self, figures: dict[str, Any]) -> None:
+        """One more run."""
+        self.content["runs"].append(figures)
+        self.content |= self._derive(self.content["runs"])
+        self.write()
+
+    def write(self) -> None:
+        write_json(self.path, self.content)

@@ -1,1 +1,0 @@
-"""Throughput against the interval between checkpoints, for each way of taking them."""

@@ -1,0 +1,248 @@
+"""Checkpoints of one subtask: carries out what its barrier machine decides, and gives the machine its events.
+
+Which algorithm is used is the machine's affair (``protocol.barriers``). All of them share what is here: where the
+channels stood at each snapshot, what the outputs may trim, how a snapshot becomes a handle.
+
+Rules: one thread, that of the steps. Barriers and snapshots fall between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from typing_extensions import assert_never
+
+from flinkplus.protocol.barriers.alignment import BarrierAlignment
+from flinkplus.protocol.barriers.barriers import BarrierMachine
+from flinkplus.protocol.barriers.cyclic import CyclicAlignment
+from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
+from flinkplus.protocol.channels.inputs import InputChannel, InputGate
+from flinkplus.protocol.channels.outputs import OutputChannels
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
+from flinkplus.protocol.subtask.channel_state import ChannelState
+from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.replay import Replay
+from flinkplus.protocol.subtask.work import SnapshotPort, SubtaskReports
+from flinkplus.protocol.vocabulary import effects, events
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, invariant
+from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES, AbortCause, Logs
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+
+NO_TIME_MS = 0
+"""The machine has no deadlines: the coordinator times every checkpoint."""
+
+
+class SubtaskCheckpoints:
+    """The checkpoint side of one subtask.
+
+    ``saved``: the protocol's part of the snapshot that the subtask begins from.
+    ``gather``: the protocol's part of a snapshot.
+    ``keeps_outputs``: whether the outputs keep what they sent until a checkpoint covers it.
+
+    ``unaligned``: the barrier machine, where barriers may overtake; otherwise ``None``.
+    ``halted``: the synchronous checkpoint whose end the subtask waits for.
+    """
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        saved: OperatorState,
+        inputs: InputGate,
+        outputs: OutputChannels,
+        replay: Replay,
+        port: SnapshotPort,
+        reports: SubtaskReports,
+        gather: Callable[[CheckpointId], OperatorState],
+        keeps_outputs: bool,
+    ) -> None:
+        self._incarnation = incarnation
+        self._inputs = inputs
+        self._outputs = outputs
+        self._replay = replay
+        self._port = port
+        self._reached = reports.reached
+        self._gather = gather
+        self._keeps_outputs = keeps_outputs
+        self.channel_state = ChannelState(incarnation.in_flight)
+        self.halted: CheckpointId | None = None
+        version = self._complete = incarnation.checkpoint
+        self._cursors_at: dict[CheckpointId, dict[str, int]] = {version: dict(saved.outputs)}
+        self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
+        self._outputs.epoch = version
+        self._machine = _machine(incarnation, tuple(sorted(inputs.channels)), saved)
+        self.unaligned = self._machine if isinstance(self._machine, UnalignedBarriers) else None
+
+    def saved(self, checkpoint: CheckpointId) -> OperatorState:
+        """The part of the snapshot of ``checkpoint``: where every channel stands, which later checkpoints are given
+        up."""
+        return OperatorState(
+            inputs={**self._inputs.cursors(), **self._inputs_at.get(checkpoint, {})},
+            outputs=self._cursors_behind_barrier(),
+            aborted=tuple(self._machine.aborted),
+        )
+
+    def _cursors_behind_barrier(self) -> dict[str, int]:
+        """Where the outputs stand when the barrier, which is sent next, is out."""
+        return {channel: seq + 1 for channel, seq in self._outputs.cursors().items()}
+
+    def trim(self, version: CheckpointId) -> None:
+        """No subtask restarts from before ``version``: let go of what was sent before it."""
+        cursors = self._cursors_at.get(version)
+        if cursors is not None:
+            self._outputs.trim(cursors)
+        self._cursors_at = {number: found for number, found in self._cursors_at.items() if number >= version}
+
+    def resume_after(self, checkpoint: CheckpointId) -> None:
+        """``checkpoint`` and all before it have ended: do not wait for them."""
+        self._complete = max(self._complete, checkpoint)
+        if self.halted is not None and self.halted <= checkpoint:
+            self.halted = None
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is complete."""
+        self.resume_after(checkpoint)
+        self._port.complete(checkpoint)
+
+    def persisted(self, checkpoint: CheckpointId, handle: SnapshotHandle | None, reason: str) -> None:
+        """The asynchronous part of a snapshot ended, with a handle or a reason why not."""
+        excess = self.channel_state.persisted(checkpoint, handle)
+        if excess:
+            self.handle(events.SnapshotFailed(checkpoint, excess, AbortCause.OVER_BUDGET))
+        elif handle is not None and not reason:
+            self.handle(events.SnapshotPersisted(checkpoint, handle))
+        else:
+            self.handle(events.SnapshotFailed(checkpoint, reason))
+
+    def barrier_taken(self, end: InputChannel, checkpoint: CheckpointId) -> None:
+        """A step took the barrier of ``checkpoint`` from a channel."""
+        if not self._incarnation.guarantee.aligns:  # whoever begins from this snapshot gets what follows sent again
+            self._inputs_at.setdefault(checkpoint, {}).setdefault(str(end.channel), end.cursor.consumed)
+        self.handle(events.BarrierArrived(end.channel, checkpoint))
+
+    # --- barriers that overtake
+
+    def overtake(self, checkpoint: CheckpointId) -> None:
+        """The barriers of ``checkpoint`` must not wait: neither those that are sent already, nor others."""
+        if self.unaligned is not None:
+            self.carry_out(self.unaligned.step(NO_TIME_MS, events.OvertakingOrdered(checkpoint)))
+            if self._outputs.epoch >= checkpoint:
+                self._outputs.overdraw()
+
+    def arrived(self, machine: UnalignedBarriers, message: Message, payload: Any) -> None:
+        """A new message waits in one of the channels."""
+        if self.channel_state.recording:
+            self.channel_state.arrived(message.channel, message, payload)
+        if message.kind is MessageKind.BARRIER:
+            self.carry_out(machine.step(NO_TIME_MS, events.BarrierSighted(message.channel, message.epoch)))
+
+    def decide_overtaking(self, checkpoint: CheckpointId) -> list[effects.BarrierEffect]:
+        """As ``decide``: the barrier of ``checkpoint`` overtakes now."""
+        assert self.unaligned is not None
+        return self.unaligned.step(NO_TIME_MS, events.BarrierOvertook(checkpoint))
+
+    def can_hold(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> bool:
+        """Whether a snapshot may hold what the barrier of ``checkpoint`` would overtake, as far as it can be known."""
+        room = self._incarnation.in_flight.room
+        for channel in machine.overtaken_by(checkpoint):
+            size_bytes, in_snapshot = self._inputs.channels[channel].waiting_before(checkpoint, room)
+            room -= in_snapshot
+            if size_bytes >= MAX_OVERTAKEN_BYTES or room < 0:
+                return False
+        return True
+
+    # --- the barrier machine
+
+    def decide(self, event: events.BarrierEvent) -> list[effects.BarrierEffect]:
+        """What follows from ``event``; to be carried out with ``carry_out`` when the step has begun."""
+        return self._machine.step(NO_TIME_MS, event)
+
+    def handle(self, event: events.BarrierEvent) -> None:
+        """Carry out what follows from ``event``."""
+        self.carry_out(self._machine.step(NO_TIME_MS, event))
+
+    def carry_out(self, found: Sequence[effects.BarrierEffect]) -> None:
+        """Carry out the machine's effects, in this order."""
+        for effect in found:
+            self._apply(effect)
+
+    def _apply(self, effect: effects.BarrierEffect) -> None:
+        channels = self._inputs.channels
+        match effect:
+            case effects.BlockChannel(channel):
+                channels[channel].blocked = True
+                self._reached("alignment")
+            case effects.UnblockChannel(channel):
+                channels[channel].blocked = False
+            case effects.TakeSnapshot(checkpoint):
+                self._take(checkpoint)
+            case effects.ForwardBarrier(checkpoint, overtakes):
+                self._outputs.broadcast(MessageKind.BARRIER, checkpoint, overtakes)
+            case effects.PersistSnapshot(checkpoint):
+                handle = self._port.persist(checkpoint, self.channel_state.logs_of(checkpoint))
+                if handle is not None:
+                    self.persisted(checkpoint, handle, "")
+            case effects.AcknowledgeCheckpoint(checkpoint, handle):
+                assert isinstance(handle, SnapshotHandle)
+                self._port.acknowledge(checkpoint, handle)
+            case effects.DeclineCheckpoint(checkpoint, reason, cause):
+                self._port.decline(checkpoint, reason, cause)
+            case effects.DiscardSnapshot(checkpoint):
+                self._port.discard(checkpoint)
+            case effects.LogChannel(checkpoint, channel):
+                self.channel_state.open_log(checkpoint, channel)
+                self._reached("logging")
+            case effects.CloseLog(checkpoint, channel):
+                self.channel_state.close_log(checkpoint, channels[channel])
+                self._reached("returned")
+            case effects.RecordChannel(checkpoint, channel):
+                self.channel_state.open_record(checkpoint, channels[channel])
+                self._reached("recording")
+            case effects.CloseRecord(checkpoint, channel):
+                self.channel_state.close_record(checkpoint, channels[channel])
+                self._reached("recorded")
+            case _:
+                assert_never(effect)
+
+    def _take(self, checkpoint: CheckpointId) -> None:
+        if self._keeps_outputs:
+            self._cursors_at[checkpoint] = self._cursors_behind_barrier()
+        self._port.take(checkpoint, lambda: self._gather(checkpoint))
+        if self._incarnation.stands_still and checkpoint > self._complete and not self._replay.active:
+            self.halted = checkpoint
+        self._inputs_at = {number: at for number, at in self._inputs_at.items() if number > checkpoint}
+
+
+def add_logs(
+    logs: Logs, saved: OperatorState, pack: Callable[[Message, Any], Any], size_of: Callable[[Any], int]
+) -> OperatorState:
+    """``saved`` (made when the state was copied) with the messages that were in flight then, and the bytes that they
+    take there: ``in_flight_bytes``. In any thread.
+
+    ``pack``: a message and its payload as JSON. ``size_of``: the bytes of a packed one.
+    """
+    if not logs:
+        return saved
+    packed = {str(channel): [pack(*message) for message in log.messages] for channel, log in logs.items()}
+    return replace(
+        saved,
+        inputs=saved.inputs | {str(channel): log.next for channel, log in logs.items()},
+        in_flight=packed,
+        in_flight_bytes=sum(size_of(message) for messages in packed.values() for message in messages),
+    )
+
+
+def _machine(incarnation: Incarnation, channels: tuple[ChannelId, ...], saved: OperatorState) -> BarrierMachine:
+    """The barrier machine of the job's checkpoint mode and of the subtask's place in the graph."""
+    subtask, version, aligns = incarnation.subtask, incarnation.checkpoint, incarnation.guarantee.aligns
+    aborted = [CheckpointId(number) for number in saved.aborted]
+    back = incarnation.back_edges(channels)
+    if back:
+        invariant(aligns, "a loop needs alignment", subtask=subtask)
+        return CyclicAlignment(subtask, channels, back, version, aborted=aborted)
+    if incarnation.unaligned:
+        allowed = incarnation.guarantee.repeats and not incarnation.cycles
+        invariant(allowed, "this job cannot take unaligned checkpoints", subtask=subtask)
+        return UnalignedBarriers(subtask, channels, version, aborted=aborted)
+    return BarrierAlignment(subtask, channels, version, aborted=aborted, blocking=aligns)

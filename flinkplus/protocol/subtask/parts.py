@@ -1,0 +1,35 @@
+"""What the steps of a subtask are made of. A driver makes the parts and passes them in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flinkplus.protocol.channels.inputs import InputGate
+from flinkplus.protocol.channels.outputs import OutputChannels
+from flinkplus.protocol.subtask.admission import Admission
+from flinkplus.protocol.subtask.history import StepHistory
+from flinkplus.protocol.subtask.replay import Replay, StepTime
+from flinkplus.protocol.subtask.work import SnapshotPort, SubtaskReports, SubtaskWork
+
+
+@dataclass(kw_only=True)
+class SubtaskParts:
+    """The parts of one subtask.
+
+    ``local``: whether other subtasks keep running when one fails.
+    ``inputs``: without channels yet; the steps add them.
+    ``outputs``: with the channels to all consumers.
+    """
+
+    is_source: bool
+    has_outputs: bool
+    local: bool
+    inputs: InputGate
+    outputs: OutputChannels
+    history: StepHistory
+    replay: Replay
+    time: StepTime
+    admission: Admission
+    work: SubtaskWork
+    snapshots: SnapshotPort
+    reports: SubtaskReports

@@ -1,0 +1,68 @@
+"""Which peers of a slot send nothing back, and whether the driver does.
+
+Without ``hang_timeout`` nothing is looked for: only a connection that breaks counts.
+
+Rules: one thread, the slot's loop. A slot whose driver is silent says so in its pulses, which may still arrive. When it
+has been silent for ``GIVEN_UP_SHARE`` heartbeat timeouts, the driver has given the slot up long ago: the slot ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from flinkplus.config import Options
+
+LOOKS_IN_TIMEOUT = 4
+GIVEN_UP_SHARE = 2
+"""Of ``heartbeat_timeout``: a slot whose heartbeats were not answered for so long was given up long ago."""
+SILENT_SHARE = 0.75
+"""Of ``hang_timeout``: for so long nothing may come back of what was sent. The rest is for the driver, to decide."""
+
+
+class _Data(Protocol):
+    def silent(self, now: float, limit_s: float, /) -> dict[int, int]: ...
+
+
+class _Link(Protocol):
+    def is_silent(self, now: float, limit_s: float, /) -> bool: ...
+
+
+class _Pulse(Protocol):
+    def tell(self, deaf: bool, /) -> None: ...
+
+
+class SilenceWatch:
+    """Looks for silence with each heartbeat.
+
+    ``lost``: called with the reason when the driver is given up.
+
+    ``interval_s``: between two heartbeats.
+    ``refused_s``: for so long a peer may refuse connections.
+    """
+
+    def __init__(self, options: Options, data: _Data, link: _Link, pulse: _Pulse, lost: Callable[[str], None]) -> None:
+        hang_s = options.hang_timeout
+        self._limit_s = None if hang_s is None else hang_s * SILENT_SHARE
+        self._patience_s = GIVEN_UP_SHARE * options.heartbeat_timeout
+        self.refused_s = options.heartbeat_timeout * SILENT_SHARE if self._limit_s is None else self._limit_s
+        looks_s = options.heartbeat_interval if hang_s is None else hang_s / LOOKS_IN_TIMEOUT
+        self.interval_s = min(options.heartbeat_interval, looks_s)
+        self._data = data
+        self._link = link
+        self._pulse = pulse
+        self._lost = lost
+        self._deaf_since: float | None = None
+
+    def look(self, now: float) -> dict[int, int]:
+        """The silent peers (slot -> incarnation). ``now``: seconds of the monotonic clock."""
+        if self._limit_s is None:
+            return {}
+        deaf = self._link.is_silent(now, self._limit_s)
+        if deaf != (self._deaf_since is not None):
+            self._deaf_since = now if deaf else None
+            self._pulse.tell(deaf)
+        silent = self._data.silent(now, self._limit_s)
+        if self._deaf_since is not None and now - self._deaf_since > self._patience_s:
+            self._lost(f"nothing has come back from it for {self._patience_s} s")
+        return silent

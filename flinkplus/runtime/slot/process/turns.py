@@ -1,0 +1,75 @@
+"""Which subtask of a slot runs next: each one in turn, consumers before producers, one step at a time.
+
+Rules: one thread, the slot's loop. A subtask that replays gives way to others, for some turns; a barrier that overtakes
+waits for nobody's turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from flinkplus.runtime.slot.subtasks.subtask import Subtask
+
+MOST_PASSED_OVER = 4
+"""Turns that a subtask which replays gives up to others, one after the other."""
+
+
+class Turns:
+    """The turns of one slot's subtasks.
+
+    ``active``: in the order in which they take turns.
+    ``before_step``: called before each step (fault injection).
+    ``run``: runs a step; an exception is the subtask's failure.
+    ``flush``: writes out what a step has sent.
+    ``unaligned``: whether barriers may overtake.
+    """
+
+    def __init__(
+        self,
+        active: Iterable[Subtask],
+        before_step: Callable[[Subtask], None],
+        run: Callable[[Subtask], None],
+        flush: Callable[[], None],
+        unaligned: bool,
+    ) -> None:
+        self._active = active
+        self._before_step = before_step
+        self._run = run
+        self._flush = flush
+        self._unaligned = unaligned
+        self._passed_over = 0
+
+    def take(self, now: float) -> bool:
+        """Let every runnable subtask do one step; returns whether any did. ``now``: seconds of the monotonic clock."""
+        progress = False
+        for subtask in self._active:
+            steps = subtask.steps
+            replays = steps.replay.active
+            if progress and replays and self._passed_over < MOST_PASSED_OVER:
+                self._passed_over += 1  # most of what it does was received before: what is new goes first
+                continue
+            if steps.runnable(now):
+                progress = True
+                if replays:
+                    self._passed_over = 0
+                self._before_step(subtask)
+                self._run(subtask)
+                self._flush()
+                if self._unaligned:
+                    self._let_overtake()
+        return progress
+
+    def _let_overtake(self) -> None:
+        for subtask in self._active:
+            if subtask.steps.overdue and subtask.steps.runnable(time.monotonic()):
+                self._run(subtask)
+                self._flush()
+
+    def next_deadline(self, now: float, latest: float) -> float:
+        """When the next paced source reads, ``latest`` at the latest."""
+        for subtask in self._active:
+            deadline = subtask.steps.deadline(now)
+            if now < deadline < latest:
+                latest = deadline
+        return latest

@@ -1,0 +1,64 @@
+"""What a subtask is built from: its part of the job, and what it may ask of its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dedup.filter import MessageFilter
+from flinkplus.config import Options
+from flinkplus.graph import JobGraph, Vertex
+from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.runtime.base.step_note import StepNote
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.transport.wire.wire import Message
+from flinkplus.state.backend import SubtaskState
+from flinkplus.state.store import Aside
+from upstream_cache.retention import Retention
+
+
+@dataclass(kw_only=True)
+class SubtaskPlan(Incarnation):
+    """What a deployment, or a promotion, gives a subtask.
+
+    ``handle``: the snapshot that it begins from.
+    ``mark``: rows that its predecessor had put out, after a rollback.
+    ``salt``: makes the random numbers those of this job.
+    ``notes_rows``: a process was lost, so rows are noted before users' functions get them.
+    """
+
+    graph: JobGraph
+    vertex: Vertex
+    options: Options
+    handle: SnapshotHandle
+    mark: int | None
+    salt: str
+    notes_rows: bool = False
+
+    @property
+    def has_sink(self) -> bool:
+        """Whether the vertex writes output."""
+        return self.graph.has_sink(self.vertex)
+
+
+@dataclass
+class SubtaskPorts:
+    """What a subtask may ask of its slot."""
+
+    report: Callable[[control.ControlMessage], None]
+    send: Callable[[int, list[Any]], None]
+    hand_over: Callable[[Message, Any], None]
+    grant: Callable[[Generation, InputChannel, int], None]
+    reach: Callable[[str, str], None]
+    persist: Callable[[SubtaskId, CheckpointId, Callable[[], SnapshotHandle]], None]
+    tend: Callable[[SubtaskState], object]
+    beside: Aside
+    state: Callable[[SubtaskPlan], SubtaskState]
+    retention: Retention[tuple[Message, Any]] | None
+    snapshotted: Callable[[SubtaskId, Generation, SnapshotHandle], None]
+    seen: Callable[[], MessageFilter | None]
+    note: StepNote | None = None

@@ -1,0 +1,197 @@
+"""The work in a subtask's steps: batches go through the fused operators, a source is read at its rate.
+
+Rules: called by the steps (``protocol.subtask.subtask``), in the slot's loop thread. Before a user's function gets
+rows, what it is given is noted where it survives the process (``base.step_note``): an input that ends the process is
+found that way.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from flinkplus.operators.base.columns import merge
+from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.subtask.history import StepHistory
+from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.replay import Replay
+from flinkplus.protocol.subtask.work import Taken
+from flinkplus.protocol.vocabulary.ids import SubtaskId
+from flinkplus.runtime.base.step_note import EDGE, PRODUCER, SEQ, Numbers
+from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
+from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
+from flinkplus.runtime.slot.subtasks.pacing import Pacer
+from flinkplus.runtime.transport.wire.wire import Message, decode_records
+from flinkplus.state.backend import SubtaskState
+
+
+def _records(message: Message, payload: Any) -> pa.RecordBatch:
+    return message.records if message.records is not None else decode_records(payload)
+
+
+class StepRandom:
+    """The random numbers of each step. They follow from its number, so that nothing need be logged.
+
+    ``seed``: of the job and the subtask.
+    """
+
+    def __init__(self, seed: str, history: StepHistory) -> None:
+        self._seed = seed
+        self._history = history
+        self._random, self._random_of = random.Random(0), -1
+
+    def __call__(self) -> random.Random:
+        step = self._history.step_number
+        if self._random_of != step:
+            self._random_of = step
+            self._random = random.Random(f"{self._seed}/{step}")
+        return self._random
+
+
+class CatchUp:
+    """When a promoted, or restored, subtask has put out something that its predecessor had not.
+
+    ``mark``: rows that its predecessor had put out, after a rollback.
+    ``report``: called once.
+    """
+
+    def __init__(
+        self, promotion: Promotion | None, mark: int | None, is_source: bool, replay: Replay, report: Callable[[], None]
+    ) -> None:
+        self._mark = mark  # without it, a promoted subtask knows which messages are new
+        self._awaits_new = promotion is not None and mark is None
+        self._marks = promotion.marks if promotion is not None else {}
+        self._is_source = is_source
+        self._replay = replay
+        self._report = report
+
+    def step_done(self, taken: Taken, rows_out: int) -> None:
+        """A step has ended; ``rows_out``: that the subtask has put out by now."""
+        if self._mark is not None and rows_out > self._mark:
+            self.reached()
+        if self._awaits_new and not self._replay.determinants and self._has_new(taken):
+            self.reached()
+
+    def _has_new(self, taken: Taken) -> bool:
+        return self._is_source or any(self._is_new(end) for end, _ in taken)
+
+    def _is_new(self, end: InputChannel) -> bool:
+        """Whether a message was consumed that the failed incarnation cannot have received."""
+        mark = self._marks.get(str(end.channel))
+        return mark is not None and end.cursor.consumed > mark
+
+    def reached(self) -> None:
+        """All that was put out before the failure is put out again, or the end is: nothing is beyond it."""
+        if self._mark is not None or self._awaits_new:
+            self._mark, self._awaits_new = None, False
+            self._report()
+
+
+class OperatorWork:
+    """``SubtaskWork`` with the fused operators of a vertex.
+
+    ``note``: where the step under way is noted.
+    ``note_row``: called with each row before a user's function gets it, when a process was lost; otherwise ``None``.
+    ``counted``: the operator behind which a source's rate counts.
+    """
+
+    def __init__(
+        self,
+        subtask: SubtaskId,
+        operators: FusedOperators,
+        state: SubtaskState | None,
+        history: StepHistory,
+        catch_up: CatchUp,
+        pacer: Pacer,
+        counted: int,
+        trace: OutputRecorder | None,
+        note: Numbers,
+    ) -> None:
+        self._id = subtask
+        self._operators = operators
+        self._state = state
+        self._history = history
+        self._catch_up = catch_up
+        self.pacer = pacer
+        self._counted = operators.nodes[counted]
+        self._trace = trace
+        self._note = note
+
+    @property
+    def rows_counted(self) -> int:
+        """Rows that have left the operator behind which the rate counts."""
+        return self._counted.rows_out
+
+    def push(self, message: Message, payload: Any) -> Iterator[None]:
+        self._note_message(message)
+        return self._operators.push(_records(message, payload), message.channel.edge)
+
+    def _note_message(self, message: Message) -> None:
+        """The work to come is on ``message``, or on several of which that is the first."""
+        note, channel = self._note, message.channel
+        note[EDGE], note[PRODUCER], note[SEQ] = channel.edge + 1, channel.producer, message.seq
+
+    def push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+        operators = self._operators
+        self._note_message(messages[0][0])
+        if operators.tells_inputs_apart:
+            for edge, run in groupby(messages, lambda item: item[0].channel.edge):
+                yield from operators.push(merge([_records(*item) for item in run]), edge)
+        else:
+            yield from operators.push(merge([_records(*item) for item in messages]))
+
+    def rows_to_read(self) -> int:
+        return self.pacer.rows(time.monotonic(), self.rows_counted)
+
+    def read_rows(self, rows: int) -> Generator[None, None, bool]:
+        operators = self._operators
+        assert operators.reader is not None
+        before = [member.rows_out for member in operators.nodes.values()]
+        counted_before = self.rows_counted
+        self._note[EDGE] = 0
+        batch = operators.read(rows)
+        if batch is None:
+            return False
+        self._history.has_read(batch.num_rows)
+        if batch.num_rows:
+            yield from operators.push(batch)
+        widest = max(m.rows_out - b for m, b in zip(operators.nodes.values(), before, strict=True))
+        self.pacer.after(batch.num_rows, widest, self.rows_counted - counted_before)
+        return True
+
+    def ready_at(self, now: float) -> float:
+        return self.pacer.ready_at(now, self.rows_counted)
+
+    def advance(self, watermark_ms: int) -> Iterator[None]:
+        return self._operators.advance(watermark_ms)
+
+    def flush(self) -> Iterator[None]:
+        return self._operators.end()
+
+    def step_done(self, taken: Taken) -> None:
+        if self._state is not None:
+            self._state.spill_if_needed()
+        if self._trace is not None:
+            self._trace.note(self._operators.rows_out)
+        self._catch_up.step_done(taken, self._operators.rows_out)
+
+    def ended(self) -> None:
+        self._catch_up.reached()
+
+    def stand_in_for(self, failed: Collection[SubtaskId], parallelism: int, interval_s: float) -> None:
+        """Let the turns of a paced source's ``failed`` subtasks not be missed: the last living one before each reads
+        then. Otherwise nothing would arrive downstream of the source for two turns.
+
+        ``interval_s``: between two turns of one subtask.
+        """
+        missing = {subtask.index for subtask in failed if subtask.vertex == self._id.vertex}
+        turn = interval_s / parallelism
+        index = (self._id.index + 1) % parallelism
+        while index in missing:
+            self.pacer.stand_in(time.monotonic(), index / parallelism, turn)
+            index = (index + 1) % parallelism
