@@ -24,15 +24,14 @@ def beside(work: Generator[T, Any, Any], stop: Callable[[], None]) -> Iterator[T
         try:
             while True:
                 answer = pool.submit(next, work, over)
-                try:
-                    while not wait([answer], WAIT_S).done:
-                        pass
-                except KeyboardInterrupt:
-                    stop()
-                    raise
+                while not wait([answer], WAIT_S).done:
+                    pass
                 item = answer.result()
                 if item is over:
                     return
                 yield item  # type: ignore[misc]
+        except KeyboardInterrupt:  # wherever it came in the lines above: the work may be running
+            stop()
+            raise
         finally:
             pool.submit(work.close).result()
