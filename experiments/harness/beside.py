@@ -17,21 +17,26 @@ WAIT_S = 0.1
 def beside(work: Generator[T, Any, Any], stop: Callable[[], None]) -> Iterator[T]:
     """The items of ``work``, which runs in another thread and is closed there in the end.
 
-    ``stop`` is called on ``KeyboardInterrupt`` and must make ``work`` end soon. The interrupt is raised when it has.
+    ``stop`` is called on ``KeyboardInterrupt``, or whatever else a handler of signals raises, and must make ``work`` end
+    soon. The interrupt is raised when it has.
     """
-    over = object()
+    over, failure = object(), None
     with ThreadPoolExecutor(1, thread_name_prefix="experiment") as pool:
         try:
             while True:
                 answer = pool.submit(next, work, over)
                 while not wait([answer], WAIT_S).done:
                     pass
+                failure = answer.exception()
                 item = answer.result()
                 if item is over:
                     return
                 yield item  # type: ignore[misc]
-        except KeyboardInterrupt:  # wherever it came in the lines above: the work may be running
-            stop()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if error is not failure:  # it came while this thread waited, at any of the lines above
+                stop()
             raise
         finally:
             pool.submit(work.close).result()

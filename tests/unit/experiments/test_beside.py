@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 from collections.abc import Generator
 
@@ -35,8 +36,20 @@ def test_an_error_is_the_callers() -> None:
     assert got == [1]
 
 
-def test_an_interrupt_waits_for_the_end_of_the_work() -> None:
+class Torn(Exception):
+    """What a handler of another library raises."""
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, Torn])
+def test_an_interrupt_waits_for_the_end_of_the_work(
+    raised: type[BaseException],
+) -> None:
     stopped, ended = threading.Event(), threading.Event()
+
+    def handler(_number: int, _frame: object) -> None:
+        raise raised
+
+    before = signal.signal(signal.SIGINT, handler)
 
     def work() -> Generator[int, None, None]:
         yield 1
@@ -45,8 +58,11 @@ def test_an_interrupt_waits_for_the_end_of_the_work() -> None:
         ended.set()
         raise RuntimeError("interrupted")
 
-    with pytest.raises(KeyboardInterrupt):
-        list(beside(work(), stopped.set))
+    try:
+        with pytest.raises(raised):
+            list(beside(work(), stopped.set))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.is_set()
 
 

@@ -125,8 +125,12 @@ def test_a_run_from_its_options_to_its_files(spark: Spark, tmp_path: Path, capsy
 def test_ctrl_c_writes_and_shows_what_there_is(
     spark: Spark, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        command(tmp_path, "--numbers", "3,99,5")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's may be left of an ended session
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            command(tmp_path, "--numbers", "3,99,5")
+    finally:
+        signal.signal(signal.SIGINT, before)
     content = written(tmp_path)
     assert content["interrupted"] is True and content["over"] is True and spark.cancelled == 1
     assert [run["number"] for run in content["runs"]] == [3]
