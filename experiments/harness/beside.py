@@ -17,8 +17,8 @@ WAIT_S = 0.1
 def beside(work: Generator[T, Any, Any], stop: Callable[[], None]) -> Iterator[T]:
     """The items of ``work``, which runs in another thread and is closed there in the end.
 
-    ``stop`` is called on ``KeyboardInterrupt``, or whatever else a handler of signals raises, and must make ``work`` end
-    soon. The interrupt is raised when it has.
+    ``stop`` is called on ``KeyboardInterrupt``, or anything else that a handler of signals raises. It must make
+    ``work`` end soon. The interrupt is raised when it has.
     """
     over, failure = object(), None
     with ThreadPoolExecutor(1, thread_name_prefix="experiment") as pool:
