@@ -35,7 +35,11 @@ BLOCKS = all_blocks()
 PROGRAMS = [block for block in BLOCKS if block.language == "python"]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 COMMANDS = [command for block in SHELL for command in commands_of(block)]
-CHECKED_ELSEWHERE = {"mermaid": "tests/diagrams", "text": "an excerpt of a log: tests/unit/runtime/base/test_logs.py"}
+CHECKED_ELSEWHERE = {
+    "mermaid": "tests/diagrams",
+    "text": "an excerpt of a log: tests/unit/runtime/base/test_logs.py",
+    "layout": "what a directory or a frame holds: tests/unit/test_formats.py",
+}
 LANGUAGES = {"python", "sh", "json", "ini", *CHECKED_ELSEWHERE}
 
 NOT_RUN = {

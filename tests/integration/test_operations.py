@@ -108,8 +108,8 @@ def test_a_job_is_looked_at_and_hurt_from_a_shell(
         assert (code, out) == (0, "slot-1 cut off for 0.15 s\n")
         last = job.metrics()["last_checkpoint"]
         wait_until(lambda: job.metrics()["last_checkpoint"] > last, "it goes on")
-        code, out, _ = command("inject", "pause", "slot-1", "--access", access, "--for", "2")
-        assert (code, out) == (0, "slot-1 stopped for 2 s\n")
+        code, out, _ = command("inject", "pause", "slot-1", "--access", access, "--for", "8")  # longer than it may hang
+        assert (code, out) == (0, "slot-1 stopped for 8 s\n")
         wait_until(lambda: job.metrics()["failovers"] == 3, "a slot that hangs is given up")
         job.drain()
         job.await_finish(PATIENCE_S)
