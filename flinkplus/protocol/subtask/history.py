@@ -70,7 +70,7 @@ class StepHistory:
 
     def _reached_at(self, saved: OperatorState) -> dict[int, int]:
         """How far the ancestors' steps were known at the version that the subtask begins from. It matters only where
-        barriers run ahead: there, the runs of an ancestor need not begin at the same step on all channels."""
+        barriers run ahead: there, the spans of an ancestor need not begin at the same step on all channels."""
         return {int(number): step for number, step in saved.reached.items()}
 
     @property

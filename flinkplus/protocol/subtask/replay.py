@@ -36,11 +36,10 @@ class Replay:
     """
 
     def __init__(self, promotion: Promotion | None, logs: bool) -> None:
-        repeats = promotion is not None and logs
         self.determinants = deque(promotion.determinants if promotion is not None and logs else ())
         self.deferred: list[Callable[[], None]] = []
         self.rows_to_skip = 0 if promotion is None else promotion.pass_over
-        self.unchecked = repeats
+        self.unchecked = promotion is not None and logs
         """Whether the check at the end of the replay is still to be done."""
 
     @property

@@ -199,8 +199,7 @@ class SubtaskSteps:
             raise PeerProtocolError(f"{self.id} has no input channel {message.channel}")
         match self.admission.admit(end, message, payload):
             case Accept():
-                if message.determinants:
-                    self.history.learn(end.producer, message)
+                self.history.learn(end.producer, message)
                 end.queue.append((message, payload))
                 if self._unaligned is not None:
                     self.checkpoints.arrived(self._unaligned, message, payload)
@@ -392,8 +391,7 @@ class SubtaskSteps:
         return self._work.push_many(taken)
 
     def _note_taken(self, end: InputChannel, message: Message, payload: Any) -> None:
-        if message.determinants:
-            self.history.pass_on(end.producer, message)
+        self.history.pass_on(end.producer, message)
         if self._channel_state.logging:
             self._channel_state.taken(end.channel, message, payload)
 

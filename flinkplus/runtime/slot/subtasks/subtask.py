@@ -40,6 +40,8 @@ from flinkplus.runtime.transport.wire.wire import digest_of
 from flinkplus.state.backend import SubtaskState
 
 REPLAY_SLICE_S = 0.002
+DIGEST = digests(digest_of)
+"""Of a message and its payload, whatever its kind: receivers and producers compare the same."""
 
 
 def _wall_ms() -> int:
@@ -116,10 +118,10 @@ class Subtask:
     def _make_admission(self, omitted: frozenset[str]) -> Admission:
         plan = self.plan
         unfiltered = plan.vertex.is_source or not plan.guarantee.repeats or {FILTER, DIGESTS} <= omitted
-        seen, digest = None if unfiltered else self._ports.seen(), digests(digest_of)
+        seen = None if unfiltered else self._ports.seen()
         if omitted:
-            return PartialAdmission(self.id, seen, digest, omitted)
-        return Admission(self.id, seen, digest)
+            return PartialAdmission(self.id, seen, DIGEST, omitted)
+        return Admission(self.id, seen, DIGEST)
 
     def _make_outputs(self, saved: OperatorState, history: StepHistory) -> OutputGate:
         plan, ports, options = self.plan, self._ports, self.plan.options
@@ -133,7 +135,7 @@ class Subtask:
             options.standbys and plan.guarantee.replays,
             history.steps,
             history.ancestors,
-            digests(digest_of),
+            DIGEST,
         )
         for edge in plan.vertex.outputs:
             consumer = plan.graph.consumer_vertex(edge).name
