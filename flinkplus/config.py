@@ -268,6 +268,12 @@ class Options:
         return max(self.flush_interval, min(longer, MAX_FLUSH_S))
 
     @property
+    def bundle_rows(self) -> int:
+        """Maximum number of rows that a step takes from several messages. A barrier that overtakes waits for the end of
+        a step, so there it is less."""
+        return max(1, self.batch_rows // 8) if self.checkpoint_mode == "unaligned" else self.batch_rows
+
+    @property
     def snapshot_spread(self) -> float:
         """Seconds over which the slots begin to write their parts of a checkpoint."""
         return min(SPREAD * (self.checkpoint_interval or 0.0), MAX_SPREAD_S)

@@ -5,8 +5,8 @@ Rules:
 - Row *i* depends on *i* alone, so any range can be made again: the function must have no memory and no randomness of
   its own.
 - The numbers are dealt in blocks of ``block_rows``: block *b* belongs to subtask ``b % parallelism``. A function of
-  one row has blocks of one row unless told otherwise; a function of a range is called for ranges that never leave a
-  block.
+  one row has blocks of one row unless told otherwise. One read takes as many blocks as it is asked for; a function of a
+  range is called once for blocks that follow each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InputError
-from flinkplus.operators.base.columns import plain
+from flinkplus.operators.base.columns import merge, plain
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.operators.base.row import USER_EXCEPTIONS, RowConverter, user_error
 from flinkplus.operators.base.schema import parse_schema
@@ -85,23 +85,34 @@ class _GeneratorReader(SourceReader):
 
     @override
     def read(self, max_rows: int) -> pa.RecordBatch | None:
-        numbers = self._numbers(max_rows)
-        if not numbers:
+        ranges = self._ranges(max_rows)
+        if not ranges:
             return None
-        batch = self._batch(numbers[0], len(numbers)) if self._source.batches else self._rows(numbers)
-        self._made += len(numbers)
+        if self._source.batches:
+            batch = merge([self._batch(numbers.start, len(numbers)) for numbers in ranges])
+        else:
+            batch = self._rows([number for numbers in ranges for number in numbers])
+        self._made += batch.num_rows
         self.metrics["rows"] = self._made
         return batch
 
-    def _numbers(self, max_rows: int) -> list[int]:
-        """The numbers of the next rows; for a function of ranges they all lie in one block."""
-        size = self._block_rows
-        wanted = range(self._made, self._made + max_rows)
-        if self._source.batches:
-            wanted = range(self._made, min(wanted.stop, (self._made // size + 1) * size))
-        numbers = [(k // size * self._parallelism + self._index) * size + k % size for k in wanted]
-        count = self._source.count
-        return numbers if count is None else [number for number in numbers if number < count]
+    def _ranges(self, max_rows: int) -> list[range]:
+        """The numbers of the next rows: a range for each block, or for several that follow each other."""
+        size, count = self._block_rows, self._source.count
+        found: list[range] = []
+        made, end = self._made, self._made + max_rows
+        while made < end:
+            block, at = divmod(made, size)
+            first = (block * self._parallelism + self._index) * size + at
+            numbers = range(first, first + min(size - at, end - made))
+            if count is not None and numbers.stop >= count:
+                numbers, end = range(first, max(first, count)), made
+            if found and found[-1].stop == first:
+                found[-1] = range(found[-1].start, numbers.stop)
+            elif numbers:
+                found.append(numbers)
+            made += len(numbers)
+        return found
 
     def _rows(self, numbers: list[int]) -> pa.RecordBatch:
         rows: list[Any] = []

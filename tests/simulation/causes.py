@@ -6,7 +6,7 @@ they were made. What a message was made of is kept by its ID, beside the simulat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
@@ -55,11 +55,13 @@ class Causes:
     def arrived(self, subtask: SimSubtask, message: Message) -> None:
         add(self.seen[subtask.id], self._of_messages[message.channel, message.seq])
 
-    def takes(self, subtask: SimSubtask, message: Message) -> None:
-        """It begins a step with ``message``."""
-        add(subtask.depends, self._of_messages[message.channel, message.seq])
+    def takes(self, subtask: SimSubtask, messages: Sequence[Message], determinants: int) -> None:
+        """It begins a step, of so many determinants, with ``messages``."""
+        for message in messages:
+            add(subtask.depends, self._of_messages[message.channel, message.seq])
         if subtask.steps.history.steps is not None:
-            self._of_steps[subtask.id, subtask.steps.history.steps.next_step + 1] = dict(subtask.depends)
+            end = subtask.steps.history.steps.next_step + determinants
+            self._of_steps[subtask.id, end] = dict(subtask.depends)
 
     def made(self, subtask: SimSubtask, message: Message) -> None:
         if subtask.steps.history.steps is not None:

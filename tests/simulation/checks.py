@@ -112,6 +112,7 @@ class Checks:
                 "overdraft_held",
                 "rounds",
                 "came_round",
+                "bundles",
                 "stable",
                 "bounded",
                 "copied",

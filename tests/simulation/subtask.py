@@ -13,7 +13,7 @@ from dedup.filter import FORGOTTEN, Channel, MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
 from flinkplus.protocol.channels.channel import InputCursor
-from flinkplus.protocol.channels.inputs import InputChannel, InputGate
+from flinkplus.protocol.channels.inputs import Bundle, InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.admission import Admission, digests
@@ -23,7 +23,6 @@ from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
-from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs, cost_of
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -77,6 +76,7 @@ class MarshalCodec:
             found.size,
             found.determinants,
             found.watermark_ms,
+            found.rows,
         )
         return (marshal.dumps(content, WITHOUT_REFERENCES),)
 
@@ -167,33 +167,27 @@ class WatchedSteps(SubtaskSteps):
         if not repeated:
             self._checks.overtook(self.owner, checkpoint)
 
-    def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
-        for _, message, _ in many if self._checks.exact else ():
-            self._checks.causes.takes(self.owner, message)
-        return super()._take_many(many)
-
-    def _take_in_loop(self, end: InputChannel, count: int) -> Iterator[None] | None:
-        if count > 1:
-            for message, _ in islice(end.queue, count):
-                self._checks.causes.takes(self.owner, message)
-                if self._loop is not None and end.channel in self._loop.back_edges:
-                    self._checks.takes_in_loop(self.owner, end, message)
-        return super()._take_in_loop(end, count)
-
-    def _take(self, end: InputChannel) -> Iterator[None] | None:
-        message = end.queue[0][0]
+    def _take(self, bundle: Bundle) -> Iterator[None] | None:
+        checks = self._checks
+        messages = [(end, message) for end, count in bundle for message, _ in islice(end.queue, count)]
         if self._unaligned is not None:
-            overtaken = message.kind is MessageKind.BARRIER and message.epoch <= self._unaligned._newest_seen
-            self.owner.passes_barrier = overtaken
-            self._checks.counts["put_back"] += bool(end.put_back)
-        if self._checks.exact:
-            self._checks.causes.takes(self.owner, message)
-        returned = self._loop is not None and end.channel in self._loop.back_edges
-        if returned or message.kind is MessageKind.ROUND:
-            self._checks.takes_in_loop(self.owner, end, message)
-        if message.kind is MessageKind.WATERMARK:
-            self._checks.takes_watermark(self.owner, message, self._watermarks._known.get(end.channel))
-        return super()._take(end)
+            first = messages[0][1]
+            self.owner.passes_barrier = (
+                first.kind is MessageKind.BARRIER and first.epoch <= self._unaligned._newest_seen
+            )
+            checks.counts["put_back"] += sum(min(end.put_back, count) for end, count in bundle)
+        if checks.exact:
+            checks.causes.takes(self.owner, [message for _, message in messages], len(bundle))
+        checks.counts["bundles"] += len(messages) > 1
+        known = dict(self._watermarks._known)
+        for end, message in messages:
+            returned = self._loop is not None and end.channel in self._loop.back_edges
+            if returned or message.kind is MessageKind.ROUND:
+                checks.takes_in_loop(self.owner, end, message)
+            if message.kind is MessageKind.WATERMARK:
+                checks.takes_watermark(self.owner, message, known.get(end.channel))
+                known[end.channel] = message.watermark_ms
+        return super()._take(bundle)
 
 
 class SimSubtask:
@@ -234,7 +228,8 @@ class SimSubtask:
         self._next_read_s = 0.0
         self._rng = world.rng_work
         cursor = UncheckedCursor if CURSOR in omitted else InputCursor
-        self.inputs = InputGate(world.parameters.window, self._grant, cursor, plan.unaligned)
+        limits = world.parameters.window, world.parameters.bundle_rows
+        self.inputs = InputGate(limits[0], self._grant, cursor, plan.unaligned, limits[1])
         self.outputs = SimOutputs(
             plan.generation,
             world.parameters.window,
@@ -334,12 +329,7 @@ class SimSubtask:
             self.slot.end("a row ends it")
             raise ProcessEnded
 
-    def push(self, message: Message, payload: Any) -> Iterator[None]:
-        self._world.checks.works(self)
-        self._end_at_deadly_row(message)
-        return self._count(self._on_time(message))
-
-    def push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+    def push(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         self._world.checks.works(self)
         for message, _ in messages:
             self._end_at_deadly_row(message)
@@ -400,7 +390,8 @@ class SimSubtask:
             ends = self.outputs._edges[edge]
             for target in sorted(parts):
                 part = tuple(parts[target])
-                self.outputs.append_records(ends[target], part, None, RECORD_BYTES * len(part) + self._told_ms)
+                size_bytes = RECORD_BYTES * len(part) + self._told_ms
+                self.outputs.append_records(ends[target], part, None, len(part), size_bytes)
             self.outputs.pump()
             yield
 
@@ -432,7 +423,7 @@ class SimSubtask:
         held, self._held, self._told_ms = self._held, [], 0
         return self._emit(held) if held else iter(())
 
-    def step_done(self, taken: Taken) -> None:
+    def step_done(self, taken: Bundle) -> None:
         return None
 
     def ended(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any
 
 from flinkplus.protocol.channels.channel import InputCursor
@@ -18,7 +19,11 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generatio
 from flinkplus.protocol.vocabulary.in_flight import cost_of
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
-MERGED_MESSAGE_BYTES = 16 << 10
+MAX_BUNDLE_BYTES = 8 << 20
+
+Bundle = list[tuple["InputChannel", int]]
+"""Input channels, and how many messages a step takes from each, in this order."""
+
 
 
 @dataclass(slots=True)
@@ -65,6 +70,7 @@ class InputChannel:
 class InputGate:
     """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked.
 
+    ``bundle_rows``: maximum number of rows that a step takes; one message may have more.
     ``overdrawn``: producers may send beyond their credit.
     """
 
@@ -74,8 +80,11 @@ class InputGate:
         grant: Callable[[InputChannel, int], None],
         make_cursor: Callable[..., InputCursor] = InputCursor,
         overdrawn: bool = False,
+        bundle_rows: int = 1,
     ) -> None:
         self._window = window
+        self._limits = (bundle_rows, MAX_BUNDLE_BYTES)
+        self._others_turn = True
         self._overdrawn = overdrawn
         self._grant = grant
         self._make_cursor = make_cursor
@@ -109,44 +118,54 @@ class InputGate:
         self.channels[channel] = end
         self._order.append(end)
 
-    def next(self) -> InputChannel | None:
-        """A channel with a message to take, or ``None``; the one chosen goes to the end of the queue."""
-        for _ in range(len(self._order)):
-            end = self._order[0]
-            self._order.rotate(-1)
-            if end.queue and not end.blocked:
-                return end
-        return None
+    def next(self) -> Bundle:
+        """What the next step takes: records of all channels together, watermarks of all channels together, or one
+        message of another kind. Nothing of a blocked channel. Empty: nothing waits.
 
-    def records_ahead(self, end: InputChannel) -> int:
-        """How many small messages of records are next on ``end``; a window of them at most, so that a producer that
-        sends them again may always send them all."""
-        count = 0
-        for message, _ in end.queue:
-            if count == self._window or message.kind is not MessageKind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
-                break
-            count += 1
-        return count
-
-    def take_records(self, most: int) -> list[tuple[InputChannel, Message, Any]]:
-        """Up to ``most`` small messages of records that may be taken now, of all channels in turn, in channel order.
-
-        None when it is the turn of a channel with a watermark: what comes behind it must not wait until all others are
-        empty.
+        Where both wait, records and other messages take turns, so that neither waits for the other to run dry.
         """
-        taken: list[tuple[InputChannel, Message, Any]] = []
-        for end in self._order:
-            if end.blocked:
-                continue
-            while end.queue and len(taken) < most:
-                message, payload = end.queue[0]
-                if message.kind is not MessageKind.RECORDS or message.size > MERGED_MESSAGE_BYTES:
-                    if not taken and message.kind is MessageKind.WATERMARK:
-                        return []
-                    break
-                end.queue.popleft()
-                taken.append((end, message, payload))
+        ready = [end for end in self._order if end.queue and not end.blocked]
+        others = [end for end in ready if end.queue[0][0].kind is not MessageKind.RECORDS]
+        if others and (self._others_turn or len(others) == len(ready)):
+            self._others_turn = False
+            return self._next_others(others)
+        self._others_turn = True
         self._order.rotate(-1)
+        return self._records(ready)
+
+    def _next_others(self, ready: list[InputChannel]) -> Bundle:
+        """Messages at the heads of ``ready``, none of which is of records; those taken go to the end of the order."""
+        taken: Bundle = [(ready[0], 1)]
+        if ready[0].queue[0][0].kind is MessageKind.WATERMARK:
+            taken = [(end, count) for end in ready if (count := self._watermarks_ahead(end))]
+        for end, _ in taken:
+            self._order.remove(end)
+            self._order.append(end)
+        return taken
+
+    def _watermarks_ahead(self, end: InputChannel) -> int:
+        marks = takewhile(lambda item: item[0].kind is MessageKind.WATERMARK, islice(end.queue, self._window))
+        return sum(1 for _ in marks)
+
+    def _records(self, ready: list[InputChannel]) -> Bundle:
+        """Messages of records, up to the limits, but one at least, and a window of one channel at most: a producer that
+        sends them again may always send so many."""
+        taken: Bundle = []
+        rows, size_bytes = self._limits
+        for end in ready:
+            count = 0
+            for message, _ in islice(end.queue, self._window):
+                if message.kind is not MessageKind.RECORDS:
+                    break
+                rows -= message.rows
+                size_bytes -= message.size
+                if (rows < 0 or size_bytes < 0) and (count or taken):
+                    break
+                count += 1
+            if count:
+                taken.append((end, count))
+            if rows <= 0 or size_bytes <= 0:
+                break
         return taken
 
     def consumed(self, end: InputChannel, count: int = 1) -> None:

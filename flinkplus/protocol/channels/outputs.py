@@ -373,8 +373,8 @@ class OutputChannels(ABC):
     def cursors(self) -> dict[str, int]:
         return {str(channel): end.log.appended for channel, end in self.channels.items()}
 
-    def append_records(self, end: OutputChannel, records: Any, payload: Any, size_bytes: int) -> None:
-        """Append a message of records: ``records`` as they are, or a ``payload`` made of them."""
+    def append_records(self, end: OutputChannel, records: Any, payload: Any, rows: int, size_bytes: int) -> None:
+        """Append a message of so many ``rows``: ``records`` as they are, or a ``payload`` made of them."""
         if self.silent:
             return
         seq = Seq(end.log.appended)
@@ -382,7 +382,7 @@ class OutputChannels(ABC):
         self.payload_bytes += size_bytes
         self.determinant_bytes += len(news)
         message = Message(
-            MessageKind.RECORDS, end.channel, self._generation, seq, self.epoch, records, size_bytes, news
+            MessageKind.RECORDS, end.channel, self._generation, seq, self.epoch, records, size_bytes, news, 0, rows
         )
         if end.had:
             self._compare(end, message, payload)

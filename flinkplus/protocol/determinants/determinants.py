@@ -29,6 +29,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId, invariant
@@ -52,7 +53,8 @@ def _formats(many: bool) -> list[struct.Struct | None]:
 
 _FEW_FORMATS, _MANY_FORMATS = _formats(False), _formats(True)
 _BITS = 3
-_MASK = (1 << _BITS) - 1
+CHOICE_MASK = (1 << _BITS) - 1
+"""The bits of a determinant that say its ``Choice``."""
 MAX_VALUE = (1 << 32 - _BITS) - 1
 
 Span = tuple[int, tuple[int, ...]]
@@ -72,8 +74,8 @@ class Choice(IntEnum):
     END = 2
     """A source was told to read no more (0)."""
     INPUT = 3
-    """A message was taken from an input channel (position among the subtask's sorted channels; to this is added, in a
-    loop, the number of channels for each further message that was taken with it)."""
+    """Messages were taken from an input channel (``InputPart``). A step that takes a bundle from several channels has one
+    such determinant for each, in the order in which it took them."""
     ABORT = 4
     """A checkpoint was given up while the subtask might have been aligning it (its number)."""
     ERA = 5
@@ -88,6 +90,29 @@ CLOCK_CHOICES = (Choice.ERA, Choice.CLOCK)
 """What no step begins with: a step reads the clock once at most, an ``ERA`` comes right before the ``CLOCK``."""
 
 
+class InputPart(NamedTuple):
+    """What a step took from one input channel.
+
+    ``position``: of the channel among the subtask's sorted channels.
+    ``messages``: how many, at least 1.
+    ``more``: whether the step took from a further channel, which the next determinant names.
+    """
+
+    position: int
+    messages: int
+    more: bool
+
+    def value(self, channels: int) -> int:
+        """The value of the determinant, of a subtask with so many input ``channels``."""
+        return ((self.messages - 1) * channels + self.position) << 1 | self.more
+
+    @classmethod
+    def of(cls, value: int, channels: int) -> InputPart:
+        """The inverse of ``value``."""
+        further, position = divmod(value >> 1, channels)
+        return cls(position, further + 1, bool(value & 1))
+
+
 def pack(choice: Choice, value: int) -> int:
     """One determinant as a number below 2**32."""
     invariant(0 <= value <= MAX_VALUE, "a determinant's value is out of range", choice=choice.name, value=value)
@@ -96,7 +121,7 @@ def pack(choice: Choice, value: int) -> int:
 
 def unpack(determinant: int) -> tuple[Choice, int]:
     """The inverse of ``pack``."""
-    return Choice(determinant & _MASK), determinant >> _BITS
+    return Choice(determinant & CHOICE_MASK), determinant >> _BITS
 
 
 def encode_span(first: int, determinants: Sequence[int]) -> bytes:

@@ -84,17 +84,13 @@ class StepHistory:
             return {}
         return {str(number): step for number, step in self.ancestors.reached.items()}
 
-    def begin(self, choice: Choice, value: int) -> None:
-        """A step begins in this way."""
-        self.begin_unlogged()
-        if self.steps is not None:
-            self.steps.begin(choice, value)
-
-    def begin_unlogged(self) -> None:
-        """A step begins of a kind that needs no determinant."""
+    def begin(self, choice: Choice, *values: int) -> None:
+        """A step begins in this way: one determinant for each of ``values``."""
         self.begun += 1
         if self.steps is not None:
             self.step_number = self.steps.next_step
+            for value in values:
+                self.steps.begin(choice, value)
         else:
             self.step_number = self._unlogged = self._unlogged + 1
 

@@ -13,10 +13,10 @@ have been made again (``take_finished`` is then true, once; ``OutputChannels.che
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flinkplus.errors import NondeterministicOperator
-from flinkplus.protocol.determinants.determinants import CLOCK_CHOICES, Choice, StepClock, unpack
+from flinkplus.protocol.determinants.determinants import CHOICE_MASK, CLOCK_CHOICES, Choice, InputPart, StepClock, unpack
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import SubtaskId
@@ -37,6 +37,7 @@ class Replay:
 
     def __init__(self, promotion: Promotion | None, logs: bool) -> None:
         self.determinants = deque(promotion.determinants if promotion is not None and logs else ())
+        self._bundle: list[InputPart] = []
         self.deferred: list[Callable[[], None]] = []
         self.rows_to_skip = 0 if promotion is None else promotion.pass_over
         self.unchecked = promotion is not None and logs
@@ -46,6 +47,29 @@ class Replay:
     def active(self) -> bool:
         """Whether anything is left to repeat."""
         return bool(self.determinants) or self.rows_to_skip > 0
+
+    def next_bundle(self, channels: int) -> Sequence[InputPart]:
+        """What the next step takes, of a subtask with so many input ``channels``; empty when it takes no messages.
+
+        Raises ``NondeterministicOperator`` when the determinants end within the bundle.
+        """
+        if not self._bundle and self.determinants and self.determinants[0] & CHOICE_MASK == Choice.INPUT:
+            for determinant in self.determinants:
+                choice, value = unpack(determinant)
+                if choice is not Choice.INPUT:
+                    break
+                self._bundle.append(InputPart.of(value, channels))
+                if not self._bundle[-1].more:
+                    return self._bundle
+            raise NondeterministicOperator("the determinants of a bundle of messages are not whole")
+        return self._bundle
+
+    def take_bundle(self) -> Sequence[InputPart]:
+        """The step of ``next_bundle`` begins: its determinants are used up."""
+        bundle, self._bundle = self._bundle, []
+        for _ in bundle:
+            self.determinants.popleft()
+        return bundle
 
     def take_finished(self) -> bool:
         """Whether the replay has ended since the last call."""

@@ -1,10 +1,12 @@
 """The steps of one subtask: which message, range, trigger or repeated choice comes next, and what follows from it.
 
-A *step* takes one message (or one source range, or one checkpoint trigger) to its end. It is a generator, so that it
-can wait half-way for room in an output log without holding up the slot. Barriers and snapshots fall between steps.
-A watermark is a message like any other: what the work does when that of all inputs rises is part of the step.
-A subtask without outputs takes several small messages in one step: no other subtask can tell. One in a loop does so,
-too, of one channel, and logs how many: rows that go round would come apart into ever smaller messages.
+A *step* takes one bundle of messages (or one source range, or one checkpoint trigger) to its end. It is a generator, so
+that it can wait half-way for room in an output log without holding up the slot. Barriers and snapshots fall between
+steps.
+A *bundle* is the records that wait on all input channels, up to a limit (``InputGate.next``), and goes through the work
+as one batch: the cost of a step does not grow with the number of messages that its rows came in. A bundle of watermarks
+likewise raises event time once. Of any other kind a step takes one message. A bundle never reaches across a message of
+another kind on its channel. Which messages a bundle took is the step's determinant.
 
 The parts, each with a state of its own: ``history`` (how steps began), ``replay`` (what is to be repeated), ``time``
 (the clock of each step), ``checkpoints`` (barriers and snapshots), ``loop`` (rounds), ``admission`` (which messages
@@ -20,7 +22,7 @@ producer, no duplicate and no message behind a gap reaches the work.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -30,23 +32,19 @@ from typing_extensions import assert_never
 from flinkplus.errors import NondeterministicOperator, PeerProtocolError
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.channels.channel import Accept, Duplicate, Stale
-from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.channels.inputs import Bundle, InputChannel
 from flinkplus.protocol.channels.watermarks import InputWatermarks
-from flinkplus.protocol.determinants.determinants import Choice, unpack
+from flinkplus.protocol.determinants.determinants import Choice, InputPart, unpack
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.subtask.loops import LoopSide
 from flinkplus.protocol.subtask.parts import SubtaskParts
-from flinkplus.protocol.subtask.work import SnapshotPort, Taken
+from flinkplus.protocol.subtask.work import SnapshotPort
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
-
-MERGED_MESSAGES = 256
-MERGED_WHERE_BARRIERS_OVERTAKE = 8
-"""A barrier waits for the end of a step."""
 
 
 class SubtaskSteps:
@@ -66,7 +64,6 @@ class SubtaskSteps:
         self.id = incarnation.subtask
         self._incarnation = incarnation
         self._is_source = parts.is_source
-        self._has_outputs = parts.has_outputs
         self._guarantee = incarnation.guarantee
         self.inputs = parts.inputs
         self.outputs = parts.outputs
@@ -78,11 +75,10 @@ class SubtaskSteps:
         self._reports = parts.reports
         self._running = False
         self._step: Iterator[None] | None = None
-        self._taken: Taken = []
+        self._taken: Bundle = []
         self._triggers: deque[CheckpointId] = deque()
         self.draining = False
         self.ended = saved.ended
-        self._merged = MERGED_WHERE_BARRIERS_OVERTAKE if incarnation.unaligned else MERGED_MESSAGES
         self._add_inputs(saved, producers, parts.snapshots)
         self._by_position = [self.inputs.channels[channel] for channel in sorted(self.inputs.channels)]
         channels = tuple(end.channel for end in self._by_position)
@@ -243,11 +239,8 @@ class SubtaskSteps:
             return True
         replay = self.replay
         if replay.determinants:
-            choice, value = unpack(replay.determinants[0])
-            if choice is not Choice.INPUT:
-                return True
-            further, position = divmod(value, len(self._by_position))
-            return len(self._by_position[position].queue) > further
+            channels = self._by_position
+            return all(len(channels[at].queue) >= count for at, count, _ in replay.next_bundle(len(channels)))
         if replay.deferred or replay.rows_to_skip:
             return True
         if self._is_source:
@@ -297,6 +290,8 @@ class SubtaskSteps:
     def _begin(self) -> Iterator[None] | None:
         replay = self.replay
         if replay.determinants:
+            if replay.next_bundle(len(self._by_position)):
+                return self._take([(self._by_position[part.position], part.messages) for part in replay.take_bundle()])
             return self._repeat(*unpack(replay.determinants.popleft()))
         if replay.rows_to_skip:
             return self._pass_over()
@@ -309,14 +304,8 @@ class SubtaskSteps:
                 self._begin_checkpoint(self._triggers.popleft())
                 return None
             return None if self.ended or self.outputs.blocked else self._read_next()
-        if not self._has_outputs:
-            many = self.inputs.take_records(self._merged)
-            if many:
-                return self._take_many(many)
-        end = self.inputs.next()
-        if end is None:
-            return None
-        return self._take(end) if self._loop is None else self._take_in_loop(end, self.inputs.records_ahead(end))
+        bundle = self.inputs.next()
+        return self._take(bundle) if bundle else None
 
     def _repeat(self, choice: Choice, value: int) -> Iterator[None] | None:
         """A step that its predecessor began in the same way."""
@@ -325,15 +314,12 @@ class SubtaskSteps:
                 return self._read(choice, value)
             case Choice.TRIGGER:
                 self._begin_checkpoint(CheckpointId(value))
-            case Choice.INPUT:
-                further, position = divmod(value, len(self._by_position))
-                return self._take_in_loop(self._by_position[position], further + 1)
             case Choice.ABORT:
                 self.history.begin(choice, value)
                 self.checkpoints.handle(events.CheckpointAborted(CheckpointId(value)))
             case Choice.OVERTAKE:
                 self._begin_overtaking(CheckpointId(value))
-            case Choice.ERA | Choice.CLOCK:
+            case Choice.ERA | Choice.CLOCK | Choice.INPUT:
                 raise NondeterministicOperator(f"{self.id} does not read the clock where its predecessor did")
             case _:
                 assert_never(choice)
@@ -367,60 +353,52 @@ class SubtaskSteps:
 
     # --- taking messages
 
-    def _take_many(self, many: list[tuple[InputChannel, Message, Any]]) -> Iterator[None]:
-        self.history.begin_unlogged()
-        counts: dict[ChannelId, int] = {}
-        for end, _, _ in many:
-            counts[end.channel] = counts.get(end.channel, 0) + 1
-        self._taken = [(self.inputs.channels[channel], count) for channel, count in counts.items()]
-        return self._work.push_many([(message, payload) for _, message, payload in many])
+    def _take(self, bundle: Bundle) -> Iterator[None] | None:
+        """A step takes messages of one kind; of records or watermarks there may be several."""
+        channels = len(self._by_position)
+        last = len(bundle) - 1
+        parts = [InputPart(self._position[end.channel], count, at < last) for at, (end, count) in enumerate(bundle)]
+        self.history.begin(Choice.INPUT, *[part.value(channels) for part in parts])
+        self._taken = bundle
+        taken: list[tuple[Message, Any]] = []
+        for end, count in bundle:
+            for _ in range(count):
+                message, payload = end.queue.popleft()
+                self.history.pass_on(end.producer, message)
+                if self._channel_state.logging:
+                    self._channel_state.taken(end.channel, message, payload)
+                # On a channel that has ended it is sent again, under another number: it was all here before.
+                if not end.ended or message.kind is MessageKind.BARRIER:
+                    taken.append((message, payload))
+        return self._process(taken) if taken else iter(())
 
-    def _take_in_loop(self, end: InputChannel, count: int) -> Iterator[None] | None:
-        """``count``: of messages of records."""
-        if count <= 1:
-            return self._take(end)
-        self.history.begin(Choice.INPUT, self._position[end.channel] + (count - 1) * len(self._by_position))
-        self._taken = [(end, count)]
-        taken = [end.queue.popleft() for _ in range(count)]
-        for message, payload in taken:
-            self._note_taken(end, message, payload)
-        if end.ended:
-            return iter(())
-        if self._loop is not None:
-            self._loop.took_records(end.channel)
-        return self._work.push_many(taken)
-
-    def _note_taken(self, end: InputChannel, message: Message, payload: Any) -> None:
-        self.history.pass_on(end.producer, message)
-        if self._channel_state.logging:
-            self._channel_state.taken(end.channel, message, payload)
-
-    def _take(self, end: InputChannel) -> Iterator[None] | None:
-        message, payload = end.queue.popleft()
-        self.history.begin(Choice.INPUT, self._position[end.channel])
-        self._note_taken(end, message, payload)
-        self._taken = [(end, 1)]
-        if end.ended and message.kind is not MessageKind.BARRIER:
-            return iter(())  # sent again, under other numbers: it was all here before
+    def _process(self, taken: list[tuple[Message, Any]]) -> Iterator[None] | None:
+        message = taken[0][0]
+        end = self.inputs.channels[message.channel]
         match message.kind:
             case MessageKind.RECORDS:
                 if self._loop is not None:
-                    self._loop.took_records(end.channel)
-                return self._work.push(message, payload)
+                    for records, _ in taken:
+                        self._loop.took_records(records.channel)
+                return self._work.push(taken)
             case MessageKind.BARRIER:
                 self._take_barrier(end, message)
                 return None
             case MessageKind.END_OF_INPUT:
                 return self._take_end(end)
             case MessageKind.WATERMARK:
-                return self._advanced(self._watermarks.advance(end.channel, message.watermark_ms))
+                return self._take_watermarks(mark for mark, _ in taken)
             case MessageKind.ROUND:
                 assert self._loop is not None
-                return self._loop.take(end.channel, message.watermark_ms)
+                return self._loop.take(message.channel, message.watermark_ms)
             case MessageKind.CREDIT | MessageKind.REPLICA:
-                raise PeerProtocolError(f"{message.kind.name} on input channel {end.channel}")
+                raise PeerProtocolError(f"{message.kind.name} on input channel {message.channel}")
             case _:
                 assert_never(message.kind)
+
+    def _take_watermarks(self, marks: Iterable[Message]) -> Iterator[None]:
+        risen = [self._watermarks.advance(mark.channel, mark.watermark_ms) for mark in marks]
+        return self._advanced(max((mark_ms for mark_ms in risen if mark_ms is not None), default=None))
 
     def _take_end(self, end: InputChannel) -> Iterator[None]:
         end.ended = True

@@ -11,15 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
-from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.channels.inputs import Bundle
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs
 from flinkplus.protocol.vocabulary.messages import Message
-
-Taken = list[tuple[InputChannel, int]]
-"""Input channels, and how many messages a step took from each."""
-
 
 class SeenMessages(Protocol):
     """A filter of message IDs (see ``dedup.filter``)."""
@@ -44,11 +40,8 @@ class SeenMessages(Protocol):
 class SubtaskWork(Protocol):
     """What a subtask does with its input."""
 
-    def push(self, message: Message, payload: Any) -> Iterator[None]:
-        """Process a message of records."""
-
-    def push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
-        """Process several, in this order, as if they were one."""
+    def push(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+        """Process messages of records, at least one, in this order, as if they were one."""
 
     def rows_to_read(self) -> int:
         """How many rows a source may read now; the step logs it, so that a replay reads as many."""
@@ -66,7 +59,7 @@ class SubtaskWork(Protocol):
     def flush(self) -> Iterator[None]:
         """All input has ended, and event time with it: put out what is held back."""
 
-    def step_done(self, taken: Taken) -> None:
+    def step_done(self, taken: Bundle) -> None:
         """A step has ended, and the messages that it took are consumed."""
 
     def ended(self) -> None:

@@ -29,9 +29,10 @@ class MessageKind(IntEnum):
 class Message(NamedTuple):
     """One message. ``epoch`` of a BARRIER is the checkpoint it starts. ``records`` is set for RECORDS only.
 
-    ``size`` is the payload's size in bytes: as sent, or as held in memory when it never leaves the slot.
-    ``determinants``: those of the sender's that this receiver has not been sent before. ``watermark_ms``: event time,
-    of a WATERMARK only; of a ROUND, which one it is (``rounds.encoded``).
+    ``size``: of the payload in bytes: as sent, or as held in memory when it never leaves the slot.
+    ``determinants``: those of the sender's that this receiver has not been sent before.
+    ``watermark_ms``: event time, of a WATERMARK only; of a ROUND, which one it is (``rounds.encoded``).
+    ``rows``: of RECORDS: how many.
     """
 
     kind: MessageKind
@@ -43,3 +44,4 @@ class Message(NamedTuple):
     size: int = 0
     determinants: bytes = b""
     watermark_ms: int = 0
+    rows: int = 0

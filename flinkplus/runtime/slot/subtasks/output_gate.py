@@ -82,10 +82,10 @@ class OutputGate(OutputChannels):
                 end = ends[target]
                 if end.peer is None:
                     records = canonical(part)
-                    self.append_records(end, records, None, records.nbytes)
+                    self.append_records(end, records, None, part.num_rows, records.nbytes)
                 else:
                     payload = encode_records(part)
-                    self.append_records(end, None, payload, payload.size)
+                    self.append_records(end, None, payload, part.num_rows, payload.size)
             self.pump()
             yield
 

@@ -97,6 +97,7 @@ class Subtask:
             lambda end, consumed: ports.grant(self.generation, end, consumed),
             UncheckedCursor if CURSOR in omitted else InputCursor,
             plan.unaligned,
+            options.bundle_rows,
         )
         parts = SubtaskParts(
             is_source=is_source,

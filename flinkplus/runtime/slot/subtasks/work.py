@@ -16,11 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from flinkplus.operators.base.columns import merge
-from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.channels.inputs import Bundle, InputChannel
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.subtask.replay import Replay
-from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.base.step_note import EDGE, PRODUCER, SEQ, Numbers
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
@@ -32,6 +31,10 @@ from flinkplus.state.backend import SubtaskState
 
 def _records(message: Message, payload: Any) -> pa.RecordBatch:
     return message.records if message.records is not None else decode_records(payload)
+
+
+def _edge(item: tuple[Message, Any]) -> int:
+    return item[0].channel.edge
 
 
 class StepRandom:
@@ -70,14 +73,14 @@ class CatchUp:
         self._replay = replay
         self._report = report
 
-    def step_done(self, taken: Taken, rows_out: int) -> None:
+    def step_done(self, taken: Bundle, rows_out: int) -> None:
         """A step has ended; ``rows_out``: that the subtask has put out by now."""
         if self._mark is not None and rows_out > self._mark:
             self.reached()
         if self._awaits_new and not self._replay.determinants and self._has_new(taken):
             self.reached()
 
-    def _has_new(self, taken: Taken) -> bool:
+    def _has_new(self, taken: Bundle) -> bool:
         return self._is_source or any(self._is_new(end) for end, _ in taken)
 
     def _is_new(self, end: InputChannel) -> bool:
@@ -127,23 +130,20 @@ class OperatorWork:
         """Rows that have left the operator behind which the rate counts."""
         return self._counted.rows_out
 
-    def push(self, message: Message, payload: Any) -> Iterator[None]:
-        self._note_message(message)
-        return self._operators.push(_records(message, payload), message.channel.edge)
-
-    def _note_message(self, message: Message) -> None:
-        """The work to come is on ``message``, or on several of which that is the first."""
-        note, channel = self._note, message.channel
-        note[EDGE], note[PRODUCER], note[SEQ] = channel.edge + 1, channel.producer, message.seq
-
-    def push_many(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+    def push(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         operators = self._operators
         self._note_message(messages[0][0])
         if operators.tells_inputs_apart:
-            for edge, run in groupby(messages, lambda item: item[0].channel.edge):
+            of_one_exchange = sorted(messages, key=_edge)
+            for edge, run in groupby(of_one_exchange, key=_edge):
                 yield from operators.push(merge([_records(*item) for item in run]), edge)
         else:
             yield from operators.push(merge([_records(*item) for item in messages]))
+
+    def _note_message(self, message: Message) -> None:
+        """The work to come is on a bundle of which ``message`` is the first."""
+        note, channel = self._note, message.channel
+        note[EDGE], note[PRODUCER], note[SEQ] = channel.edge + 1, channel.producer, message.seq
 
     def rows_to_read(self) -> int:
         return self.pacer.rows(time.monotonic(), self.rows_counted)
@@ -173,7 +173,7 @@ class OperatorWork:
     def flush(self) -> Iterator[None]:
         return self._operators.end()
 
-    def step_done(self, taken: Taken) -> None:
+    def step_done(self, taken: Bundle) -> None:
         if self._state is not None:
             self._state.spill_if_needed()
         if self._trace is not None:

@@ -1,7 +1,7 @@
 """The data plane's format: messages on channels, and frames of several messages.
 
 A message is a fixed header and a payload. The header carries a format version, the kind, the channel, the sender's
-generation, the sequence number on the channel and the epoch. A frame is any number of messages end to end.
+generation, the sequence number on the channel, the epoch and the number of rows. A frame is any number of messages end to end.
 
 The payload of RECORDS is one record batch that tells its own schema: eight bytes (format version, encoding, two zeros,
 size of the schema), and, by the encoding,
@@ -31,9 +31,10 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generatio
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.transport.wire.frames import MAX_FRAME_BYTES
 
-FORMAT_VERSION = 4
-# version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes, determinant bytes (before the payload)
-HEADER = struct.Struct("<BBHIIIIQQI")
+FORMAT_VERSION = 5
+# version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes, determinant bytes (before the payload),
+# rows
+HEADER = struct.Struct("<BBHIIIIQQII")
 HEADER_BYTES = HEADER.size
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - (16 << 20)
 """Header and determinants need some room beside it."""
@@ -113,6 +114,7 @@ def encode(message: Message, payload: Any = b"") -> list[Any]:
         message.seq,
         length,
         known,
+        message.rows,
     )
     if known:
         header += message.determinants
@@ -127,9 +129,9 @@ def decode_frame(frame: bytes | bytearray | memoryview) -> Iterator[tuple[Messag
     while at < len(view):
         if len(view) - at < HEADER_BYTES:
             raise PeerProtocolError(f"frame cut inside a header: {len(view) - at} bytes left")
-        version, kind, edge, producer, consumer, generation, epoch, seq, length, known = HEADER.unpack_from(view, at)
-        if version != FORMAT_VERSION:
-            raise PeerProtocolError(f"message format {version}, this program speaks {FORMAT_VERSION}")
+        if view[at] != FORMAT_VERSION:
+            raise PeerProtocolError(f"message format {view[at]}, this program speaks {FORMAT_VERSION}")
+        _, kind, edge, producer, consumer, generation, epoch, seq, length, known, rows = HEADER.unpack_from(view, at)
         at += HEADER_BYTES
         if known + length > len(view) - at:
             raise PeerProtocolError(
@@ -151,6 +153,7 @@ def decode_frame(frame: bytes | bytearray | memoryview) -> Iterator[tuple[Messag
             size=length,
             determinants=bytes(view[at : at + known]),
             watermark_ms=WATERMARK.unpack_from(view, at + known)[0] if has_number else 0,
+            rows=rows,
         )
         at += known
         found.append((message, view[at : at + length]))

@@ -1,82 +1,106 @@
-"""What a subtask without outputs takes at a time: small messages of records, and nobody's watermark waits for ever."""
+"""What a step takes: bundles of records, bundles of watermarks, one message of any other kind."""
 
 from __future__ import annotations
 
-from flinkplus.protocol.channels.inputs import MERGED_MESSAGE_BYTES, InputGate
+from flinkplus.protocol.channels.inputs import MAX_BUNDLE_BYTES, InputGate
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 ONE, TWO = ChannelId(0, 0, 0), ChannelId(0, 1, 0)
+RECORDS, MARK, BARRIER = MessageKind.RECORDS, MessageKind.WATERMARK, MessageKind.BARRIER
 
 
-def gate_of(**kinds: list[MessageKind]) -> InputGate:
-    """Two channels, ``one`` and ``two``, with messages of these kinds waiting."""
-    gate = InputGate(1_000, lambda end, consumed: None)
+def gate_of(*, window: int = 1_000, bundle_rows: int = 1_000, **kinds: list[MessageKind]) -> InputGate:
+    """Two channels, ``one`` and ``two``, with messages of these kinds waiting, ten rows in each of records."""
+    gate = InputGate(window, lambda end, consumed: None, bundle_rows=bundle_rows)
     for channel, name in ((ONE, "one"), (TWO, "two")):
         gate.add(channel, SubtaskId("source", channel.producer), None, Generation(1), 0, ended=False)
-        for seq, kind in enumerate(kinds[name]):
-            message = Message(kind, channel, Generation(1), Seq(seq), CheckpointId(0))
-            gate.channels[channel].queue.append((message, None))
+        for seq, kind in enumerate(kinds.get(name, ())):
+            put(gate, channel, kind, seq=seq)
     return gate
 
 
+def put(gate: InputGate, channel: ChannelId, kind: MessageKind, *, seq: int = 0, size: int = 0) -> None:
+    rows = 10 if kind is RECORDS else 0
+    message = Message(kind, channel, Generation(1), Seq(seq), CheckpointId(0), size=size, rows=rows)
+    gate.channels[channel].queue.append((message, None))
+
+
 def taken(gate: InputGate) -> list[tuple[int, MessageKind]]:
-    """One turn: many messages of records, or the next message of another kind."""
-    many = gate.take_records(256)
-    if many:
-        return [(message.channel.producer, message.kind) for _, message, _ in many]
-    end = gate.next()
-    if end is None:
-        return []
-    message, _ = end.queue.popleft()
-    return [(message.channel.producer, message.kind)]
+    """One step: producer and kind of each message that it takes."""
+    found = []
+    for end, count in gate.next():
+        for _ in range(count):
+            message, _ = end.queue.popleft()
+            found.append((message.channel.producer, message.kind))
+    return found
 
 
-def test_a_watermark_stops_its_channel_only() -> None:
-    records, mark = MessageKind.RECORDS, MessageKind.WATERMARK
-    gate = gate_of(one=[records, mark, records], two=[records, records])
-    assert taken(gate) == [(0, records), (1, records), (1, records)]
-    assert taken(gate) == [(0, mark)]
-    assert taken(gate) == [(0, records)]
+def test_a_bundle_has_the_records_of_all_channels_up_to_the_next_message_of_another_kind() -> None:
+    gate = gate_of(one=[RECORDS, RECORDS, BARRIER, RECORDS], two=[RECORDS, MARK, RECORDS])
+    assert sorted(taken(gate)) == [(0, RECORDS), (0, RECORDS), (1, RECORDS)]
+    assert [taken(gate) for _ in range(5)] == [[(1, MARK)], [(1, RECORDS)], [(0, BARRIER)], [(0, RECORDS)], []]
+
+
+def test_the_watermarks_of_all_channels_are_one_bundle_and_barriers_are_not() -> None:
+    gate = gate_of(one=[MARK, MARK, BARRIER], two=[MARK, BARRIER])
+    assert sorted(taken(gate)) == [(0, MARK), (0, MARK), (1, MARK)]
+    assert len(taken(gate)) == len(taken(gate)) == 1
     assert taken(gate) == []
 
 
-def test_a_watermark_has_its_turn_while_the_other_channel_never_runs_dry() -> None:
-    records, mark = MessageKind.RECORDS, MessageKind.WATERMARK
-    gate = gate_of(one=[mark, mark, mark], two=[])
+def test_a_bundle_has_so_many_rows_at_most_and_one_message_at_least() -> None:
+    assert len(taken(gate_of(one=[RECORDS] * 5, bundle_rows=30))) == 3
+    assert len(taken(gate_of(one=[RECORDS] * 5, bundle_rows=29))) == 2
+    assert len(taken(gate_of(one=[RECORDS] * 2, two=[RECORDS] * 2, bundle_rows=31))) == 3
+    assert len(taken(gate_of(one=[RECORDS] * 2, two=[RECORDS] * 2, bundle_rows=1))) == 1
+
+
+def test_a_bundle_has_so_many_bytes_at_most_and_one_message_at_least() -> None:
+    gate = gate_of()
+    for size in (MAX_BUNDLE_BYTES + 1, 100, MAX_BUNDLE_BYTES - 100, 1):
+        put(gate, ONE, RECORDS, size=size)
+    assert [len(taken(gate)) for _ in range(3)] == [1, 2, 1]
+
+
+def test_of_one_channel_a_bundle_has_a_window_at_most() -> None:
+    gate = gate_of(one=[RECORDS] * 5, two=[RECORDS] * 2, window=3)
+    assert len(taken(gate)) == 5
+    assert len(taken(gate)) == 2
+
+
+def test_a_full_bundle_does_not_always_begin_with_the_same_channel() -> None:
+    gate = gate_of(one=[RECORDS] * 3, two=[RECORDS] * 3, bundle_rows=10)
+    assert [taken(gate)[0][0] for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_neither_watermarks_nor_records_wait_for_the_others_to_run_dry() -> None:
+    for endless, other in ((RECORDS, MARK), (MARK, RECORDS)):
+        gate = gate_of(one=[other, endless, other, endless, other])
+        turns = []
+        for _ in range(10):
+            put(gate, TWO, endless)
+            turns += taken(gate)
+        assert turns.count((0, other)) == 3
+
+
+def test_a_barrier_does_not_wait_for_a_channel_that_always_has_watermarks() -> None:
+    gate = gate_of(one=[MARK], two=[BARRIER])
     turns = []
-    for _ in range(6):
-        message = Message(records, TWO, Generation(1), Seq(0), CheckpointId(0))
-        gate.channels[TWO].queue.append((message, None))
+    for _ in range(4):
         turns += taken(gate)
-    assert turns.count((0, mark)) == 3
+        put(gate, ONE, MARK)
+    assert (1, BARRIER) in turns[:3]
 
 
-def test_a_blocked_channel_keeps_its_watermark() -> None:
-    gate = gate_of(one=[MessageKind.WATERMARK], two=[MessageKind.RECORDS, MessageKind.WATERMARK])
+def test_a_blocked_channel_keeps_what_it_has() -> None:
+    gate = gate_of(one=[MARK], two=[RECORDS, MARK])
     gate.channels[ONE].blocked = True
-    assert taken(gate) == [(1, MessageKind.RECORDS)]
-    assert taken(gate) == [(1, MessageKind.WATERMARK)]
+    assert taken(gate) == [(1, RECORDS)]
+    assert taken(gate) == [(1, MARK)]
     assert taken(gate) == []
     gate.channels[ONE].blocked = False
-    assert taken(gate) == [(0, MessageKind.WATERMARK)]
-
-
-def test_of_one_channel_small_messages_of_records_are_taken_together_up_to_a_window() -> None:
-    gate = InputGate(3, lambda end, consumed: None)
-    gate.add(ONE, SubtaskId("source", 0), None, Generation(1), 0, ended=False)
-    end = gate.channels[ONE]
-
-    def ahead(*waiting: Message) -> int:
-        end.queue.clear()
-        end.queue.extend((message, None) for message in waiting)
-        return gate.records_ahead(end)
-
-    small = Message(MessageKind.RECORDS, ONE, Generation(1), Seq(0), CheckpointId(0), size=100)
-    barrier, large = small._replace(kind=MessageKind.BARRIER), small._replace(size=MERGED_MESSAGE_BYTES + 1)
-    assert ahead() == ahead(barrier, small) == ahead(large, small) == 0
-    assert ahead(small) == ahead(small, barrier, small) == ahead(small, large) == 1
-    assert ahead(small, small, small, small) == 3
+    assert taken(gate) == [(0, MARK)]
 
 
 def test_what_is_put_back_comes_first_and_moves_no_cursor() -> None:

@@ -31,6 +31,8 @@ ROOM = 2
 class Overtaken(Folding):
     """Little room in its outputs; notes when its state was copied, and what was in flight then."""
 
+    bundle_rows = 1
+
     def __init__(self, promotion: Promotion | None = None, saved: OperatorState = NOTHING, checkpoint: int = 0) -> None:
         self.copied: dict[int, dict[str, int]] = {}
         self.persisted_of: dict[int, Logs] = {}
@@ -177,7 +179,7 @@ def made_for_the_first(subtask: Overtaken, count: int, size_bytes: int = 10) -> 
     end = next(iter(subtask.outputs.channels.values()))
     end.window = 2
     for number in range(count):
-        subtask.outputs.append_records(end, number, None, size_bytes)
+        subtask.outputs.append_records(end, number, None, 1, size_bytes)
         subtask.outputs.pump()
     return end
 
@@ -375,7 +377,7 @@ class Flushing(Overtaken):
 
     def push(self, message: Message) -> Iterator[None]:
         for part in range(10):
-            self.outputs.append_records(self.first, part, None, MAX_OVERTAKEN_BYTES // 4)
+            self.outputs.append_records(self.first, part, None, 1, MAX_OVERTAKEN_BYTES // 4)
             self.outputs.pump()
             yield
 
@@ -420,7 +422,7 @@ def test_a_channel_that_is_opened_meanwhile_has_room_as_well_and_the_usual_limit
         for number in range(2 * MAX_UNSENT_MESSAGES):
             if number == MAX_UNSENT_MESSAGES:
                 first.credit(1, 0, None)
-            subtask.outputs.append_records(first, number, None, 10)
+            subtask.outputs.append_records(first, number, None, 1, 10)
     limits = [end.log.max_unsent_messages for end in subtask.outputs.channels.values()]
     assert limits == [MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, ROOM]
 

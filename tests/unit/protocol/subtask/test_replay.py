@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkplus.errors import NondeterministicOperator
-from flinkplus.protocol.channels.inputs import InputChannel, InputGate
+from flinkplus.protocol.channels.inputs import Bundle, InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import Entry, OutputChannel, OutputChannels
-from flinkplus.protocol.determinants.determinants import Choice, KnownSteps, decode_spans, merge, pack
+from flinkplus.protocol.determinants.determinants import Choice, InputPart, KnownSteps, decode_spans, merge, pack
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.history import StepHistory
@@ -23,7 +23,6 @@ from flinkplus.protocol.subtask.incarnation import Incarnation, Promotion
 from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
-from flinkplus.protocol.subtask.work import Taken
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs
@@ -52,8 +51,9 @@ class Ports:
     def __init__(self, owner: Folding) -> None:
         self._owner = owner
 
-    def push(self, message: Message, payload: Any) -> Iterator[None]:
-        return self._owner.push(message)
+    def push(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
+        for message, _ in messages:
+            yield from self._owner.push(message)
 
     def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], OperatorState]) -> None:
         self._owner.take_snapshot(checkpoint)
@@ -76,7 +76,7 @@ class Ports:
     def ready_at(self, now: float) -> float:
         return now
 
-    def step_done(self, taken: Taken) -> None:
+    def step_done(self, taken: Bundle) -> None:
         return None
 
     def reached(self, point: str) -> None:
@@ -88,7 +88,6 @@ class Ports:
     def _never(self, *_: Any) -> Any:
         raise AssertionError("not in this test")
 
-    push_many: Any = _never
     rows_to_read: Any = _never
     advance: Any = _never
     flush: Any = _never
@@ -102,6 +101,8 @@ class Folding(SubtaskSteps):
 
     ``whim``: a function's dependence on something else.
     """
+
+    bundle_rows = 3
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class Folding(SubtaskSteps):
             is_source=not inputs,
             has_outputs=True,
             local=True,
-            inputs=InputGate(1000, lambda end, consumed: None),
+            inputs=InputGate(1000, lambda end, consumed: None, bundle_rows=self.bundle_rows),
             outputs=outputs,
             history=history,
             replay=replay,
@@ -173,7 +174,7 @@ class Folding(SubtaskSteps):
             if (message.records + part) % 2:
                 self.total = (self.total * 31 + self.time.now_ms()) % 1_000_003
             end = self.outputs.channels[ChannelId(1, 0, (self.total + part) % 3)]
-            self.outputs.append_records(end, self.total + self.whim, None, 10)
+            self.outputs.append_records(end, self.total + self.whim, None, 1, 10)
             yield
 
     def take_snapshot(self, checkpoint: CheckpointId) -> None:
@@ -187,23 +188,28 @@ class Folding(SubtaskSteps):
 
 
 def message(channel: ChannelId, seq: int, value: int) -> Message:
-    return Message(MessageKind.RECORDS, channel, Generation(1), Seq(seq), START, value, 10)
+    return Message(MessageKind.RECORDS, channel, Generation(1), Seq(seq), START, value, 10, rows=1)
 
 
 values = st.lists(st.integers(0, 50), min_size=1, max_size=12)
+STEP = 3
+orders = st.lists(st.integers(0, STEP), max_size=40)
 times = st.lists(st.integers(0, 10_000), min_size=40, max_size=40)
 
 
 def live(inputs: list[list[int]], order: list[int], wall_ms: list[int]) -> Folding:
-    """One takes its input in ``order``."""
+    """It receives its input in ``order``, and begins a step where that is ``STEP``: with one message or several."""
     first = Folding(1, iter(wall_ms * 2))
     at = [0, 0, 0]
     for pick in order:
-        if at[pick] < len(inputs[pick]):
+        if pick == STEP:
+            first.run()
+        elif at[pick] < len(inputs[pick]):
             channel = INPUTS[pick][0]
             first.receive(message(channel, at[pick], inputs[pick][at[pick]]), None)
             at[pick] += 1
-            first.run()
+    while first.runnable(0.0):
+        first.run()
     return first
 
 
@@ -232,7 +238,7 @@ def promoted(
 @settings(max_examples=examples(200), deadline=None)
 @given(
     st.tuples(values, values, values),
-    st.lists(st.integers(0, 2), max_size=40),
+    orders,
     st.permutations([0, 1, 2]),
     times,
     times,
@@ -273,7 +279,7 @@ def test_a_successor_with_a_whim_is_found_out(whim: int) -> None:
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(st.tuples(values, values, values), st.lists(st.integers(0, 2), max_size=40), times, st.data())
+@given(st.tuples(values, values, values), orders, times, st.data())
 def test_a_consumer_that_fails_meanwhile_goes_on_within_what_its_predecessor_had_received(
     inputs: Any, order: list[int], wall_ms: list[int], data: st.DataObject
 ) -> None:
@@ -392,7 +398,7 @@ class Silent(Forgetful):
 
 
 TAKEN = pack(Choice.INPUT, 0)
-BARRIERS = tuple(pack(Choice.INPUT, at) for at in range(3))
+BARRIERS = tuple(pack(Choice.INPUT, InputPart(at, 1, more=False).value(3)) for at in range(3))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ promoted meanwhile; it never waits for one that has ended already.
 
 from __future__ import annotations
 
-from flinkplus.protocol.determinants.determinants import Choice, pack
+from flinkplus.protocol.determinants.determinants import Choice, InputPart, pack
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.in_flight import Logs
@@ -16,6 +16,8 @@ ONE, TWO = CheckpointId(1), CheckpointId(2)
 
 class Halting(Folding):
     """Counts its snapshots."""
+
+    bundle_rows = 1
 
     def __init__(self, promotion: Promotion | None = None) -> None:
         self.snapshots: list[int] = []
@@ -84,7 +86,7 @@ def test_a_successor_does_not_wait_for_what_was_complete_before() -> None:
 
 
 def test_a_successor_repeats_what_came_behind_a_checkpoint_without_waiting() -> None:
-    taken = [pack(Choice.INPUT, channel) for _ in range(2) for channel in range(3)]
+    taken = [pack(Choice.INPUT, InputPart(channel, 1, more=False).value(3)) for _ in range(2) for channel in range(3)]
     subtask = successor((*taken, pack(Choice.INPUT, 0)))
     fill(subtask)
     assert subtask.work_off() == 12, "one step behind checkpoint 1 was seen: it had ended"
@@ -92,7 +94,7 @@ def test_a_successor_repeats_what_came_behind_a_checkpoint_without_waiting() -> 
 
 
 def test_an_order_that_was_put_off_ends_the_waiting() -> None:
-    taken = tuple(pack(Choice.INPUT, channel) for _ in range(2) for channel in range(3))
+    taken = tuple(pack(Choice.INPUT, InputPart(channel, 1, more=False).value(3)) for _ in range(2) for channel in range(3))
     subtask = successor(taken)
     subtask.abort(ONE)  # before what is to be repeated, and the snapshot in it
     fill(subtask)
