@@ -18,6 +18,7 @@ from typing import Any
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.near import did_you_mean
+from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 
 CONF_PREFIX = "spark.flinkplus."
@@ -127,6 +128,8 @@ class Options:
     """Seconds between two reads of a paced source."""
     window: int = 16
     """Maximum number of in-flight messages per channel."""
+    window_kb: int = 2048
+    """KiB in flight to one subtask over all channels of an exchange; each channel has an equal part."""
     transport: str = "tcp"
     """Transport of messages between slots, and between slots and driver: ``tcp`` or ``grpc``."""
     tls: bool | str = False
@@ -170,6 +173,7 @@ class Options:
             ("max_slot_losses", 0, 1_000_000),
             ("batch_rows", 1, 1_000_000),
             ("window", 2, 4096),
+            ("window_kb", 1, 1 << 20),
             ("memtable_entries", 1000, 1_000_000_000),
         ):
             value = getattr(self, name)
@@ -272,6 +276,11 @@ class Options:
         """Maximum number of rows that a step takes from several messages. A barrier that overtakes waits for the end of
         a step, so there it is less."""
         return max(1, self.batch_rows // 8) if self.checkpoint_mode == "unaligned" else self.batch_rows
+
+    @property
+    def channel_window(self) -> Window:
+        """How much of one channel may be in flight."""
+        return Window(self.window, max(1, (self.window_kb << 10) // self.parallelism))
 
     @property
     def snapshot_spread(self) -> float:

@@ -13,6 +13,7 @@ class LogCursors:
 
     __slots__ = (
         "_acknowledged",
+        "_acknowledged_at",
         "_appended",
         "_appended_at",
         "_kept",
@@ -28,7 +29,9 @@ class LogCursors:
 
     def __init__(self, first: int, received: int) -> None:
         self._trimmed = self._kept = self._acknowledged = self._sent = self._resend_end = self._appended = first
-        self._trimmed_at = self._kept_at = self._sent_at = self._resend_end_at = self._appended_at = 0
+        self._trimmed_at = self._kept_at = self._acknowledged_at = self._sent_at = self._resend_end_at = (
+            self._appended_at
+        ) = 0
         self._received = received
 
     @property
@@ -65,6 +68,11 @@ class LogCursors:
     def unsent_bytes(self) -> int:
         """Bytes appended and not sent, or to be sent again."""
         return self._appended_at - self._sent_at
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes sent and not yet acknowledged."""
+        return self._sent_at - self._acknowledged_at
 
     @property
     def retained_messages(self) -> int:

@@ -150,7 +150,7 @@ class OutputLog(LogCursors, Generic[M]):
         self._appended_at = position + size_bytes
         if seq < self._received:
             self._sent = self._acknowledged = seq + 1
-            self._sent_at = position + size_bytes
+            self._sent_at = self._acknowledged_at = position + size_bytes
         retention = self._retention
         if retention is not None:
             retention.memory_bytes += size_bytes + MESSAGE_OVERHEAD_BYTES
@@ -212,7 +212,9 @@ class OutputLog(LogCursors, Generic[M]):
         """
         if seq > self._sent and seq > self._received:
             raise ValueError(f"output log of {self.channel}: {seq} acknowledged, but only {self._sent} sent")
-        self._acknowledged = max(self._acknowledged, min(seq, self._sent))
+        seq = min(seq, self._sent)
+        if seq > self._acknowledged:
+            self._acknowledged, self._acknowledged_at = seq, self._position(seq)
 
     def trim(self, seq: int) -> None:
         """Forget every message before ``seq``; less than what is trimmed already changes nothing.
@@ -253,12 +255,13 @@ class OutputLog(LogCursors, Generic[M]):
             )
         if seq > self._sent:
             self._go_to(min(seq, self._appended))
-            self._acknowledged, self._received = self._sent, seq
+            self._acknowledged, self._acknowledged_at, self._received = self._sent, self._sent_at, seq
             return
         if self._sent > self._resend_end:
             self._resend_end, self._resend_end_at = self._sent, self._sent_at
         self._go_to(seq)
-        self._acknowledged = min(self._acknowledged, seq)
+        if seq < self._acknowledged:
+            self._acknowledged, self._acknowledged_at = self._sent, self._sent_at
         self._received = min(self._received, seq)
 
     def close(self) -> None:
@@ -271,7 +274,7 @@ class OutputLog(LogCursors, Generic[M]):
             self._retention = self._spilled = None
         self._messages.clear()
         self._trimmed = self._kept = self._acknowledged = self._sent = self._appended
-        self._trimmed_at = self._kept_at = self._sent_at = self._appended_at
+        self._trimmed_at = self._kept_at = self._acknowledged_at = self._sent_at = self._appended_at
         self.max_unsent_messages = 0
 
     def spillable_bytes(self, again: bool) -> int:

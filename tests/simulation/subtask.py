@@ -12,7 +12,7 @@ from zlib import crc32
 from dedup.filter import FORGOTTEN, Channel, MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
-from flinkplus.protocol.channels.channel import InputCursor
+from flinkplus.protocol.channels.channel import InputCursor, Window
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
@@ -42,7 +42,6 @@ MS_A_RECORD = 10
 """What lies in event time between two records of a source subtask."""
 CLOCK_BYTES = 50
 """A message is so many bytes larger, at most, by what the clock says: so it shows when it is made again."""
-MAX_UNSENT_BYTES = 16 << 20
 Count = tuple[int, int]
 """(key, records so far)."""
 WORK = "work"
@@ -228,11 +227,12 @@ class SimSubtask:
         self._next_read_s = 0.0
         self._rng = world.rng_work
         cursor = UncheckedCursor if CURSOR in omitted else InputCursor
-        limits = world.parameters.window, world.parameters.bundle_rows
-        self.inputs = InputGate(limits[0], self._grant, cursor, plan.unaligned, limits[1])
+        window = Window(world.parameters.window, world.parameters.window_bytes)
+        bundle_rows = world.parameters.bundle_rows
+        self.inputs = InputGate(window, self._grant, cursor, plan.unaligned, bundle_rows)
         self.outputs = SimOutputs(
             plan.generation,
-            world.parameters.window,
+            window,
             slot.routing.hand_over,
             self._make_log,
             slot.retention,
@@ -291,7 +291,8 @@ class SimSubtask:
 
     def _make_log(self, channel: ChannelId, first: int, received: int, may_spill: bool) -> WatchedLog:
         spills_to = self.slot.retention if may_spill else None
-        log = WatchedLog(channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=spills_to, received=received)
+        window_bytes = self.slot.world.parameters.window_bytes
+        log = WatchedLog(channel, MAX_UNSENT_MESSAGES, window_bytes, first, retention=spills_to, received=received)
         log.owner = self
         return log
 

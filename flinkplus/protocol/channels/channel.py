@@ -12,6 +12,8 @@ Rules:
   producer sends again to a promoted consumer may go several windows beyond, and a barrier that overtakes goes beyond
   it with what is before it: its producer bounds that (``OutputChannels.overdraw``). A consumer that
   stops consuming (slow, or blocked by alignment) thereby stops its producer, and only on this channel.
+- The window is in messages and in bytes. The producer counts the bytes that it has sent and the consumer has not
+  reported as consumed. The consumer reports each half of either window, so neither waits for the other.
 
 Invariant: ``consumed <= received <= consumed + window`` (several windows, or more, see above).
 """
@@ -56,32 +58,53 @@ REPLAY_WINDOWS = 4
 """What a promoted consumer takes, in windows: a replay shall not wait for credit half-way."""
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much of one channel may be sent and not consumed: so many messages, and bytes until another is sent."""
+
+    messages: int
+    size_bytes: int = NO_LIMIT
+
+
 class InputCursor:
-    """``window``: messages that may be received and not consumed; ``start``: the first ``seq``. ``replayed``: the
-    consumer is a promoted one, and takes ``REPLAY_WINDOWS`` windows of messages from a producer that sends again.
+    """``start``: the first ``seq``.
+    ``replayed``: the consumer is a promoted one, and takes ``REPLAY_WINDOWS`` windows of messages from a producer that
+    sends again.
     ``overdrawn``: the producer may send beyond its credit.
     """
 
-    __slots__ = ("_channel", "_consumed", "_generation", "_most", "_received", "_reported", "_window")
+    __slots__ = (
+        "_channel",
+        "_consumed",
+        "_generation",
+        "_most",
+        "_received",
+        "_reported",
+        "_unreported_bytes",
+        "_window",
+        "_window_bytes",
+    )
 
     def __init__(
         self,
         channel: ChannelId,
         generation: Generation,
-        window: int,
+        window: Window,
         start: Seq = FIRST,
         *,
         replayed: bool = False,
         overdrawn: bool = False,
     ) -> None:
-        invariant(window >= 1, "a channel's window must hold a message", channel=channel, window=window)
+        messages = window.messages
+        invariant(messages >= 1, "a channel's window must hold a message", channel=channel, window=messages)
         invariant(start >= 0, "a channel begins at 0 or later", channel=channel, start=start)
         self._channel = channel
         self._generation = generation
-        self._window = window
-        self._most = NO_LIMIT if overdrawn else window * (REPLAY_WINDOWS if replayed else 1)
+        self._window, self._window_bytes = messages, window.size_bytes
+        self._most = NO_LIMIT if overdrawn else messages * (REPLAY_WINDOWS if replayed else 1)
         self._received = self._consumed = start
-        self._reported = start - window
+        self._reported = start - messages
+        self._unreported_bytes = 0
 
     @property
     def generation(self) -> Generation:
@@ -137,8 +160,8 @@ class InputCursor:
         )
         self._generation = generation
 
-    def consume(self, count: int = 1) -> None:
-        """The subtask took the next ``count`` received messages."""
+    def consume(self, count: int = 1, size_bytes: int = 0) -> None:
+        """The subtask took the next ``count`` received messages, of so many bytes."""
         consumed = Seq(self._consumed + count)
         invariant(
             count > 0 and consumed <= self._received,
@@ -148,14 +171,16 @@ class InputCursor:
             received=self._received,
         )
         self._consumed = consumed
+        self._unreported_bytes += size_bytes
 
     def announce(self) -> Seq | None:
         """The ``limit`` to report now with ``consumed``, or None when too little has changed to be worth a report.
 
-        Half a window at least: the producer can never starve, since it has nothing left to send only after the whole
-        window was consumed. The first call always reports.
+        Half a window at least, of messages or of bytes: the producer can never starve, since it has nothing left to
+        send only after the whole window was consumed. The first call always reports.
         """
-        if self._consumed - self._reported < max(1, self._window // 2):
+        few = self._consumed - self._reported < max(1, self._window // 2)
+        if few and self._unreported_bytes < max(1, self._window_bytes // 2):
             return None
-        self._reported = self._consumed
+        self._reported, self._unreported_bytes = self._consumed, 0
         return self.limit

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any
 
-from flinkplus.protocol.channels.channel import InputCursor
+from flinkplus.protocol.channels.channel import InputCursor, Window
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import cost_of
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -25,11 +25,14 @@ Bundle = list[tuple["InputChannel", int]]
 """Input channels, and how many messages a step takes from each, in this order."""
 
 
-
 @dataclass(slots=True)
 class InputChannel:
-    """The consumer's end of one channel. ``peer`` is the producer's slot, ``None`` when it is this one. ``put_back``:
-    messages at the head of the queue that were received by a predecessor, and are no part of the cursors."""
+    """The consumer's end of one channel.
+
+    ``peer``: the producer's slot, ``None`` when it is this one.
+    ``put_back``: messages at the head of the queue that were received by a predecessor, and are no part of the cursors.
+    ``taken_bytes``: of what the step under way has taken.
+    """
 
     channel: ChannelId
     producer: SubtaskId
@@ -39,6 +42,7 @@ class InputChannel:
     blocked: bool = False
     ended: bool = False
     put_back: int = 0
+    taken_bytes: int = 0
 
     def waiting_before(self, checkpoint: CheckpointId, most: int) -> tuple[int, int]:
         """What is here and not taken, up to the barrier of ``checkpoint``: its size in bytes, and about what it takes
@@ -76,7 +80,7 @@ class InputGate:
 
     def __init__(
         self,
-        window: int,
+        window: Window,
         grant: Callable[[InputChannel, int], None],
         make_cursor: Callable[..., InputCursor] = InputCursor,
         overdrawn: bool = False,
@@ -144,7 +148,7 @@ class InputGate:
         return taken
 
     def _watermarks_ahead(self, end: InputChannel) -> int:
-        marks = takewhile(lambda item: item[0].kind is MessageKind.WATERMARK, islice(end.queue, self._window))
+        marks = takewhile(lambda item: item[0].kind is MessageKind.WATERMARK, islice(end.queue, self._window.messages))
         return sum(1 for _ in marks)
 
     def _records(self, ready: list[InputChannel]) -> Bundle:
@@ -154,7 +158,7 @@ class InputGate:
         rows, size_bytes = self._limits
         for end in ready:
             count = 0
-            for message, _ in islice(end.queue, self._window):
+            for message, _ in islice(end.queue, self._window.messages):
                 if message.kind is not MessageKind.RECORDS:
                     break
                 rows -= message.rows
@@ -172,13 +176,14 @@ class InputGate:
         """``count`` messages taken from ``end`` are done: advance the cursor, and grant credit when enough has come
         together.
         """
+        size_bytes, end.taken_bytes = end.taken_bytes, 0
         if end.put_back:
             again = min(count, end.put_back)
             end.put_back -= again
             count -= again
             if not count:
                 return
-        end.cursor.consume(count)
+        end.cursor.consume(count, size_bytes)
         if end.cursor.announce() is not None:
             self._grant(end, end.cursor.consumed)
 

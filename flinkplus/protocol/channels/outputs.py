@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from flinkplus.errors import NondeterministicOperator
-from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
+from flinkplus.protocol.channels.channel import REPLAY_WINDOWS, Window
 from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_span
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 MAX_UNSENT_MESSAGES = 4
+MAX_UNSENT_BYTES = 16 << 20
 ENDLESS = 1 << 62
 """Room of all channels while a barrier overtakes, in messages and bytes."""
 MAX_UNSENT_TO_NOBODY = 256
@@ -64,6 +65,9 @@ class ChannelLog(Protocol):
 
     @property
     def unsent_bytes(self) -> int: ...
+
+    @property
+    def in_flight_bytes(self) -> int: ...
 
     @property
     def accepts(self) -> bool: ...
@@ -107,6 +111,7 @@ class OutputChannel:
     they are not compared); ``had_to``: the number behind them.
     ``is_back``: it is of a back edge, and takes whatever is appended, so that a loop never waits for itself.
     ``granted``: the first ``seq`` that credit does not reach; ``limit`` may be beyond it (``OutputChannels.overdraw``).
+    ``window``: when so many bytes are in flight, nothing new is sent, whatever the credit; one message always may be.
     ``overdraft``: up to there all is to be sent without credit, as soon as it may be.
     ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
     the position in its ``AncestorLog``.
@@ -114,7 +119,7 @@ class OutputChannel:
 
     channel: ChannelId
     peer: int | None
-    window: int
+    window: Window
     log: ChannelLog
     limit: int
     consumer_generation: Generation
@@ -140,18 +145,31 @@ class OutputChannel:
         """Whether something was sent that the consumer has not granted credit for."""
         return self.log.sent > self.granted and not self.resuming
 
+    def next_to_send(self) -> Entry | None:
+        """The next message that may be sent now, which counts as sent; ``None``: there is none.
+
+        What is sent again to a promoted consumer, and what a barrier that overtakes takes with it, is not counted
+        against the bytes of the window.
+        """
+        log = self.log
+        if log.in_flight_bytes >= self.window.size_bytes and log.sent >= max(log.sent_once, self.overdraft):
+            return None
+        item = log.next_to_send(self.limit)
+        return None if item is None else item[1]
+
     def credit(self, generation: int, consumed: int, peer: int | None) -> None:
         """The consumer has consumed all before ``consumed``; late, older and fenced figures change nothing."""
         if generation != self.consumer_generation:
             return
         if self.resuming:
             self.resuming = False
-            self._limit_unsent(MAX_UNSENT_MESSAGES)
+            self._limit_unsent(MAX_UNSENT_MESSAGES, self.window.size_bytes)
             self.peer = peer
             self.log.rewind(consumed)
-            self.limit = self.granted = consumed + REPLAY_WINDOWS * self.window
+            self.log.acknowledge(min(consumed, self.log.sent))
+            self.limit = self.granted = consumed + REPLAY_WINDOWS * self.window.messages
             return
-        self.grant(consumed + self.window)
+        self.grant(consumed + self.window.messages)
         if consumed > self.log.acknowledged:
             self.log.acknowledge(min(consumed, self.log.sent))
             self._trim()
@@ -166,11 +184,11 @@ class OutputChannel:
         """The consumer has failed; the channel stays closed until one of ``generation`` opens it."""
         self.consumer_generation = generation
         self.resuming = True
-        self._limit_unsent(MAX_UNSENT_TO_NOBODY)
+        self._limit_unsent(MAX_UNSENT_TO_NOBODY, MAX_UNSENT_BYTES)
 
-    def _limit_unsent(self, messages: int) -> None:
+    def _limit_unsent(self, messages: int, size_bytes: int) -> None:
         if not self.is_back and self.log.max_unsent_messages != ENDLESS:
-            self.log.max_unsent_messages = messages
+            self.log.max_unsent_messages, self.log.max_unsent_bytes = messages, size_bytes
         self.limit = self.granted = 0
 
     def trim(self, seq: int) -> None:
@@ -245,7 +263,7 @@ class OutputChannels(ABC):
     def __init__(
         self,
         generation: Generation,
-        window: int,
+        window: Window,
         hand_over: Callable[[Message, Any], None],
         make_log: MakeLog,
         volume: SpillVolume | None = None,
@@ -291,8 +309,9 @@ class OutputChannels(ABC):
             received = start if peer.received is None else max(start, peer.received)
             log = self._make_log(channel, start, received, self._retains or is_back)
             # A living consumer of a promoted producer grants credit anew; for what it has received it has had credit.
-            limit = start + self._window if peer.received is None else received
-            end = OutputChannel(channel, peer.slot, self._window, log, limit, peer.generation)
+            window = self._window
+            limit = start + window.messages if peer.received is None else received
+            end = OutputChannel(channel, peer.slot, window, log, limit, peer.generation)
             end.granted = limit
             end.retain = self._retains
             if is_back:
@@ -336,16 +355,16 @@ class OutputChannels(ABC):
     def endless(self, size_bytes: int = ENDLESS) -> Iterator[None]:
         """Meanwhile there is room for so much unsent on each channel: a step shall end, and a barrier overtake."""
         ends = tuple(self.channels.values())
-        before = [(end.log.max_unsent_messages, end.log.max_unsent_bytes, end.resuming) for end in ends]
+        before = [((end.log.max_unsent_messages, end.log.max_unsent_bytes), end.resuming) for end in ends]
         self._overdrawn = []
         for end in ends:
             end.log.max_unsent_messages, end.log.max_unsent_bytes = ENDLESS, size_bytes
         try:
             yield
         finally:
-            for end, (messages, unsent_bytes, resuming) in zip(ends, before, strict=True):
-                end.log.max_unsent_messages = messages if end.resuming == resuming else MAX_UNSENT_MESSAGES
-                end.log.max_unsent_bytes = unsent_bytes
+            for end, (limits, resuming) in zip(ends, before, strict=True):
+                as_ever = MAX_UNSENT_MESSAGES, end.window.size_bytes
+                end.log.max_unsent_messages, end.log.max_unsent_bytes = limits if end.resuming == resuming else as_ever
             self._is_overdrawn()
 
     def accepts_within(self, size_bytes: int) -> bool:
@@ -480,8 +499,8 @@ class OutputChannels(ABC):
     def pump(self, only: OutputChannel | None = None) -> None:
         """Send what the consumers' credit allows, on every channel or on ``only`` one, to whose consumer it is due."""
         for end in self.channels.values() if only is None else (only,):
-            while (item := end.log.next_to_send(end.limit)) is not None:
-                message, payload = item[1]
+            while (entry := end.next_to_send()) is not None:
+                message, payload = entry
                 if end.peer is None:
                     self._hand_over(message, payload)
                 else:

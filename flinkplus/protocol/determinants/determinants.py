@@ -74,8 +74,8 @@ class Choice(IntEnum):
     END = 2
     """A source was told to read no more (0)."""
     INPUT = 3
-    """Messages were taken from an input channel (``InputPart``). A step that takes a bundle from several channels has one
-    such determinant for each, in the order in which it took them."""
+    """Messages were taken from an input channel (``InputPart``). A step that takes a bundle from several channels has
+    one such determinant for each, in the order in which it took them."""
     ABORT = 4
     """A checkpoint was given up while the subtask might have been aligning it (its number)."""
     ERA = 5

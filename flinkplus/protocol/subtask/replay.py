@@ -16,7 +16,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from flinkplus.errors import NondeterministicOperator
-from flinkplus.protocol.determinants.determinants import CHOICE_MASK, CLOCK_CHOICES, Choice, InputPart, StepClock, unpack
+from flinkplus.protocol.determinants.determinants import (
+    CHOICE_MASK,
+    CLOCK_CHOICES,
+    Choice,
+    InputPart,
+    StepClock,
+    unpack,
+)
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import SubtaskId

@@ -364,6 +364,7 @@ class SubtaskSteps:
         for end, count in bundle:
             for _ in range(count):
                 message, payload = end.queue.popleft()
+                end.taken_bytes += message.size
                 self.history.pass_on(end.producer, message)
                 if self._channel_state.logging:
                     self._channel_state.taken(end.channel, message, payload)

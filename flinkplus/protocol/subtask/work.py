@@ -17,6 +17,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs
 from flinkplus.protocol.vocabulary.messages import Message
 
+
 class SeenMessages(Protocol):
     """A filter of message IDs (see ``dedup.filter``)."""
 

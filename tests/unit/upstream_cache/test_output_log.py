@@ -121,6 +121,7 @@ class LogAgainstList(RuleBasedStateMachine):
         assert log.trimmed <= log.acknowledged <= log.sent <= log.appended == len(self.sizes)
         assert log.unsent_messages == len(self.unsent())
         assert log.unsent_bytes == sum(self.unsent())
+        assert log.in_flight_bytes == sum(self.sizes[self.acknowledged : self.sent])
         assert log.retained_bytes == sum(self.sizes[self.trimmed :])
         assert log.retained_messages == len(self.sizes) - self.trimmed
 

@@ -169,6 +169,7 @@ class SpillAgainstLists(RuleBasedStateMachine):
             cursors = (model.trimmed, model.acknowledged, model.sent, model.sent_once)
             assert (log.trimmed, log.acknowledged, log.sent, log.sent_once) == cursors
             assert log.unsent_bytes == sum(map(len, model.messages[model.sent :]))
+            assert log.in_flight_bytes == sum(map(len, model.messages[model.acknowledged : model.sent]))
             assert log.retained_bytes == sum(map(len, model.messages[model.trimmed :]))
             assert log.retained_messages == len(model.messages) - model.trimmed
 

@@ -14,7 +14,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Accept, Decision, Duplicate, InputCursor
+from flinkplus.protocol.channels.channel import (
+    ACCEPT,
+    DUPLICATE,
+    STALE,
+    Accept,
+    Decision,
+    Duplicate,
+    InputCursor,
+    Window,
+)
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.subtask.incarnation import Promotion
@@ -34,7 +43,7 @@ class UncheckedCursor(InputCursor):
         self,
         channel: ChannelId,
         generation: Generation,
-        window: int,
+        window: Window,
         start: Seq,
         *,
         replayed: bool = False,
@@ -54,10 +63,12 @@ class UncheckedCursor(InputCursor):
         self._received = received
 
     @override
-    def consume(self, count: int = 1) -> None:
+    def consume(self, count: int = 1, size_bytes: int = 0) -> None:
         further = sum(self._counts.popleft() for _ in range(count))
         if further:
-            super().consume(further)
+            super().consume(further, size_bytes)
+        else:
+            self._unreported_bytes += size_bytes
 
 
 class PartialAdmission(Admission):

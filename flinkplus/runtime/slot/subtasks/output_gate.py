@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from flinkplus.operators.base.canonical import canonical
 from flinkplus.operators.base.routes import Partitioner
+from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannel, OutputChannels, Peer
 from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog
@@ -24,7 +25,6 @@ from flinkplus.runtime.transport.wire.wire import Message, encode, encode_canoni
 from upstream_cache.log import OutputLog
 from upstream_cache.retention import Retention
 
-MAX_UNSENT_BYTES = 16 << 20
 MAX_MESSAGE_BYTES = 8 << 20
 
 __all__ = ["InputChannel", "InputGate", "OutputChannel", "OutputGate", "Peer"]
@@ -36,7 +36,7 @@ class OutputGate(OutputChannels):
     def __init__(
         self,
         generation: Generation,
-        window: int,
+        window: Window,
         batch_rows: int,
         send: Callable[[int, list[Any]], None],
         hand_over: Callable[[Message, Any], None],
@@ -49,7 +49,7 @@ class OutputGate(OutputChannels):
         def make_log(channel: ChannelId, first: int, received: int, may_spill: bool) -> OutputLog[Entry]:
             spills_to = retention if may_spill else None
             return OutputLog(
-                channel, MAX_UNSENT_MESSAGES, MAX_UNSENT_BYTES, first, retention=spills_to, received=received
+                channel, MAX_UNSENT_MESSAGES, window.size_bytes, first, retention=spills_to, received=received
             )
 
         super().__init__(generation, window, hand_over, make_log, retention, retains, steps, ancestors, digest)

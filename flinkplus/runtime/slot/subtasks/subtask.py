@@ -93,7 +93,7 @@ class Subtask:
         self.work = self._make_work(history, replay)
         self._snapshots = SubtaskSnapshots(plan, ports, self.operators, self.state, replay, self._saved_of_run)
         self.inputs = InputGate(
-            options.window,
+            options.channel_window,
             lambda end, consumed: ports.grant(self.generation, end, consumed),
             UncheckedCursor if CURSOR in omitted else InputCursor,
             plan.unaligned,
@@ -128,7 +128,7 @@ class Subtask:
         plan, ports, options = self.plan, self._ports, self.plan.options
         outputs = OutputGate(
             plan.generation,
-            options.window,
+            options.channel_window,
             options.batch_rows,
             ports.send,
             ports.hand_over,

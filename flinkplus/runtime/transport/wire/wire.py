@@ -1,7 +1,8 @@
 """The data plane's format: messages on channels, and frames of several messages.
 
 A message is a fixed header and a payload. The header carries a format version, the kind, the channel, the sender's
-generation, the sequence number on the channel, the epoch and the number of rows. A frame is any number of messages end to end.
+generation, the sequence number on the channel, the epoch and the number of rows. A frame is any number of messages end
+to end.
 
 The payload of RECORDS is one record batch that tells its own schema: eight bytes (format version, encoding, two zeros,
 size of the schema), and, by the encoding,
@@ -32,8 +33,8 @@ from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.transport.wire.frames import MAX_FRAME_BYTES
 
 FORMAT_VERSION = 5
-# version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes, determinant bytes (before the payload),
-# rows
+# version, kind, edge, producer, consumer, generation, epoch, seq, payload bytes, determinant bytes (which come before
+# the payload), rows
 HEADER = struct.Struct("<BBHIIIIQQII")
 HEADER_BYTES = HEADER.size
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - (16 << 20)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkplus.errors import InvariantViolation, PeerProtocolError
-from flinkplus.protocol.channels.channel import Accept, Duplicate, Gap, InputCursor, Stale
+from flinkplus.protocol.channels.channel import Accept, Duplicate, Gap, InputCursor, Stale, Window
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, Seq
 from tests.examples import examples
 from upstream_cache import OutputLog
@@ -17,7 +17,7 @@ NOW = Generation(3)
 
 
 def receiver(window: int = 4) -> InputCursor:
-    return InputCursor(CHANNEL, NOW, window)
+    return InputCursor(CHANNEL, NOW, Window(window))
 
 
 def test_messages_in_order_are_accepted() -> None:
@@ -96,7 +96,7 @@ def test_consuming_what_was_not_received() -> None:
 
 
 def test_a_channel_can_begin_at_a_cursor() -> None:
-    cursor = InputCursor(CHANNEL, NOW, 4, Seq(10))
+    cursor = InputCursor(CHANNEL, NOW, Window(4), Seq(10))
     assert cursor.accept(NOW, Seq(9)) == Duplicate()
     assert cursor.accept(NOW, Seq(10)) == Accept()
 
@@ -134,7 +134,7 @@ def test_every_message_arrives_once_and_in_order_over_a_link_that_loses_doubles_
 ) -> None:
     window = data.draw(st.integers(1, 5))
     total = data.draw(st.integers(0, 12))
-    producer, cursor = Producer(total, window), InputCursor(CHANNEL, NOW, window)
+    producer, cursor = Producer(total, window), InputCursor(CHANNEL, NOW, Window(window))
     link: list[Seq] = []
     reports: list[tuple[Seq, Seq]] = []
     consumed: list[int] = []
@@ -179,7 +179,7 @@ def test_every_message_arrives_once_and_in_order_over_a_link_that_loses_doubles_
 
 def test_a_producer_that_was_promoted_after_its_consumer_is_granted_credit_in_time() -> None:
     """It may send one window from what was consumed, and knows nothing of the wider one that its predecessor had."""
-    cursor = InputCursor(ChannelId(0, 0, 0), Generation(2), 2, Seq(4), replayed=True)
+    cursor = InputCursor(ChannelId(0, 0, 0), Generation(2), Window(2), Seq(4), replayed=True)
     cursor.replace_producer(Generation(3))
     limit = 4 + 2
     for seq in range(4, 40):

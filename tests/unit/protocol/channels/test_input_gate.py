@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.inputs import MAX_BUNDLE_BYTES, InputGate
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -12,7 +13,7 @@ RECORDS, MARK, BARRIER = MessageKind.RECORDS, MessageKind.WATERMARK, MessageKind
 
 def gate_of(*, window: int = 1_000, bundle_rows: int = 1_000, **kinds: list[MessageKind]) -> InputGate:
     """Two channels, ``one`` and ``two``, with messages of these kinds waiting, ten rows in each of records."""
-    gate = InputGate(window, lambda end, consumed: None, bundle_rows=bundle_rows)
+    gate = InputGate(Window(window), lambda end, consumed: None, bundle_rows=bundle_rows)
     for channel, name in ((ONE, "one"), (TWO, "two")):
         gate.add(channel, SubtaskId("source", channel.producer), None, Generation(1), 0, ended=False)
         for seq, kind in enumerate(kinds.get(name, ())):
@@ -105,7 +106,7 @@ def test_a_blocked_channel_keeps_what_it_has() -> None:
 
 def test_what_is_put_back_comes_first_and_moves_no_cursor() -> None:
     granted: list[int] = []
-    gate = InputGate(2, lambda end, consumed: granted.append(consumed))
+    gate = InputGate(Window(2), lambda end, consumed: granted.append(consumed))
     logged = [Message(MessageKind.RECORDS, ONE, Generation(1), Seq(seq), CheckpointId(0)) for seq in (3, 4, 5)]
     gate.add(ONE, SubtaskId("source", 0), None, Generation(2), 6, False, in_flight=[(one, None) for one in logged])
     end = gate.channels[ONE]

@@ -8,7 +8,7 @@ import pytest
 
 from dedup.filter import MessageFilter
 from flinkplus.errors import MessageIdConflict, NondeterministicOperator, PeerProtocolError
-from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor
+from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor, Window
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
@@ -30,7 +30,7 @@ class Consumer:
         self.store = MemoryStore()
         self.seen = MessageFilter(self.store, 1)
         self.seen.begin(CHANNEL, first)
-        cursor = InputCursor(CHANNEL, Generation(1), 1_000, Seq(first))
+        cursor = InputCursor(CHANNEL, Generation(1), Window(1_000), Seq(first))
         self.end = InputChannel(CHANNEL, PRODUCER, None, cursor)
         self.admission = Admission(CONSUMER, self.seen if filtered else None, lambda _, payload: payload)
 
@@ -88,7 +88,7 @@ def test_the_filter_keeps_too_long() -> None:
     consumer = Consumer()
     for seq in range(5):
         consumer.receive(seq)
-    consumer.end.cursor = InputCursor(CHANNEL, Generation(1), 1_000, Seq(3))
+    consumer.end.cursor = InputCursor(CHANNEL, Generation(1), Window(1_000), Seq(3))
     with pytest.raises(MessageIdConflict, match=r"message 3 .* is known to the filter, and the cursor .* expects it"):
         consumer.receive(3)
 

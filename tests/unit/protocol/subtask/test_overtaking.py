@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry, OutputChannel
 from flinkplus.protocol.determinants.determinants import Choice, decode_spans, unpack
 from flinkplus.protocol.snapshot.handle import START, OperatorState
@@ -177,7 +178,7 @@ def test_what_was_sent_without_credit_is_waited_for() -> None:
 def made_for_the_first(subtask: Overtaken, count: int, size_bytes: int = 10) -> OutputChannel:
     """So many messages for the first of its consumers, whose window is two messages; the channel."""
     end = next(iter(subtask.outputs.channels.values()))
-    end.window = 2
+    end.window = Window(2)
     for number in range(count):
         subtask.outputs.append_records(end, number, None, 1, size_bytes)
         subtask.outputs.pump()

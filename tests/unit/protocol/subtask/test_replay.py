@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkplus.errors import NondeterministicOperator
+from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import Entry, OutputChannel, OutputChannels
 from flinkplus.protocol.determinants.determinants import Choice, InputPart, KnownSteps, decode_spans, merge, pack
@@ -133,7 +134,9 @@ class Folding(SubtaskSteps):
         history = StepHistory(incarnation, saved, False, True, True)
         replay = Replay(promotion, history.logs)
         digest = self.digest
-        outputs = Wires(Generation(generation), 1000, lambda m, p: None, self.log, steps=history.steps, digest=digest)
+        outputs = Wires(
+            Generation(generation), Window(1000), lambda m, p: None, self.log, steps=history.steps, digest=digest
+        )
         outputs.add_channels(1, 0, incarnation.peers(1, CONSUMERS), {})
         for end in outputs.channels.values():
             end.retain = retain
@@ -144,7 +147,7 @@ class Folding(SubtaskSteps):
             is_source=not inputs,
             has_outputs=True,
             local=True,
-            inputs=InputGate(1000, lambda end, consumed: None, bundle_rows=self.bundle_rows),
+            inputs=InputGate(Window(1000), lambda end, consumed: None, bundle_rows=self.bundle_rows),
             outputs=outputs,
             history=history,
             replay=replay,

@@ -94,7 +94,9 @@ def test_a_successor_repeats_what_came_behind_a_checkpoint_without_waiting() -> 
 
 
 def test_an_order_that_was_put_off_ends_the_waiting() -> None:
-    taken = tuple(pack(Choice.INPUT, InputPart(channel, 1, more=False).value(3)) for _ in range(2) for channel in range(3))
+    taken = tuple(
+        pack(Choice.INPUT, InputPart(channel, 1, more=False).value(3)) for _ in range(2) for channel in range(3)
+    )
     subtask = successor(taken)
     subtask.abort(ONE)  # before what is to be repeated, and the snapshot in it
     fill(subtask)

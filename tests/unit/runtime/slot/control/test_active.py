@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
+from flinkplus.protocol.channels.channel import REPLAY_WINDOWS, Window
 from flinkplus.protocol.channels.outputs import OutputChannel
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
@@ -18,7 +18,7 @@ GRAPH: Any = SimpleNamespace(vertices=[SimpleNamespace(name="source"), SimpleNam
 def producer(first: int, received: int, consumer_generation: int = 1, resuming: bool = False) -> Any:
     """One whose consumer has received so much of what it begins to make at ``first``."""
     log: OutputLog[Any] = OutputLog(CHANNEL, 4, 1 << 20, first, received=received)
-    end = OutputChannel(CHANNEL, 1, WINDOW, log, received, Generation(consumer_generation), resuming=resuming)
+    end = OutputChannel(CHANNEL, 1, Window(WINDOW), log, received, Generation(consumer_generation), resuming=resuming)
     vertex = SimpleNamespace(inputs=(), outputs=(0,))
     return SimpleNamespace(
         id=SubtaskId("source", 0),

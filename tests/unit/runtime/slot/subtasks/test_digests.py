@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from flinkplus.operators.base.routes import ToOne
+from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.vocabulary.ids import Generation
 from flinkplus.protocol.vocabulary.messages import Message
 from flinkplus.runtime.slot.subtasks import output_gate as gates
@@ -32,7 +33,7 @@ class Gate(OutputGate):
         self.sent: list[tuple[Message, Any]] = []
         super().__init__(
             Generation(1),
-            1000,
+            Window(1000),
             BATCH_ROWS,
             self._keep,
             lambda message, payload: self.handed.append((message, payload)),

@@ -8,7 +8,7 @@ import pytest
 
 from dedup.filter import MessageFilter
 from flinkplus.errors import InvariantViolation, MessageIdConflict, NondeterministicOperator
-from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor
+from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor, Window
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
@@ -25,7 +25,7 @@ class Consumer:
 
     def __init__(self, *omitted: str) -> None:
         make = UncheckedCursor if CURSOR in omitted else InputCursor
-        self.end = InputChannel(CHANNEL, SubtaskId("a", 0), None, make(CHANNEL, NOW, 100, Seq(10)))
+        self.end = InputChannel(CHANNEL, SubtaskId("a", 0), None, make(CHANNEL, NOW, Window(100), Seq(10)))
         self.seen: MessageFilter | None = None
         if not {FILTER, DIGESTS} <= set(omitted):
             self.seen = MessageFilter(MemoryStore(), 1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flinkplus.errors import InvariantViolation, NondeterministicOperator
+from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.runtime.slot.subtasks.output_gate import OutputChannel, OutputGate, Peer
@@ -23,7 +24,7 @@ def channel(sent: int) -> OutputChannel:
     log: OutputLog[Any] = OutputLog(CHANNEL, 16, 1 << 20)
     for seq in range(10):
         log.append((seq, None), 100)
-    end = OutputChannel(CHANNEL, 1, 16, log, sent, Generation(1), retain=True)
+    end = OutputChannel(CHANNEL, 1, Window(16), log, sent, Generation(1), retain=True)
     while log.next_to_send(end.limit) is not None:
         pass
     return end
@@ -61,7 +62,7 @@ def test_what_a_consumer_is_sent_again_is_trimmed_when_it_was_sent() -> None:
 def test_what_the_version_of_a_new_consumer_contains_is_made_again_and_not_sent() -> None:
     """The producer was promoted, and repeats; its consumer had eight messages, and fails before they are made again."""
     log: OutputLog[Any] = OutputLog(CHANNEL, 16, 1 << 20, received=8)
-    end = OutputChannel(CHANNEL, 1, 16, log, 8, Generation(1), retain=True)
+    end = OutputChannel(CHANNEL, 1, Window(16), log, 8, Generation(1), retain=True)
     for seq in range(3):
         log.append((seq, None), 100)
     end.fence(Generation(2))
@@ -75,7 +76,7 @@ def test_what_the_version_of_a_new_consumer_contains_is_made_again_and_not_sent(
 def test_a_new_stream_changes_nothing_of_what_a_consumer_had_of_a_predecessor() -> None:
     """The producer was promoted, and repeats; the stream breaks, and its consumer fails before all is made again."""
     log: OutputLog[Any] = OutputLog(CHANNEL, 16, 1 << 20, received=8)
-    end = OutputChannel(CHANNEL, 1, 16, log, 8, Generation(1), retain=True)
+    end = OutputChannel(CHANNEL, 1, Window(16), log, 8, Generation(1), retain=True)
     for seq in range(3):
         log.append((seq, None), 100)
     end.reconnect()
@@ -110,7 +111,7 @@ def promoted(had_ms: int) -> OutputGate:
     def send(slot: int, buffers: list[Any]) -> None:
         raise AssertionError("nothing goes to another slot")
 
-    gate = OutputGate(Generation(2), 16, 100, send, lambda message, payload: None, digest=digest)
+    gate = OutputGate(Generation(2), Window(16), 100, send, lambda message, payload: None, digest=digest)
     gate.add_channels(0, 0, [Peer(None, Generation(1), received=1, had={0: had_ms})], {})
     return gate
 
@@ -139,7 +140,7 @@ def test_what_nobody_can_tell_the_content_of_is_not_made_again() -> None:
 
 def test_without_standbys_only_what_waits_on_a_back_edge_goes_to_disk(tmp_path: Path) -> None:
     retention: Retention[Any] = Retention(tmp_path / "spill", MessageCodec(), 0)
-    gate = OutputGate(Generation(1), 2, 100, lambda slot, frame: None, lambda message, payload: None, retention)
+    gate = OutputGate(Generation(1), Window(2), 100, lambda slot, frame: None, lambda message, payload: None, retention)
     gate.add_channels(0, 0, [Peer(1, Generation(1))], {})
     gate.add_channels(1, 0, [Peer(1, Generation(1))], {}, is_back=True)
     for round_number in range(40):
