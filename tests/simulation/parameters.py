@@ -131,7 +131,7 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``window_bytes``: of a channel. ``bundle_rows``: maximum that one step
-    takes of several messages. ``read_bytes``: maximum that one read of a state file gives.
+    takes of several messages. ``patience_ms``: how long a small bundle waits for more. ``read_bytes``: maximum that one read of a state file gives.
     ``keeps_disks``: a slot's next process on the host finds the state files of the dead one, a share ``left_damaged``
     of them torn or altered.
     ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are
@@ -160,6 +160,7 @@ class Parameters:
     hosts: int = 1
     window: int = 4
     bundle_rows: int = 1000
+    patience_ms: int = 0
     window_bytes: int = 1 << 20
     budget_bytes: int = 1 << 20
     interval_ms: int = 40
@@ -255,6 +256,7 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False, scaled: bool
         hosts=rng.choice((1, 1, 2)),
         window=rng.choice((2, 2, 4, 16)),
         window_bytes=child(seed, "window bytes").choice((1 << 20, 1 << 20, 150, 450)),
+        patience_ms=child(seed, "patience").choice((0, 0, 3, 20)),
         bundle_rows=child(seed, "bundles").choice((1, 4, 4, 1000)),
         budget_bytes=rng.choice((0, 2_000, 1 << 20, 1 << 20)),
         interval_ms=rng.choice((20, 40, 40, 100)),

@@ -396,6 +396,10 @@ class SimSubtask:
             self.outputs.pump()
             yield
 
+    @property
+    def patience_s(self) -> float:
+        return self._world.parameters.patience_ms / 1000
+
     def rows_to_read(self) -> int:
         return self._rng.randint(1, self._world.parameters.rows)
 

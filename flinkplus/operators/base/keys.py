@@ -256,10 +256,14 @@ def hash_keys(encoded: pa.BinaryArray) -> npt.NDArray[np.uint64]:
     if len(data) > _LONG_KEY and lengths.max() > _LONG_KEY:
         keys = [key if len(key) <= _LONG_KEY else hashlib.blake2b(key).digest() for key in encoded.to_pylist()]
         return hash_keys(pa.array(keys, type=pa.binary()))
-    position = np.arange(len(data)) - offsets[:-1].repeat(lengths)
-    sums = np.zeros(len(data) + 1, dtype=np.uint64)
-    ((data.astype(np.uint64) + _ONE) * _POWERS[position]).cumsum(out=sums[1:])  # modulo 2**64
-    hashes = sums[offsets[1:]] - sums[offsets[:-1]]
+    width = int(lengths[0]) if len(lengths) else 0
+    if len(data) == width * len(lengths) and (lengths == width).all():
+        hashes = (data.reshape(len(lengths), width).astype(np.uint64) + _ONE) @ _POWERS[:width]  # modulo 2**64
+    else:
+        position = np.arange(len(data)) - offsets[:-1].repeat(lengths)
+        sums = np.zeros(len(data) + 1, dtype=np.uint64)
+        ((data.astype(np.uint64) + _ONE) * _POWERS[position]).cumsum(out=sums[1:])
+        hashes = sums[offsets[1:]] - sums[offsets[:-1]]
     hashes ^= hashes >> _SHIFT
     hashes *= _FINALISER
     hashes ^= hashes >> _SHIFT

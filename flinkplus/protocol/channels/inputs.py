@@ -32,6 +32,7 @@ class InputChannel:
     ``peer``: the producer's slot, ``None`` when it is this one.
     ``put_back``: messages at the head of the queue that were received by a predecessor, and are no part of the cursors.
     ``taken_bytes``: of what the step under way has taken.
+    ``waiting_bytes``: of what is in the queue.
     """
 
     channel: ChannelId
@@ -43,6 +44,11 @@ class InputChannel:
     ended: bool = False
     put_back: int = 0
     taken_bytes: int = 0
+    waiting_bytes: int = 0
+
+    def fills(self, window: Window) -> bool:
+        """Whether half of a window waits here: soon the producer may send no more."""
+        return 2 * len(self.queue) >= window.messages or 2 * self.waiting_bytes >= window.size_bytes
 
     def waiting_before(self, checkpoint: CheckpointId, most: int) -> tuple[int, int]:
         """What is here and not taken, up to the barrier of ``checkpoint``: its size in bytes, and about what it takes
@@ -89,6 +95,8 @@ class InputGate:
         self._window = window
         self._limits = (bundle_rows, MAX_BUNDLE_BYTES)
         self._others_turn = True
+        self._waiting_rows = self._waiting_others = 0
+        self._filled = False
         self._overdrawn = overdrawn
         self._grant = grant
         self._make_cursor = make_cursor
@@ -117,10 +125,42 @@ class InputGate:
         )
         end = InputChannel(channel, producer, peer, cursor)
         end.ended = ended
-        end.queue.extend(in_flight)
+        for message, payload in in_flight:
+            self.put(end, message, payload)
         end.put_back = len(in_flight)
         self.channels[channel] = end
         self._order.append(end)
+
+    def put(self, end: InputChannel, message: Message, payload: Any) -> None:
+        """A message waits on ``end`` from now on."""
+        end.queue.append((message, payload))
+        end.waiting_bytes += message.size
+        self._waiting_rows += message.rows
+        if message.kind not in (MessageKind.RECORDS, MessageKind.WATERMARK):
+            self._waiting_others += 1
+        self._filled = self._filled or end.fills(self._window)
+
+    def take(self, bundle: Bundle) -> list[tuple[InputChannel, Message, Any]]:
+        """Take these messages off their channels, in this order."""
+        taken: list[tuple[InputChannel, Message, Any]] = []
+        for end, count in bundle:
+            for _ in range(count):
+                message, payload = end.queue.popleft()
+                end.waiting_bytes -= message.size
+                end.taken_bytes += message.size
+                self._waiting_rows -= message.rows
+                if message.kind not in (MessageKind.RECORDS, MessageKind.WATERMARK):
+                    self._waiting_others -= 1
+                taken.append((end, message, payload))
+        if self._filled:
+            self._filled = any(end.fills(self._window) for end in self._order)
+        return taken
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a bundle may wait for further messages: it would be far below its limits, no barrier, round or end
+        waits, and no producer will soon have to."""
+        return not (self._waiting_others or self._filled) and 2 * self._waiting_rows < self._limits[0]
 
     def next(self) -> Bundle:
         """What the next step takes: records of all channels together, watermarks of all channels together, or one

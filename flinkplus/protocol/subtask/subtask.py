@@ -76,6 +76,7 @@ class SubtaskSteps:
         self._running = False
         self._step: Iterator[None] | None = None
         self._taken: Bundle = []
+        self._waiting_since: float | None = None
         self._triggers: deque[CheckpointId] = deque()
         self.draining = False
         self.ended = saved.ended
@@ -196,7 +197,7 @@ class SubtaskSteps:
         match self.admission.admit(end, message, payload):
             case Accept():
                 self.history.learn(end.producer, message)
-                end.queue.append((message, payload))
+                self.inputs.put(end, message, payload)
                 if self._unaligned is not None:
                     self.checkpoints.arrived(self._unaligned, message, payload)
             case Duplicate():
@@ -209,7 +210,7 @@ class SubtaskSteps:
 
     def runnable(self, now: float) -> bool:
         """Whether ``run`` would get anywhere; ``now`` in seconds."""
-        return self._running and self.deadline(now) <= now and self._can_proceed()
+        return self._running and self._can_proceed() and self.deadline(now) <= now
 
     @property
     def repeats_on(self) -> bool:
@@ -251,11 +252,23 @@ class SubtaskSteps:
         return False
 
     def deadline(self, now: float) -> float:
-        """When a paced source may read next; ``now`` when it need not wait."""
-        waits = self._is_source and self._step is None and not (self.draining or self.ended)
-        if waits and not (self._triggers or self.replay.active or self.replay.deferred):
-            return self._work.ready_at(now)
-        return now
+        """When the next step may begin; ``now`` when it need not wait.
+
+        A paced source waits for rows to arrive. Another subtask lets a small bundle grow, up to ``patience_s`` from
+        when its oldest message was first seen to wait. That decides when a step begins, never what is repeated.
+        """
+        if self._step is not None or self.replay.active or self.replay.deferred:
+            return now
+        if self._is_source:
+            waits = not (self.draining or self.ended or self._triggers)
+            return self._work.ready_at(now) if waits else now
+        if not self.inputs.may_wait:
+            return now
+        if self._waiting_since is None:
+            if not self._has_work():
+                return now
+            self._waiting_since = now
+        return self._waiting_since + self._work.patience_s
 
     # --- steps
 
@@ -360,17 +373,15 @@ class SubtaskSteps:
         parts = [InputPart(self._position[end.channel], count, at < last) for at, (end, count) in enumerate(bundle)]
         self.history.begin(Choice.INPUT, *[part.value(channels) for part in parts])
         self._taken = bundle
+        self._waiting_since = None
         taken: list[tuple[Message, Any]] = []
-        for end, count in bundle:
-            for _ in range(count):
-                message, payload = end.queue.popleft()
-                end.taken_bytes += message.size
-                self.history.pass_on(end.producer, message)
-                if self._channel_state.logging:
-                    self._channel_state.taken(end.channel, message, payload)
-                # On a channel that has ended it is sent again, under another number: it was all here before.
-                if not end.ended or message.kind is MessageKind.BARRIER:
-                    taken.append((message, payload))
+        for end, message, payload in self.inputs.take(bundle):
+            self.history.pass_on(end.producer, message)
+            if self._channel_state.logging:
+                self._channel_state.taken(end.channel, message, payload)
+            # On a channel that has ended it is sent again, under another number: it was all here before.
+            if not end.ended or message.kind is MessageKind.BARRIER:
+                taken.append((message, payload))
         return self._process(taken) if taken else iter(())
 
     def _process(self, taken: list[tuple[Message, Any]]) -> Iterator[None] | None:

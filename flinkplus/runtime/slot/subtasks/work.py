@@ -29,6 +29,10 @@ from flinkplus.runtime.transport.wire.wire import Message, decode_records
 from flinkplus.state.backend import SubtaskState
 
 
+import os
+PATIENCE = float(os.environ.get('PAT', 0))
+
+
 def _records(message: Message, payload: Any) -> pa.RecordBatch:
     return message.records if message.records is not None else decode_records(payload)
 
@@ -144,6 +148,10 @@ class OperatorWork:
         """The work to come is on a bundle of which ``message`` is the first."""
         note, channel = self._note, message.channel
         note[EDGE], note[PRODUCER], note[SEQ] = channel.edge + 1, channel.producer, message.seq
+
+    @property
+    def patience_s(self) -> float:
+        return PATIENCE
 
     def rows_to_read(self) -> int:
         return self.pacer.rows(time.monotonic(), self.rows_counted)

@@ -24,17 +24,12 @@ def gate_of(*, window: int = 1_000, bundle_rows: int = 1_000, **kinds: list[Mess
 def put(gate: InputGate, channel: ChannelId, kind: MessageKind, *, seq: int = 0, size: int = 0) -> None:
     rows = 10 if kind is RECORDS else 0
     message = Message(kind, channel, Generation(1), Seq(seq), CheckpointId(0), size=size, rows=rows)
-    gate.channels[channel].queue.append((message, None))
+    gate.put(gate.channels[channel], message, None)
 
 
 def taken(gate: InputGate) -> list[tuple[int, MessageKind]]:
     """One step: producer and kind of each message that it takes."""
-    found = []
-    for end, count in gate.next():
-        for _ in range(count):
-            message, _ = end.queue.popleft()
-            found.append((message.channel.producer, message.kind))
-    return found
+    return [(message.channel.producer, message.kind) for _, message, _ in gate.take(gate.next())]
 
 
 def test_a_bundle_has_the_records_of_all_channels_up_to_the_next_message_of_another_kind() -> None:
@@ -111,7 +106,7 @@ def test_what_is_put_back_comes_first_and_moves_no_cursor() -> None:
     gate.add(ONE, SubtaskId("source", 0), None, Generation(2), 6, False, in_flight=[(one, None) for one in logged])
     end = gate.channels[ONE]
     end.cursor.accept(Generation(2), Seq(6))
-    end.queue.append((logged[0]._replace(seq=Seq(6), generation=Generation(2)), None))
+    gate.put(end, logged[0]._replace(seq=Seq(6), generation=Generation(2)), None)
     assert [message.seq for message, _ in end.queue] == [3, 4, 5, 6]
     gate.consumed(end, 2)
     assert gate.cursors() == {str(ONE): 6}
@@ -119,3 +114,23 @@ def test_what_is_put_back_comes_first_and_moves_no_cursor() -> None:
     assert gate.cursors() == {str(ONE): 7}
     assert end.put_back == 0
     assert granted == [7]
+
+
+def test_a_small_bundle_may_wait_unless_something_urgent_waits_with_it_or_a_producer_soon_has_to() -> None:
+    assert gate_of(one=[RECORDS, MARK], two=[RECORDS], bundle_rows=100).may_wait
+    assert not gate_of(one=[RECORDS] * 5, bundle_rows=100).may_wait
+    assert not gate_of(one=[RECORDS, BARRIER], bundle_rows=100).may_wait
+    assert gate_of(one=[RECORDS], window=4).may_wait
+    assert not gate_of(one=[RECORDS] * 2, window=4).may_wait
+    gate = gate_of(one=[RECORDS] * 2, two=[RECORDS], window=4)
+    taken(gate)
+    assert gate.may_wait
+
+
+def test_half_a_window_of_bytes_does_not_wait() -> None:
+    gate = InputGate(Window(1_000, 100), lambda end, consumed: None, bundle_rows=1_000)
+    gate.add(ONE, SubtaskId("source", 0), None, Generation(1), 0, ended=False)
+    put(gate, ONE, RECORDS, size=49)
+    assert gate.may_wait
+    put(gate, ONE, RECORDS, size=1)
+    assert not gate.may_wait

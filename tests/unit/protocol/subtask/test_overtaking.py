@@ -340,7 +340,7 @@ def test_what_waits_behind_the_barrier_holds_it_up_nowhere() -> None:
     assert (subtask.overdue,) == (True,)
     subtask.receive(message(CHANNELS[2], 0, 0)._replace(size=large), None)
     assert (subtask.overdue,) == (False,), "its barrier is still to come, and with it what is before it"
-    subtask.inputs.channels[CHANNELS[2]].queue.clear()
+    subtask.inputs.take([(subtask.inputs.channels[CHANNELS[2]], len(subtask.inputs.channels[CHANNELS[2]].queue))])
     subtask.run()
     assert list(subtask.copied) == [1]
     subtask.receive(barrier(CHANNELS[2], 1), None)
