@@ -33,7 +33,6 @@ CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
 MOST_SPARES = 100
 """Spare slots that a job may have."""
-MAX_FLUSH_S = 0.1
 MAX_IN_FLIGHT_MB = 128
 """Half of what a message between driver and slot may have (``flinkplus.runtime.control.messages.MAX_BYTES``)."""
 SPREAD, MAX_SPREAD_S = 0.2, 0.2
@@ -125,7 +124,7 @@ class Options:
     batch_rows: int = 32_768
     """Target number of rows per message."""
     flush_interval: float = 0.02
-    """Seconds between two reads of a paced source."""
+    """Maximum in seconds between two reads of a paced source, and for which a few rows wait at each exchange."""
     window: int = 16
     """Maximum number of in-flight messages per channel."""
     window_kb: int = 2048
@@ -259,17 +258,6 @@ class Options:
                 f"placement must be {' or '.join(PLACEMENTS)}, or a function of your own as 'module:function', "
                 f"not {placement!r}"
             )
-
-    @property
-    def paced_flush_interval(self) -> float:
-        """Seconds between two reads of one subtask of a paced source.
-
-        The subtasks take turns, and each read becomes a message for every consumer. So the interval grows with the
-        parallelism, up to ``MAX_FLUSH_S``: a consumer still receives two messages per
-        ``flush_interval``.
-        """
-        longer = self.flush_interval * self.parallelism / 2
-        return max(self.flush_interval, min(longer, MAX_FLUSH_S))
 
     @property
     def bundle_rows(self) -> int:

@@ -131,7 +131,8 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``window_bytes``: of a channel. ``bundle_rows``: maximum that one step
-    takes of several messages. ``patience_ms``: how long a small bundle waits for more. ``read_bytes``: maximum that one read of a state file gives.
+    takes of several messages. ``patience_ms``: how long a small bundle waits for more. ``read_bytes``: maximum that one
+    read of a state file gives.
     ``keeps_disks``: a slot's next process on the host finds the state files of the dead one, a share ``left_damaged``
     of them torn or altered.
     ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are

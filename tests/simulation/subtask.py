@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -307,9 +307,6 @@ class SimSubtask:
             self.poisoned_receipt = False
             self._throw()
 
-    def stand_in_for(self, failed: Collection[SubtaskId]) -> None:
-        """Nobody's turns are waited for here."""
-
     # --- the work
 
     def begin(self, run: int, run_age_s: float) -> None:
@@ -396,9 +393,8 @@ class SimSubtask:
             self.outputs.pump()
             yield
 
-    @property
-    def patience_s(self) -> float:
-        return self._world.parameters.patience_ms / 1000
+    def bundle_at(self, since: float) -> float:
+        return since + self._world.parameters.patience_ms / 1000
 
     def rows_to_read(self) -> int:
         return self._rng.randint(1, self._world.parameters.rows)

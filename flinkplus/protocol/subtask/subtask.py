@@ -254,8 +254,8 @@ class SubtaskSteps:
     def deadline(self, now: float) -> float:
         """When the next step may begin; ``now`` when it need not wait.
 
-        A paced source waits for rows to arrive. Another subtask lets a small bundle grow, up to ``patience_s`` from
-        when its oldest message was first seen to wait. That decides when a step begins, never what is repeated.
+        A paced source waits for rows to arrive. Another subtask may let a small bundle grow
+        (``SubtaskWork.bundle_at``). That decides when a step begins, never what is repeated.
         """
         if self._step is not None or self.replay.active or self.replay.deferred:
             return now
@@ -268,7 +268,7 @@ class SubtaskSteps:
             if not self._has_work():
                 return now
             self._waiting_since = now
-        return self._waiting_since + self._work.patience_s
+        return self._work.bundle_at(self._waiting_since)
 
     # --- steps
 

@@ -44,9 +44,8 @@ class SubtaskWork(Protocol):
     def push(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         """Process messages of records, at least one, in this order, as if they were one."""
 
-    @property
-    def patience_s(self) -> float:
-        """How long a bundle may wait for further messages, in seconds; it may change at any time."""
+    def bundle_at(self, since: float) -> float:
+        """When a small bundle may be taken whose first message waits since ``since``, in seconds."""
 
     def rows_to_read(self) -> int:
         """How many rows a source may read now; the step logs it, so that a replay reads as many."""

@@ -135,7 +135,6 @@ class SlotFailover(Generic[S]):
         for subtask in host.active:
             self._fence_inputs(subtask, failed, order.generation, answer, digests)
             self._fence_outputs(subtask, failed, order.generation, answer)
-            subtask.stand_in_for(failed)
         for message in in_parts(answer, self._known_steps(failed), digests.items(), self._part_values):
             host.report(message)
         for attempt in list(self._promotions):

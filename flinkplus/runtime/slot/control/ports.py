@@ -5,7 +5,7 @@ The slot's process gives real ones (``slot.subtasks``, ``slot.process``), the si
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -83,8 +83,6 @@ class ActiveSubtask(Protocol):
     def close(self) -> None: ...
 
     def consumer_of(self, channel: ChannelId) -> SubtaskId: ...
-
-    def stand_in_for(self, failed: Collection[SubtaskId]) -> None: ...
 
 
 S = TypeVar("S", bound=ActiveSubtask)

@@ -74,6 +74,7 @@ from flinkplus.runtime.slot.process.standbys import Standbys
 from flinkplus.runtime.slot.process.turns import Turns
 from flinkplus.runtime.slot.process.workers import SlotWorkers, SnapshotWritten
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
+from flinkplus.runtime.slot.subtasks.pacing import SlotLoad
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 from flinkplus.runtime.transport.auth.tls import context
@@ -171,6 +172,7 @@ class Slot(SlotOrders[Subtask]):
             self._failover = SlotFailover(self, standbys, time)
             if self._options.promises.repeats:
                 self._ids = RocksStore(scratch / "ids")
+        self._load = SlotLoad(time.process_time)
         self._turns = Turns(
             self.active,
             self._injections.before_step,
@@ -211,6 +213,7 @@ class Slot(SlotOrders[Subtask]):
             now = time.monotonic()
             if now >= self._next_heartbeat:
                 self._heartbeat(now)
+            self._load.look(now)
             self._peers.reconnect(now)
             if self._turns.take(now) or not self._inbox.empty():
                 self._inbox.poll()
@@ -424,6 +427,7 @@ class Slot(SlotOrders[Subtask]):
             self._retention,
             self._snapshotted,
             self._make_filter,
+            self._load,
             self._note,
         )
         return Subtask(plan, ports)

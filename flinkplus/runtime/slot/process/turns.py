@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 
+FLUSH_AFTER_S = 0.001
+"""What short steps have sent is written together: one write for each slot that gets something."""
 MOST_PASSED_OVER = 4
 """Turns that a subtask which replays gives up to others, one after the other."""
 
@@ -43,6 +45,7 @@ class Turns:
     def take(self, now: float) -> bool:
         """Let every runnable subtask do one step; returns whether any did. ``now``: seconds of the monotonic clock."""
         progress = False
+        flushed = time.monotonic()
         for subtask in self._active:
             steps = subtask.steps
             replays = steps.replay.active
@@ -55,9 +58,13 @@ class Turns:
                     self._passed_over = 0
                 self._before_step(subtask)
                 self._run(subtask)
-                self._flush()
                 if self._unaligned:
                     self._let_overtake()
+                if time.monotonic() - flushed > FLUSH_AFTER_S:
+                    self._flush()
+                    flushed = time.monotonic()
+        if progress:
+            self._flush()
         return progress
 
     def _let_overtake(self) -> None:

@@ -1,42 +1,115 @@
-"""How much a source reads at a time, and when: batches of a useful size, and a steady rate where one is asked for.
+"""When a subtask begins a step, and how much a source reads: batches of a useful size, few steps where each is dear.
 
 A steady rate means *arrival*: record k is there at ``anchor + k / rate``, as if something outside produced it. A
-source that went back to a checkpoint finds everything that has arrived since, and reads it as fast as it can. One that
-is up to date reads at the ticks of a clock, one every ``flush_s`` seconds; the subtasks of a source have their ticks in
-turn, so that what they feed hears from one of them all the time.
+source that went back to a checkpoint finds everything that has arrived since, and reads it as fast as it can.
 
-Rules: no clock of its own; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate counts
-the rows
-that leave one chosen operator (a source, or the operator under ``throttle``), so that "words per second" means words
-although the source reads lines.
+Where little arrives at a time, steps begin at *ticks*: a paced source reads what has arrived since its last tick, other
+subtasks take what waits (a bundle that is large enough does not wait for the tick). So the number of steps does not
+grow with the number of messages. Ticks are those of one clock for all slots of a host, and a subtask's are later by a
+part of the interval for each exchange between it and the sources: what was sent at the tick before is there by then.
+A slot that has little to do makes its ticks more frequent, up to none at all.
+
+Rules: no clock of its own; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate counts the
+rows that leave one chosen operator (a source, or the operator under ``throttle``), so that "words per second" means
+words although the source reads lines. Ticks decide when a step begins, never what it takes when it is repeated.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+
+from flinkplus.graph import JobGraph, Vertex
 
 FIRST_READ_ROWS = 1024
 TICK_TOLERANCE = 1e-6
 SMOOTHING = 0.3
+BUSY_SHARE, IDLE_SHARE = 0.08, 0.04
+"""Of a core that a slot uses: above the one its ticks become less frequent, below the other more."""
+LEVELS = 4
+"""An interval is halved so often at most; one level below, nothing waits."""
+LOOK_S = 0.05
+
+
+class SlotLoad:
+    """How busy a slot is, and so by how much the intervals between ticks are shortened.
+
+    ``cpu_s``: processor time of the slot's process so far, in seconds.
+
+    ``scale``: what intervals are multiplied by: 0, or a power of 2 up to 1.
+    """
+
+    def __init__(self, cpu_s: Callable[[], float]) -> None:
+        self._cpu_s = cpu_s
+        self._looked_at: tuple[float, float] | None = None
+        self._share = 0.0
+        self._level = 0
+        self.scale = 0.0
+
+    def look(self, now: float) -> None:
+        """To be called often; ``now`` in seconds."""
+        if self._looked_at is None:
+            self._looked_at = now, self._cpu_s()
+            return
+        then, used_s = self._looked_at
+        if now - then < LOOK_S:
+            return
+        cpu_s = self._cpu_s()
+        self._looked_at = now, cpu_s
+        self._share = _smooth(self._share, (cpu_s - used_s) / (now - then))
+        if self._share > BUSY_SHARE:
+            self._level = min(self._level + 1, LEVELS + 1)
+        elif self._share < IDLE_SHARE:
+            self._level = max(self._level - 1, 0)
+        self.scale = 2.0 ** (self._level - LEVELS - 1) if self._level else 0.0
+
+
+class Ticks:
+    """When a subtask takes a small bundle, or a paced source reads.
+
+    ``interval_s``: between two ticks of a busy slot.
+    ``phase``: by which part of an interval the ticks are later than those of the sources, from 0 to 1.
+    ``least``: maximum by which the interval is shortened; 0: all of it.
+    """
+
+    def __init__(self, load: SlotLoad, interval_s: float, phase: float, least: float = 0.0) -> None:
+        self._load = load
+        self._interval_s = interval_s
+        self._phase = phase
+        self._least = least
+
+    def at(self, since: float) -> float:
+        """The first tick at ``since`` or later."""
+        interval_s = self._interval_s * max(self._load.scale, self._least)
+        if not interval_s:
+            return since
+        offset = self._phase * interval_s
+        return offset + math.ceil((since - offset) / interval_s - TICK_TOLERANCE) * interval_s
+
+
+def phase_of(graph: JobGraph, vertex: Vertex) -> float:
+    """By which part of an interval the ticks of a vertex are later than those of the sources."""
+    depths: dict[str, int] = {}
+    for one in graph.vertices:
+        before = [depths.get(graph.producer_vertex(edge).name, -1) for edge in one.inputs]
+        depths[one.name] = 1 + max(before, default=-1)
+    return depths[vertex.name] / (1 + max(depths.values()))
 
 
 class Pacer:
     """Pacing of one source subtask.
 
-    ``rate``: rows per second for this subtask, ``None`` for as fast as possible. ``batch_rows``: rows aimed at per
-    read,
-    counted where the stream is widest. ``flush_s``: seconds between two reads at a steady rate. ``turn``: where between
-    two ticks of the first subtask this one's are, from 0 to 1. ``counted``: rows that have left the operator that the
-    rate counts at, all in all.
+    ``rate``: rows per second for this subtask, ``None`` for as fast as possible.
+    ``batch_rows``: rows aimed at per read, counted where the stream is widest.
+    ``tick``: gives the first time, at the one given or later, at which it may read.
+    ``counted``: rows that have left the operator that the rate counts at, all in all.
     """
 
-    def __init__(self, rate: float | None, batch_rows: int, flush_s: float, turn: float = 0.0) -> None:
+    def __init__(self, rate: float | None, batch_rows: int, tick: Callable[[float], float]) -> None:
         self._rate = rate
         self._batch_rows = batch_rows
-        self._flush_s = flush_s
-        self._offset = turn * flush_s
+        self._tick = tick
         self._anchor = 0.0
-        self._others: tuple[float, ...] = ()
         self._expansion: float | None = None
         self._rate_expansion: float | None = None
 
@@ -48,26 +121,10 @@ class Pacer:
         """When the next read may start; not after ``now`` means at once."""
         if self._rate is None:
             return now
-        arrives = self._anchor + counted / self._rate
-        own = self._tick(self._offset, arrives)
-        return min(own, *self._others) if self._others else own
-
-    def _tick(self, offset: float, since: float) -> float:
-        """The first tick, of those that are ``offset`` behind the first subtask's, at ``since`` or later."""
-        return offset + math.ceil((since - offset) / self._flush_s - TICK_TOLERANCE) * self._flush_s
-
-    def stand_in(self, now: float, turn: float, patience_s: float) -> None:
-        """Read also when it is next the ``turn`` of another subtask, which cannot, and at once when it has been within
-        ``patience_s``. Without a rate there are no turns.
-        """
-        if self._rate is not None:
-            ticks = (self._tick(turn * self._flush_s, since) for since in (now - patience_s, now))
-            self._others = (*self._others, *ticks)
+        return self._tick(self._anchor + counted / self._rate)
 
     def rows(self, now: float, counted: int) -> int:
         """How many source rows to read now."""
-        if self._others:
-            self._others = tuple(tick for tick in self._others if tick > now)
         if self._expansion is None or self._rate_expansion is None:
             return FIRST_READ_ROWS if self._rate is None else 1
         rows = self._batch_rows / max(self._expansion, 1e-9)

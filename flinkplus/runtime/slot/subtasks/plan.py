@@ -15,6 +15,7 @@ from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.step_note import StepNote
 from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.slot.subtasks.pacing import SlotLoad
 from flinkplus.runtime.transport.wire.wire import Message
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.store import Aside
@@ -61,4 +62,5 @@ class SubtaskPorts:
     retention: Retention[tuple[Message, Any]] | None
     snapshotted: Callable[[SubtaskId, Generation, SnapshotHandle], None]
     seen: Callable[[], MessageFilter | None]
+    load: SlotLoad
     note: StepNote | None = None

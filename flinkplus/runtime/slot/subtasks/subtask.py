@@ -9,7 +9,7 @@ Rules: called by the slot's loop thread only. An exception anywhere in a step is
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -32,13 +32,15 @@ from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, Unchecked
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.runtime.slot.subtasks.output_gate import OutputGate
 from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
-from flinkplus.runtime.slot.subtasks.pacing import Pacer
+from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, phase_of
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
 from flinkplus.runtime.slot.subtasks.work import CatchUp, OperatorWork, StepRandom
 from flinkplus.runtime.transport.wire.wire import digest_of
 from flinkplus.state.backend import SubtaskState
 
+SHORTEST_BETWEEN_READS = 0.25
+"""Of ``flush_interval``: a paced source does not read each row by itself."""
 REPLAY_SLICE_S = 0.002
 DIGEST = digests(digest_of)
 """Of a message and its payload, whatever its kind: receivers and producers compare the same."""
@@ -173,10 +175,14 @@ class Subtask:
         counted = rated[0] if rated else self.operators.root
         rate = members[counted].node.rate
         self._rate = None if rate is None else rate / options.parallelism
-        turn = self.id.index / options.parallelism
-        pacer = Pacer(self._rate, options.batch_rows, options.paced_flush_interval, turn)
+        phase, load = phase_of(plan.graph, plan.vertex), self._ports.load
+        reads = Ticks(load, options.flush_interval, phase, SHORTEST_BETWEEN_READS)
+        pacer = Pacer(self._rate, options.batch_rows, reads.at)
+        ticks = Ticks(load, options.flush_interval, phase)
         catch_up = CatchUp(plan.promotion, plan.mark, plan.vertex.is_source, replay, self._report_progress)
-        return OperatorWork(self.id, self.operators, self.state, history, catch_up, pacer, counted, trace, self._note)
+        return OperatorWork(
+            self.id, self.operators, self.state, history, catch_up, pacer, ticks, counted, trace, self._note
+        )
 
     def _note_row(self, row: object) -> None:
         if self._ports.note is not None:
@@ -225,12 +231,6 @@ class Subtask:
     def consumer_of(self, channel: ChannelId) -> SubtaskId:
         """The subtask at the other end of an output channel."""
         return SubtaskId(self.plan.graph.consumer_vertex(channel.edge).name, channel.consumer)
-
-    def stand_in_for(self, failed: Collection[SubtaskId]) -> None:
-        """Some subtasks, perhaps of the same source, do not run for a moment: take over the turns of those."""
-        options = self.plan.options
-        if self.plan.vertex.is_source and self._rate is not None:
-            self.work.stand_in_for(failed, options.parallelism, options.paced_flush_interval)
 
     # --- reports
 

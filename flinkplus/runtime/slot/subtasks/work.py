@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -24,13 +24,9 @@ from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.base.step_note import EDGE, PRODUCER, SEQ, Numbers
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
-from flinkplus.runtime.slot.subtasks.pacing import Pacer
+from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks
 from flinkplus.runtime.transport.wire.wire import Message, decode_records
 from flinkplus.state.backend import SubtaskState
-
-
-import os
-PATIENCE = float(os.environ.get('PAT', 0))
 
 
 def _records(message: Message, payload: Any) -> pa.RecordBatch:
@@ -115,6 +111,7 @@ class OperatorWork:
         history: StepHistory,
         catch_up: CatchUp,
         pacer: Pacer,
+        ticks: Ticks,
         counted: int,
         trace: OutputRecorder | None,
         note: Numbers,
@@ -125,6 +122,7 @@ class OperatorWork:
         self._history = history
         self._catch_up = catch_up
         self.pacer = pacer
+        self._ticks = ticks
         self._counted = operators.nodes[counted]
         self._trace = trace
         self._note = note
@@ -149,9 +147,8 @@ class OperatorWork:
         note, channel = self._note, message.channel
         note[EDGE], note[PRODUCER], note[SEQ] = channel.edge + 1, channel.producer, message.seq
 
-    @property
-    def patience_s(self) -> float:
-        return PATIENCE
+    def bundle_at(self, since: float) -> float:
+        return self._ticks.at(since)
 
     def rows_to_read(self) -> int:
         return self.pacer.rows(time.monotonic(), self.rows_counted)
@@ -190,16 +187,3 @@ class OperatorWork:
 
     def ended(self) -> None:
         self._catch_up.reached()
-
-    def stand_in_for(self, failed: Collection[SubtaskId], parallelism: int, interval_s: float) -> None:
-        """Let the turns of a paced source's ``failed`` subtasks not be missed: the last living one before each reads
-        then. Otherwise nothing would arrive downstream of the source for two turns.
-
-        ``interval_s``: between two turns of one subtask.
-        """
-        missing = {subtask.index for subtask in failed if subtask.vertex == self._id.vertex}
-        turn = interval_s / parallelism
-        index = (self._id.index + 1) % parallelism
-        while index in missing:
-            self.pacer.stand_in(time.monotonic(), index / parallelism, turn)
-            index = (index + 1) % parallelism

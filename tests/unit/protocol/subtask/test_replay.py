@@ -74,7 +74,8 @@ class Ports:
     def unpack(self, packed: Any) -> tuple[Message, Any]:
         return packed, None
 
-    patience_s = 0.0
+    def bundle_at(self, since: float) -> float:
+        return since
 
     def ready_at(self, now: float) -> float:
         return now
