@@ -123,7 +123,7 @@ class Options:
     counts."""
     batch_rows: int = 32_768
     """Target number of rows per message."""
-    flush_interval: float = 0.02
+    flush_interval: float = 0.04
     """Maximum in seconds between two reads of a paced source, and for which a few rows wait at each exchange."""
     window: int = 16
     """Maximum number of in-flight messages per channel."""

@@ -79,6 +79,13 @@ def _form_of(dtype: pa.DataType) -> Form:
     return lambda column: rebuild(column, None)
 
 
+def is_cut_by_writing(dtype: pa.DataType) -> bool:
+    """Whether a column of this type, without nulls, is written as an Arrow IPC message in the same bytes before it is
+    brought into its form and after. To write it cuts off what stands before its rows, and what stands behind them but
+    for the rest of eight bytes."""
+    return _is_fixed(dtype) and dtype.byte_width % 8 == 0
+
+
 def _is_fixed(dtype: pa.DataType) -> bool:
     is_number = pa.types.is_primitive(dtype) or pa.types.is_decimal(dtype)
     return (is_number or pa.types.is_fixed_size_binary(dtype)) and not pa.types.is_boolean(dtype)

@@ -43,6 +43,13 @@ _LONG_KEY = 4096
 _POWERS = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER, dtype=np.uint64))
 _MAX_TARGETS = 1 << 16
 _BINARY = pa.binary()
+_PLAIN_NUMBERS: dict[pa.DataType, type[np.signedinteger]] = {
+    **dict.fromkeys((pa.int8(),), np.int8),
+    **dict.fromkeys((pa.int16(),), np.int16),
+    **dict.fromkeys((pa.int32(), pa.date32()), np.int32),
+    **dict.fromkeys((pa.int64(), pa.timestamp("us"), pa.timestamp("us", "UTC")), np.int64),
+}
+"""Types whose values are signed numbers, as they are kept."""
 _TEXT_TYPES = frozenset(dtype.id for dtype in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()))
 
 
@@ -195,6 +202,12 @@ def encode_values(values: pa.Array) -> pa.BinaryArray:
         return _encode_text(values)
     if not _is_fixed(dtype):
         raise ConfigurationError(f"a column of type {dtype} cannot be a key")
+    plain = None if values.null_count else _PLAIN_NUMBERS.get(dtype)
+    if plain is not None:
+        at, rows = values.offset, len(values)
+        numbers = np.frombuffer(values.buffers()[1], plain, at + rows)[at:].astype(np.int64)
+        data = pa.py_buffer((numbers.view(np.uint64) ^ _SIGN).astype(">u8"))
+        return pa.Array.from_buffers(_BINARY, rows, [None, pa.py_buffer(np.arange(0, 8 * rows + 1, 8, np.int32)), data])
     nulls = values.is_null().to_numpy(zero_copy_only=False)
     is_decimal = decimals.is_decimal(dtype)
     ordered = decimals.ordered_bytes(values) if is_decimal else _ordered_numbers(values).astype(">u8")

@@ -281,6 +281,8 @@ class OutputChannels(ABC):
         self._retains = retains
         self._steps = steps
         self._ancestors = ancestors
+        self._news_key: tuple[int, int, int, int, bool] | None = None
+        self._newest = b""
         self.payload_bytes = self.determinant_bytes = 0
         self.silent = False
         self._edges: dict[int, list[OutputChannel]] = {}
@@ -433,16 +435,21 @@ class OutputChannels(ABC):
         steps, ancestors = self._steps, self._ancestors
         if steps is None and ancestors is None:
             return b""
-        told, own = end.told, b""
-        if steps is not None:
-            end.told = steps.next_step
-            own = steps.since(told)
+        told, told_of_ancestors = end.told, end.told_of_ancestors
+        end.told = told if steps is None else steps.next_step
+        end.told_of_ancestors = told_of_ancestors if ancestors is None else ancestors.end
+        key = told, end.told, told_of_ancestors, end.told_of_ancestors, at_barrier
+        if key != self._news_key:  # as a rule a step tells all channels the same
+            self._news_key, self._newest = key, self._encode_news(told, told_of_ancestors, at_barrier)
+        return self._newest
+
+    def _encode_news(self, told: int, told_of_ancestors: int, at_barrier: bool) -> bytes:
+        own = b"" if self._steps is None else self._steps.since(told)
         if at_barrier and not own:
             own = encode_span(told, ())
-        if ancestors is None:
+        if self._ancestors is None:
             return own
-        told_of_ancestors, end.told_of_ancestors = end.told_of_ancestors, ancestors.end
-        others = ancestors.since(told_of_ancestors, everyone=at_barrier)
+        others = self._ancestors.since(told_of_ancestors, everyone=at_barrier)
         return (own or encode_span(told, ())) + others if others else own
 
     def _append(self, end: OutputChannel, kind: MessageKind, watermark_ms: int = 0) -> None:
@@ -469,6 +476,7 @@ class OutputChannels(ABC):
         self.epoch = epoch
         for end in self.channels.values():
             self._append(end, kind)
+        self._news_key = None
         if self._steps is not None:
             self._steps.clear()
         if self._ancestors is not None:

@@ -11,12 +11,20 @@ Rules: one thread, that of the steps.
 
 from __future__ import annotations
 
-from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, KnownSteps, StepLog, decode_spans
+from flinkplus.protocol.determinants.determinants import (
+    AncestorLog,
+    AncestorSpan,
+    Choice,
+    KnownSteps,
+    Span,
+    StepLog,
+    decode_spans,
+)
 from flinkplus.protocol.determinants.progress import AncestorProgress, KnownProgress, ProgressLog
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
-from flinkplus.protocol.vocabulary.ids import SubtaskId, invariant
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId, invariant
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 
@@ -65,6 +73,8 @@ class StepHistory:
             self.known = KnownSteps(received, self._runs_ahead) if guarantee.repeats else KnownProgress()
         if not logged:
             self.steps = self.ancestors = None
+        self._to_pass_on: dict[tuple[ChannelId, int], tuple[Span, tuple[AncestorSpan, ...]]] = {}
+        """Of messages that have arrived and are not taken: what they carry, decoded."""
         self._unlogged = 0 if self.steps is not None else first
         self.step_number = self.begun = 0
 
@@ -110,7 +120,10 @@ class StepHistory:
         """A new message has arrived: keep what it says of steps."""
         if self.known is None or not message.determinants:
             return
-        (first, determinants), others = decode_spans(message.determinants)
+        spoken = decode_spans(message.determinants)
+        if self.ancestors is not None:
+            self._to_pass_on[message.channel, message.seq] = spoken
+        (first, determinants), others = spoken
         spans = [(producer, first, determinants)]
         spans += [(self._lineage.subtask(number), at, theirs) for number, at, theirs in others]
         for subtask, at, theirs in spans:  # its own as well: what others are to repeat may depend on what came round
@@ -122,7 +135,7 @@ class StepHistory:
         """A step takes a message: all that depends on it from now on depends on the steps that came with it."""
         if self.ancestors is None or not message.determinants:
             return
-        own, others = decode_spans(message.determinants)
+        own, others = self._to_pass_on.pop((message.channel, message.seq), None) or decode_spans(message.determinants)
         if producer != self._id:
             self.ancestors.take(self._lineage.number(producer), *own)
         for number, first, determinants in others:

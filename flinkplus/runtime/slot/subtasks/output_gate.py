@@ -96,7 +96,7 @@ class OutputGate(OutputChannels):
 
     def _piece_rows(self, batch: pa.RecordBatch) -> int:
         rows = max(1, 2 * self._batch_rows)
-        if batch.num_rows > 1 and batch.nbytes > MAX_MESSAGE_BYTES // 2:
+        if batch.num_rows > 1 and batch.get_total_buffer_size() > MAX_MESSAGE_BYTES // 2:
             size = canonical(batch).nbytes  # how the arrays came to be must not show in where a message ends
             if size > MAX_MESSAGE_BYTES:
                 rows = min(rows, max(1, batch.num_rows * MAX_MESSAGE_BYTES // size))

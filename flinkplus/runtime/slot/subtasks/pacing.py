@@ -26,7 +26,7 @@ TICK_TOLERANCE = 1e-6
 SMOOTHING = 0.3
 BUSY_SHARE, IDLE_SHARE = 0.08, 0.04
 """Of a core that a slot uses: above the one its ticks become less frequent, below the other more."""
-LEVELS = 4
+LEVELS = 5
 """An interval is halved so often at most; one level below, nothing waits."""
 LOOK_S = 0.05
 

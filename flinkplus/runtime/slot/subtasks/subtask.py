@@ -39,7 +39,7 @@ from flinkplus.runtime.slot.subtasks.work import CatchUp, OperatorWork, StepRand
 from flinkplus.runtime.transport.wire.wire import digest_of
 from flinkplus.state.backend import SubtaskState
 
-SHORTEST_BETWEEN_READS = 0.25
+SHORTEST_BETWEEN_READS = 0.125
 """Of ``flush_interval``: a paced source does not read each row by itself."""
 REPLAY_SLICE_S = 0.002
 DIGEST = digests(digest_of)

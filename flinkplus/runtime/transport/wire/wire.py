@@ -26,7 +26,7 @@ import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.operators.base.canonical import canonical
+from flinkplus.operators.base.canonical import canonical, is_cut_by_writing
 from flinkplus.operators.base.columns import SMALL_ROWS, SchemaMemo, holds_dictionary
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -61,6 +61,7 @@ def _plain_prefix(schema: pa.Schema) -> bytes | None:
 
 
 _plain_prefix_of = SchemaMemo(_plain_prefix)
+_cut_by_writing = SchemaMemo(lambda schema: all(is_cut_by_writing(field.type) for field in schema))
 _stream_prefix = PAYLOAD_PREFIX.pack(PAYLOAD_VERSION, STREAM, 0, 0)
 _known_schemas: dict[bytes, pa.Schema] = {}
 
@@ -68,6 +69,8 @@ _known_schemas: dict[bytes, pa.Schema] = {}
 def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
     """One record batch as a payload, the same for equal ones (see ``flinkplus.operators.base.canonical``). Of a
     small one, dictionary-encoded columns come back plain."""
+    if batch.num_rows <= SMALL_ROWS and _cut_by_writing(batch.schema) and not any(c.null_count for c in batch.columns):
+        return encode_canonical(batch)
     return encode_canonical(canonical(batch))
 
 
