@@ -135,7 +135,8 @@ class StepHistory:
         """A step takes a message: all that depends on it from now on depends on the steps that came with it."""
         if self.ancestors is None or not message.determinants:
             return
-        own, others = self._to_pass_on.pop((message.channel, message.seq), None) or decode_spans(message.determinants)
+        known = (message.channel, message.seq)
+        own, others = self._to_pass_on.pop(known) if known in self._to_pass_on else decode_spans(message.determinants)
         if producer != self._id:
             self.ancestors.take(self._lineage.number(producer), *own)
         for number, first, determinants in others:

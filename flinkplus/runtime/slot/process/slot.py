@@ -302,6 +302,8 @@ class Slot(SlotOrders[Subtask]):
             case ControlArrived(_, message, _):
                 if isinstance(message, control.Promote):
                     self._preference.begin(time.monotonic())
+                if isinstance(message, control.Promote | control.Fence):
+                    self._load.hurry(time.monotonic())
                 if isinstance(message, control.Inject):
                     self._injections.obey(message, list(self.active), self.guard)
                 elif isinstance(message, control.RegistryAddress):

@@ -29,6 +29,7 @@ BUSY_SHARE, IDLE_SHARE = 0.08, 0.04
 LEVELS = 5
 """An interval is halved so often at most; one level below, nothing waits."""
 LOOK_S = 0.05
+HURRY_S = 0.2
 
 
 class SlotLoad:
@@ -44,6 +45,12 @@ class SlotLoad:
         self._looked_at: tuple[float, float] | None = None
         self._share = 0.0
         self._level = 0
+        self._hurries_until = -math.inf
+        self.scale = 0.0
+
+    def hurry(self, now: float) -> None:
+        """A failover has begun: for a moment nothing waits for a tick."""
+        self._hurries_until = now + HURRY_S
         self.scale = 0.0
 
     def look(self, now: float) -> None:
@@ -61,7 +68,8 @@ class SlotLoad:
             self._level = min(self._level + 1, LEVELS + 1)
         elif self._share < IDLE_SHARE:
             self._level = max(self._level - 1, 0)
-        self.scale = 2.0 ** (self._level - LEVELS - 1) if self._level else 0.0
+        if now >= self._hurries_until:
+            self.scale = 2.0 ** (self._level - LEVELS - 1) if self._level else 0.0
 
 
 class Ticks:
