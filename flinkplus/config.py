@@ -123,8 +123,9 @@ class Options:
     counts."""
     batch_rows: int = 32_768
     """Target number of rows per message."""
-    flush_interval: float = 0.04
-    """Maximum in seconds between two reads of a paced source, and for which a few rows wait at each exchange."""
+    flush_interval: float = 0.02
+    """Maximum in seconds for which a few rows wait at two exchanges. A paced source reads once in half of it for each
+    stage of the job."""
     window: int = 16
     """Maximum number of in-flight messages per channel."""
     window_kb: int = 2048

@@ -5,9 +5,10 @@ source that went back to a checkpoint finds everything that has arrived since, a
 
 Where little arrives at a time, steps begin at *ticks*: a paced source reads what has arrived since its last tick, other
 subtasks take what waits (a bundle that is large enough does not wait for the tick). So the number of steps does not
-grow with the number of messages. Ticks are those of one clock for all slots of a host, and a subtask's are later by a
-part of the interval for each exchange between it and the sources: what was sent at the tick before is there by then.
-A slot that has little to do makes its ticks more frequent, up to none at all.
+grow with the number of messages. Ticks are those of one clock for all slots of a host. Each exchange makes them half of
+``flush_interval`` later: what was sent at the tick before is there by then, and rows pass all exchanges in one wave. The
+interval between two waves is half of ``flush_interval`` for each stage. A slot that has little to do makes its ticks
+more frequent, up to none at all.
 
 Rules: no clock of its own; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate counts the
 rows that leave one chosen operator (a source, or the operator under ``throttle``), so that "words per second" means
@@ -75,33 +76,35 @@ class SlotLoad:
 class Ticks:
     """When a subtask takes a small bundle, or a paced source reads.
 
-    ``interval_s``: between two ticks of a busy slot.
-    ``phase``: by which part of an interval the ticks are later than those of the sources, from 0 to 1.
+    ``interval_s``: twice what lies between the ticks of two stages, in a busy slot.
+    ``stage``: where the subtask's vertex stands among the stages of the job (``stage_of``).
     ``least``: maximum by which the interval is shortened; 0: all of it.
     """
 
-    def __init__(self, load: SlotLoad, interval_s: float, phase: float, least: float = 0.0) -> None:
+    def __init__(self, load: SlotLoad, interval_s: float, stage: tuple[int, int], least: float = 0.0) -> None:
         self._load = load
-        self._interval_s = interval_s
-        self._phase = phase
+        at, self._stages = stage
+        self._apart_s = interval_s / 2
+        self._phase = at / self._stages
         self._least = least
 
     def at(self, since: float) -> float:
         """The first tick at ``since`` or later."""
-        interval_s = self._interval_s * max(self._load.scale, self._least)
+        interval_s = self._apart_s * self._stages * max(self._load.scale, self._least)
         if not interval_s:
             return since
         offset = self._phase * interval_s
         return offset + math.ceil((since - offset) / interval_s - TICK_TOLERANCE) * interval_s
 
 
-def phase_of(graph: JobGraph, vertex: Vertex) -> float:
-    """By which part of an interval the ticks of a vertex are later than those of the sources."""
+def stage_of(graph: JobGraph, vertex: Vertex) -> tuple[int, int]:
+    """How many exchanges lie between the sources and a vertex, on the longest path; and the number of stages of the
+    job. Back edges do not count."""
     depths: dict[str, int] = {}
     for one in graph.vertices:
         before = [depths.get(graph.producer_vertex(edge).name, -1) for edge in one.inputs]
         depths[one.name] = 1 + max(before, default=-1)
-    return depths[vertex.name] / (1 + max(depths.values()))
+    return depths[vertex.name], 1 + max(depths.values())
 
 
 class Pacer:

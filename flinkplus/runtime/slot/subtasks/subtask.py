@@ -32,7 +32,7 @@ from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, Unchecked
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.runtime.slot.subtasks.output_gate import OutputGate
 from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
-from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, phase_of
+from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, stage_of
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
 from flinkplus.runtime.slot.subtasks.work import CatchUp, OperatorWork, StepRandom
@@ -175,10 +175,10 @@ class Subtask:
         counted = rated[0] if rated else self.operators.root
         rate = members[counted].node.rate
         self._rate = None if rate is None else rate / options.parallelism
-        phase, load = phase_of(plan.graph, plan.vertex), self._ports.load
-        reads = Ticks(load, options.flush_interval, phase, SHORTEST_BETWEEN_READS)
+        stage, load = stage_of(plan.graph, plan.vertex), self._ports.load
+        reads = Ticks(load, options.flush_interval, stage, SHORTEST_BETWEEN_READS)
         pacer = Pacer(self._rate, options.batch_rows, reads.at)
-        ticks = Ticks(load, options.flush_interval, phase)
+        ticks = Ticks(load, options.flush_interval, stage)
         catch_up = CatchUp(plan.promotion, plan.mark, plan.vertex.is_source, replay, self._report_progress)
         return OperatorWork(
             self.id, self.operators, self.state, history, catch_up, pacer, ticks, counted, trace, self._note
