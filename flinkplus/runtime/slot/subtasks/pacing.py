@@ -6,9 +6,9 @@ source that went back to a checkpoint finds everything that has arrived since, a
 Where little arrives at a time, steps begin at *ticks*: a paced source reads what has arrived since its last tick, other
 subtasks take what waits (a bundle that is large enough does not wait for the tick). So the number of steps does not
 grow with the number of messages. Ticks are those of one clock for all slots of a host. Each exchange makes them half of
-``flush_interval`` later: what was sent at the tick before is there by then, and rows pass all exchanges in one wave. The
-interval between two waves is half of ``flush_interval`` for each stage. A slot that has little to do makes its ticks
-more frequent, up to none at all.
+``flush_interval`` later: what was sent at the tick before is there by then, and rows pass all exchanges in one wave.
+The interval between two waves is half of ``flush_interval`` for each stage. A slot that has little to do makes its
+ticks more frequent, up to none at all.
 
 Rules: no clock of its own; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate counts the
 rows that leave one chosen operator (a source, or the operator under ``throttle``), so that "words per second" means

@@ -184,6 +184,26 @@ def test_numbers_keep_their_order(values: list[int]) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "dtype", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.date32(), pa.timestamp("us")], ids=str
+)
+def test_numbers_have_the_same_keys_with_a_null_beside_them_and_without(dtype: pa.DataType) -> None:
+    """Without nulls they are encoded another way."""
+    numbers = pa.array([-128, -1, 0, 1, 127, 5], pa.int64())
+    values = numbers.cast(pa.int32()).cast(dtype) if dtype.bit_width <= 32 else numbers.cast(dtype)
+    without = encode_values(values.slice(1, 4))
+    without.validate(full=True)
+    assert without.to_pylist() == encode_values(pa.concat_arrays([values, pa.nulls(1, dtype)])).to_pylist()[1:5]
+
+
+@given(st.integers(0, 9), st.lists(st.binary(min_size=9, max_size=9), min_size=1))
+def test_keys_of_one_length_have_the_same_hashes_as_beside_longer_ones(length: int, keys: list[bytes]) -> None:
+    cut = [key[:length] for key in keys]
+    alone = hash_keys(pa.array(cut, pa.binary()))
+    beside = hash_keys(pa.array([*cut, b"a longer one"], pa.binary()))
+    assert alone.tolist() == beside.tolist()[:-1]
+
+
 @given(st.lists(st.floats(allow_nan=False), min_size=2, max_size=20))
 def test_floats_keep_their_order(values: list[float]) -> None:
     pairs = zip(encode_values(pa.array(values, pa.float64())).to_pylist(), values, strict=True)

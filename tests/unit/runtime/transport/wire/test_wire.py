@@ -224,6 +224,23 @@ def test_equal_batches_have_equal_payloads_and_are_read_back(dtype: pa.DataType,
     assert decode_records(encode_records(again)).column(0).to_pylist() == pa.array(values, dtype).to_pylist()
 
 
+WIDTHS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.timestamp("us"), pa.decimal128(10, 0))
+
+
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9])
+def test_a_part_of_a_batch_without_nulls_has_the_payload_of_a_batch_of_its_own(dtype: pa.DataType, rows: int) -> None:
+    """Nothing shows of the rows before and behind it."""
+    numbers = pa.array(range(1, 21), pa.int64())
+    values = numbers.cast(dtype) if dtype.bit_width == 64 else numbers.cast(pa.int32()).cast(dtype)
+    whole = pa.record_batch([values, numbers], names=["v", "w"])
+    for at in (0, 1, 7, 11):
+        part = whole.slice(at, rows)
+        alone = pa.record_batch([pa.array(part.column(i).to_pylist(), part.column(i).type) for i in (0, 1)], ["v", "w"])
+        assert bytes(encode_records(part)) == bytes(encode_records(alone))
+        assert decode_records(encode_records(part)).equals(alone)
+
+
 def test_what_is_under_a_null_does_not_count() -> None:
     mask = np.array([False, True, False])
     payloads = {
