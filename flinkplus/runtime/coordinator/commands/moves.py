@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from flinkplus.config import MOST_SPARES
 from flinkplus.errors import CommandRefused, ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
 from flinkplus.runtime.control.names import find_subtask
-from flinkplus.runtime.coordinator.membership.moves import Moves, PlannedMove
+from flinkplus.runtime.coordinator.membership.moves import Moves
+from flinkplus.runtime.coordinator.membership.requests import PlannedMove
 from flinkplus.runtime.operations.commands import Body, Commands, Later
 
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ class MoveNewsCommand:
     number: int
 
 
+@dataclass(eq=False, repr=False)
 class MoveCommands:
     """Has the job's ``Moves`` take requests from outside."""
 
-    def __init__(self, moves: Moves, graph: JobGraph, options: Options) -> None:
-        self._moves = moves
-        self._graph = graph
-        self._options = options
+    _moves: Moves
+    _graph: JobGraph
+    _options: Options
 
     def add_to(self, commands: Commands) -> None:
         """Have them taken."""
@@ -83,7 +84,7 @@ class MoveCommands:
 
     def news(self, request: MoveNewsCommand) -> Body:
         """Raises ``CommandRefused`` for a request that nobody made, or long ago; and what ended it."""
-        move = self._moves.find(request.number)
+        move = self._moves.requests.find(request.number)
         if move is None:
             raise CommandRefused(f"request {request.number} is unknown or no longer remembered")
         move.check()

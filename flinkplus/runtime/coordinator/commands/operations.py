@@ -7,7 +7,7 @@ happens. Injections are for whoever has the job's key for commands, unless ``all
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from flinkplus.runtime.operations.commands import Body, Commands, Later
 if TYPE_CHECKING:
     from flinkplus.config import Options
     from flinkplus.graph import JobGraph
+    from flinkplus.runtime.coordinator.dispatch.calls import Calls
     from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
     from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
     from flinkplus.runtime.coordinator.membership.presence import Presence
@@ -103,27 +104,16 @@ def _named(slots: Sequence[int]) -> str:
     return ", ".join(f"slot-{slot}" for slot in slots)
 
 
+@dataclass(eq=False, repr=False)
 class Operations:
-    """The driver's part of injections. ``age_s``: for how long the job has been running; ``None``: it has not begun.
+    """The driver's part of injections."""
 
-    ``later`` has the coordinator call something, after so many seconds.
-    """
-
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        deployment: Deployment,
-        presence: Presence,
-        graph: JobGraph,
-        options: Options,
-        later: Callable[[float, Callable[[], None]], None],
-    ) -> None:
-        self._dispatch = dispatch
-        self._deployment = deployment
-        self._presence = presence
-        self._graph = graph
-        self._options = options
-        self._later = later
+    _dispatch: Dispatch
+    _deployment: Deployment
+    _presence: Presence
+    _graph: JobGraph
+    _options: Options
+    _calls: Calls
 
     def add_to(self, commands: Commands) -> None:
         """Have them taken."""
@@ -146,7 +136,7 @@ class Operations:
                 answer.refuse(error)
 
         if wait_s > 0:
-            self._later(wait_s, strike)
+            self._calls.later(wait_s, strike)
         else:
             strike()
         return answer

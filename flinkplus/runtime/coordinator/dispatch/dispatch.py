@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from chain_backup.failover.events import FailoverEvent
-from flinkplus.errors import described
+from flinkplus.errors import FlinkPlusError, described
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.clock import Clock
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from flinkplus.runtime.liveness.lifeline import LifelineCut, Lifelines
     from flinkplus.runtime.liveness.pulse import Pulses
     from flinkplus.runtime.operations.command_server import CommandDoor
-    from flinkplus.runtime.operations.commands import Commands
     from flinkplus.runtime.transport.wire.ports import LinkEvent, Rendezvous
 
 NO_CHECKPOINT = CheckpointId(0)
@@ -70,14 +69,14 @@ class UserAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryTold:
-    """ZooKeeper says something."""
+class RegistryReported:
+    """An event of ZooKeeper."""
 
     event: RegistryEvent
 
 
 WorkDone: TypeAlias = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
-InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | WorkDone | RegistryTold | UserAsked"
+InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | WorkDone | RegistryReported | UserAsked"
 
 
 class Machines(Protocol):
@@ -141,11 +140,8 @@ class Dispatch:
         registry: Worker | None = None,
     ) -> None:
         self.rendezvous = rendezvous
-        self.make_lifelines: Callable[[], Lifelines] | None = None
         self.lifelines: Lifelines | None = None
-        self.make_pulses: Callable[[], Pulses] | None = None
         self.pulses: Pulses | None = None
-        self.make_door: Callable[[Commands], CommandDoor] | None = None
         self.door: CommandDoor | None = None
         self.processes = processes
         self.inbox = inbox
@@ -214,6 +210,10 @@ class Dispatch:
 
         pool.submit(run)
 
+    def remove(self, what: str, remove: Callable[..., None], *arguments: Any) -> None:
+        """Have the storage worker remove something that is not needed; a failure is only logged."""
+        self.storage.submit(_remove, what, remove, *arguments)
+
     def close(self) -> None:
         """End the workers, when they have done what they were told, and the connections."""
         self.registry.shutdown(wait=False, cancel_futures=True)
@@ -227,3 +227,10 @@ class Dispatch:
         if self.pulses is not None:
             self.pulses.close()
         self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed the way to it
+
+
+def _remove(what: str, remove: Callable[..., None], *arguments: Any) -> None:
+    try:
+        remove(*arguments)
+    except (OSError, FlinkPlusError) as error:
+        log.warning("could not remove %s: %s", what, error)

@@ -41,7 +41,10 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class RecordWriter(Protocol):
-    """Where the records of chains go."""
+    """Where the records of chains go; the part of ``JobRegistry`` that the coordinator uses."""
+
+    moved: str | None
+    """The present address of ZooKeeper, if it is not the one that slots were started with."""
 
     def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
         """Write all of them, or none and raise."""
@@ -65,6 +68,7 @@ class JobRegistry:
         auth: str | None = None,
         certificates: Certificates | None = None,
     ) -> None:
+        self.moved: str | None = None
         self._options = options
         self._application = application
         self._directory = directory
@@ -80,7 +84,6 @@ class JobRegistry:
         self._server: EmbeddedZooKeeper | None = None
         self._supervisor: Supervisor | None = None
         self._down: str | None = None
-        self._moved: str | None = None
         self._registry: Registry | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -146,7 +149,7 @@ class JobRegistry:
             if self._closing.is_set():
                 raise RegistryUnavailable("the job is over")
             registry = self._registry = Registry(
-                self._moved or hosts,
+                self.moved or hosts,
                 self._application,
                 session_timeout_s=self._options.session_timeout,
                 deliver=self._told,
@@ -196,9 +199,9 @@ class JobRegistry:
         assert self._server is not None
         hosts = self._reached(self._server.hosts)
         with self._lock:
-            moved = hosts != (self._moved or self._hosts.result(START_TIMEOUT_S))
+            moved = hosts != (self.moved or self._hosts.result(START_TIMEOUT_S))
             if moved:
-                self._moved = hosts
+                self.moved = hosts
             self._down = None
             registry = self._registry
         if moved:
@@ -220,7 +223,7 @@ class JobRegistry:
     def hosts(self) -> str:
         """What slots connect to, once the server is there. Raises whatever starting it raised."""
         found = self._hosts.result(START_TIMEOUT_S)
-        return self._moved or found
+        return self.moved or found
 
     def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
         """Write chain records; ``urgent``: a failover waits. Raises when nothing, or nobody knows what, was written."""

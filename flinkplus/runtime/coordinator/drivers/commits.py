@@ -37,11 +37,16 @@ log = logging.getLogger("flinkplus")
 
 
 class Commits:
-    """The job's manifests in memory and on storage, and its sinks' committers."""
+    """The job's manifests in memory and on storage, and its sinks' committers.
 
-    def __init__(self, graph: JobGraph, storage: CheckpointStorage) -> None:
+    ``taken_over``: called from the worker's thread when another driver has taken over the job.
+    """
+
+    def __init__(
+        self, graph: JobGraph, storage: CheckpointStorage, taken_over: Callable[[str], None] = lambda reason: None
+    ) -> None:
         self._storage = storage
-        self._taken_over: Callable[[str], None] = lambda reason: None
+        self._taken_over = taken_over
         self.sinks: dict[str, Sink] = {n.name: n.body for n in graph.nodes if isinstance(n.body, Sink)}
         self.committers: dict[str, SinkCommitter] = {name: sink.committer() for name, sink in self.sinks.items()}
         self._manifests: dict[int, Manifest] = {}
@@ -51,10 +56,6 @@ class Commits:
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
         for committer in self.committers.values():
             committer.allow_only_if(self._check)
-
-    def tell(self, taken_over: Callable[[str], None]) -> None:
-        """Whom to tell, once it is found out, that another driver has taken the job over; from the worker's thread."""
-        self._taken_over = taken_over
 
     def _check(self) -> None:
         try:

@@ -10,11 +10,12 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
 
 import psutil
 from typing_extensions import assert_never
 
+from chain_backup.failover.events import SlotLost
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.zookeeper.records import (
     RegistryEvent,
     RegistryLost,
@@ -39,12 +40,16 @@ from flinkplus.protocol.liveness.reachability import (
 )
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.effects import EvictSlot, JobState
-from flinkplus.protocol.vocabulary.ids import SubtaskId
+from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, Machines
+from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
+from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
+from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
-from flinkplus.runtime.coordinator.drivers.failover import Failovers
+from flinkplus.runtime.coordinator.drivers.last_words import CrashReports
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
 SAME_PROCESS_S = 5.0
@@ -52,42 +57,41 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class Presence:
-    """The coordinator's view of the slots. ``taken_over`` ends the job here; ``failovers`` is set when there are
-    standbys.
+    """The coordinator's view of the slots.
+
+    ``joining``: the slots that are about to join the running job.
+    ``crashes``: learns which processes are ended from here.
+    ``registry``: the address of ZooKeeper, if that has changed; ``None`` for a job without.
     """
 
     def __init__(
         self,
         dispatch: Dispatch,
-        machines: Machines,
+        machines: JobMachines,
         deployment: Deployment,
         recoveries: RecoveryLog,
+        joining: Joining,
+        crashes: CrashReports,
+        calls: Calls,
         options: Options,
-        taken_over: Callable[[str], None],
-        job_state: Callable[[], JobState] = lambda: JobState.RUNNING,
+        registry: RecordWriter | None = None,
         reachability: Reachability | None = None,
     ) -> None:
-        self._job_state = job_state
-        self._reachability = Reachability() if reachability is None else reachability
+        self.registry_lost: str | None = None
+        """Why ZooKeeper is unavailable; ``None`` while it is not."""
         self._dispatch = dispatch
         self._processes = dispatch.processes
         self._machines = machines
         self._deployment = deployment
         self._recoveries = recoveries
+        self._joining = joining
+        self._crashes = crashes
+        self._calls = calls
         self._options = options
-        self._taken_over = taken_over
+        self._registry = registry
+        self._reachability = Reachability() if reachability is None else reachability
         self._looked_s = dispatch.clock.monotonic()
-        self.failovers: Failovers | None = None
-        self.ends: Callable[[str], None] = lambda name: None
-        """Called with the name of a slot's pulse before its process is ended from here."""
-        self.registry_lost: str | None = None
-        self._registry_moved: control.RegistryAddress | None = None
-        self._said: dict[int, str] = {}
-
-    @property
-    def _runs(self) -> bool:
-        """Whether the job runs with standbys just now."""
-        return self.failovers is not None and self.failovers.running
+        self._reported: dict[int, str] = {}
 
     def register(self, connection: int, register: control.Register) -> None:
         """A slot's process presents itself."""
@@ -101,11 +105,12 @@ class Presence:
         process, _ = self._processes.register(connection, register, self._dispatch.clock.monotonic())
         where = f"process {process.pid} on {process.host}"
         log.info("slot %d registered: %s", process.slot, where, extra=_of(process))
-        if self._registry_moved is not None:
-            self._dispatch.rendezvous.send(connection, self._registry_moved)  # before it connects
+        if self._registry is not None and self._registry.moved is not None:
+            address = control.RegistryAddress(self._registry.moved)
+            self._dispatch.rendezvous.send(connection, address)  # before it connects
         self._dispatch.rendezvous.send(connection, control.Welcome(process.incarnation))
         self._machines.step_job(events.SlotRegistered(process.slot, process.incarnation))
-        if self._runs:
+        if self._machines.local_failover is not None:
             self._step(SlotArrived(process.slot, process.host))
 
     def start_failed(self, connection: int, failed: control.StartFailed) -> None:
@@ -123,8 +128,8 @@ class Presence:
 
     def slot_failed(self, slot: int, reason: str) -> None:
         """A slot could not be started. Raises ``PeerProtocolError`` for a slot that the job does not have."""
-        level = logging.INFO if self._said.get(slot) == reason else logging.WARNING
-        self._said[slot] = reason
+        level = logging.INFO if self._reported.get(slot) == reason else logging.WARNING
+        self._reported[slot] = reason
         log.log(level, "%s", reason, extra=about(slot=slot))
         self._machines.step_job(events.SlotStartFailed(slot, reason, SlotStartError(reason)))
 
@@ -137,13 +142,32 @@ class Presence:
         self._deployment.lost_at = self._deployment.triggered
         self._recoveries.slot_lost(process.slot, [str(subtask) for subtask in self._deployment.on(process.slot)])
         self._step(lost)
-        if self._runs and self.failovers is not None and not self._processes.is_over(process.slot):
-            self.failovers.slot_lost(process, reason)
-        else:
+        failover = self._machines.local_failover
+        if failover is None or self._processes.is_over(process.slot):
             self._machines.step_job(lost)
+        else:
+            self._lose_locally(process, reason, failover)
+
+    def _lose_locally(self, process: SlotProcess, reason: str, failover: FailoverProtocol) -> None:
+        """A slot is gone while the job runs with local failover."""
+        matters = not self._processes.is_spare(process.slot) or failover.is_alive(process.slot)
+        if matters:
+            self._machines.step_job(self._loss_of(process.slot, reason, failover))
+        self._machines.step_job(events.SlotLeft(process.slot, process.incarnation, reason))
+        if matters:
+            self._machines.step_failover(SlotLost(process.slot, process.incarnation, reason))
+        self._joining.lost(process.slot)
+
+    def _loss_of(self, slot: int, reason: str, failover: FailoverProtocol) -> events.FailureTakenOn:
+        """What the loss of ``slot`` counts as. Without a subtask on it, it is a failure of its own."""
+        generations = self._deployment.generations
+        hosted = [generations[subtask] for subtask in self._deployment.on(slot) if subtask in generations]
+        generation = max(hosted, default=Generation(failover.newest_generation + 1))
+        why = f"slot {slot} was lost: {reason}"
+        return events.FailureTakenOn("slot", generation, failover.recovering, why, None)
 
     def let_spares_join(self) -> None:
-        """The job has been started without the spare slots that are there."""
+        """The job has been started without the spare slots that are registered."""
         for process in self._processes.all():
             if self._processes.is_spare(process.slot) and not self._processes.is_over(process.slot):
                 self._step(SlotArrived(process.slot, process.host))
@@ -151,7 +175,7 @@ class Presence:
     def evict(self, process: SlotProcess, reason: str) -> None:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
         log.warning("ending slot %d: %s", process.slot, reason, extra=_of(process))
-        self.ends(process.pulse)
+        self._crashes.ended_on_purpose(process.pulse)
         if process.host == socket.gethostname():
             _kill(process)
         self.lose(process, reason)
@@ -179,9 +203,10 @@ class Presence:
 
     def _chains(self) -> list[list[str]] | None:
         """The pulses of each chain's members; ``None`` when a lost slot ends in a rollback."""
-        if not self._runs or self.failovers is None:
+        failover = self._machines.local_failover
+        if failover is None:
             return None
-        members = ((self._processes.get(slot) for slot in slots) for slots in self.failovers.chains.values())
+        members = ((self._processes.get(slot) for slot in slots) for slots in failover.chains.values())
         return [[process.pulse for process in chain if process is not None] for chain in members]
 
     # --- slots that do not reach each other
@@ -209,19 +234,20 @@ class Presence:
         return self._reachability.next_deadline_ms()
 
     def interrupted(self) -> None:
-        """A rollback began, or the end: all that are there are deployed."""
+        """A rollback began, or the end: every registered slot is deployed."""
         self._step(events.JobInterrupted())
+        self._joining.reset()
 
     def _standings(self) -> tuple[Standing, ...]:
-        if self._job_state() is not JobState.RUNNING:
+        if self._machines.job.state is not JobState.RUNNING:
             return ()
-        pulses, failovers = self._dispatch.pulses, self.failovers
+        pulses, failover = self._dispatch.pulses, self._machines.failover
         return tuple(
             Standing(
                 process.slot,
                 process.host,
                 len(self._deployment.on(process.slot)),
-                failovers is None or failovers.has_joined(process.slot),
+                failover is None or failover.is_alive(process.slot),
                 pulses is not None and pulses.is_doubtful(process.pulse),
             )
             for process in self._processes.all()
@@ -238,37 +264,36 @@ class Presence:
                     self.evict(process, reason)
                 case SetSlotAside(slot, reason):
                     log.warning("slot %d is set aside: %s", slot, reason)
-                    if self.failovers is not None:
-                        self.failovers.set_aside(slot)
+                    self._joining.set_aside(slot)
                 case LetSlotJoin():
-                    if self._runs and self.failovers is not None:
-                        self.failovers.registered(process)
+                    if self._machines.local_failover is not None:
+                        self._joining.begin(process)
                 case _:
                     assert_never(effect)
 
-    # --- what others say
+    # --- ZooKeeper
 
-    def registry_told(self, event: RegistryEvent) -> None:
-        """ZooKeeper says something."""
+    def registry_reported(self, event: RegistryEvent) -> None:
+        """An event of ZooKeeper."""
         match event:
             case SlotNodeGone(slot, record):
                 process = self._processes.get(slot)
                 known = process is not None and not self._processes.is_over(slot)
-                if process is not None and known and process.incarnation == record.incarnation and self._runs:
+                current = process is not None and known and process.incarnation == record.incarnation
+                if process is not None and current and self._machines.local_failover is not None:
                     self.evict(process, f"the ZooKeeper session of slot {slot} has expired")
             case RegistryLost(reason, final):
                 log.warning("ZooKeeper is unavailable: %s", reason)
                 self.registry_lost = reason
                 if final:
-                    self._taken_over(f"another driver has taken the job over: {reason}")
+                    self._calls.taken_over(f"another driver has taken the job over: {reason}")
             case RegistryReconnected():
                 log.warning("coordinator is connected to ZooKeeper again")
                 self.registry_lost = None
             case RegistryMoved(hosts):
-                self._registry_moved = control.RegistryAddress(hosts)
-                self._dispatch.tell_all(self._registry_moved)
+                self._dispatch.tell_all(control.RegistryAddress(hosts))
             case SlotNodeSeen():
-                pass  # its control stream says that, too
+                pass  # its control stream reports that, too
             case _:
                 assert_never(event)
 
@@ -282,7 +307,7 @@ class Presence:
         process = self._processes.get(slot)
         if process is None:
             return False
-        self.ends(process.pulse)
+        self._crashes.ended_on_purpose(process.pulse)
         self._recoveries.kill_stamped(process.slot, self._dispatch.clock.time())
         if process.host != socket.gethostname() or not _kill(process):
             self._dispatch.rendezvous.send(process.connection, control.Die())

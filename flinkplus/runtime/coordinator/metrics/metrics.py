@@ -97,6 +97,8 @@ class Figures:
         self._copied: dict[tuple[int, int], dict[str, int]] = {}
         self.id_conflicts = 0
         """How often the filter of message IDs and a cursor disagreed."""
+        self.malformed_reports = 0
+        """Reports of slots that make no sense; without effect."""
         self.fenced_reports = 0
         """Of slots that were given up, or of subtasks of older generations; without effect."""
 
