@@ -221,7 +221,7 @@ class JobHandle:
         found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
         if at is not None:
             check_point(at)
-        return self._running.coordinator.kills.kill(found, at, timeout)
+        return self._running.coordinator.parts.operations.kill(found, at, timeout)
 
     def missing_standbys(self) -> int:
         """Number of standbys that are missing or not yet in step: 0 at full redundancy."""

@@ -668,13 +668,15 @@ def test_a_job_whose_servers_port_is_taken_goes_on_with_its_sessions(
     certificates = made_for("job")
     tls = context(certificates, False)
     options = Options(parallelism=2, session_timeout=TIMEOUT_S)
-    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", None, certificates)
     told: list[object] = []
     given_up: list[str] = []
+    registry = JobRegistry(
+        options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", told.append, given_up.append, None, certificates
+    )
     session_events: list[object] = []
     with contextlib.ExitStack() as closing:
         closing.callback(registry.close)
-        registry.begin(told.append, given_up.append)
+        registry.begin()
         registry.write([record_of(1, 0, 1)], urgent=True)
         before = registry.hosts()
         session = SlotSession(before, "job", 0, slot_record(0), TIMEOUT_S, session_events.append, tls=tls)
@@ -713,10 +715,12 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = servers()
-    registry = JobRegistry(Options(parallelism=2), "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1")
     told: list[object] = []
     given_up: list[str] = []
-    registry.begin(told.append, given_up.append)
+    registry = JobRegistry(
+        Options(parallelism=2), "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", told.append, given_up.append
+    )
+    registry.begin()
     try:
         registry.write([record_of(1, 0, 1)], urgent=True)
 
@@ -751,9 +755,9 @@ def test_a_server_that_hangs_is_started_again_and_a_failover_waits_for_it(
     monkeypatch.setattr(supervisor, "HANG_S", 2.0)
     others = servers()
     options = Options(parallelism=2, session_timeout=1.0)
-    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1")
     told: list[object] = []
-    registry.begin(told.append, lambda reason: None)
+    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", told.append, lambda reason: None)
+    registry.begin()
     try:
         registry.write([record_of(1, 0, 1)], urgent=True)
         session_events: list[object] = []

@@ -29,13 +29,10 @@ from flinkplus.runtime.base.step_note import LastWords
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.calls import Calls
 from flinkplus.runtime.coordinator.dispatch.dispatch import (
-    CheckpointWorkDone,
+    Asked,
     Dispatch,
-    FailoverWorkDone,
     InboxEvent,
-    JobWorkDone,
     RegistryReported,
-    UserAsked,
 )
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
 from flinkplus.runtime.coordinator.drivers.commits import Commits
@@ -72,7 +69,7 @@ class Coordinator:
         self.calls = calls
         self.result = calls.result
         self.parts = parts = Parts(graph, options, commits, restore, dispatch, calls, registry, jobs)
-        self.commands, self.moves, self.kills, self.view = parts.commands, parts.moves, parts.kills, parts.view
+        self.commands, self.moves, self.view = parts.commands, parts.moves, parts.view
         self.figures, self.recoveries = parts.figures, parts.recoveries
         self._dispatch = dispatch
         self._inbox = dispatch.inbox
@@ -209,18 +206,11 @@ class Coordinator:
                 process = self._processes.with_lifeline(name)
                 if process is not None:
                     self._presence.lose(process, "its process ended")
-            case CheckpointWorkDone(done):
-                self.parts.checkpoints.work_done(done)
-            case JobWorkDone(done):
-                self._machines.step_job(done)
-            case FailoverWorkDone(done):
-                if self.parts.failover is not None:
-                    self.parts.failover.work_done(done)
             case RegistryReported(reported):
                 self._presence.registry_reported(reported)
             case LastWords():
                 self.parts.crashes.take(event)
-            case UserAsked(action):
+            case Asked(action):
                 action()
             case _:
                 assert_never(event)

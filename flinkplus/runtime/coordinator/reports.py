@@ -30,7 +30,7 @@ from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
-from flinkplus.runtime.coordinator.drivers.failover_reports import FailoverReports
+from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
@@ -50,7 +50,7 @@ class Reports:
     _recoveries: RecoveryLog
     _figures: Figures
     _presence: Presence
-    _failover: FailoverReports | None
+    _failover: FailoverDriver | None
 
     def take(self, connection: int, message: control.ControlMessage) -> None:
         """A message on a connection. Raises ``PeerProtocolError`` for one that cannot be."""

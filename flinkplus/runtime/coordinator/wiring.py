@@ -19,9 +19,8 @@ from flinkplus.protocol.job.job import JobProtocol
 from flinkplus.protocol.liveness.reachability import Reachability
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.control.names import parse_subtask
-from flinkplus.runtime.coordinator.commands.kills import Kills
 from flinkplus.runtime.coordinator.commands.moves import MoveCommands
-from flinkplus.runtime.coordinator.commands.operations import Operations
+from flinkplus.runtime.coordinator.commands.operations import InjectCommand, Operations
 from flinkplus.runtime.coordinator.dispatch.calls import Calls
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
@@ -31,10 +30,9 @@ from flinkplus.runtime.coordinator.drivers.checkpoints import CheckpointDriver
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
-from flinkplus.runtime.coordinator.drivers.failover_reports import FailoverReports
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
-from flinkplus.runtime.coordinator.drivers.last_words import CrashReports
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
+from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.coordinator.membership.moves import Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.membership.requests import MoveRequests
@@ -88,30 +86,21 @@ class Parts:
         self.presence = self._make_presence()
         self.spares, self.moves = self._make_moves(jobs)
         faults = Faults(options.faults, generation + 1)
-        self.kills = Kills(dispatch, machines, deployment, self.presence, calls, graph, faults)
-        Operations(dispatch, deployment, self.presence, graph, options, calls).add_to(self.commands)
+        self.operations = Operations(dispatch, deployment, self.presence, graph, options, calls, machines, faults)
+        self.commands.add(InjectCommand, self.operations.inject)
         MoveCommands(self.moves, graph, options).add_to(self.commands)
         self.phases = FailoverPhases(dispatch, self.recoveries, PARTIAL if options.partial else STANDBY)
         self.triggers = triggers = Triggers(dispatch, deployment, machines.checkpoints)
-        self.failover, failover_reports = self._make_failover()
-        self.checkpoints = CheckpointDriver(
-            dispatch,
-            machines,
-            deployment,
-            commits,
-            self.figures,
-            triggers,
-            self.crashes,
-            self.kills.reach,
-            self.failover,
+        self.failover = failover = self._make_failover()
+        reach, figures = self.operations.reach, self.figures
+        checkpoints = CheckpointDriver(
+            dispatch, machines, deployment, commits, figures, triggers, self.crashes, reach, failover
         )
-        obey_failover = None if self.failover is None else self.failover.apply
-        machines.obeyed_by(self._make_job_driver().apply, self.checkpoints.apply, obey_failover)
-        self.reports = Reports(
-            dispatch, machines, deployment, self.recoveries, self.figures, self.presence, failover_reports
-        )
+        obey_failover = None if failover is None else failover.apply
+        machines.obeyed_by(self._make_job_driver().apply, checkpoints.apply, obey_failover)
+        self.reports = Reports(dispatch, machines, deployment, self.recoveries, figures, self.presence, failover)
         self.view = JobView(
-            dispatch, machines, deployment, calls, self.figures, self.presence, self.phases, triggers, self.spares
+            dispatch, machines, deployment, calls, figures, self.presence, self.phases, triggers, self.spares
         )
 
     def _machine(self, name: str, make: Callable[..., M], *arguments: Any, **settings: Any) -> M:
@@ -175,27 +164,25 @@ class Parts:
             )
         return spares, Moves(self._calls, self.machines, requests, spares)
 
-    def _make_failover(self) -> tuple[FailoverDriver | None, FailoverReports | None]:
-        dispatch, machines, options, phases = self._dispatch, self.machines, self._options, self.phases
-        failover = machines.failover
+    def _make_failover(self) -> FailoverDriver | None:
+        failover, options = self.machines.failover, self._options
         if failover is None:
-            return None, None
+            return None
         topology = topology_of(self._graph, options.parallelism)
-        promotions = Promotions(topology, failover.versions, options.promises, options.depth)
-        driver = FailoverDriver(
-            dispatch,
-            machines,
+        return FailoverDriver(
+            self._dispatch,
+            self.machines,
             failover,
             self.deployment,
-            promotions,
-            phases,
+            Promotions(topology, failover.versions, options.promises, options.depth),
+            self.phases,
             self.triggers,
             self._registry,
-            self.presence.evict,
-            self.moves.report,
+            self.joining,
+            self.presence,
+            self.moves,
+            self.figures if options.standbys else None,
         )
-        figures = self.figures if options.standbys else None
-        return driver, FailoverReports(dispatch, machines, failover, promotions, phases, self.joining, figures)
 
     def _make_job_driver(self) -> JobDriver:
         graph, restore, options, subtasks = self._graph, self._restore, self._options, self._subtasks()

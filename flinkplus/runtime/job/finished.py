@@ -45,7 +45,7 @@ class FinishedJob:
         self.closed = threading.Event()
         alone = replace(options, transport="tcp", hang_timeout=None, record_machines=None, faults=())
         calls = Calls(Inbox(), JobResult())
-        dispatch = Listeners(alone, LOOPBACK, Credentials(b""), calls.inbox).dispatch
+        dispatch = Listeners(alone, LOOPBACK, Credentials(b""), calls).dispatch
         self.coordinator = Coordinator(graph, alone, commits, restore, dispatch, calls)
         self.coordinator.stand_for_finished(restore.checkpoint)
         self.closed.set()

@@ -87,7 +87,7 @@ class RunningJob:
         self._slots = SlotJobs(spark, self._present_config, self._run, self._slot_failed, calls.give_up)
         bind, reach = coordinator_hosts(spark)
         shells = credentials.for_commands(self.job_id)
-        listeners = Listeners(plan.options, bind, credentials, calls.inbox, shells, directory.path)
+        listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)
         self.coordinator = Coordinator(
             plan.graph,
             plan.options,
@@ -100,12 +100,12 @@ class RunningJob:
             self.job_id,
         )
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status())
-        addresses = listeners.open(self.coordinator.commands).at(reach)
+        addresses = listeners.open(self.coordinator.commands)
         self.coordinator.start()
         driver = (os.getpid(), psutil.Process().create_time())
         self._let_shells_in(Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, shells))
         if registry is not None:
-            registry.begin(calls.registry_reported, calls.give_up)
+            registry.begin()
         self._config = self._make_config(plan, restore, credentials, addresses, driver)
         for slot in range(plan.options.parallelism):
             self._slots.start(slot)

@@ -135,7 +135,7 @@ def _launch(
             node.body = node.body.planned()
     credentials = Credentials.made(plan.options, plan.output_id, lasting_secret(plan.options, storage))
     calls = Calls(Inbox(), JobResult())
-    registry = _registry_of(spark, plan, directory, credentials)
+    registry = _registry_of(spark, plan, directory, credentials, calls)
     try:
         if resume and registry is not None and plan.options.zookeeper is not None:
             registry.elect_first()
@@ -160,7 +160,7 @@ def _launch(
 
 
 def _registry_of(
-    spark: SparkSession, plan: Plan, directory: JobDirectory, credentials: Credentials
+    spark: SparkSession, plan: Plan, directory: JobDirectory, credentials: Credentials, calls: Calls
 ) -> JobRegistry | None:
     """A job with local recovery needs one. One with an ensemble has one as well, so that it has no other driver."""
     if not plan.options.local and plan.options.zookeeper is None:
@@ -172,6 +172,8 @@ def _registry_of(
         directory.path / "zookeeper",
         bind,
         reach,
+        calls.registry_reported,
+        calls.give_up,
         credentials.zookeeper,
         credentials.registry_certificates,
     )

@@ -1,36 +1,43 @@
-"""What a shell can have a running job do: say how it is (``StatusCommand``), and hurt itself (``InjectCommand``).
+"""Fault injection in a running job: by a shell (``InjectCommand``), by the program that started it, by its options.
 
-Rules: in the coordinator's thread. A target is found before anything is done, and all of it is there, or nothing
-happens. Injections are for whoever has the job's key for commands, unless ``allow_inject`` is off.
+Rules: in the coordinator's thread, except for ``kill``, which waits in another. A target is found before anything is
+done, and all of it is present, or nothing happens. Injections of shells need the job's key for commands, and the option
+``allow_inject``.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flinkplus.errors import CommandRefused, ConfigurationError
+from flinkplus.errors import CommandRefused, ConfigurationError, SubtaskNotRunning
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import find_subtask
 from flinkplus.runtime.faults.injections import CUT, DRIVER, EXCEPTION, FAULTS, KILL, PAUSE, SLOW
-from flinkplus.runtime.operations.commands import Body, Commands, Later
+from flinkplus.runtime.faults.points import COORDINATOR_POINTS, STANDBY_POINTS, Faults
+from flinkplus.runtime.operations.commands import Body, Later
 
 if TYPE_CHECKING:
     from flinkplus.config import Options
     from flinkplus.graph import JobGraph
     from flinkplus.runtime.coordinator.dispatch.calls import Calls
     from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+    from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
     from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
     from flinkplus.runtime.coordinator.membership.presence import Presence
 
+LOOK_AGAIN_S = 0.01
 MAX_FOR_S = 3600.0
 MAX_DELAY_S = 60.0
 SLOT = re.compile(r"slot-(\d{1,9})\Z")
 TO_DRIVER = "driver"
+log = logging.getLogger("flinkplus.coordinator")
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ def _named(slots: Sequence[int]) -> str:
 
 @dataclass(eq=False, repr=False)
 class Operations:
-    """The driver's part of injections."""
+    """The driver's part of fault injection. ``faults``: those that the options of the job arm."""
 
     _dispatch: Dispatch
     _deployment: Deployment
@@ -114,10 +121,8 @@ class Operations:
     _graph: JobGraph
     _options: Options
     _calls: Calls
-
-    def add_to(self, commands: Commands) -> None:
-        """Have them taken."""
-        commands.add(InjectCommand, self.inject)
+    _machines: JobMachines
+    _faults: Faults
 
     def inject(self, request: InjectCommand) -> Later:
         """Do it, now or at its time. Raises ``CommandRefused``."""
@@ -208,3 +213,51 @@ class Operations:
             "subtasks": [str(subtask) for subtasks in hit.slots.values() for subtask in subtasks],
             "for_s": request.for_s if request.fault in (PAUSE, CUT, SLOW) else None,
         }
+
+    # --- kills by the program that started the job
+
+    def kill(self, subtask: SubtaskId, point: str | None, timeout_s: float) -> bool:
+        """Kill the process that hosts a subtask; the time is stamped right before the signal.
+
+        With a ``point``: when that is reached next, by the subtask, by its first standby, or in the coordinator. Waits
+        until there is such a process. Returns false when the job is over. Raises ``SubtaskNotRunning`` after
+        ``timeout_s`` seconds.
+        """
+
+        def strike() -> bool:
+            if self._deployment.first_started_s is None:
+                return False
+            return self._presence.kill(subtask) if point is None else self._arm(point, subtask)
+
+        until_s = time.monotonic() + timeout_s
+        while not self._calls.answer(strike, False):
+            if self._calls.result.done.is_set():
+                return False
+            if time.monotonic() >= until_s:
+                raise SubtaskNotRunning(
+                    f"{subtask} cannot be killed: it has not run within {timeout_s:g} s, the job is "
+                    f"{self._machines.job.state.value}"
+                )
+            time.sleep(LOOK_AGAIN_S)
+        return True
+
+    def _arm(self, point: str, subtask: SubtaskId) -> bool:
+        if point in COORDINATOR_POINTS:
+            self._faults.arm(point, str(subtask))
+            return True
+        slot = self._deployment.assignment.get(subtask)
+        if point in STANDBY_POINTS:
+            chains = {} if self._machines.failover is None else self._machines.failover.chains
+            slot = next(iter(chains.get(subtask, ())[1:]), None)
+        if slot is None or self._dispatch.processes.get(slot) is None:
+            return False
+        self._dispatch.tell(slot, control.Inject(KILL, [str(subtask)], point=point))
+        return True
+
+    def reach(self, point: str) -> None:
+        """The coordinator reaches a point."""
+        self._faults.reach(point, self._deployment.generation, strike=self._kill_named)
+
+    def _kill_named(self, name: str) -> None:
+        if not self._presence.kill(find_subtask(name, self._graph, self._options.parallelism)):
+            log.warning("cannot kill %s: its slot is not registered", name)

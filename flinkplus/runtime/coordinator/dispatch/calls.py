@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flinkplus.errors import FlinkPlusError, JobFailed, JobRunsElsewhere
 from flinkplus.protocol.vocabulary.effects import JobState
-from flinkplus.runtime.coordinator.dispatch.dispatch import InboxEvent, RegistryReported, UserAsked
+from flinkplus.runtime.coordinator.dispatch.dispatch import Asked, InboxEvent, RegistryReported
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Calls:
 
     def ask(self, action: Callable[[], None]) -> None:
         """Run ``action`` in the coordinator's thread; returns at once."""
-        self.inbox.put(UserAsked(action))
+        self.inbox.put(Asked(action))
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Run ``action`` after ``delay_s`` seconds; only in the coordinator's thread."""

@@ -17,11 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from chain_backup.failover.events import FailoverEvent
 from flinkplus.errors import FlinkPlusError, described
-from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.control import messages as control
@@ -41,29 +40,8 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointWorkDone:
-    """The storage worker finished something for the machine of checkpoints."""
-
-    event: events.CheckpointingEvent
-
-
-@dataclass(frozen=True, slots=True)
-class JobWorkDone:
-    """The storage worker finished something for the machine of the job."""
-
-    event: events.JobEvent
-
-
-@dataclass(frozen=True, slots=True)
-class FailoverWorkDone:
-    """The registry worker finished something for the machine of failover."""
-
-    event: FailoverEvent
-
-
-@dataclass(frozen=True, slots=True)
-class UserAsked:
-    """A call of the user's, or of another thread, to be run in the coordinator's thread."""
+class Asked:
+    """An action for the coordinator's thread: a call of the user, or what follows from finished work."""
 
     action: Callable[[], None]
 
@@ -75,18 +53,7 @@ class RegistryReported:
     event: RegistryEvent
 
 
-WorkDone: TypeAlias = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
-InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | WorkDone | RegistryReported | UserAsked"
-
-
-class Machines(Protocol):
-    """Where an event for one of the machines goes; what follows from it is done before the call returns, or, when
-    effects are being carried out just now, after these.
-    """
-
-    def step_job(self, event: events.JobEvent) -> None: ...
-
-    def step_checkpoints(self, event: events.CheckpointingEvent) -> None: ...
+InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | RegistryReported | Asked"
 
 
 @dataclass
@@ -189,24 +156,21 @@ class Dispatch:
             self.rendezvous.send(process.connection, message)
 
     def work(
-        self,
-        pool: Worker,
-        action: Callable[[], None],
-        success: WorkDone | None,
-        failure: Callable[[str], WorkDone | None],
+        self, pool: Worker, action: Callable[[], None], done: Callable[[], None], failed: Callable[[str], None]
     ) -> None:
-        """Do ``action`` in a worker; its end comes back through the inbox, unless nobody waits for it."""
+        """Do ``action`` in a worker. What follows is done in the coordinator's thread: ``done``, or ``failed`` with a
+        reason.
+        """
 
         def run() -> None:
-            done = success
+            follow = done
             try:
                 action()
             except Exception as error:
                 reason = described(error)
                 log.warning("%s", reason)
-                done = failure(reason)
-            if done is not None:
-                self.inbox.put(done)
+                follow = partial(failed, reason)
+            self.inbox.put(Asked(follow))
 
         pool.submit(run)
 

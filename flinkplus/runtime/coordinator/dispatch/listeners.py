@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flinkplus.config import Options
-from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch, InboxEvent, UserAsked
+from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.liveness.lifeline import Lifelines
 from flinkplus.runtime.liveness.pulse import Pulses
@@ -18,9 +18,6 @@ from flinkplus.runtime.operations.command_server import CommandDoor
 from flinkplus.runtime.operations.commands import Commands
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.factory import rendezvous
-
-if TYPE_CHECKING:
-    from flinkplus.runtime.base.inbox import Inbox
 
 
 @dataclass(frozen=True)
@@ -35,19 +32,11 @@ class Addresses:
     pulses: str | None
     commands: str = ""
 
-    def at(self, host: str) -> Addresses:
-        """The same ports, as seen from elsewhere."""
-
-        def reached(address: str) -> str:
-            return f"{host}:{address.rpartition(':')[2]}"
-
-        pulses = None if self.pulses is None else reached(self.pulses)
-        return Addresses(reached(self.rendezvous), reached(self.lifelines), pulses, reached(self.commands))
-
 
 class Listeners:
     """Opens the ports of one job on ``host``, for slots that have ``credentials``.
 
+    ``reach``: the host that others know ``host`` by.
     ``for_commands``: the credentials of shells; with ``None`` the job accepts no commands.
     ``directory``: the job's own, for shells on the same host.
     """
@@ -57,44 +46,45 @@ class Listeners:
         options: Options,
         host: str,
         credentials: Credentials,
-        inbox: Inbox[InboxEvent],
+        calls: Calls,
+        reach: str = "",
         for_commands: Credentials | None = None,
         directory: Path | None = None,
     ) -> None:
         self._host = host
         self._credentials = credentials
-        self._inbox = inbox
+        self._calls = calls
+        self._reach = reach or host
         self._for_commands = for_commands
         self._directory = directory
         self._hang_timeout_s = options.hang_timeout
         self.dispatch = Dispatch(
-            rendezvous(options, credentials, host, inbox), SlotProcesses(options.parallelism), inbox
+            rendezvous(options, credentials, host, calls.inbox), SlotProcesses(options.parallelism), calls.inbox
         )
 
     def open(self, commands: Commands) -> Addresses:
         """Accept slots, and have shells give ``commands``."""
-        dispatch, inbox = self.dispatch, self._inbox
+        dispatch, inbox = self.dispatch, self._calls.inbox
         address = dispatch.rendezvous.start()
         dispatch.lifelines = Lifelines(self._host, self._credentials, inbox, inbox.put)
         dispatch.pulses = self.open_pulses()
         if self._for_commands is not None:
             dispatch.door = CommandDoor(
-                self._host,
-                self._for_commands,
-                inbox,
-                commands,
-                lambda action: inbox.put(UserAsked(action)),
-                self._directory,
+                self._host, self._for_commands, inbox, commands, self._calls.ask, self._directory
             )
         return Addresses(
-            address,
-            dispatch.lifelines.address,
-            None if dispatch.pulses is None else dispatch.pulses.address,
-            "" if dispatch.door is None else dispatch.door.address,
+            self._reached(address),
+            self._reached(dispatch.lifelines.address),
+            None if dispatch.pulses is None else self._reached(dispatch.pulses.address),
+            "" if dispatch.door is None else self._reached(dispatch.door.address),
         )
 
+    def _reached(self, address: str) -> str:
+        return f"{self._reach}:{address.rpartition(':')[2]}"
+
     def open_pulses(self) -> Pulses | None:
-        """Where slots send their pulses; ``None`` when hung slots are not looked for."""
+        """Where slots send their pulses; ``None`` when the job does not look for hung slots."""
         if self._hang_timeout_s is None:
             return None
-        return Pulses(self._host, self._credentials.secret, self._hang_timeout_s, self._inbox, self.dispatch.clock)
+        host, inbox, clock = self._host, self._calls.inbox, self.dispatch.clock
+        return Pulses(host, self._credentials.secret, self._hang_timeout_s, inbox, clock)

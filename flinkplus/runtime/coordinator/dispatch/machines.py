@@ -66,7 +66,7 @@ class JobMachines:
         return self.failover if self.job.state is JobState.RUNNING else None
 
     def step_job(self, event: events.JobEvent) -> None:
-        """See ``Machines``."""
+        """Have the machine of the job take ``event``, after all effects that are being carried out."""
 
         def step() -> None:
             for effect in self.job.step(self._dispatch.now_ms(), event):
@@ -75,7 +75,7 @@ class JobMachines:
         self._dispatch.soon(step)
 
     def step_checkpoints(self, event: events.CheckpointingEvent) -> None:
-        """See ``Machines``."""
+        """As ``step_job``."""
 
         def step() -> None:
             for effect in self.checkpoints.step(self._dispatch.now_ms(), event):

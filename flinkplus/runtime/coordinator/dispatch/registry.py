@@ -65,6 +65,8 @@ class JobRegistry:
         directory: Path,
         bind: str,
         reach: str,
+        deliver: Callable[[RegistryEvent], None],
+        give_up: Callable[[str], None],
         auth: str | None = None,
         certificates: Certificates | None = None,
     ) -> None:
@@ -74,9 +76,8 @@ class JobRegistry:
         self._directory = directory
         self._bind = bind
         self._reach = reach
-        self._deliver: Callable[[RegistryEvent], None] | None = None
-        self._undelivered: list[RegistryEvent] = []
-        self._give_up: Callable[[str], None] = lambda reason: None
+        self._deliver = deliver
+        self._give_up = give_up
         self._auth = auth
         self._certificates = certificates
         self._hosts: Future[str] = Future()
@@ -107,24 +108,10 @@ class JobRegistry:
                 raise JobRunsElsewhere(f"{error}, which is alive; end that driver first") from error
             raise
 
-    def begin(self, deliver: Callable[[RegistryEvent], None], give_up: Callable[[str], None]) -> None:
-        """Start in the background, if that was not done yet. ``deliver`` gets the registry's events, in other threads;
-        ``give_up`` the reason why there is none."""
-        self._give_up = give_up
-        with self._lock:
-            self._deliver = deliver
-            for event in self._undelivered:
-                deliver(event)
-            self._undelivered.clear()
+    def begin(self) -> None:
+        """Start in the background, unless ``elect_first`` has done so."""
         if not self._elected.done():
             self._thread.start()
-
-    def _told(self, event: RegistryEvent) -> None:
-        with self._lock:
-            if self._deliver is None:
-                self._undelivered.append(event)
-            else:
-                self._deliver(event)
 
     def _start(self) -> None:
         try:
@@ -152,7 +139,7 @@ class JobRegistry:
                 self.moved or hosts,
                 self._application,
                 session_timeout_s=self._options.session_timeout,
-                deliver=self._told,
+                deliver=self._deliver,
                 auth=self._auth,
                 tls=None if self._certificates is None else context(self._certificates, False),
             )
@@ -191,7 +178,7 @@ class JobRegistry:
             if self._registry is not None:
                 self._registry.expect_nothing(reason)
         if self._elected.done():
-            self._told(RegistryLost(reason))
+            self._deliver(RegistryLost(reason))
 
     def _server_back(self) -> None:
         from chain_backup.zookeeper.records import RegistryMoved
@@ -210,7 +197,7 @@ class JobRegistry:
             )
             if registry is not None:
                 registry.move_to(hosts)
-            self._told(RegistryMoved(hosts))
+            self._deliver(RegistryMoved(hosts))
         if registry is not None:
             registry.expect_nothing(None)
             registry.rehearse(REHEARSED_WRITES, REHEARSAL_TIMEOUT_S)

@@ -14,11 +14,12 @@ from flinkplus.protocol.vocabulary.effects import CheckpointOutcome
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import CheckpointWorkDone, Deployment, Dispatch, Machines
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
-from flinkplus.runtime.coordinator.drivers.last_words import CrashReports
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
+from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 
 log = logging.getLogger("flinkplus.coordinator")
@@ -34,7 +35,7 @@ class CheckpointDriver:
     """
 
     _dispatch: Dispatch
-    _machines: Machines
+    _machines: JobMachines
     _deployment: Deployment
     _commits: Commits
     _figures: Figures
@@ -45,40 +46,43 @@ class CheckpointDriver:
 
     def apply(self, effect: effects.CheckpointingEffect) -> None:
         """Carry out one effect."""
+        dispatch, step = self._dispatch, self._machines.step_checkpoints
         match effect:
             case effects.TriggerCheckpoint(checkpoint, sources, _, generation):
                 self._figures.triggered(checkpoint)
                 self._deployment.triggered = checkpoint
                 self._triggers.send(checkpoint, sources, generation)
             case effects.OvertakeCheckpoint(checkpoint, generation):
-                self._dispatch.tell_all(control.Overtake(generation, checkpoint))
+                dispatch.tell_all(control.Overtake(generation, checkpoint))
                 if self._failover is not None:
                     self._failover.promotions.overtaking(checkpoint)
             case effects.AbortCheckpoint(checkpoint, reason, generation):
-                self._dispatch.tell_all(control.Abort(generation, checkpoint, reason))
+                dispatch.tell_all(control.Abort(generation, checkpoint, reason))
                 if self._failover is not None:
                     self._failover.aborted(checkpoint)
             case effects.StoreManifest(checkpoint, handles, final, generation):
                 self._reach("manifest")
-                self._work(
+                dispatch.work(
+                    dispatch.storage,
                     lambda: self._commits.store(checkpoint, generation, handles, final),
-                    events.ManifestStored(checkpoint),
-                    lambda reason: events.ManifestFailed(checkpoint, reason),
+                    lambda: step(events.ManifestStored(checkpoint)),
+                    lambda reason: step(events.ManifestFailed(checkpoint, reason)),
                 )
             case effects.CompleteCheckpoint(checkpoint, generation):
                 self._complete(checkpoint, generation)
             case effects.CommitOutput(checkpoint, _):
                 self._reach("commit")
-                self._work(
+                dispatch.work(
+                    dispatch.storage,
                     lambda: self._commits.commit(checkpoint),
-                    events.OutputCommitted(checkpoint),
-                    lambda reason: events.CommitFailed(checkpoint, reason),
+                    lambda: self._committed(checkpoint),
+                    lambda reason: step(events.CommitFailed(checkpoint, reason)),
                 )
             case effects.DropCheckpoint(checkpoint):
                 self._machines.step_job(events.CheckpointDropped(checkpoint))
-                self._dispatch.remove(f"checkpoint {checkpoint}", self._commits.drop, checkpoint)
+                dispatch.remove(f"checkpoint {checkpoint}", self._commits.drop, checkpoint)
             case effects.SweepState(complete, triggered):
-                self._dispatch.remove("unused state files", self._commits.sweep, complete, triggered)
+                dispatch.remove("unused state files", self._commits.sweep, complete, triggered)
             case effects.RecordCheckpoint(stats):
                 self._record(stats)
             case effects.ReportCommitDelay(checkpoint, waited_ms):
@@ -112,21 +116,6 @@ class CheckpointDriver:
         fields = about(generation=self._deployment.generation, phase="checkpoint")
         log.log(level, "checkpoint %d is %s%s", stats.checkpoint, stats.outcome.value, why, extra=fields)
 
-    def work_done(self, event: events.CheckpointingEvent) -> None:
-        """The storage worker finished something."""
-        if isinstance(event, events.OutputCommitted):
-            self._reach("committed")
-        self._machines.step_checkpoints(event)
-
-    def _work(
-        self,
-        action: Callable[[], None],
-        success: events.CheckpointingEvent,
-        failure: Callable[[str], events.CheckpointingEvent],
-    ) -> None:
-        self._dispatch.work(
-            self._dispatch.storage,
-            action,
-            CheckpointWorkDone(success),
-            lambda reason: CheckpointWorkDone(failure(reason)),
-        )
+    def _committed(self, checkpoint: CheckpointId) -> None:
+        self._reach("committed")
+        self._machines.step_checkpoints(events.OutputCommitted(checkpoint))

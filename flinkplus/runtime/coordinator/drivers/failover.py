@@ -7,7 +7,7 @@ is rolled back there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from typing_extensions import assert_never
@@ -20,16 +20,20 @@ from flinkplus.errors import ControlMessageTooLarge
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import EvictSlot
-from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.phases import FailureKind
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.control.names import parse_channel
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, FailoverWorkDone
+from flinkplus.runtime.control.names import parse_channel, parse_subtask
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
+from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
+from flinkplus.runtime.coordinator.membership.moves import Moves
+from flinkplus.runtime.coordinator.membership.presence import Presence
+from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions
 
 log = logging.getLogger("flinkplus.coordinator")
@@ -40,8 +44,7 @@ class FailoverDriver:
     """Carries out the effects of ``FailoverProtocol``.
 
     ``registry``: where chain records go (``None``: they are not kept).
-    ``evict``: ends a slot's process.
-    ``report``: takes what becomes of requests for planned moves.
+    ``figures``: of a job with standbys; ``None`` when it recovers partially.
     """
 
     _dispatch: Dispatch
@@ -52,8 +55,10 @@ class FailoverDriver:
     _phases: FailoverPhases
     _triggers: Triggers
     _registry: RecordWriter | None
-    _evict: Callable[[SlotProcess, str], None]
-    _report: Callable[[effects.ReportMove], None]
+    _joining: Joining
+    _presence: Presence
+    _moves: Moves
+    _figures: Figures | None = None
 
     # --- the job's life
 
@@ -77,7 +82,7 @@ class FailoverDriver:
         heads = self._deployment.assignment
         self.promotions.started(version, handles, heads)
         hosts = tuple((process.slot, process.host) for process in self._dispatch.processes.needed())
-        cursors = tuple((subtask, cursors_of(self.promotions.handle(subtask, version))) for subtask in heads)
+        cursors = tuple((subtask, cursors_of(self.promotions.handles.get(subtask, version))) for subtask in heads)
         self._machines.step_failover(
             events.JobStarted(self._deployment.generation, version, cursors, hosts, tuple(heads.items()))
         )
@@ -94,20 +99,61 @@ class FailoverDriver:
         """``checkpoint`` is complete."""
         self.promotions.completed(checkpoint)
         self._machines.step_failover(events.CheckpointCompleted(checkpoint))
-        self._dispatch.soon(lambda: self.promotions.forget_before(checkpoint))
+        self._dispatch.soon(lambda: self.promotions.handles.drop_before(checkpoint))
 
     def aborted(self, checkpoint: CheckpointId) -> None:
         """``checkpoint`` was given up."""
         self.promotions.aborted(checkpoint)
         self._machines.step_failover(events.CheckpointAborted(checkpoint))
 
-    # --- effects
+    # --- what slots report
 
-    def work_done(self, event: events.FailoverEvent) -> None:
-        """The registry worker finished something."""
-        if isinstance(event, events.RecordsWritten) and self._machines.local_failover is not None:
-            self._phases.written(event.attempt)
-        self._machines.step_failover(event)
+    def take(self, process: SlotProcess, message: control.ControlMessage) -> bool:
+        """A message of a slot; ``False`` when it is not for this machine."""
+        step = self._machines.step_failover
+        match message:
+            case control.Staged(generation, subtask, version):
+                number = CheckpointId(version)
+                step(events.VersionStaged(parse_subtask(subtask), process.slot, Generation(generation), number))
+                self._note_replicated(number)
+            case control.Fenced(attempt, received):
+                self.promotions.answers.add(message)
+                cursors = tuple(sorted((parse_channel(name), seq) for name, seq in received.items()))
+                step(events.SlotFenced(attempt, process.slot, cursors))
+            case control.FencedPart(attempt):
+                self.promotions.answers.add_part(message)
+                step(events.SlotFencedPart(attempt, process.slot))
+            case control.Promoted(attempt, restore_ms, time_s):
+                self._phases.promoted(restore_ms, time_s)
+                step(events.StandbysPromoted(attempt, process.slot))
+            case control.PromotionFailed(attempt, subtask, reason):
+                log.warning("slot %d cannot promote its standby of %s: %s", process.slot, subtask, reason)
+                step(events.StandbyPromotionFailed(attempt, process.slot, parse_subtask(subtask), reason))
+            case control.Connected(serial):
+                self._joined(self._joining.ready(process, serial))
+            case _:
+                return False
+        return True
+
+    def acknowledged(
+        self, subtask: SubtaskId, generation: Generation, checkpoint: CheckpointId, handle: SnapshotHandle
+    ) -> None:
+        """The head has a new version, and so has the durable store."""
+        self.promotions.handles.add(subtask, checkpoint, handle)
+        self._machines.step_failover(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
+        self._dispatch.soon(lambda: self.promotions.forget_versions(subtask))
+        self._note_replicated(checkpoint)
+
+    def _note_replicated(self, version: CheckpointId) -> None:
+        if self._figures is not None and self._failover.all_have(version):
+            self._figures.replicated(version)
+
+    def _joined(self, processes: list[SlotProcess]) -> None:
+        for process in [process for process in processes if not self._dispatch.processes.is_over(process.slot)]:
+            self._joining.tell(process)  # what it was sent when it registered may be outdated by now
+            self._machines.step_failover(events.SlotJoined(process.slot, process.host))
+
+    # --- effects
 
     def apply(self, todo: list[effects.FailoverEffect]) -> None:
         """Carry out the effects of one step."""
@@ -145,11 +191,11 @@ class FailoverDriver:
             case EvictSlot(slot, _, reason):
                 process = self._dispatch.processes.get(slot)
                 if process is not None:
-                    self._evict(process, reason)
+                    self._presence.evict(process, reason)
             case effects.TrimLogs(version):
                 tell_all(control.Trim(version))
             case effects.ReportMove():
-                self._report(effect)
+                self._moves.report(effect)
             case _:
                 assert_never(effect)
 
@@ -161,15 +207,16 @@ class FailoverDriver:
             if self._registry is not None:
                 self._registry.write(records, urgent=attempt is not None)
 
-        def refused(reason: str) -> FailoverWorkDone | None:
-            return None if attempt is None else FailoverWorkDone(events.RecordsRefused(attempt, reason))
+        def written() -> None:
+            if attempt is not None:
+                self._phases.written(attempt)
+                self._machines.step_failover(events.RecordsWritten(attempt))
 
-        self._dispatch.work(
-            self._dispatch.registry,
-            write,
-            None if attempt is None else FailoverWorkDone(events.RecordsWritten(attempt)),
-            refused,
-        )
+        def refused(reason: str) -> None:
+            if attempt is not None:
+                self._machines.step_failover(events.RecordsRefused(attempt, reason))
+
+        self._dispatch.work(self._dispatch.registry, write, written, refused)
 
     def _fence(self, effect: effects.FenceSlots) -> None:
         self.promotions.answers.reset(effect.attempt)

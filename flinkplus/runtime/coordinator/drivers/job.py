@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from typing_extensions import assert_never
 
@@ -21,28 +20,16 @@ from flinkplus.protocol.vocabulary.effects import RecordRollbackPhase
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, JobWorkDone, Machines
-from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
+from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, error_of
 
 Handles = dict[str, SnapshotHandle]
 log = logging.getLogger("flinkplus.coordinator")
-
-
-class SlotEnds(Protocol):
-    """The part of ``Presence`` that is used here."""
-
-    def evict(self, process: SlotProcess, reason: str) -> None:
-        """End a slot's process."""
-
-    def interrupted(self) -> None:
-        """A rollback began, or the end."""
-
-    def let_spares_join(self) -> None:
-        """The job has been started without the spare slots that are registered."""
 
 
 @dataclass(eq=False, repr=False)
@@ -55,13 +42,13 @@ class JobDriver:
     """
 
     _dispatch: Dispatch
-    _machines: Machines
+    _machines: JobMachines
     _deployment: Deployment
     _commits: Commits
     _recoveries: RecoveryLog
     _sources: tuple[SubtaskId, ...]
     _loop_heads: tuple[SubtaskId, ...]
-    _slots: SlotEnds
+    _presence: Presence
     _result: JobResult
     _match: Callable[[Handles], Handles] | None = None
     _failover: FailoverDriver | None = None
@@ -88,7 +75,7 @@ class JobDriver:
             case effects.EvictSlot(slot, incarnation, reason):
                 process = self._dispatch.processes.get(slot)
                 if process is not None and process.incarnation == incarnation:
-                    self._slots.evict(process, reason)
+                    self._presence.evict(process, reason)
             case effects.StopSlots():
                 self._interrupted()
                 tell_all(control.Stop())
@@ -100,7 +87,7 @@ class JobDriver:
                 assert_never(effect)
 
     def _interrupted(self) -> None:
-        self._slots.interrupted()
+        self._presence.interrupted()
         if self._failover is not None:
             self._failover.interrupted()
 
@@ -126,7 +113,7 @@ class JobDriver:
         restored, self._restored = self._restored, (CheckpointId(0), {})  # they may be large, and are not needed again
         if self._failover is not None:
             self._failover.started(*restored)
-            self._slots.let_spares_join()
+            self._presence.let_spares_join()
 
     def _retract(self, checkpoint: CheckpointId | None, reason: str) -> None:
         where = "the start" if checkpoint is None else f"checkpoint {checkpoint}"
@@ -137,8 +124,8 @@ class JobDriver:
             lambda: self._dispatch.work(
                 self._dispatch.storage,
                 lambda: self._commits.retract_after(checkpoint),
-                JobWorkDone(events.OutputRetracted(checkpoint)),
-                lambda why: JobWorkDone(events.RetractionFailed(checkpoint, why)),
+                lambda: self._machines.step_job(events.OutputRetracted(checkpoint)),
+                lambda why: self._machines.step_job(events.RetractionFailed(checkpoint, why)),
             )
         )
 

@@ -49,7 +49,7 @@ from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
-from flinkplus.runtime.coordinator.drivers.last_words import CrashReports
+from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
 SAME_PROCESS_S = 5.0

@@ -39,14 +39,14 @@ class Promotions:
         self.complete = CheckpointId(0)
         self._topology = topology
         self._versions = versions
-        self._handles = Handles()
+        self.handles = Handles()
         self._began_from: dict[SubtaskId, CheckpointId] = {}
         self._given_up: list[CheckpointId] = []
         self._overtaking: list[CheckpointId] = []
 
     def started(self, version: CheckpointId, handles: dict[str, SnapshotHandle], subtasks: Iterable[SubtaskId]) -> None:
         """All ``subtasks`` start from ``handles`` of ``version`` (0: the very start)."""
-        self._handles.reset(version, handles)
+        self.handles.reset(version, handles)
         self._began_from = dict.fromkeys(subtasks, version)
         self.complete, self._given_up, self._overtaking = version, [], []
 
@@ -56,25 +56,17 @@ class Promotions:
 
     # --- checkpoints
 
-    def acknowledged(self, subtask: SubtaskId, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
-        """``subtask`` has a new version."""
-        self._handles.add(subtask, checkpoint, handle)
-
     def forget_versions(self, subtask: SubtaskId) -> None:
         """Forget the handles that no promotion of ``subtask`` can need."""
         versions = self._versions(subtask)
         if versions:
-            self._handles.keep(subtask, versions)
+            self.handles.keep(subtask, versions)
 
     def completed(self, checkpoint: CheckpointId) -> None:
         """``checkpoint`` is complete."""
         self.complete = checkpoint
         self._given_up = [other for other in self._given_up if other > checkpoint]
         self._overtaking = [other for other in self._overtaking if other > checkpoint]
-
-    def forget_before(self, checkpoint: CheckpointId) -> None:
-        """No subtask resumes from a version before ``checkpoint``."""
-        self._handles.drop_before(checkpoint)
 
     def aborted(self, checkpoint: CheckpointId) -> None:
         """``checkpoint`` was given up."""
@@ -86,13 +78,9 @@ class Promotions:
 
     # --- orders
 
-    def handle(self, subtask: SubtaskId, version: CheckpointId) -> SnapshotHandle:
-        """The handle of a version; see ``Handles.get``."""
-        return self._handles.get(subtask, version)
-
     def order(self, subtask: SubtaskId, version: CheckpointId, mark: int | None) -> PromotionOrder:
         """What the new head of ``subtask`` needs to resume from ``version``. ``mark``: see ``PromotionOrder``."""
-        handle = self._handles.get(subtask, version)
+        handle = self.handles.get(subtask, version)
         order = replace(
             self.answers.order(subtask, self._topology, version, handle),
             given_up=[checkpoint for checkpoint in self._given_up if checkpoint > version],
@@ -114,5 +102,5 @@ class Promotions:
         kept, sent = self.answers.kept.get(name), self.answers.sent(name)
         if kept is None or sent is None:  # its producer is promoted as well
             producer = self._topology.producer(channel)
-            return output_cursor(self._handles.get(producer, self._began_from[producer]), channel)
+            return output_cursor(self.handles.get(producer, self._began_from[producer]), channel)
         return max(known, kept) if self.guarantee.replays else sent

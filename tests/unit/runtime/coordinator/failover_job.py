@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from chain_backup.failover import effects, events
+from chain_backup.failover import events
 from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import ChainRecordLike
 from chain_backup.failover.machine import FailoverProtocol
@@ -18,16 +18,17 @@ from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, FailoverWorkDone, InboxEvent
+from flinkplus.runtime.coordinator.dispatch.dispatch import Asked, Deployment, Dispatch, InboxEvent
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess, SlotProcesses
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
-from flinkplus.runtime.coordinator.drivers.failover_reports import FailoverReports
-from flinkplus.runtime.coordinator.drivers.last_words import CrashReports
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
+from flinkplus.runtime.coordinator.membership.last_words import CrashReports
+from flinkplus.runtime.coordinator.membership.moves import Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
+from flinkplus.runtime.coordinator.membership.requests import MoveRequests
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 from tests.unit.runtime.slot.slots_in_process import graph_of
@@ -116,8 +117,6 @@ class Job:
 
     def __init__(self, standbys: bool = True) -> None:
         self.listening = Listening()
-        self.evicted: list[int] = []
-        self.report: Callable[[effects.ReportMove], None] = lambda _: None
         self.inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
         self.wires = Registered()
         self.processes = SlotProcesses(3)
@@ -150,6 +149,7 @@ class Job:
         self.promotions = Promotions(TOPOLOGY, self.protocol.versions, Guarantee.EXACTLY_ONCE)
         self.phases = FailoverPhases(self.dispatch, self.recoveries)
         self.triggers = Triggers(self.dispatch, deployment, self.listening)
+        self.moves = Moves(calls, self.machines, MoveRequests(), None)
         self.driver = FailoverDriver(
             self.dispatch,
             self.machines,
@@ -159,20 +159,14 @@ class Job:
             self.phases,
             self.triggers,
             self.records,
-            lambda process, _: self.evicted.append(process.slot),
-            self.take_report,
-        )
-        self.reports_of_failover = FailoverReports(
-            self.dispatch, self.machines, self.protocol, self.promotions, self.phases, self.joining, None
+            self.joining,
+            self.presence,
+            self.moves,
         )
         self.machines.obeyed_by(lambda _: None, lambda _: None, self.driver.apply)
         for slot in range(3):
             self.register(slot)
         self.driver.started(CheckpointId(0), {})
-
-    def take_report(self, report: effects.ReportMove) -> None:
-        """What becomes of a request for a planned move goes to ``report``, which a test sets."""
-        self.report(report)
 
     @property
     def heard(self) -> list[core.JobEvent | core.CheckpointingEvent]:
@@ -202,19 +196,19 @@ class Job:
         self.machines.step_failover(events.SubtaskFailed(subtask, G1, "boom", None))
 
     def acknowledge(self, subtask: SubtaskId, checkpoint: CheckpointId, handle: SnapshotHandle) -> None:
-        self.reports_of_failover.acknowledged(subtask, G1, checkpoint, handle)
+        self.driver.acknowledged(subtask, G1, checkpoint, handle)
 
     def work(self) -> None:
         """What the workers have to say."""
         while not self.inbox.empty():
             event = self.inbox.get()
-            assert isinstance(event, FailoverWorkDone)
-            self.driver.work_done(event.event)
+            assert isinstance(event, Asked)
+            event.action()
 
     def say(self, slot: int, message: control.ControlMessage) -> None:
         process = self.processes.get(slot)
         assert process is not None
-        assert self.reports_of_failover.take(process, message)
+        assert self.driver.take(process, message)
 
     def told(self, kind: type[Any], slot: int | None = None) -> list[Any]:
         """What slots were told of one kind, since the last look at that."""

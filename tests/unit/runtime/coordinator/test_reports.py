@@ -63,7 +63,7 @@ class Reported(Job):
             self.recoveries,
             self.figures,
             self.presence,
-            self.reports_of_failover if standbys else None,
+            self.driver if standbys else None,
         )
 
     def receive(self, slot: int, message: control.ControlMessage) -> list[object]:
@@ -367,7 +367,7 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
     graph = graph_of(10, 1)
     options = Options(parallelism=2, recovery="rollback")
     calls = Calls(Inbox(), JobResult())
-    listeners = Listeners(options, "127.0.0.1", Credentials(b"secret"), calls.inbox)
+    listeners = Listeners(options, "127.0.0.1", Credentials(b"secret"), calls)
     dispatch, commits = listeners.dispatch, Commits(graph, CheckpointStorage(tmp_path))
     coordinator = Coordinator(graph, options, commits, Restore(), dispatch, calls)
     pulses = dispatch.pulses = listeners.open_pulses()

@@ -13,6 +13,7 @@ from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, Operations
 from flinkplus.runtime.coordinator.record.status import chains_of, slots_of, subtasks_of
+from flinkplus.runtime.faults.points import Faults
 from flinkplus.runtime.operations.commands import Body, Commands, decode_reply, encode_request
 from tests.unit.runtime.coordinator.failover_job import C0, C1, C2, L0, L1
 from tests.unit.runtime.coordinator.test_reports import Reported
@@ -44,9 +45,11 @@ class Shell:
             Graph(),  # type: ignore[arg-type]
             Options(parallelism=3, **options),
             self.job.calls,  # type: ignore[arg-type]
+            self.job.machines,
+            Faults((), 1),
         )
         self.commands = Commands()
-        self.operations.add_to(self.commands)
+        self.commands.add(InjectCommand, self.operations.inject)
         self.job.deployment.first_started_s = self.job.dispatch.clock.monotonic()
         self.replies: list[bytes] = []
         self.job.wires.sent.clear()

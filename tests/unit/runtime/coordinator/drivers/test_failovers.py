@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from chain_backup.failover.events import RecordsWritten
 from flinkplus.errors import ControlMessageTooLarge
 from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import FailoverWorkDone
+from flinkplus.runtime.coordinator.dispatch.dispatch import Asked
 from tests.handles import handle_of
 from tests.unit.runtime.coordinator.failover_job import C0, C1, G1, G2, L0, L1, ONE, TOPOLOGY, TWO, Job
 
@@ -96,8 +95,8 @@ def test_an_answer_for_an_older_attempt_is_not_measured() -> None:
     job.fail(C0)
     older = job.inbox.get()
     job.lose(2)
-    assert older == FailoverWorkDone(RecordsWritten(1))
-    job.driver.work_done(older.event)
+    assert isinstance(older, Asked)
+    older.action()
     assert job.recoveries.as_dicts()[0]["registry_ms"] is None
     job.work()
     assert job.recoveries.as_dicts()[0]["registry_ms"] is not None
@@ -220,7 +219,7 @@ def test_a_slot_that_does_not_fence_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     assert deadline is not None
     monkeypatch.setattr(job.dispatch, "now_ms", lambda: deadline)
     job.machines.advance_time()
-    assert job.evicted == [0, 2]
+    assert job.processes.all() == [] and sorted(job.wires.dropped) == [10, 20, 30]
 
 
 def test_a_slot_that_comes_back_joins_when_all_are_connected() -> None:
@@ -269,7 +268,7 @@ def test_messages_for_others_are_not_taken() -> None:
     job = Job()
     process = job.processes.get(0)
     assert process is not None
-    assert not job.reports_of_failover.take(process, control.Stopped())
+    assert not job.driver.take(process, control.Stopped())
 
 
 def test_of_a_version_whose_checkpoint_was_given_up_no_handle_is_kept_when_there_is_a_newer_one() -> None:
@@ -278,10 +277,10 @@ def test_of_a_version_whose_checkpoint_was_given_up_no_handle_is_kept_when_there
     for number in range(1, 50):
         job.acknowledge(C1, CheckpointId(number), HANDLE)
         job.driver.aborted(CheckpointId(number))
-    assert list(job.promotions._handles._handles[C1]) == [49]
+    assert list(job.promotions.handles._handles[C1]) == [49]
     job.acknowledge(C1, CheckpointId(50), HANDLE)
     job.acknowledge(C1, CheckpointId(51), HANDLE)
-    assert list(job.promotions._handles._handles[C1]) == [50, 51], "these may become complete"
+    assert list(job.promotions.handles._handles[C1]) == [50, 51], "these may become complete"
 
 
 def test_an_order_that_nobody_would_take_is_no_promotion(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ class World:
             30.0,
         )
         self.moves = Moves(calls, job.machines, requests, self.spares)
-        job.report = self.moves.report
+        job.driver._moves = self.moves
         self.job.told(control.Chains)
 
     def scale(self, count: int, force: bool = False) -> PlannedMove:
@@ -92,7 +92,7 @@ class World:
         """Everybody answers the newest call."""
         calls = [message for _, message in self.job.wires.sent if isinstance(message, control.Connect)]
         for process in self.job.processes.all():
-            self.job.reports_of_failover.take(process, control.Connected(calls[-1].serial))
+            self.job.driver.take(process, control.Connected(calls[-1].serial))
 
     def stage(self) -> None:
         """All standbys have what there is."""
@@ -100,7 +100,7 @@ class World:
             for slot in slots[1:]:
                 process = self.job.processes.get(slot)
                 assert process is not None
-                self.job.reports_of_failover.take(process, control.Staged(1, str(subtask), 0))
+                self.job.driver.take(process, control.Staged(1, str(subtask), 0))
         self.spares.look()
 
     @property
