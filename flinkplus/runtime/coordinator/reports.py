@@ -1,8 +1,8 @@
-"""What slots report, and which machine it is for.
+"""What slots report, and which machine gets it.
 
-Rules: what a subtask says counts while it is in its present generation; to the machines of the job and of checkpoints
-it is then of the deployment's generation, for they know no other. What comes on a connection that was given up has no
-effect.
+Rules: a report of a subtask counts only in its present generation. It is passed to the machines of the job and of
+checkpoints with the generation of the deployment, because they know no other. Reports on a connection that was given up
+are ignored.
 """
 
 from __future__ import annotations
@@ -95,11 +95,8 @@ class Reports:
         self,
         message: SubtaskReport,
     ) -> None:
-        """What a subtask says counts while it is in its present generation; to the other machines it is of the
-        deployment's.
-        """
-        name, said = parse_subtask(message.subtask), Generation(message.generation)
-        if not self._is_current(name, said):
+        name, reported = parse_subtask(message.subtask), Generation(message.generation)
+        if not self._is_current(name, reported):
             self._figures.fenced_reports += 1
             return
         generation = self._deployment.generation
@@ -110,7 +107,7 @@ class Reports:
                 self._figures.snapshot(checkpoint, subtask, handle)
                 number = CheckpointId(checkpoint)
                 if self._failover is not None:
-                    self._failover.acknowledged(name, said, number, handle)
+                    self._failover.acknowledged(name, reported, number, handle)
                 held = handle.operator_state.in_flight_bytes
                 self._machines.step_checkpoints(events.CheckpointAcknowledged(number, name, generation, handle, held))
             case control.Declined(_, checkpoint, _, reason):
@@ -149,9 +146,7 @@ class Reports:
             error = mismatch(f"{failure.subtask}: {failure.reason}")
             self._figures.id_conflicts += mismatch is MessageIdConflict
         elif failure.operator:
-            error = UserFunctionError(
-                failure.operator, failure.subtask, failure.row, failure.cause, told=failure.reason
-            )
+            error = UserFunctionError(failure.operator, failure.subtask, failure.row, failure.cause, failure.reason)
         else:
             error = JobFailed(f"{failure.subtask}: {failure.reason}")
         fields = about(subtask=failure.subtask, generation=failure.generation, phase="detect")

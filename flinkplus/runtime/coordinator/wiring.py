@@ -74,33 +74,35 @@ class Parts:
         self._graph, self._options, self._commits, self._restore = graph, options, commits, restore
         self._dispatch, self._calls, self._registry = dispatch, calls, registry
         generation = restore.generation
-        deployment = Deployment(generation, int(generation), restore.draining, clock=dispatch.clock)
-        self.deployment = deployment
+        self.deployment = deployment = Deployment(generation, int(generation), restore.draining, clock=dispatch.clock)
         self.commands = Commands()
-        self.recoveries = RecoveryLog(partial(has_results, graph))
-        self.figures = Figures(graph, options.checkpoint_mode)
+        self.recoveries = recoveries = RecoveryLog(partial(has_results, graph))
+        self.figures = figures = Figures(graph, options.checkpoint_mode)
         self.recorder = None if options.record_machines is None else Recorder(Path(options.record_machines))
         self.machines = machines = self._make_machines()
-        self.joining = Joining(dispatch, deployment)
-        self.crashes = CrashReports(graph, options.parallelism, machines, deployment)
-        self.presence = self._make_presence()
+        self.joining = joining = Joining(dispatch, deployment)
+        self.crashes = crashes = CrashReports(graph, options.parallelism, machines, deployment)
+        reachability = self._machine("reachability", Reachability, reachability_config(options))
+        self.presence = presence = Presence(
+            dispatch, machines, deployment, recoveries, joining, crashes, calls, options, registry, reachability
+        )
         self.spares, self.moves = self._make_moves(jobs)
         faults = Faults(options.faults, generation + 1)
-        self.operations = Operations(dispatch, deployment, self.presence, graph, options, calls, machines, faults)
+        self.operations = Operations(dispatch, deployment, presence, graph, options, calls, machines, faults)
         self.commands.add(InjectCommand, self.operations.inject)
         MoveCommands(self.moves, graph, options).add_to(self.commands)
-        self.phases = FailoverPhases(dispatch, self.recoveries, PARTIAL if options.partial else STANDBY)
+        self.phases = FailoverPhases(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
         self.triggers = triggers = Triggers(dispatch, deployment, machines.checkpoints)
         self.failover = failover = self._make_failover()
-        reach, figures = self.operations.reach, self.figures
+        reach = self.operations.reach
         checkpoints = CheckpointDriver(
-            dispatch, machines, deployment, commits, figures, triggers, self.crashes, reach, failover
+            dispatch, machines, deployment, commits, figures, triggers, crashes, reach, failover
         )
         obey_failover = None if failover is None else failover.apply
         machines.obeyed_by(self._make_job_driver().apply, checkpoints.apply, obey_failover)
-        self.reports = Reports(dispatch, machines, deployment, self.recoveries, figures, self.presence, failover)
+        self.reports = Reports(dispatch, machines, deployment, recoveries, figures, presence, failover)
         self.view = JobView(
-            dispatch, machines, deployment, calls, figures, self.presence, self.phases, triggers, self.spares
+            dispatch, machines, deployment, calls, figures, presence, self.phases, triggers, self.spares
         )
 
     def _machine(self, name: str, make: Callable[..., M], *arguments: Any, **settings: Any) -> M:
@@ -134,74 +136,38 @@ class Parts:
             failover = failover_protocol(self._graph, options, partial(self._machine, "failover", FailoverProtocol))
         return JobMachines(self._dispatch, self.deployment, job, checkpoints, failover)
 
-    def _make_presence(self) -> Presence:
-        return Presence(
-            self._dispatch,
-            self.machines,
-            self.deployment,
-            self.recoveries,
-            self.joining,
-            self.crashes,
-            self._calls,
-            self._options,
-            self._registry,
-            self._machine("reachability", Reachability, reachability_config(self._options)),
-        )
-
     def _make_moves(self, jobs: SpareJobs | None) -> tuple[Spares | None, Moves]:
-        requests, spares, failover = MoveRequests(), None, self.machines.failover
+        dispatch, machines, calls, timeout_s = self._dispatch, self.machines, self._calls, self._options.slot_timeout
+        requests, spares, failover = MoveRequests(), None, machines.failover
         if failover is not None and jobs is not None:
             spares = Spares(
-                self._dispatch,
-                self.machines,
-                failover,
-                self.deployment,
-                self.joining,
-                self._calls,
-                requests,
-                jobs,
-                self._options.slot_timeout,
+                dispatch, machines, failover, self.deployment, self.joining, calls, requests, jobs, timeout_s
             )
-        return spares, Moves(self._calls, self.machines, requests, spares)
+        return spares, Moves(calls, machines, requests, spares)
 
     def _make_failover(self) -> FailoverDriver | None:
-        failover, options = self.machines.failover, self._options
+        machines, options, phases, triggers = self.machines, self._options, self.phases, self.triggers
+        failover, figures = machines.failover, self.figures if options.standbys else None
         if failover is None:
             return None
         topology = topology_of(self._graph, options.parallelism)
-        return FailoverDriver(
-            self._dispatch,
-            self.machines,
-            failover,
-            self.deployment,
-            Promotions(topology, failover.versions, options.promises, options.depth),
-            self.phases,
-            self.triggers,
-            self._registry,
-            self.joining,
-            self.presence,
-            self.moves,
-            self.figures if options.standbys else None,
-        )
+        promotions = Promotions(topology, failover.versions, options.promises, options.depth)
+        work = self._dispatch, machines, failover, self.deployment, promotions, phases, triggers, self._registry
+        return FailoverDriver(*work, self.joining, self.presence, self.moves, figures)
 
     def _make_job_driver(self) -> JobDriver:
-        graph, restore, options, subtasks = self._graph, self._restore, self._options, self._subtasks()
-        loop_heads = graph.cycles().loop_heads
-        match = None
-        if not options.promises.repeats or restore.checkpoint is not None:  # an earlier run may have promised less
+        graph, options, subtasks = self._graph, self._options, self._subtasks()
+        cycles, match = graph.cycles(), None
+        sources = tuple(subtask for subtask in subtasks if graph.vertex_of(subtask.vertex).is_source)
+        loop_heads = tuple(subtask for subtask in subtasks if subtask.vertex in cycles.loop_heads)
+        if (
+            not options.promises.repeats or self._restore.checkpoint is not None
+        ):  # which a run may have taken that promised less
             match = partial(matched, topology=topology_of(graph, options.parallelism))
+        dispatch, machines, deployment, commits = self._dispatch, self.machines, self.deployment, self._commits
+        log, presence, result = self.recoveries, self.presence, self._calls.result
         return JobDriver(
-            self._dispatch,
-            self.machines,
-            self.deployment,
-            self._commits,
-            self.recoveries,
-            tuple(subtask for subtask in subtasks if graph.vertex_of(subtask.vertex).is_source),
-            tuple(subtask for subtask in subtasks if subtask.vertex in loop_heads),
-            self.presence,
-            self._calls.result,
-            match,
-            self.failover,
+            dispatch, machines, deployment, commits, log, sources, loop_heads, presence, result, match, self.failover
         )
 
 

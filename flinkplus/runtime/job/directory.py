@@ -50,7 +50,7 @@ class JobDirectory:
         self.scratch = str(self.path) if self.local else None
 
     def claim(self, resume: bool) -> None:
-        """Have the checkpoints to ourselves until ``remove``. Raises ``JobRunsElsewhere``."""
+        """Claim the checkpoints for this driver until ``remove``. Raises ``JobRunsElsewhere``."""
         if not self.ephemeral:
             self._claim = Claim(self.checkpoints, tried=resume and self._ensemble)
 

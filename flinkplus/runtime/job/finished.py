@@ -23,7 +23,7 @@ from flinkplus.runtime.transport.auth.credentials import Credentials
 
 
 class FinishedJob:
-    """See ``RunningJob``, whose place it takes behind a ``JobHandle``. ``restore`` is the final checkpoint."""
+    """Takes the place of a ``RunningJob`` behind a ``JobHandle``. ``restore`` is the final checkpoint."""
 
     running_s = 0.0
 

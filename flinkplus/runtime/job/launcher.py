@@ -66,7 +66,7 @@ def check_cluster(spark: SparkSession, slots: int) -> None:
 
 
 def check_slots(master: str, slots: int, cpus: int = 1) -> None:
-    """Raises ``InsufficientSlots`` when the master URL says that fewer than ``slots`` tasks can run at once."""
+    """Raises ``InsufficientSlots`` when the master URL allows fewer than ``slots`` tasks at once."""
     room = room_of(master, cpus)
     if room is not None and room < slots:
         local = local_master(master) is not None
@@ -78,8 +78,8 @@ def check_slots(master: str, slots: int, cpus: int = 1) -> None:
 
 
 def room_of(master: str, cpus: int) -> int | None:
-    """How many tasks run at once, if the master URL says so. Elsewhere executors come and go: slots that find no room
-    are reported when they have not registered in time.
+    """How many tasks run at once, if the master URL determines it. Elsewhere executors come and go: slots that
+    find no room are reported when they have not registered in time.
     """
     local, cluster = local_master(master), LOCAL_CLUSTER.match(master)
     if local is not None:
@@ -185,7 +185,7 @@ class SlotJobs:
         self._room = room_of(self._context.master or "", int(self._context.getConf().get("spark.task.cpus", "1") or 1))
 
     def check(self, slots: int) -> None:
-        """Raises ``InsufficientSlots`` when the master URL says that fewer than ``slots`` tasks can run at once."""
+        """Raises ``InsufficientSlots`` when the master URL allows fewer than ``slots`` tasks at once."""
         if self._room is not None and self._room < slots:
             raise InsufficientSlots(
                 f"the job would have {slots} slots with them, but master {self._context.master!r} runs {self._room} "
@@ -201,7 +201,7 @@ class SlotJobs:
                 self._jobs[slot].start()
 
     def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
-        """Let ``slot`` end by itself for so long, then cancel its Spark job; then call ``then``."""
+        """Let ``slot`` end by itself for ``graceful_s``, then cancel its Spark job; then call ``then``."""
         with self._lock:
             job = self._jobs.pop(slot, None)
             if job is not None:

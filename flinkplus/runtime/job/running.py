@@ -149,7 +149,7 @@ class RunningJob:
         self.coordinator.slot_failed(slot, reason)
 
     def _let_shells_in(self, access: Access) -> None:
-        """Say where commands are taken. A job that cannot runs all the same."""
+        """Publish the address of the command server. A job that cannot do so runs nevertheless."""
         try:
             publish(self._storage, write_access(self._directory.path, access), access)
         except (OSError, FlinkPlusError) as error:
@@ -166,7 +166,7 @@ class RunningJob:
             )
 
     def cancel(self) -> None:
-        """Ask for the end; ``closed`` tells when it is reached."""
+        """Ask for the end; ``closed`` is set when it is reached."""
         if not self.closed.is_set():
             self.coordinator.cancel()
 

@@ -1,7 +1,7 @@
 """Planned moves that a shell asks for.
 
-Rules: in the coordinator's thread. A request is answered when it is known whether it can be; how it goes on is asked
-for by the number that it was given then (``MoveNewsCommand``).
+Rules: in the coordinator's thread. A request is answered when it is known whether it can be carried out. Its
+progress is asked for by the number in that answer (``MoveNewsCommand``).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MoveCommands:
     _options: Options
 
     def add_to(self, commands: Commands) -> None:
-        """Have them taken."""
+        """Accept the commands."""
         commands.add(MigrateCommand, self.migrate)
         commands.add(DrainHostCommand, lambda request: _answer(self._moves.drain_host(request.host, request.force)))
         commands.add(UndrainHostCommand, lambda request: _answer(self._moves.undrain_host(request.host)))
@@ -83,7 +83,7 @@ class MoveCommands:
         return _answer(self._moves.migrate(subtask, request.slot))
 
     def news(self, request: MoveNewsCommand) -> Body:
-        """Raises ``CommandRefused`` for a request that nobody made, or long ago; and what ended it."""
+        """Raises ``CommandRefused`` for a request that is unknown or too old; otherwise the error that ended it."""
         move = self._moves.requests.find(request.number)
         if move is None:
             raise CommandRefused(f"request {request.number} is unknown or no longer remembered")
@@ -92,7 +92,7 @@ class MoveCommands:
 
 
 def check_count(count: int) -> int:
-    """``count`` spare slots. Raises ``ConfigurationError`` when nobody can have so many."""
+    """``count`` spare slots. Raises ``ConfigurationError`` when no job can have so many."""
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_SPARES:
         raise ConfigurationError(f"a job has from 0 to {MOST_SPARES} spare slots, not {count!r}")
     return count

@@ -11,9 +11,9 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from flinkplus.errors import CommandRefused, ConfigurationError, SubtaskNotRunning
 from flinkplus.protocol.vocabulary.ids import SubtaskId
@@ -61,11 +61,8 @@ class InjectCommand:
     peers: list[str] | None = None
 
 
-@dataclass(frozen=True)
-class Hit:
-    """Who is meant: slots, with subtasks of each."""
-
-    slots: dict[int, list[SubtaskId]] = field(default_factory=dict)
+Hit: TypeAlias = dict[int, list[SubtaskId]]
+"""What an injection strikes: slots, with subtasks of each."""
 
 
 def find_target(
@@ -76,7 +73,7 @@ def find_target(
     graph: JobGraph,
     parallelism: int,
 ) -> Hit:
-    """What ``text`` means now. Raises ``CommandRefused`` that says what there is."""
+    """What ``text`` means now. Raises ``CommandRefused``, which names the slots and hosts."""
     present = {process.slot: process for process in processes}
 
     def on(slot: int) -> list[SubtaskId]:
@@ -90,10 +87,10 @@ def find_target(
             raise CommandRefused(
                 f"{text} is not registered: its process has ended and is restarting; try again in a moment"
             )
-        return Hit({int(slot[1]): on(int(slot[1]))})
+        return {int(slot[1]): on(int(slot[1]))}
     hosts = sorted({process.host for process in processes})
     if text in hosts:
-        return Hit({process.slot: on(process.slot) for process in processes if process.host == text})
+        return {process.slot: on(process.slot) for process in processes if process.host == text}
     try:
         subtask = find_subtask(text, graph, parallelism)
     except ConfigurationError as error:
@@ -102,7 +99,7 @@ def find_target(
     at = assignment.get(subtask)
     if at is None or at not in present:
         raise CommandRefused(f"{subtask} is not assigned to a registered slot; try again when the job is running")
-    return Hit({at: [subtask]})
+    return {at: [subtask]}
 
 
 def _named(slots: Sequence[int]) -> str:
@@ -128,13 +125,13 @@ class Operations:
         """Do it, now or at its time. Raises ``CommandRefused``."""
         peers = self._check(request)
         find = partial(self._find, request.target, peers)
-        find()  # a target that means nothing is told now, and not when it is time
+        find()  # an unknown target is refused now, not when it is time
         answer = Later()
         wait_s = 0.0 if request.at_s is None else self._wait_s(request.at_s)
 
         def strike() -> None:
             if not answer.wanted:
-                return  # whoever asked has gone before it was time
+                return  # the shell has gone before it was time
             try:
                 answer.give(self._strike(request, find(), peers))
             except CommandRefused as error:
@@ -186,7 +183,7 @@ class Operations:
         parallelism = self._options.parallelism
         processes = self._dispatch.processes
         hit = find_target(target, processes.all(), processes.numbers, assignment, self._graph, parallelism)
-        alone = [slot for slot in hit.slots if peers is not None and set(peers) <= {slot}]
+        alone = [slot for slot in hit if peers is not None and set(peers) <= {slot}]
         if alone:
             raise CommandRefused(
                 f"slot-{alone[0]} would be cut off only from itself: give {TO_DRIVER} or another slot, or omit "
@@ -195,10 +192,10 @@ class Operations:
         return hit
 
     def _strike(self, request: InjectCommand, hit: Hit, peers: list[int] | None) -> Body:
-        if request.fault in (EXCEPTION, SLOW) and not any(hit.slots.values()):
+        if request.fault in (EXCEPTION, SLOW) and not any(hit.values()):
             raise CommandRefused(f"no subtask is running on {request.target}")
         struck_s = self._dispatch.clock.time()
-        for slot, subtasks in hit.slots.items():
+        for slot, subtasks in hit.items():
             names = [str(subtask) for subtask in subtasks]
             if request.fault == KILL:
                 self._presence.kill_slot(slot)
@@ -209,8 +206,8 @@ class Operations:
             "fault": request.fault,
             "target": request.target,
             "time_s": round(struck_s, 6),
-            "slots": sorted(hit.slots),
-            "subtasks": [str(subtask) for subtasks in hit.slots.values() for subtask in subtasks],
+            "slots": sorted(hit),
+            "subtasks": [str(subtask) for subtasks in hit.values() for subtask in subtasks],
             "for_s": request.for_s if request.fault in (PAUSE, CUT, SLOW) else None,
         }
 

@@ -1,11 +1,11 @@
 """What the drivers of the three machines (job, checkpoints, failover) share.
 
-``Dispatch`` has the order of things: effects are carried out list by list, never one in the middle of another; slow
-work is done by a worker thread and comes back through the inbox. Storage and ZooKeeper have a worker each, so that a
-failover never waits for an upload. ``Deployment`` is what is deployed where, in which generation.
+``Dispatch`` keeps the order: effects are carried out list by list, never one in the middle of another. Slow work is
+done by a worker thread, and its result comes back through the inbox. Storage and ZooKeeper have a worker each, so a
+failover never waits for an upload. ``Deployment`` has what is deployed where, in which generation.
 
-Rules: everything here is called in the coordinator's thread, but for the workers, which only put into the inbox, and
-for reading ``Deployment``, whose values are replaced and never changed in place.
+Rules: everything here is called in the coordinator's thread, except for two things. Workers put into the inbox, and any
+thread may read ``Deployment``, whose values are replaced and never changed in place.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Dispatch:
         self.storage_ended = threading.Event()
         """The storage worker has done all that it was given."""
         self.registry = registry or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-registry")
-        self.event_s = 0.0  # when what is being handled happened, in seconds since the Unix epoch
+        self.event_s = 0.0  # when the present event happened, in seconds since the Unix epoch
         self._due: deque[Callable[[], None]] = deque()
 
     def now_ms(self) -> int:
@@ -179,7 +179,7 @@ class Dispatch:
         self.storage.submit(_remove, what, remove, *arguments)
 
     def close(self) -> None:
-        """End the workers, when they have done what they were told, and the connections."""
+        """End the workers, when they have done what was submitted, and the connections."""
         self.registry.shutdown(wait=False, cancel_futures=True)
         self.storage.shutdown(wait=True)
         self.storage_ended.set()

@@ -33,6 +33,7 @@ class Addresses:
     commands: str = ""
 
 
+@dataclass(eq=False, repr=False)
 class Listeners:
     """Opens the ports of one job on ``host``, for slots that have ``credentials``.
 
@@ -41,26 +42,17 @@ class Listeners:
     ``directory``: the job's own, for shells on the same host.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        host: str,
-        credentials: Credentials,
-        calls: Calls,
-        reach: str = "",
-        for_commands: Credentials | None = None,
-        directory: Path | None = None,
-    ) -> None:
-        self._host = host
-        self._credentials = credentials
-        self._calls = calls
-        self._reach = reach or host
-        self._for_commands = for_commands
-        self._directory = directory
-        self._hang_timeout_s = options.hang_timeout
-        self.dispatch = Dispatch(
-            rendezvous(options, credentials, host, calls.inbox), SlotProcesses(options.parallelism), calls.inbox
-        )
+    _options: Options
+    _host: str
+    _credentials: Credentials
+    _calls: Calls
+    _reach: str = ""
+    _for_commands: Credentials | None = None
+    _directory: Path | None = None
+
+    def __post_init__(self) -> None:
+        inbox, slots = self._calls.inbox, SlotProcesses(self._options.parallelism)
+        self.dispatch = Dispatch(rendezvous(self._options, self._credentials, self._host, inbox), slots, inbox)
 
     def open(self, commands: Commands) -> Addresses:
         """Accept slots, and have shells give ``commands``."""
@@ -80,11 +72,11 @@ class Listeners:
         )
 
     def _reached(self, address: str) -> str:
-        return f"{self._reach}:{address.rpartition(':')[2]}"
+        return f"{self._reach or self._host}:{address.rpartition(':')[2]}"
 
     def open_pulses(self) -> Pulses | None:
         """Where slots send their pulses; ``None`` when the job does not look for hung slots."""
-        if self._hang_timeout_s is None:
+        if self._options.hang_timeout is None:
             return None
         host, inbox, clock = self._host, self._calls.inbox, self.dispatch.clock
-        return Pulses(host, self._credentials.secret, self._hang_timeout_s, inbox, clock)
+        return Pulses(host, self._credentials.secret, self._options.hang_timeout, inbox, clock)

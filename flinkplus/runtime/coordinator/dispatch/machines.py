@@ -8,6 +8,7 @@ the job before anything else is done about it. ``assignment`` and ``generations`
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from chain_backup.failover import events as failover_events
@@ -30,26 +31,21 @@ PROGRESS = (
 FailoverEffects: TypeAlias = "list[FailoverEffect]"
 
 
+@dataclass(eq=False, repr=False)
 class JobMachines:
     """The machines of the job, of checkpoints and of local failover.
 
     ``failover``: ``None`` for a job that recovers by rollback.
     """
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        deployment: Deployment,
-        job: JobProtocol,
-        checkpoints: CheckpointCoordinator,
-        failover: FailoverProtocol | None,
-    ) -> None:
-        self.job = job
-        self.checkpoints = checkpoints
-        self.failover = failover
-        self._dispatch = dispatch
-        self._deployment = deployment
-        self._newest = deployment.generation
+    _dispatch: Dispatch
+    _deployment: Deployment
+    job: JobProtocol
+    checkpoints: CheckpointCoordinator
+    failover: FailoverProtocol | None
+
+    def __post_init__(self) -> None:
+        self._newest = self._deployment.generation
 
     def obeyed_by(
         self,

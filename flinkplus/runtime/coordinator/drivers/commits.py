@@ -1,9 +1,8 @@
 """Manifests and commits: how acknowledged snapshots become a durable checkpoint, and its output visible.
 
 A sink's part of a snapshot lists the files it has staged and does not yet know to be in a complete checkpoint. The
-manifest names, for each sink, those of them that are new, and those of earlier manifests that are not committed
-yet: so a
-complete checkpoint alone is enough to complete the output, whatever commits were still under way. ``rows`` counts
+manifest names, for each sink, those of them that are new, and those of earlier manifests that are not committed yet. So
+a complete checkpoint alone is enough to complete the output, whichever commits were still running. ``rows`` counts
 the rows that are in a complete checkpoint, per sink.
 
 Rules: called from one worker thread, in the order the coordinator core gives. Commits are idempotent in the committers.
@@ -161,7 +160,7 @@ class Commits:
         try:
             commits = {} if checkpoint is None else self.manifest(checkpoint).commits
         except (CorruptCheckpoint, UntrustedCheckpoint):
-            commits = {}  # whoever restores it will see that, and go back further
+            commits = {}  # a restore finds the same, and falls back further
         self._newest = checkpoint or CheckpointId(0)
         self.rows = {name: commits[name].rows if name in commits else 0 for name in self.sinks}
 
@@ -203,8 +202,8 @@ class Commits:
     def end(self, finished: bool, resumable: bool) -> None:
         """The job is over, no slot is left, and nothing that was given to the storage worker is under way.
 
-        ``finished``: leave only committed output. Otherwise commit what the newest complete checkpoint covers, whose
-        commit the end of the job may have come before, and remove what is staged beyond it. If that commit fails, a
+        ``finished``: leave only committed output. Otherwise commit what the newest complete checkpoint covers, because
+        the job may have ended before that, and remove what is staged beyond it. If that commit fails, a
         job that can be resumed keeps what is staged.
         ``resumable``: whether the user keeps the checkpoint directory.
         """

@@ -150,7 +150,7 @@ class FailoverDriver:
 
     def _joined(self, processes: list[SlotProcess]) -> None:
         for process in [process for process in processes if not self._dispatch.processes.is_over(process.slot)]:
-            self._joining.tell(process)  # what it was sent when it registered may be outdated by now
+            self._joining.send(process)  # what it was sent when it registered may be outdated by now
             self._machines.step_failover(events.SlotJoined(process.slot, process.host))
 
     # --- effects

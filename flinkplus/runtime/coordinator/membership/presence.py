@@ -1,7 +1,7 @@
-"""Which slots are there: they register, fall silent, are lost or ended; ZooKeeper and Spark have a say in it.
+"""Which slots are registered: they register, fall silent, are lost or ended; ZooKeeper and Spark report on them, too.
 
-Rules: whoever is first to say that a slot is gone is believed, once. While the job runs with standbys, a lost slot is
-for the machine of local failover; else, and when all are lost at once, for that of the job.
+Rules: the first report that a slot is gone is believed, and later ones are ignored. While the job runs with local
+failover, a lost slot goes to the machine of local failover; otherwise to that of the job.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+from dataclasses import dataclass, field
 
 import psutil
 from typing_extensions import assert_never
@@ -56,6 +57,7 @@ SAME_PROCESS_S = 5.0
 log = logging.getLogger("flinkplus.coordinator")
 
 
+@dataclass(eq=False, repr=False)
 class Presence:
     """The coordinator's view of the slots.
 
@@ -64,45 +66,34 @@ class Presence:
     ``registry``: the address of ZooKeeper, if that has changed; ``None`` for a job without.
     """
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        machines: JobMachines,
-        deployment: Deployment,
-        recoveries: RecoveryLog,
-        joining: Joining,
-        crashes: CrashReports,
-        calls: Calls,
-        options: Options,
-        registry: RecordWriter | None = None,
-        reachability: Reachability | None = None,
-    ) -> None:
-        self.registry_lost: str | None = None
-        """Why ZooKeeper is unavailable; ``None`` while it is not."""
-        self._dispatch = dispatch
-        self._processes = dispatch.processes
-        self._machines = machines
-        self._deployment = deployment
-        self._recoveries = recoveries
-        self._joining = joining
-        self._crashes = crashes
-        self._calls = calls
-        self._options = options
-        self._registry = registry
-        self._reachability = Reachability() if reachability is None else reachability
-        self._looked_s = dispatch.clock.monotonic()
+    _dispatch: Dispatch
+    _machines: JobMachines
+    _deployment: Deployment
+    _recoveries: RecoveryLog
+    _joining: Joining
+    _crashes: CrashReports
+    _calls: Calls
+    _options: Options
+    _registry: RecordWriter | None = None
+    _reachability: Reachability = field(default_factory=Reachability)
+    registry_lost: str | None = field(default=None, init=False)
+    """Why ZooKeeper is unavailable; ``None`` while it is not."""
+
+    def __post_init__(self) -> None:
+        self._processes = self._dispatch.processes
+        self._looked_s = self._dispatch.clock.monotonic()
         self._reported: dict[int, str] = {}
 
     def register(self, connection: int, register: control.Register) -> None:
         """A slot's process presents itself."""
         if self._processes.is_over(register.slot) or self._processes.is_superseded(register):
-            # Its keeper has started it again, or Spark has at last, and it is not needed (there) any more.
+            # Its keeper or Spark has started it late: the slot is over, or runs elsewhere.
             self._dispatch.rendezvous.send(connection, control.Stop())
             return
         old = self._processes.get(register.slot)
         if old is not None:
             self.lose(old, "replaced by a new attempt")
-        process, _ = self._processes.register(connection, register, self._dispatch.clock.monotonic())
+        process = self._processes.register(connection, register, self._dispatch.clock.monotonic())
         where = f"process {process.pid} on {process.host}"
         log.info("slot %d registered: %s", process.slot, where, extra=_of(process))
         if self._registry is not None and self._registry.moved is not None:
@@ -134,7 +125,7 @@ class Presence:
         self._machines.step_job(events.SlotStartFailed(slot, reason, SlotStartError(reason)))
 
     def lose(self, process: SlotProcess, reason: str) -> None:
-        """A slot is gone."""
+        """A slot's process is gone."""
         log.info("slot %d lost: %s", process.slot, reason, extra=_of(process))
         lost = events.SlotLost(process.slot, process.incarnation, reason)
         self._processes.remove(process.slot)
@@ -181,7 +172,7 @@ class Presence:
         self.lose(process, reason)
 
     def look_for_silent_slots(self) -> None:
-        """Heartbeats that are missing are a slot's fault only if this loop itself was there to hear them."""
+        """Missing heartbeats count against a slot only if this loop itself has been running to receive them."""
         now, before = self._dispatch.clock.monotonic(), self._looked_s
         self._looked_s = now
         if now - before > self._options.heartbeat_timeout / 2:
@@ -212,7 +203,10 @@ class Presence:
     # --- slots that do not reach each other
 
     def peers_unreached(self, process: SlotProcess, message: control.PeersUnreached) -> None:
-        """A slot says whom it does not reach; processes that are gone do not matter. Raises ``PeerProtocolError``."""
+        """A slot reports which peers it does not reach; processes that are gone are ignored.
+
+        Raises ``PeerProtocolError``.
+        """
         peers, blamed = (self._present(process, named) for named in (message.peers, message.blamed))
         if peers:
             log.warning("slot %d cannot reach slots %s", process.slot, ", ".join(map(str, peers)))
@@ -221,12 +215,12 @@ class Presence:
     def _present(self, process: SlotProcess, named: dict[str, int]) -> tuple[int, ...]:
         """Those of the processes that ``process`` named (slot -> incarnation) which are there."""
         try:
-            said = {int(peer): incarnation for peer, incarnation in named.items()}
+            reported = {int(peer): incarnation for peer, incarnation in named.items()}
         except ValueError as error:
             raise PeerProtocolError(
                 f"slot {process.slot} reported an unreachable peer that is not a slot: {error}"
             ) from error
-        known = ((slot, incarnation, self._processes.get(slot)) for slot, incarnation in sorted(said.items()))
+        known = ((slot, incarnation, self._processes.get(slot)) for slot, incarnation in sorted(reported.items()))
         return tuple(slot for slot, known_as, peer in known if peer is not None and peer.incarnation == known_as)
 
     def next_deadline_ms(self) -> int | None:
@@ -303,7 +297,7 @@ class Presence:
         return slot is not None and self.kill_slot(slot)
 
     def kill_slot(self, slot: int) -> bool:
-        """Fault injection: SIGKILL the process of ``slot``; ``False`` when there is none."""
+        """Fault injection: SIGKILL the process of ``slot``; ``False`` when the slot has no process."""
         process = self._processes.get(slot)
         if process is None:
             return False
@@ -333,7 +327,7 @@ def _kill(process: SlotProcess) -> bool:
 
 
 def _is_here(process: SlotProcess) -> bool:
-    """Whether the process with the slot's number is the slot's, by when it was created (if the slot has said that).
+    """Whether the process with the slot's number is the slot's, by when it was created (if the slot has reported that).
     Clocks are read by both; they may be set in between.
     """
     if not process.created_s:

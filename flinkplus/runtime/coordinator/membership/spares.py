@@ -1,15 +1,15 @@
-"""Spare slots: started and ended while the job runs, as many as somebody wants.
+"""Spare slots: started and ended while the job runs, as many as the user asks for.
 
 The life of one::
 
-    STARTING -- it has joined --> THERE -- wanted no more --> LEAVING -- nothing is on it --> ENDING --> gone
-        |                           ^------- wanted again -------'                              ^
-        '-- not in time, or wanted no more -----------------------------------------------------'
+    STARTING -- it has joined --> THERE -- not needed ------> LEAVING -- nothing is on it --> ENDING --> gone
+        |                           ^------- needed again -------'                              ^
+        '-- not in time, or not needed ---------------------------------------------------------'
 
 Rules: in the coordinator's thread. A spare slot has a number that no other ever has, from the number of needed slots
-on. It joins the running job like a slot that comes back; what is on it, and whether it can be done without, is for the
-machine of local failover. Nobody ends one that is in a chain. The last request holds: an earlier one that is not done
-is cancelled by it. A rollback changes nothing about which spare slots there are.
+on. It joins the running job like a restarted slot. The machine of local failover decides what is on it, and whether it
+can leave. A slot that is in a chain is never ended. The last request holds, and cancels an earlier one that is not
+done. A rollback changes nothing about which spare slots there are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Spare:
 @dataclass(slots=True)
 class _Scale:
     """A request. ``going``: slots that are to go. ``asked``: the number of the request to the machine, once it has been
-    made; ``left``: subtasks that the machine says are left; ``settled``: it is done, for the machine."""
+    made; ``left``: subtasks that the machine reports as left; ``settled``: the machine reports it as done."""
 
     request: int
     force: bool
@@ -78,9 +78,10 @@ class SpareJobs(Protocol):
         """Have a process of ``slot`` started, and again whenever it dies."""
 
     def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
-        """Start it no more, let it end by itself for so long, end it, and call ``then``, in any thread."""
+        """Stop starting ``slot``, give it ``graceful_s`` to end by itself, end it, and call ``then``, in any thread."""
 
 
+@dataclass(eq=False, repr=False)
 class Spares:
     """The spare slots of one job.
 
@@ -89,28 +90,18 @@ class Spares:
     ``timeout_s``: for a spare slot to start and to join.
     """
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        machines: JobMachines,
-        failover: FailoverProtocol,
-        deployment: Deployment,
-        joining: Joining,
-        calls: Calls,
-        requests: MoveRequests,
-        jobs: SpareJobs,
-        timeout_s: float,
-    ) -> None:
-        self._dispatch = dispatch
-        self._machines = machines
-        self._failover = failover
-        self._deployment = deployment
-        self._joining = joining
-        self._calls = calls
-        self._requests = requests
-        self._jobs = jobs
-        self._timeout_s = timeout_s
-        self._next = dispatch.processes.slots
+    _dispatch: Dispatch
+    _machines: JobMachines
+    _failover: FailoverProtocol
+    _deployment: Deployment
+    _joining: Joining
+    _calls: Calls
+    _requests: MoveRequests
+    _jobs: SpareJobs
+    _timeout_s: float
+
+    def __post_init__(self) -> None:
+        self._next = self._dispatch.processes.slots
         self._spares: dict[int, Spare] = {}
         self._open: _Scale | None = None
         self._candidate: _Scale | None = None
@@ -175,17 +166,17 @@ class Spares:
         self._machines.step_failover(ScaleRequested(scale.asked, tuple(sorted(retiring)), scale.force))
 
     def _begin(self, scale: _Scale) -> None:
-        """From now on this is the request that holds."""
+        """This request holds from now on."""
         before, self._open, self._candidate = self._open, scale, None
         if before is not None:
             self._requests.report(
                 ScaleReported(before.request, "cancelled", "another number of spare slots was asked for")
             )
 
-    # --- what the machine says
+    # --- what the machine reports
 
     def take(self, report: ReportMove) -> bool:
-        """News of a request to the machine; false when it is none of these."""
+        """What became of a request to the machine; ``False`` for a request of a user."""
         scale = next((s for s in (self._candidate, self._open) if s is not None and s.asked == report.request), None)
         if scale is None:
             return False
@@ -219,7 +210,7 @@ class Spares:
         return int(min(starting) * 1000) + 1 if starting else None
 
     def look(self) -> None:
-        """See to whatever has come about, or has not in time."""
+        """Carry on requests: slots may have joined or ended, or a timeout may have passed."""
         if not self._spares and self._open is None:
             return
         self._note_joined()

@@ -50,7 +50,7 @@ class JobResult:
 
 
 def error_of(ended: EndJob, slots: int) -> FlinkPlusError | None:
-    """What the user is told about the end of a job that needed ``slots`` slots; nothing when it finished."""
+    """The error that a user gets at the end of a job that needed ``slots`` slots; ``None`` when it finished."""
     if ended.state is JobState.FINISHED:
         return None
     if ended.state is JobState.CANCELLED:

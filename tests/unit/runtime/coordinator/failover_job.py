@@ -184,7 +184,7 @@ class Job:
     def register(self, slot: int) -> SlotProcess:
         connection = 10 * (slot + 1) + self.processes.restarts
         register = control.Register(slot, 0, 1000 + slot, "here", f"here:{slot}")
-        return self.processes.register(connection, register, 0.0)[0]
+        return self.processes.register(connection, register, 0.0)
 
     def lose(self, slot: int) -> None:
         process = self.processes.get(slot)
