@@ -19,7 +19,7 @@ from flinkplus.protocol.job.job import JobProtocol
 from flinkplus.protocol.liveness.reachability import Reachability
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.control.names import parse_subtask
-from flinkplus.runtime.coordinator.commands.moves import MoveCommands
+from flinkplus.runtime.coordinator.commands.moves import add_move_commands
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, Operations
 from flinkplus.runtime.coordinator.dispatch.calls import Calls
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
@@ -90,7 +90,7 @@ class Parts:
         faults = Faults(options.faults, generation + 1)
         self.operations = Operations(dispatch, deployment, presence, graph, options, calls, machines, faults)
         self.commands.add(InjectCommand, self.operations.inject)
-        MoveCommands(self.moves, graph, options).add_to(self.commands)
+        add_move_commands(self.commands, self.moves, graph, options)
         self.phases = FailoverPhases(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
         self.triggers = triggers = Triggers(dispatch, deployment, machines.checkpoints)
         self.failover = failover = self._make_failover()
@@ -160,9 +160,8 @@ class Parts:
         cycles, match = graph.cycles(), None
         sources = tuple(subtask for subtask in subtasks if graph.vertex_of(subtask.vertex).is_source)
         loop_heads = tuple(subtask for subtask in subtasks if subtask.vertex in cycles.loop_heads)
-        if (
-            not options.promises.repeats or self._restore.checkpoint is not None
-        ):  # which a run may have taken that promised less
+        resumed = self._restore.checkpoint is not None  # from a run that may have promised less
+        if resumed or not options.promises.repeats:
             match = partial(matched, topology=topology_of(graph, options.parallelism))
         dispatch, machines, deployment, commits = self._dispatch, self.machines, self.deployment, self._commits
         log, presence, result = self.recoveries, self.presence, self._calls.result

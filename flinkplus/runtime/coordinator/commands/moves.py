@@ -59,36 +59,26 @@ class MoveNewsCommand:
     number: int
 
 
-@dataclass(eq=False, repr=False)
-class MoveCommands:
-    """Has the job's ``Moves`` take requests from outside."""
+def add_move_commands(commands: Commands, moves: Moves, graph: JobGraph, options: Options) -> None:
+    """Accept requests for planned moves from shells."""
 
-    _moves: Moves
-    _graph: JobGraph
-    _options: Options
+    def migrate(request: MigrateCommand) -> Later:
+        """Raises ``ConfigurationError`` for an unknown subtask."""
+        return _answer(moves.migrate(find_subtask(request.subtask, graph, options.parallelism), request.slot))
 
-    def add_to(self, commands: Commands) -> None:
-        """Accept the commands."""
-        commands.add(MigrateCommand, self.migrate)
-        commands.add(DrainHostCommand, lambda request: _answer(self._moves.drain_host(request.host, request.force)))
-        commands.add(UndrainHostCommand, lambda request: _answer(self._moves.undrain_host(request.host)))
-        commands.add(
-            ScaleSparesCommand, lambda request: _answer(self._moves.scale(check_count(request.count), request.force))
-        )
-        commands.add(MoveNewsCommand, self.news)
-
-    def migrate(self, request: MigrateCommand) -> Later:
-        """Raises ``ConfigurationError`` for a subtask that there is not."""
-        subtask = find_subtask(request.subtask, self._graph, self._options.parallelism)
-        return _answer(self._moves.migrate(subtask, request.slot))
-
-    def news(self, request: MoveNewsCommand) -> Body:
+    def news(request: MoveNewsCommand) -> Body:
         """Raises ``CommandRefused`` for a request that is unknown or too old; otherwise the error that ended it."""
-        move = self._moves.requests.find(request.number)
+        move = moves.requests.find(request.number)
         if move is None:
             raise CommandRefused(f"request {request.number} is unknown or no longer remembered")
         move.check()
         return _body(move)
+
+    commands.add(MigrateCommand, migrate)
+    commands.add(DrainHostCommand, lambda request: _answer(moves.drain_host(request.host, request.force)))
+    commands.add(UndrainHostCommand, lambda request: _answer(moves.undrain_host(request.host)))
+    commands.add(ScaleSparesCommand, lambda request: _answer(moves.scale(check_count(request.count), request.force)))
+    commands.add(MoveNewsCommand, news)
 
 
 def check_count(count: int) -> int:

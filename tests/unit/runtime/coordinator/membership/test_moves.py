@@ -16,9 +16,9 @@ from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.coordinator.commands.moves import (
     DrainHostCommand,
     MigrateCommand,
-    MoveCommands,
     MoveNewsCommand,
     UndrainHostCommand,
+    add_move_commands,
 )
 from flinkplus.runtime.coordinator.membership import requests
 from flinkplus.runtime.coordinator.membership.moves import Moves
@@ -128,7 +128,7 @@ class Shell:
         self.replies: list[bytes] = []
         graph: Any = None
         options: Any = None
-        MoveCommands(machine.moves, graph, options).add_to(self.commands)
+        add_move_commands(self.commands, machine.moves, graph, options)
 
     def asks(self, request: Any) -> None:
         self.commands.obey(encode_request(request), self.replies.append)
