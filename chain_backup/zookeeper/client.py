@@ -29,6 +29,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
 from chain_backup.zookeeper.errors import RegistryUnavailable
+from chain_backup.zookeeper.records import split_hosts
 from flinkplus.errors import ConfigurationError
 
 SESSION_TIMEOUT_S = 4.0  # what an ensemble with ZooKeeper's own tick time grants at least
@@ -114,8 +115,8 @@ class Client:
     timeout = KazooTimeoutError
 
     def expect_nothing(self, reason: str | None) -> None:
-        """Have nobody wait for a connection, now or later, since there will be none for a while, for this ``reason``;
-        ``None``: there may be one at any time.
+        """Have calls that would wait for a connection raise ``RegistryUnavailable`` at once, for this ``reason``;
+        ``None``: have them wait again.
         """
         with self._connected:
             self._hopeless = reason
@@ -123,7 +124,7 @@ class Client:
 
     def move_to(self, hosts: str) -> None:
         """Connect to ``hosts`` from now on; the session is kept. Ends a try to connect to the old address."""
-        self.kazoo.set_hosts(hosts)
+        self.kazoo.set_hosts(split_hosts(hosts)[0])
         self._handler.cut()
 
     def await_connected(self, deadline: float, what: str, patient: bool = False) -> None:

@@ -36,7 +36,6 @@ from chain_backup.zookeeper.records import (
     encode,
     split_hosts,
 )
-from chain_backup.zookeeper.session import SlotSession
 from flinkplus.printable import printable
 
 ANSWER_TIMEOUT_S = 5.0
@@ -78,14 +77,9 @@ class Registry:
         self._slots: dict[int, tuple[int, SlotRecord]] = {}  # what was told: czxid and record
         self._stale: set[int] = set()  # told slots whose node has changed since
         self._watches: dict[int, Callable[[object], None]] = {}
-        self._client = Client(servers, session_timeout_s, self._state_changed, auth, tls)
-        self._chains = ChainStore(self._client, self._paths)
-        self._client.start()
-
-    @property
-    def session(self) -> int | None:
-        """Number of the ZooKeeper session; None while not connected."""
-        return self._client.session
+        self.client = Client(servers, session_timeout_s, self._state_changed, auth, tls)
+        self._chains = ChainStore(self.client, self._paths)
+        self.client.start()
 
     def elect(self, timeout_s: float) -> None:
         """Become the coordinator.
@@ -95,19 +89,19 @@ class Registry:
         """
         what, deadline = f"becoming coordinator of {self._application!r}", time.monotonic() + timeout_s
         while self._epoch is None:
-            self._client.await_connected(deadline, what, patient=True)
+            self.client.await_connected(deadline, what, patient=True)
             gone = Event()
             try:
                 self._epoch = self._try_elect(gone, max(deadline, time.monotonic() + 1.0))
-            except (KazooException, self._client.timeout) as error:
+            except (KazooException, self.client.timeout) as error:
                 if time.monotonic() > deadline:
                     raise RegistryUnavailable(f"{what}: {type(error).__name__} {error}") from error
-                self._client.closing.wait(RETRY_DELAY_S)
+                self.client.closing.wait(RETRY_DELAY_S)
                 continue
             if self._epoch is None and not gone.wait(max(0.0, deadline - time.monotonic())):
                 raise CoordinatorElsewhere(f"{self._application!r} is coordinated by {self._who()}")
         self._chains.read(max(1.0, deadline - time.monotonic()))
-        self._client.post(self._refresh)
+        self.client.post(self._refresh)
 
     def write(self, records: Sequence[ChainRecord], timeout_s: float = WRITE_TIMEOUT_S) -> None:
         """Write chain records in one transaction; blocks. Each is checked against what was last written or read.
@@ -124,16 +118,6 @@ class Registry:
         if self._epoch is not None:
             self._chains.rehearse(self._epoch, writes, timeout_s)
 
-    def move_to(self, hosts: str) -> None:
-        """Connect to ``hosts`` from now on, with the same session."""
-        self._client.move_to(split_hosts(hosts)[0])
-
-    def expect_nothing(self, reason: str | None) -> None:
-        """Have reads and writes that would wait for ZooKeeper raise ``RegistryUnavailable`` at once, for this
-        ``reason``; ``None``: have them wait again.
-        """
-        self._client.expect_nothing(reason)
-
     def read(self, timeout_s: float = WRITE_TIMEOUT_S) -> dict[str, ChainRecord]:
         """All chain records by subtask. Raises ``RegistryUnavailable``, ``BadRecord``."""
         return self._chains.read(timeout_s)
@@ -145,16 +129,16 @@ class Registry:
         """
         with self._lock:
             self._ended = True
-        if clean and self._client.connected and self._epoch is not None:
+        if clean and self.client.connected and self._epoch is not None:
             try:
                 self._remove_all(self._epoch)
-            except (KazooException, self._client.timeout) as error:
+            except (KazooException, self.client.timeout) as error:
                 _log.warning("could not remove %s from ZooKeeper: %s", self._paths.base, type(error).__name__)
-        self._client.close()
+        self.client.close()
 
     def _try_elect(self, gone: Event, deadline: float) -> int | None:
         """Our epoch; None when another has the place: ``gone`` is set once that changes."""
-        kazoo, session = self._client.kazoo, self._client.session
+        kazoo, session = self.client.kazoo, self.client.session
         result(kazoo.ensure_path_async(self._paths.root, OPEN_ACL_UNSAFE), deadline)  # applications share it
         for path in (self._paths.slots, self._paths.subtasks, self._paths.epoch):
             result(kazoo.ensure_path_async(path), deadline)
@@ -165,7 +149,7 @@ class Registry:
         if epoch is None:
             gone.set()  # another driver has just cleaned up
             return None
-        transaction = self._client.transaction()
+        transaction = self.client.transaction()
         transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
         transaction.set_data(self._paths.epoch, b"", epoch.version)
         _, error, _ = commit(transaction, deadline)
@@ -180,10 +164,10 @@ class Registry:
 
     def _who(self) -> str:
         try:
-            data, _ = result(self._client.kazoo.get_async(self._paths.coordinator), time.monotonic() + ANSWER_TIMEOUT_S)
+            data, _ = result(self.client.kazoo.get_async(self._paths.coordinator), time.monotonic() + ANSWER_TIMEOUT_S)
             fields = decode("coordinator", data)
             return f"process {printable(fields.get('pid'))} on {printable(fields.get('host'))}"
-        except (KazooException, self._client.timeout, BadRecord) as error:
+        except (KazooException, self.client.timeout, BadRecord) as error:
             return f"another driver ({type(error).__name__})"
 
     def _state_changed(self, state: str) -> None:
@@ -192,7 +176,7 @@ class Registry:
         if state != KazooState.CONNECTED:
             self._tell_lost("the ZooKeeper session has expired" if state == KazooState.LOST else "connection lost")
         elif self._epoch is not None:
-            self._client.post(self._refresh)
+            self.client.post(self._refresh)
 
     def _tell_lost(self, reason: str, final: bool = False) -> None:
         with self._lock:
@@ -204,8 +188,8 @@ class Registry:
 
     def _changed(self, event: object) -> None:
         """A watch fired; they all do when the connection breaks, too."""
-        if self._client.connected:
-            self._client.post(self._refresh)
+        if self.client.connected:
+            self.client.post(self._refresh)
 
     def _slot_changed(self, slot: int, event: object) -> None:
         self._stale.add(slot)
@@ -215,37 +199,37 @@ class Registry:
         """Keep the place, and tell what has changed. In the callback thread."""
         with self._lock:
             connection = self._connection
-        while self._client.connected and not self._ended:
+        while self.client.connected and not self._ended:
             try:
                 if self._keep_place():
                     self._look_at_slots(connection)
                     self._tell_back(connection)
                 return
-            except (KazooException, self._client.timeout):
-                self._client.closing.wait(RETRY_DELAY_S)
+            except (KazooException, self.client.timeout):
+                self.client.closing.wait(RETRY_DELAY_S)
 
     def _keep_place(self) -> bool:
         """Whether we are the coordinator, after taking the place again if it is empty."""
-        deadline, session = time.monotonic() + ANSWER_TIMEOUT_S, self._client.session
+        deadline, session = time.monotonic() + ANSWER_TIMEOUT_S, self.client.session
         assert self._epoch is not None
         while session is not None:
-            stat = result(self._client.kazoo.exists_async(self._paths.coordinator, watch=self._changed), deadline)
+            stat = result(self.client.kazoo.exists_async(self._paths.coordinator, watch=self._changed), deadline)
             if stat is not None and stat.ephemeralOwner == session:
                 return True
-            epoch = result(self._client.kazoo.exists_async(self._paths.epoch), deadline)
+            epoch = result(self.client.kazoo.exists_async(self._paths.epoch), deadline)
             if epoch is None or epoch.version != self._epoch:
                 self._tell_lost(f"{self._application!r} is now coordinated by {self._who()}", final=True)
                 return False
             if stat is not None:
                 raise NodeExistsError()  # our own, of a session that is about to end
-            transaction = self._client.transaction()
+            transaction = self.client.transaction()
             transaction.check(self._paths.epoch, self._epoch)
             transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
             commit(transaction, deadline)
         return False
 
     def _look_at_slots(self, connection: int) -> None:
-        deadline, kazoo = time.monotonic() + ANSWER_TIMEOUT_S, self._client.kazoo
+        deadline, kazoo = time.monotonic() + ANSWER_TIMEOUT_S, self.client.kazoo
         steps = result(kazoo.get_children_async(self._paths.slots, watch=self._changed), deadline)
         living = {int(step) for step in steps if step.isdigit()}
         look = sorted(slot for slot in living if slot not in self._slots or slot in self._stale)
@@ -296,9 +280,9 @@ class Registry:
 
     def _remove_all(self, epoch: int) -> None:
         """Remove the application's nodes in one transaction, unless another driver has taken over."""
-        kazoo, deadline = self._client.kazoo, time.monotonic() + CLEAN_TIMEOUT_S
+        kazoo, deadline = self.client.kazoo, time.monotonic() + CLEAN_TIMEOUT_S
         for _ in range(CLEAN_TRIES):
-            transaction = self._client.transaction()
+            transaction = self.client.transaction()
             transaction.check(self._paths.epoch, epoch)
             for parent in (self._paths.slots, self._paths.subtasks):
                 for step in result(kazoo.get_children_async(parent), deadline):
@@ -311,6 +295,3 @@ class Registry:
             _, error, failed = commit(transaction, deadline)
             if error is None or failed == 0:
                 return
-
-
-__all__ = ["ChainRecord", "Registry", "RegistryUnavailable", "SlotSession"]

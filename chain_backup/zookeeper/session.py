@@ -63,23 +63,14 @@ class SlotSession:
         self._suspended = False
         self._opened = False
         self._ended = False
-        self._client = Client(servers, session_timeout_s, self._state_changed, auth, tls)
-        self._client.start()
-
-    @property
-    def session(self) -> int | None:
-        """Number of the ZooKeeper session; None while not connected."""
-        return self._client.session
-
-    def move_to(self, hosts: str) -> None:
-        """Connect to ``hosts`` from now on, with the same session."""
-        self._client.move_to(split_hosts(hosts)[0])
+        self.client = Client(servers, session_timeout_s, self._state_changed, auth, tls)
+        self.client.start()
 
     def close(self) -> None:
         """Remove the registration and end all threads, bounded; nothing is delivered any more."""
         with self._lock:
             self._ended = True
-        self._client.close()
+        self.client.close()
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.LOST:
@@ -91,22 +82,22 @@ class SlotSession:
                 self._suspended = True
                 self._deliver(SessionSuspended())
         if state == KazooState.CONNECTED:
-            self._client.post(self._register)
+            self.client.post(self._register)
 
     def _changed(self, event: object) -> None:
         """A watch fired; they all do when the connection breaks, too."""
-        if self._client.connected:
-            self._client.post(self._register)
+        if self.client.connected:
+            self.client.post(self._register)
 
     def _register(self) -> None:
         """Make sure that our node stands. In the callback thread."""
         with self._lock:
             connection = self._connection
-        while self._client.connected and not self._ended:
+        while self.client.connected and not self._ended:
             try:
                 done = self._try_register()
-            except (KazooException, self._client.timeout):
-                self._client.closing.wait(RETRY_DELAY_S)
+            except (KazooException, self.client.timeout):
+                self.client.closing.wait(RETRY_DELAY_S)
                 continue
             if done is None:
                 continue
@@ -127,7 +118,7 @@ class SlotSession:
 
     def _try_register(self) -> bool | None:
         """One round: True when our node stands, False to wait for a watch (or never), None to try again at once."""
-        kazoo, deadline, session = self._client.kazoo, time.monotonic() + ANSWER_TIMEOUT_S, self._client.session
+        kazoo, deadline, session = self.client.kazoo, time.monotonic() + ANSWER_TIMEOUT_S, self.client.session
         if session is None:
             raise ConnectionLoss()
         epoch = result(kazoo.exists_async(self._paths.epoch, watch=self._changed), deadline)
@@ -149,7 +140,7 @@ class SlotSession:
         if self._is_newer(data, epoch.version):
             self._end(f"slot {self._slot} was registered anew by another process")
             return False
-        transaction = self._client.transaction()
+        transaction = self.client.transaction()
         transaction.delete(self._path, stat.version)
         transaction.create(self._path, mine, ephemeral=True)
         commit(transaction, deadline)
@@ -171,4 +162,4 @@ class SlotSession:
                 return
             self._ended = True
             self._deliver(SessionExpired(reason))
-        self._client.close_soon()
+        self.client.close_soon()

@@ -25,8 +25,8 @@ from flinkplus.graph import JobGraph, Node
 from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.runtime.job.plan import find_job
-from flinkplus.runtime.job.running import resume_job, start_job
 from flinkplus.runtime.job.staging import arrow_schema_of, check_dataframe
+from flinkplus.runtime.job.start import resume_job, start_job
 from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.control.names import find_subtask
 from flinkplus.runtime.coordinator.commands.moves import check_count
-from flinkplus.runtime.coordinator.membership.moves import PlannedMove
+from flinkplus.runtime.coordinator.membership.requests import PlannedMove
 from flinkplus.runtime.faults.points import check_point
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.running import RunningJob
@@ -59,7 +59,7 @@ class JobHandle:
         """``starting``, ``deploying``, ``running``, ``interrupted``, ``stopping``, ``finished``, ``failed``,
         ``cancelled``.
         """
-        return self._running.coordinator.state
+        return self._running.coordinator.view.state
 
     @property
     def done(self) -> bool:
@@ -221,33 +221,33 @@ class JobHandle:
         found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
         if at is not None:
             check_point(at)
-        return self._running.coordinator.kill(found, at, timeout)
+        return self._running.coordinator.parts.operations.kill(found, at, timeout)
 
     def missing_standbys(self) -> int:
         """Number of standbys that are missing or not yet in step: 0 at full redundancy."""
-        return 0 if self.done else self._running.coordinator.missing_standbys()
+        return 0 if self.done else self._running.coordinator.view.missing_standbys()
 
     def chain_hosts(self) -> dict[str, list[str]]:
         """The host of each member of each subtask's chain, the working one first; empty without standbys."""
-        return {} if self.done else self._running.coordinator.chain_hosts()
+        return {} if self.done else self._running.coordinator.view.chain_hosts()
 
     def slot_pids(self) -> dict[int, int]:
         """The process of each registered slot."""
-        return {} if self.done else self._running.coordinator.pids()
+        return {} if self.done else self._running.coordinator.view.pids()
 
     def placement(self) -> dict[str, str]:
         """The current host of each subtask, as its slot names it: ``{"count+out[1]": "worker-2", ...}``.
 
         Subtasks whose slot is not registered are left out.
         """
-        return {} if self.done else self._running.coordinator.placement()
+        return {} if self.done else self._running.coordinator.view.placement()
 
     def chains(self) -> dict[str, list[int]]:
         """The slots that hold the state of each subtask, the active one first: ``{"count+out[1]": [1, 2, 3], ...}``.
 
         Empty without local recovery.
         """
-        return {} if self.done else self._running.coordinator.chains()
+        return {} if self.done else self._running.coordinator.view.chains()
 
     # --- planned moves
 

@@ -8,7 +8,7 @@ from typing import Any
 from flinkplus.api.job import JobHandle
 from flinkplus.cli import session
 from flinkplus.runtime.job.plan import find_job
-from flinkplus.runtime.job.running import resume_job
+from flinkplus.runtime.job.start import resume_job
 
 POLL_S = 0.25
 

@@ -111,9 +111,9 @@ class Victim:
 
     @property
     def protocol(self) -> FailoverProtocol:
-        failovers = self.job._running.coordinator._failovers
-        assert failovers is not None
-        return failovers._protocol
+        protocol = self.job._running.coordinator.parts.machines.failover
+        assert protocol is not None
+        return protocol
 
     def chain(self, subtask: str) -> tuple[int, ...]:
         """The members of a subtask's chain (``count[0]``: by one of its operators), head first."""
@@ -143,7 +143,7 @@ class Victim:
     @property
     def at_home(self) -> bool:
         """Whether every subtask is at work where it belongs."""
-        heads = self.job._running.coordinator.assignment
+        heads = self.job._running.coordinator.view.assignment
         return len(heads) > 0 and all(head == subtask.index for subtask, head in heads.items())
 
     # --- waiting

@@ -254,7 +254,7 @@ def test_the_session_of_a_living_head_expires(
         def __call__(self, row: Any) -> Any:
             if not self.done:
                 slot = this_slot()
-                session = slot._session._client.kazoo.client_id if slot._session is not None else None
+                session = slot._session.client.kazoo.client_id if slot._session is not None else None
                 if session is not None:
                     part = told / f"{slot.index}.part"
                     part.write_text(json.dumps([session[0], session[1].hex()]))

@@ -91,14 +91,14 @@ def test_spare_slots_come_and_go(
         assert scale(3)[-1]["status"] == "done"
         assert {slot for slots in job.chains().values() for slot in slots} == {0, 1, 2, 3, 4, 5}
         nothing: dict[str, Any] = {}
-        slots = running.coordinator._answer(running._status, nothing)["slots"]
+        slots = running.coordinator.calls.answer(running._status, nothing)["slots"]
         assert [(slot["slot"], slot["spare"], slot["state"]) for slot in slots[2:]] == [
             ("slot-2", False, "working"),
             *((f"slot-{number}", True, "standby") for number in (3, 4, 5)),
         ]
         with pytest.raises(InsufficientSlots, match="runs 6 tasks at once"):
             job.scale_spares(4)
-        spares = running.coordinator.spares
+        spares = running.coordinator.parts.spares
         assert spares is not None
         with monkeypatch.context() as patched:  # as on a cluster, of which only Spark knows what it has room for
             patched.setattr(running._slots, "_room", None)

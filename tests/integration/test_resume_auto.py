@@ -22,7 +22,7 @@ from flinkplus import (
     StreamEnvironment,
 )
 from flinkplus.runtime.coordinator.drivers.commits import Commits
-from flinkplus.runtime.job import running, staging
+from flinkplus.runtime.job import staging, start
 from flinkplus.state.storage import CheckpointStorage
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 
@@ -126,7 +126,7 @@ class Died(BaseException):
 PLACES: dict[str, tuple[object, str, bool]] = {
     "while Spark stages the input": (staging, "stage", False),
     "before the output is prepared": (Commits, "prepare", True),
-    "before the slots are started": (running, "RunningJob", True),
+    "before the slots are started": (start, "RunningJob", True),
 }
 
 

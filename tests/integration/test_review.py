@@ -121,7 +121,7 @@ def test_a_drain_goes_on_after_a_resume(spark: SparkSession, tmp_path: Path, mon
         wait_until(holding.exists, "one source in the middle of a step")
         coordinator = job._running.coordinator
         job.drain()
-        wait_until(lambda: len(coordinator._checkpoints._exhausted) == 1, "the end of one source")
+        wait_until(lambda: len(coordinator.parts.machines.checkpoints._exhausted) == 1, "the end of one source")
         job.checkpoint_now()
         wait_until(lambda: any(c["status"] == "pending" for c in job.checkpoints()), "the trigger")
         hold.unlink()

@@ -160,7 +160,7 @@ def assert_no_threads() -> None:
 
 def expire(session: SlotSession | Registry, hosts: str) -> None:
     """Close somebody's session as its owner would, from elsewhere: to the owner it has expired."""
-    other = KazooClient(hosts, client_id=session._client.kazoo.client_id)
+    other = KazooClient(hosts, client_id=session.client.kazoo.client_id)
     other.start()
     other.stop()
     other.close()
@@ -288,7 +288,7 @@ def test_an_expired_session_is_told_once_and_never_registers_again(bench: Bench)
     expire(session, bench.hosts)
     wait_until(lambda: any(isinstance(event, SessionExpired) for event in events), "the expiry")
     until(bench.events, [SlotNodeSeen(2, slot_record(2)), SlotNodeGone(2, slot_record(2))])
-    wait_until(lambda: not any("zookeeper" in t.name for t in session._client._handler._threads if t.is_alive()), "end")
+    wait_until(lambda: not any("zookeeper" in t.name for t in session.client._handler._threads if t.is_alive()), "end")
     assert [type(event) for event in events][-1] is SessionExpired
     assert sum(isinstance(event, SessionExpired) for event in events) == 1
     assert bench.raw().exists(bench.path("slots/2")) is None
@@ -401,7 +401,7 @@ def test_a_coordinator_whose_session_expired_takes_its_place_again(bench: Bench)
     until(bench.events, [SlotNodeSeen(0, slot_record(0))])
     expire(registry, bench.hosts)
     wait_until(lambda: RegistryReconnected() in bench.events, "the coordinator's return")
-    assert bench.raw().exists(bench.path("coordinator")).ephemeralOwner == registry.session
+    assert bench.raw().exists(bench.path("coordinator")).ephemeralOwner == registry.client.session
     registry.write(chains(2))
     assert registry.read() == by_subtask(chains(2))
     assert [event for event in bench.events if isinstance(event, SlotNodeGone)] == []
@@ -519,7 +519,7 @@ def test_an_outage_in_mid_job_longer_than_the_sessions(own_server: EmbeddedZooKe
     _, slot = bench.slot(0, timeout_s=2 * SHORT_S)
     until(slot, [SessionOpened()])
     until(bench.events, [SlotNodeSeen(0, slot_record(0))])
-    owner = registry.session
+    owner = registry.client.session
     own_server.kill()
     until(slot, [SessionOpened(), SessionSuspended()])
     with pytest.raises(RegistryUnavailable, match="no connection"):
@@ -531,7 +531,7 @@ def test_an_outage_in_mid_job_longer_than_the_sessions(own_server: EmbeddedZooKe
     until(slot, [SessionOpened(), SessionSuspended(), SessionReconnected()])
     until(bench.events, [SlotNodeSeen(0, slot_record(0)), RegistryLost("connection lost"), RegistryReconnected()])
     assert registry.read() == by_subtask(chains(3))
-    assert registry.session == owner
+    assert registry.client.session == owner
 
 
 def test_a_slot_that_dies_during_an_outage_is_missed_afterwards(
@@ -631,7 +631,7 @@ def test_an_election_whose_answers_are_lost_is_won_all_the_same(bench: Bench) ->
         bench.application = f"cut-after-{delay_ms}"
         proxy = bench.proxy()
         registry = bench.registry(hosts=proxy.hosts, elect=False, timeout_s=5.0)
-        wait_until(lambda: registry.session is not None, "a session")  # noqa: B023
+        wait_until(lambda: registry.client.session is not None, "a session")  # noqa: B023
         proxy.mode = "deaf"
         cut = threading.Timer(delay_ms / 1000, _answer_again, [proxy])
         cut.start()
@@ -668,13 +668,15 @@ def test_a_job_whose_servers_port_is_taken_goes_on_with_its_sessions(
     certificates = made_for("job")
     tls = context(certificates, False)
     options = Options(parallelism=2, session_timeout=TIMEOUT_S)
-    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", None, certificates)
     told: list[object] = []
     given_up: list[str] = []
+    registry = JobRegistry(
+        options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", told.append, given_up.append, None, certificates
+    )
     session_events: list[object] = []
     with contextlib.ExitStack() as closing:
         closing.callback(registry.close)
-        registry.begin(told.append, given_up.append)
+        registry.begin()
         registry.write([record_of(1, 0, 1)], urgent=True)
         before = registry.hosts()
         session = SlotSession(before, "job", 0, slot_record(0), TIMEOUT_S, session_events.append, tls=tls)
@@ -692,7 +694,7 @@ def test_a_job_whose_servers_port_is_taken_goes_on_with_its_sessions(
         registry.write([record_of(2, 1, 0)], urgent=True)
         wait_until(lambda: RegistryMoved(registry.hosts()) in told, "the news")
         assert registry.hosts() != before
-        session.move_to(registry.hosts())  # as the slot does
+        session.client.move_to(registry.hosts())  # as the slot does
         wait_until(lambda: session_events[-1] == SessionReconnected(), "the session is as it was")
         assert not [event for event in told if isinstance(event, SlotNodeGone)] and given_up == []
         assert registry.server_restarts == 1
@@ -713,10 +715,12 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = servers()
-    registry = JobRegistry(Options(parallelism=2), "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1")
     told: list[object] = []
     given_up: list[str] = []
-    registry.begin(told.append, given_up.append)
+    registry = JobRegistry(
+        Options(parallelism=2), "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", told.append, given_up.append
+    )
+    registry.begin()
     try:
         registry.write([record_of(1, 0, 1)], urgent=True)
 
@@ -751,9 +755,9 @@ def test_a_server_that_hangs_is_started_again_and_a_failover_waits_for_it(
     monkeypatch.setattr(supervisor, "HANG_S", 2.0)
     others = servers()
     options = Options(parallelism=2, session_timeout=1.0)
-    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1")
     told: list[object] = []
-    registry.begin(told.append, lambda reason: None)
+    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", told.append, lambda reason: None)
+    registry.begin()
     try:
         registry.write([record_of(1, 0, 1)], urgent=True)
         session_events: list[object] = []

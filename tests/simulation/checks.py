@@ -149,9 +149,9 @@ class Checks:
         world, coordinator = self._world, self._world.coordinator
         if coordinator is None or any(end.paused for end in ends):
             return False
-        failovers = coordinator._failovers
-        joined = failovers is None or all(failovers.has_joined(end.index) for end in ends)
-        if coordinator._job.state is not JobState.RUNNING or not joined:
+        machines = coordinator.parts.machines
+        joined = machines.failover is None or all(machines.failover.is_alive(end.index) for end in ends)
+        if machines.job.state is not JobState.RUNNING or not joined:
             return False
         return all(world.process_of(end.index) is end for end in ends)
 
@@ -325,7 +325,7 @@ class Checks:
         coordinator, checkpoint = self._world.coordinator, subtask.snapshot_of
         if not self._world.parameters.synchronous or coordinator is None or not self.is_at_work(subtask):
             return
-        if checkpoint in coordinator._checkpoints.pending:
+        if checkpoint in coordinator.parts.machines.checkpoints.pending:
             self._wrong("synchronous", f"{subtask.id} works on while checkpoint {checkpoint} is pending")
 
     def begins_step(self, subtask: SimSubtask) -> None:
@@ -601,9 +601,9 @@ class Checks:
         if version == self._trims:
             return  # told another slot before
         self._trims = version
-        failovers = self._world.failovers
-        assert failovers is not None
-        for chain in failovers._protocol._table:
+        failover = self._world.failover
+        assert failover is not None
+        for chain in failover._table:
             for slot in chain.members[1:]:
                 process = self._world.process_of(slot)
                 if slot not in chain.catching_up and process is not None and not process.paused:
@@ -647,10 +647,9 @@ class Checks:
         coordinator = self._world.coordinator
         slots = [] if coordinator is None else coordinator._processes.numbers
         self._holders = {slot: self._world.process_of(slot) for slot in slots}
-        failovers = self._world.failovers
-        if failovers is None or chains == before:
+        protocol = self._world.failover
+        if protocol is None or chains == before:
             return
-        protocol = failovers._protocol
         barred, hasty = protocol._plans.barred, protocol._plans.hasty
         some = len(barred) < len(protocol._plans.slots)
         for name, (_, members) in chains.items():
@@ -667,8 +666,8 @@ class Checks:
 
     def deployed(self, assignment: dict[str, int]) -> None:
         """Slots are about to be told where all begin."""
-        failovers = self._world.failovers
-        barred = () if failovers is None else failovers._protocol._plans.barred
+        failover = self._world.failover
+        barred = () if failover is None else failover._plans.barred
         if len(barred) == self._world.parameters.parallelism:
             return
         for name, slot in assignment.items():
@@ -678,7 +677,7 @@ class Checks:
 
     def _check_others(self, chain: Any, slot: int, forced: bool) -> None:
         """A standby on ``slot``, which lives, is in the chain no more: all who are to be there have its state."""
-        table = self._world.failovers._protocol._table  # type: ignore[union-attr]
+        table = self._world.failover._table  # type: ignore[union-attr]
         for other in [other for other in chain.planned if other != chain.head and not forced]:
             process = self._world.process_of(other)
             if not table.is_alive(other):
@@ -689,7 +688,7 @@ class Checks:
     def scaled(self, count: int) -> None:
         """There are said to be so many spare slots, and every chain is said to be whole."""
         coordinator = self._world.coordinator
-        assert coordinator is not None and coordinator._failovers is not None
+        assert coordinator is not None and self._world.failover is not None
         slots = coordinator._processes.numbers
         spares = slots[self._world.parameters.parallelism :]
         running = [
@@ -699,24 +698,24 @@ class Checks:
         ]
         if len(spares) != count or running:
             self._wrong("moves", f"there are said to be {count} spare slots, and there are {spares}; over: {running}")
-        used = {slot for chain in coordinator._failovers.chains.values() for slot in chain}
+        used = {slot for chain in self._world.failover.chains.values() for slot in chain}
         if not used.issubset(slots):
             self._wrong("moves", f"chains are on {sorted(used)}, and the slots are {slots}")
 
     def moved(self, what: SubtaskId | str | int, slot: int) -> None:
         """A request is said to be fulfilled."""
         coordinator = self._world.coordinator
-        assert coordinator is not None and coordinator._failovers is not None
+        assert coordinator is not None and self._world.failover is not None
         if isinstance(what, int):
             self.scaled(what)
             return
         if isinstance(what, SubtaskId):
             at_work = self._at_work[what]
-            if (at_work.slot.index, coordinator._deployment.assignment[what]) != (slot, slot):
+            if (at_work.slot.index, coordinator.parts.deployment.assignment[what]) != (slot, slot):
                 self._wrong("moves", f"{what} is said to be on slot {slot}, and is on {at_work.slot}")
             return
         for process in coordinator._processes.all():
-            used = [s for s, slots in coordinator._failovers.chains.items() if process.slot in slots]
+            used = [s for s, slots in self._world.failover.chains.items() if process.slot in slots]
             if process.host == what and used:
                 self._wrong("moves", f"{what} is said to be empty, and slot {process.slot} is in the chains of {used}")
 

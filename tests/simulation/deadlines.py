@@ -61,11 +61,12 @@ class Deadlines:
 
     def watch(self, coordinator: Coordinator) -> None:
         """Have every deadline of this driver's machines reported here."""
-        self._watch_job(coordinator._job)
-        self._watch_checkpoints(coordinator._checkpoints)
-        if coordinator._failovers is not None:
-            self._watch_failover(coordinator._failovers._protocol)
-        evict = coordinator._presence.evict
+        machines = coordinator.parts.machines
+        self._watch_job(machines.job)
+        self._watch_checkpoints(machines.checkpoints)
+        if machines.failover is not None:
+            self._watch_failover(machines.failover)
+        evict = coordinator.parts.presence.evict
 
         def evicted(process: Any, reason: str) -> None:
             patience_ms = round(coordinator.options.heartbeat_timeout * 1000)
@@ -75,7 +76,7 @@ class Deadlines:
                 self._fired("reach", patience_ms, reason)
             evict(process, reason)
 
-        coordinator._presence.evict = evicted  # type: ignore[method-assign]
+        coordinator.parts.presence.evict = evicted  # type: ignore[method-assign]
 
     def _fired(self, name: str, waited_ms: int, what: str) -> None:
         """Deadline ``name`` fires after ``waited_ms``: a fault must explain it."""

@@ -22,7 +22,7 @@ POLL_MS = {"storage": 300, "registry": 10}
 """From one look whether the other side answers to the next."""
 LATE_MS = (20, 60, 200, 1_000, 10_000)
 """After it was given up, a manifest may appear so much later."""
-SWEEPS = ("_sweep",)
+SWEEPS = ("sweep",)
 """What a worker does at once: nothing waits for it, so no history depends on when it is done."""
 
 
@@ -229,6 +229,8 @@ class SimCommits:
 class SimRegistry:
     """ZooKeeper: the records of chains. Stands for ``JobRegistry``."""
 
+    moved: str | None = None
+
     def __init__(self, world: World) -> None:
         self._world = world
         self.records: dict[SubtaskId, ChainRecordLike] = {}
@@ -264,7 +266,7 @@ class SimWorker:
         self.closed = False
 
     def submit(self, action: Callable[..., Any], /, *arguments: Any) -> None:
-        if action.__name__ in SWEEPS:
+        if any(getattr(part, "__name__", "") in SWEEPS for part in (action, *arguments)):
             self._world.at(self._world.now_ms, action, *arguments)
             return
         self._queue.append((action, arguments, self._world.now_ms + self._patience_ms))

@@ -43,7 +43,7 @@ def phases_of(world: World, process: SimSlot) -> frozenset[str]:
     """The phases of pending checkpoints that the subtasks in ``process`` are in, each one of ``PHASES``."""
     if world.coordinator is None:
         return frozenset()
-    checkpoints = world.coordinator._checkpoints
+    checkpoints = world.coordinator.parts.machines.checkpoints
     found = {
         phase for subtask in process.active for phase in _of(subtask.steps.checkpoints._machine, checkpoints.pending)
     }

@@ -293,8 +293,8 @@ def test_what_the_machines_did_can_be_repeated(tmp_path: Path) -> None:
     faults = (Fault(30, "crash", 1, 0), Fault(60, "throw", 0, 0))
     world = World(Parameters(seed=5, parallelism=3, records=16, rows=1, faults=faults), record=tmp_path / "record")
     world.run()
-    assert world.coordinator is not None and world.coordinator._recorder is not None
-    world.coordinator._recorder.close()
+    assert world.coordinator is not None and world.coordinator.parts.recorder is not None
+    world.coordinator.parts.recorder.close()
     taken = replay(tmp_path / "record")
     assert taken["job"] > 5 and taken["checkpoints"] > 20 and taken["failover"] > 20
     with mutated("zookeeper_not_awaited"), pytest.raises(Differs):

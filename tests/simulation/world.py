@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chain_backup.failover.effects import ChainRecordLike
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.zookeeper.records import SlotNodeGone, SlotRecord
 from flinkplus.config import Options
 from flinkplus.errors import PeerProtocolError, ProcessCrashed
@@ -26,12 +27,12 @@ from flinkplus.protocol.vocabulary.messages import Message
 from flinkplus.runtime.base.step_note import EDGE, FIELDS, OPERATOR, PRODUCER, SEQ, SUBTASK, LastWords
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.coordinator import Coordinator
-from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch, RegistryTold
+from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch, RegistryReported
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
-from flinkplus.runtime.coordinator.drivers.failover import Failovers
-from flinkplus.runtime.coordinator.membership.moves import PlannedMove
-from flinkplus.runtime.coordinator.setup.outcome import Restore
-from flinkplus.runtime.job.running import GENERATIONS_PER_RUN
+from flinkplus.runtime.coordinator.membership.requests import PlannedMove
+from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore
+from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN
 from flinkplus.runtime.transport.wire.ports import ControlArrived, ControlLost
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.deadlines import DIED, Deadlines
@@ -245,22 +246,30 @@ class World:
             storage,
             registry,
         )
-        self.coordinator = Coordinator(self.graph, self.options, self.commits, restore, dispatch)  # type: ignore[arg-type]
-        self.coordinator._preference._possible = False  # of a real thread
-        parts = [part for part in vars(self.coordinator).values() if type(part).__module__.startswith("flinkplus.run")]
-        self.cyclic += [self.coordinator, *parts]
-        if self.coordinator.spares is not None:
+        self.coordinator = coordinator = Coordinator(
+            self.graph,  # type: ignore[arg-type]
+            self.options,
+            self.commits,  # type: ignore[arg-type]
+            restore,
+            dispatch,
+            Calls(inbox, JobResult(self.clock)),  # type: ignore[arg-type]
+            self.registry,
+            SimSpareJobs(self, self._runs),
+        )
+        coordinator._preference._possible = False  # of a real thread
+        made = [*vars(coordinator).values(), *vars(coordinator.parts).values()]
+        parts = {id(part): part for part in made if type(part).__module__.startswith("flinkplus.run")}
+        self.cyclic += [coordinator, *parts.values()]
+        if coordinator.parts.spares is not None:
             self._over = set()
-            self.coordinator.spares.jobs = SimSpareJobs(self, self._runs)
-            self.coordinator.spares._timeout_s = SPARES_TIMEOUT_S
-        self.coordinator.write_records_to(self.registry)
-        if self.failovers is not None and self.parameters.pending_versions:
-            attempts = self.failovers._protocol._attempts
+            coordinator.parts.spares._timeout_s = SPARES_TIMEOUT_S
+        if self.failover is not None and self.parameters.pending_versions:
+            attempts = self.failover._attempts
             attempts._config = replace(attempts._config, pending_versions=True)
-        machine = self.coordinator._checkpoints
+        machine = coordinator.parts.machines.checkpoints
         machine._config = replace(machine._config, sweep_every=SWEEP_EVERY)
         if self.parameters.in_flight_bytes is not None:
-            self._limit_in_flight(self.coordinator._checkpoints, self.parameters.in_flight_bytes)
+            self._limit_in_flight(machine, self.parameters.in_flight_bytes)
         self.deadlines.watch(self.coordinator)
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(self.parameters.parallelism):
@@ -353,7 +362,7 @@ class World:
 
     def _job_ended(self, coordinator: Coordinator) -> None:
         state, error = coordinator.result.state, coordinator.result.error
-        for name, count in coordinator.failover_figures().items():
+        for name, count in coordinator.view.failovers().items():
             if isinstance(count, int):
                 self.counts[name] += count
         allowed = any(reason in str(error) for reason in ALLOWED_ENDS) and NEVER_AN_END not in str(error)
@@ -379,8 +388,8 @@ class World:
         self.ended = how
 
     @property
-    def failovers(self) -> Failovers | None:
-        return None if self.coordinator is None else self.coordinator._failovers
+    def failover(self) -> FailoverProtocol | None:
+        return None if self.coordinator is None else self.coordinator.parts.machines.failover
 
     def process_of(self, slot: int) -> SimSlot | None:
         """The process that the coordinator takes for ``slot``, if it lives."""
@@ -395,7 +404,7 @@ class World:
         coordinator = self.coordinator
         if coordinator is None or self.process_of(subtask.slot.index) is not subtask.slot:
             return False
-        deployment = coordinator._deployment
+        deployment = coordinator.parts.deployment
         return deployment.generations.get(subtask.id) == subtask.generation and self.checks.is_at_work(subtask)
 
     def storage_ms(self) -> int:
@@ -562,7 +571,7 @@ class World:
     def _heard(self, connection: int, message: control.ControlMessage, coordinator: Coordinator) -> None:
         if coordinator is not self.coordinator:
             return
-        reports = coordinator._reports
+        reports = coordinator.parts.reports
         try:
             self.coordinator_turns(ControlArrived(connection, message, self.now_ms / 1000))
         except PeerProtocolError as error:
@@ -623,7 +632,7 @@ class World:
         if self.watches_late:
             late_ms = self.rng_network.choice((200, 3_000))
         record = SlotRecord(str(process.process), process.host, process.process, process.incarnation)
-        told = RegistryTold(SlotNodeGone(process.index, record))
+        told = RegistryReported(SlotNodeGone(process.index, record))
         self.at(self.now_ms + late_ms, self.coordinator_turns, told)
         process.later(self.rng_network.choice((0, 5, 50)), process.session_expired)
 

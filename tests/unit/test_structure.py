@@ -26,18 +26,12 @@ ROOMS = ("flinkplus/runtime", "flinkplus/protocol", "chain_backup")
 FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
     "flinkplus/config.py: checked": 76,
-    "flinkplus/runtime/coordinator/coordinator.py: __init__": 88,
-    "flinkplus/runtime/coordinator/drivers/checkpoints.py: apply": 61,
-    "flinkplus/runtime/job/running.py: __init__": 78,
 }
 FILE_LINES = 500
 LONG_FILES = {
     "flinkplus/protocol/checkpoints/checkpointing.py": 558,
     "flinkplus/protocol/job/job.py": 566,
     "flinkplus/runtime/control/messages.py": 560,
-    "flinkplus/runtime/coordinator/coordinator.py": 680,
-    "flinkplus/runtime/coordinator/drivers/failover.py": 512,
-    "flinkplus/runtime/job/running.py": 669,
     "flinkplus/runtime/transport/tcp/connections.py": 506,
     "flinkplus/state/storage.py": 676,
 }
@@ -46,8 +40,6 @@ LARGE_FOLDERS = {"flinkplus/state": 16}
 CLASS_METHODS = 40
 LARGE_CLASSES = {
     "CheckpointStorage": 46,
-    "Coordinator": 50,
-    "Failovers": 43,
 }
 
 

@@ -1,26 +1,36 @@
-"""What slots report, and which machine it is for.
+"""What slots report, and which machine gets it.
 
-Rules: what a subtask says counts while it is in its present generation; to the machines of the job and of checkpoints
-it is then of the deployment's generation, for they know no other. What comes on a connection that was given up has no
-effect.
+Rules: a report of a subtask counts only in its present generation. It is passed to the machines of the job and of
+checkpoints with the generation of the deployment, because they know no other. Reports on a connection that was given up
+are ignored.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import assert_never
 
-from flinkplus.errors import FlinkPlusError, JobFailed, MessageIdConflict, NondeterministicOperator, UserFunctionError
+from chain_backup.failover import events as failover_events
+from flinkplus.errors import (
+    FlinkPlusError,
+    HistoryMismatch,
+    JobFailed,
+    MessageIdConflict,
+    NondeterministicOperator,
+    UserFunctionError,
+)
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, Machines
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
-from flinkplus.runtime.coordinator.drivers.failover import Failovers
+from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
@@ -30,26 +40,17 @@ MISMATCHES = {error.__name__: error for error in (NondeterministicOperator, Mess
 log = logging.getLogger("flinkplus.coordinator")
 
 
+@dataclass(eq=False, repr=False)
 class Reports:
     """Takes every message of every slot."""
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        machines: Machines,
-        deployment: Deployment,
-        recoveries: RecoveryLog,
-        figures: Figures,
-        presence: Presence,
-        failovers: Failovers | None,
-    ) -> None:
-        self._dispatch = dispatch
-        self._machines = machines
-        self._deployment = deployment
-        self._recoveries = recoveries
-        self._figures = figures
-        self._presence = presence
-        self._failovers = failovers
+    _dispatch: Dispatch
+    _machines: JobMachines
+    _deployment: Deployment
+    _recoveries: RecoveryLog
+    _figures: Figures
+    _presence: Presence
+    _failover: FailoverDriver | None
 
     def take(self, connection: int, message: control.ControlMessage) -> None:
         """A message on a connection. Raises ``PeerProtocolError`` for one that cannot be."""
@@ -87,18 +88,15 @@ class Reports:
             case _ if isinstance(message, SubtaskReport):
                 self._take_of_subtask(message)
             case _:
-                if self._failovers is None or not self._failovers.take(process, message):
+                if self._failover is None or not self._failover.take(process, message):
                     log.warning("%s is not for the coordinator", type(message).__name__)
 
     def _take_of_subtask(
         self,
         message: SubtaskReport,
     ) -> None:
-        """What a subtask says counts while it is in its present generation; to the other machines it is of the
-        deployment's.
-        """
-        name, said = parse_subtask(message.subtask), Generation(message.generation)
-        if not self._is_current(name, said):
+        name, reported = parse_subtask(message.subtask), Generation(message.generation)
+        if not self._is_current(name, reported):
             self._figures.fenced_reports += 1
             return
         generation = self._deployment.generation
@@ -108,8 +106,8 @@ class Reports:
             case control.Acknowledged(_, checkpoint, subtask, handle):
                 self._figures.snapshot(checkpoint, subtask, handle)
                 number = CheckpointId(checkpoint)
-                if self._failovers is not None:
-                    self._failovers.acknowledged(name, said, number, handle)
+                if self._failover is not None:
+                    self._failover.acknowledged(name, reported, number, handle)
                 held = handle.operator_state.in_flight_bytes
                 self._machines.step_checkpoints(events.CheckpointAcknowledged(number, name, generation, handle, held))
             case control.Declined(_, checkpoint, _, reason):
@@ -127,8 +125,9 @@ class Reports:
     def _is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
         if subtask not in self._deployment.assignment:
             return False
-        if self._failovers is not None and self._failovers.running:
-            return self._failovers.is_current(subtask, generation)
+        failover = self._machines.local_failover
+        if failover is not None:
+            return failover.is_current(subtask, generation)
         return generation == self._deployment.generation
 
     def _heard(self, process: SlotProcess, generation: int, subtasks: dict[str, dict[str, Any]]) -> None:
@@ -147,16 +146,17 @@ class Reports:
             error = mismatch(f"{failure.subtask}: {failure.reason}")
             self._figures.id_conflicts += mismatch is MessageIdConflict
         elif failure.operator:
-            error = UserFunctionError(
-                failure.operator, failure.subtask, failure.row, failure.cause, told=failure.reason
-            )
+            error = UserFunctionError(failure.operator, failure.subtask, failure.row, failure.cause, failure.reason)
         else:
             error = JobFailed(f"{failure.subtask}: {failure.reason}")
         fields = about(subtask=failure.subtask, generation=failure.generation, phase="detect")
         log.info("subtask %s failed: %s", failure.subtask, failure.reason, extra=fields)
         self._recoveries.subtask_failed(failure.subtask, failure.time_s)
-        if self._failovers is not None and self._failovers.running:
-            self._failovers.subtask_failed(subtask, Generation(failure.generation), failure.reason, error)
-        else:
+        if self._machines.local_failover is None:
             generation = self._deployment.generation
             self._machines.step_job(events.SubtaskFailed(subtask, generation, failure.reason, error))
+        else:
+            generation, deterministic = Generation(failure.generation), not isinstance(error, HistoryMismatch)
+            self._machines.step_failover(
+                failover_events.SubtaskFailed(subtask, generation, failure.reason, error, deterministic)
+            )

@@ -17,7 +17,7 @@ log = logging.getLogger("flinkplus")
 
 
 def check_mode(before: Options, options: Options) -> None:
-    """Raises ``ConfigurationError`` where checkpoints that the job may go on from are none that it could take now."""
+    """Raises ``ConfigurationError`` where the job may resume from checkpoints of a kind that it could not take now."""
     if before.checkpoint_mode == "unaligned" != options.checkpoint_mode:
         raise ConfigurationError(
             "the job's checkpoints are unaligned: the last one may hold messages that were in flight, so it cannot be "
@@ -54,10 +54,10 @@ def check_faults(graph: JobGraph, options: Options) -> None:
 def recovery_of(graph: JobGraph, options: Options) -> Options:
     """The options that a job runs with. By rollback recover
 
-    - at most once, a job with an operator that holds rows back in its state: it would put them out twice if it went on
+    - at most once, a job with an operator that holds rows back in its state: it would put them out twice if it resumed
       from a version;
-    - a job with loops and a ``sharing_depth``: in a loop everybody is an ancestor, near and far;
-    - a job with loops, instead of partially: in a loop everybody is upstream of everybody.
+    - a job with loops and a ``sharing_depth``: in a loop every subtask is an ancestor, near and far;
+    - a job with loops, instead of partially: in a loop every subtask is upstream of every other.
     """
     if not options.local:
         return options

@@ -27,7 +27,7 @@ LOCK_FILE = ".driver.lock"
 
 
 class Claim:
-    """The lock of the checkpoint directory at ``location``, held until ``release``; of object stores there is none.
+    """The lock of the checkpoint directory at ``location``, held until ``release``; object stores have none.
 
     Raises ``JobRunsElsewhere`` when another process has it, unless it is only ``tried``; ``CheckpointDirectoryError``
     when there is something else in the lock's place, such as a link to a file that must not be written.
@@ -35,7 +35,7 @@ class Claim:
 
     def __init__(self, location: str, tried: bool = False) -> None:
         self._handle: int | None = None
-        with contextlib.suppress(OSError, ValueError):  # what is wrong with the directory is found out and told later
+        with contextlib.suppress(OSError, ValueError):  # a directory that cannot be used is reported later
             filesystem, path = filesystem_of(location)
             if isinstance(filesystem, fs.LocalFileSystem):
                 Path(path).mkdir(parents=True, exist_ok=True)
@@ -45,8 +45,8 @@ class Claim:
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = os.pread(self._handle, 300, 0).decode("utf-8", "replace").strip()
-            holder = printable(said) or "another process"
+            text = os.pread(self._handle, 300, 0).decode("utf-8", "replace").strip()
+            holder = printable(text) or "another process"
             self.release()
             if not tried:
                 raise JobRunsElsewhere(

@@ -12,15 +12,18 @@ from typing import Any
 
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
-from flinkplus.runtime.coordinator.coordinator import Coordinator, dispatch_at
+from flinkplus.runtime.base.inbox import Inbox
+from flinkplus.runtime.coordinator.coordinator import Coordinator
+from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.listeners import Listeners
 from flinkplus.runtime.coordinator.drivers.commits import Commits
-from flinkplus.runtime.coordinator.setup.outcome import Restore
+from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore
 from flinkplus.runtime.job.launcher import LOOPBACK
 from flinkplus.runtime.transport.auth.credentials import Credentials
 
 
 class FinishedJob:
-    """See ``RunningJob``, whose place it takes behind a ``JobHandle``. ``restore`` is the final checkpoint."""
+    """Takes the place of a ``RunningJob`` behind a ``JobHandle``. ``restore`` is the final checkpoint."""
 
     running_s = 0.0
 
@@ -41,7 +44,9 @@ class FinishedJob:
         self.restored_from = restore.checkpoint
         self.closed = threading.Event()
         alone = replace(options, transport="tcp", hang_timeout=None, record_machines=None, faults=())
-        self.coordinator = Coordinator(graph, alone, commits, restore, dispatch_at(alone, LOOPBACK, Credentials(b"")))
+        calls = Calls(Inbox(), JobResult())
+        dispatch = Listeners(alone, LOOPBACK, Credentials(b""), calls).dispatch
+        self.coordinator = Coordinator(graph, alone, commits, restore, dispatch, calls)
         self.coordinator.stand_for_finished(restore.checkpoint)
         self.closed.set()
 
@@ -50,18 +55,16 @@ class FinishedJob:
 
     def metrics(self) -> dict[str, Any]:
         """The figures of the final checkpoint; see ``JobHandle.metrics``."""
-        return metrics_of(self.coordinator, 0.0, self.running_s, zookeeper_restarts=0)
+        return metrics_of(self.coordinator, 0.0, zookeeper_restarts=0)
 
 
-def metrics_of(
-    coordinator: Coordinator, elapsed_s: float, running_s: float | None, zookeeper_restarts: int
-) -> dict[str, Any]:
+def metrics_of(coordinator: Coordinator, elapsed_s: float, zookeeper_restarts: int) -> dict[str, Any]:
     """What ``JobHandle.metrics`` returns."""
-    figures = coordinator.figures
+    figures, view = coordinator.figures, coordinator.view
     return {
-        "state": coordinator.state,
+        "state": view.state,
         "elapsed_s": round(elapsed_s, 3),
-        "running_s": round(running_s or 0.0, 3),
+        "running_s": round(view.running_s() or 0.0, 3),
         "operators": figures.operators(),
         "committed_rows": dict(coordinator.commits.rows),
         **figures.totals(),
@@ -71,9 +74,9 @@ def metrics_of(
         "checkpoints_over_budget": figures.over_budget,
         "last_checkpoint": figures.last_complete,
         "recoveries": len(coordinator.recoveries),
-        **coordinator.security_figures(),
-        "slot_restarts": coordinator.slot_restarts,
+        **view.security(),
+        "slot_restarts": view.slot_restarts,
         "copied_bytes": figures.copied_bytes,
-        **coordinator.failover_figures(),
+        **view.failovers(),
         "zookeeper_restarts": zookeeper_restarts,
     }

@@ -66,7 +66,7 @@ def check_cluster(spark: SparkSession, slots: int) -> None:
 
 
 def check_slots(master: str, slots: int, cpus: int = 1) -> None:
-    """Raises ``InsufficientSlots`` when the master URL says that fewer than ``slots`` tasks can run at once."""
+    """Raises ``InsufficientSlots`` when the master URL allows fewer than ``slots`` tasks at once."""
     room = room_of(master, cpus)
     if room is not None and room < slots:
         local = local_master(master) is not None
@@ -78,8 +78,8 @@ def check_slots(master: str, slots: int, cpus: int = 1) -> None:
 
 
 def room_of(master: str, cpus: int) -> int | None:
-    """How many tasks run at once, if the master URL says so. Elsewhere executors come and go: slots that find no room
-    are reported when they have not registered in time.
+    """How many tasks run at once, if the master URL determines it. Elsewhere executors come and go: slots that
+    find no room are reported when they have not registered in time.
     """
     local, cluster = local_master(master), LOCAL_CLUSTER.match(master)
     if local is not None:
@@ -118,10 +118,18 @@ class _SlotContext:
 
 
 class _Launch:
-    """What the Spark jobs of all slots of a job share. ``make_config`` is called once and may wait."""
+    """What the Spark jobs of all slots of a job share; see ``SlotJobs``."""
 
-    def __init__(self, context: SparkContext, make_config: Callable[[], SlotConfig]) -> None:
+    def __init__(
+        self,
+        context: SparkContext,
+        make_config: Callable[[], SlotConfig],
+        on_failed: Callable[[int, str], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
         self.context = context
+        self.on_failed = on_failed
+        self.on_gone = on_gone
         self.pool = context.getLocalProperty(POOL)
         self._make_config = make_config
         self._lock = threading.Lock()
@@ -174,10 +182,8 @@ class SlotJobs:
         on_gone: Callable[[str], None],
     ) -> None:
         self._context = spark.sparkContext
-        self._launch = _Launch(self._context, make_config)
+        self._launch = _Launch(self._context, make_config, on_failed, on_gone)
         self._job_id = job_id
-        self._on_failed = on_failed
-        self._on_gone = on_gone
         self._lock = threading.Lock()
         self._jobs: dict[int, _SlotJob] = {}
         self._ending: list[_SlotJob] = []
@@ -185,7 +191,7 @@ class SlotJobs:
         self._room = room_of(self._context.master or "", int(self._context.getConf().get("spark.task.cpus", "1") or 1))
 
     def check(self, slots: int) -> None:
-        """Raises ``InsufficientSlots`` when the master URL says that fewer than ``slots`` tasks can run at once."""
+        """Raises ``InsufficientSlots`` when the master URL allows fewer than ``slots`` tasks at once."""
         if self._room is not None and self._room < slots:
             raise InsufficientSlots(
                 f"the job would have {slots} slots with them, but master {self._context.master!r} runs {self._room} "
@@ -197,11 +203,11 @@ class SlotJobs:
         with self._lock:
             if not self._closed:
                 group = f"flinkplus-{self._job_id}-{slot}"
-                self._jobs[slot] = _SlotJob(self._launch, slot, group, self._on_failed, self._on_gone)
+                self._jobs[slot] = _SlotJob(self._launch, slot, group)
                 self._jobs[slot].start()
 
     def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
-        """Let ``slot`` end by itself for so long, then cancel its Spark job; then call ``then``."""
+        """Let ``slot`` end by itself for ``graceful_s``, then cancel its Spark job; then call ``then``."""
         with self._lock:
             job = self._jobs.pop(slot, None)
             if job is not None:
@@ -233,22 +239,13 @@ class SlotJobs:
 class _SlotJob(threading.Thread):
     """The Spark job of one slot, submitted again whenever it ends, until ``stopping`` is set."""
 
-    def __init__(
-        self,
-        launch: _Launch,
-        slot: int,
-        group: str,
-        on_failed: Callable[[int, str], None],
-        on_gone: Callable[[str], None],
-    ) -> None:
+    def __init__(self, launch: _Launch, slot: int, group: str) -> None:
         super().__init__(name=f"flinkplus-slot-{slot}", daemon=True)
         self.stopping = threading.Event()
         self._launch = launch
         self._context = launch.context
         self._slot = slot
         self._group = group
-        self._on_failed = on_failed
-        self._on_gone = on_gone
         self._rows: RDD[int] | None = None
 
     def run(self) -> None:
@@ -257,7 +254,7 @@ class _SlotJob(threading.Thread):
             config, plan = self._launch.prepare(self.stopping)
         except Exception as error:  # of any kind: without a configuration no slot can start
             if not self.stopping.is_set():
-                self._on_gone(self._why_gone() or described(error))
+                self._launch.on_gone(self._why_gone() or described(error))
             return
         failures = 0
         while not self.stopping.is_set():
@@ -267,10 +264,10 @@ class _SlotJob(threading.Thread):
                 return
             gone = self._why_gone()
             if gone is not None:
-                self._on_gone(gone)
+                self._launch.on_gone(gone)
                 return
             if failure is not None:
-                self._on_failed(self._slot, failure_reason(failure))
+                self._launch.on_failed(self._slot, failure_reason(failure))
             failures = 0 if time.monotonic() - begun_s > LONG_LIFE_S else failures + 1
             self.stopping.wait(min(LONGEST_PAUSE_S, RESUBMIT_PAUSE_S * 2 ** max(0, failures - 1)))
 

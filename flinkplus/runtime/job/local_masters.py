@@ -1,4 +1,4 @@
-"""What a ``local`` master URL says."""
+"""What a ``local`` master URL means."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The plan of a job: what its checkpoint directory keeps, so that the job can be resumed.
 
 The file is a line with the format's number, then a pickle. The number is outside of the pickle: classes move between
-versions, so a plan of another version may not be loadable at all, and the error must say why.
+versions, so a plan of another version may not be loadable at all, and the error must name the version.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def find_job(
 
 
 def identity_of(name: str, graph: JobGraph, options: Options) -> dict[str, Any]:
-    """What a checkpoint directory is told of the job that it belongs to."""
+    """What a checkpoint directory records of the job that it belongs to."""
     parallelism = options.parallelism
     return {"name": name, "fingerprint": graph.fingerprint(parallelism), "shape": graph.shape(parallelism)}
 

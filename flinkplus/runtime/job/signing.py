@@ -43,8 +43,8 @@ log = logging.getLogger("flinkplus")
 def find_key(option: str | None, checkpoint_dir: str | None, make: bool) -> SigningKey:
     """The key for the checkpoints in ``checkpoint_dir`` (``None``: they go away with the job, and so does their key).
 
-    ``make``: whether the user's own is made if there is none; without, the key that is returned then has signed
-    nothing. Raises ``ConfigurationError`` for a file that cannot be used.
+    ``make``: whether a missing key of the user is made. Otherwise the key that is returned for it has signed nothing.
+    Raises ``ConfigurationError`` for a file that cannot be used.
     """
     if checkpoint_dir is None:
         return SigningKey.made("one of this run's own")
@@ -59,7 +59,7 @@ def find_key(option: str | None, checkpoint_dir: str | None, make: bool) -> Sign
     except FileNotFoundError:
         if named:
             what = "signing_key" if option else KEY_VARIABLE
-            raise ConfigurationError(f"{what}: there is no {str(path)!r}; {HOW_TO_MAKE}") from None
+            raise ConfigurationError(f"{what}: {str(path)!r} does not exist; {HOW_TO_MAKE}") from None
     if not make:
         return SigningKey.made(f"{str(path)!r}, which is not there yet")
     make_key(path)

@@ -15,7 +15,7 @@ from flinkplus.config import Options
 from flinkplus.errors import InsufficientSlots
 from flinkplus.graph import JobGraph
 from flinkplus.runtime.job import plan as planning
-from flinkplus.runtime.job import running
+from flinkplus.runtime.job import start
 from flinkplus.runtime.job.plan import Plan, written
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.state.storage import JOB_FILE, PLAN_BLOB, CheckpointStorage
@@ -60,7 +60,7 @@ def test_the_directory_is_opened_and_each_file_is_read_once(
         raise InsufficientSlots("no room")
 
     monkeypatch.setattr(planning, "CheckpointStorage", counted)
-    monkeypatch.setattr(running, "check_cluster", check_cluster)
+    monkeypatch.setattr(start, "check_cluster", check_cluster)
     monkeypatch.setattr(session, "session", lambda _master: nullcontext())
     assert run("resume", root) == (main.EXIT_USAGE, "", "flinkplus: no room\n")
     assert opened == {"storage": 1, JOB_FILE: 1, f"blobs/{PLAN_BLOB}": 1}

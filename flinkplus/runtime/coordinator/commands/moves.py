@@ -1,7 +1,7 @@
 """Planned moves that a shell asks for.
 
-Rules: in the coordinator's thread. A request is answered when it is known whether it can be; how it goes on is asked
-for by the number that it was given then (``MoveNewsCommand``).
+Rules: in the coordinator's thread. A request is answered when it is known whether it can be carried out. Its
+progress is asked for by the number in that answer (``MoveNewsCommand``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from flinkplus.config import MOST_SPARES
 from flinkplus.errors import CommandRefused, ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
 from flinkplus.runtime.control.names import find_subtask
-from flinkplus.runtime.coordinator.membership.moves import Moves, PlannedMove
+from flinkplus.runtime.coordinator.membership.moves import Moves
+from flinkplus.runtime.coordinator.membership.requests import PlannedMove
 from flinkplus.runtime.operations.commands import Body, Commands, Later
 
 if TYPE_CHECKING:
@@ -58,40 +59,30 @@ class MoveNewsCommand:
     number: int
 
 
-class MoveCommands:
-    """Has the job's ``Moves`` take requests from outside."""
+def add_move_commands(commands: Commands, moves: Moves, graph: JobGraph, options: Options) -> None:
+    """Accept requests for planned moves from shells."""
 
-    def __init__(self, moves: Moves, graph: JobGraph, options: Options) -> None:
-        self._moves = moves
-        self._graph = graph
-        self._options = options
+    def migrate(request: MigrateCommand) -> Later:
+        """Raises ``ConfigurationError`` for an unknown subtask."""
+        return _answer(moves.migrate(find_subtask(request.subtask, graph, options.parallelism), request.slot))
 
-    def add_to(self, commands: Commands) -> None:
-        """Have them taken."""
-        commands.add(MigrateCommand, self.migrate)
-        commands.add(DrainHostCommand, lambda request: _answer(self._moves.drain_host(request.host, request.force)))
-        commands.add(UndrainHostCommand, lambda request: _answer(self._moves.undrain_host(request.host)))
-        commands.add(
-            ScaleSparesCommand, lambda request: _answer(self._moves.scale(check_count(request.count), request.force))
-        )
-        commands.add(MoveNewsCommand, self.news)
-
-    def migrate(self, request: MigrateCommand) -> Later:
-        """Raises ``ConfigurationError`` for a subtask that there is not."""
-        subtask = find_subtask(request.subtask, self._graph, self._options.parallelism)
-        return _answer(self._moves.migrate(subtask, request.slot))
-
-    def news(self, request: MoveNewsCommand) -> Body:
-        """Raises ``CommandRefused`` for a request that nobody made, or long ago; and what ended it."""
-        move = self._moves.find(request.number)
+    def news(request: MoveNewsCommand) -> Body:
+        """Raises ``CommandRefused`` for a request that is unknown or too old; otherwise the error that ended it."""
+        move = moves.requests.find(request.number)
         if move is None:
             raise CommandRefused(f"request {request.number} is unknown or no longer remembered")
         move.check()
         return _body(move)
 
+    commands.add(MigrateCommand, migrate)
+    commands.add(DrainHostCommand, lambda request: _answer(moves.drain_host(request.host, request.force)))
+    commands.add(UndrainHostCommand, lambda request: _answer(moves.undrain_host(request.host)))
+    commands.add(ScaleSparesCommand, lambda request: _answer(moves.scale(check_count(request.count), request.force)))
+    commands.add(MoveNewsCommand, news)
+
 
 def check_count(count: int) -> int:
-    """``count`` spare slots. Raises ``ConfigurationError`` when nobody can have so many."""
+    """``count`` spare slots. Raises ``ConfigurationError`` when no job can have so many."""
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_SPARES:
         raise ConfigurationError(f"a job has from 0 to {MOST_SPARES} spare slots, not {count!r}")
     return count

@@ -1,35 +1,43 @@
-"""What a shell can have a running job do: say how it is (``StatusCommand``), and hurt itself (``InjectCommand``).
+"""Fault injection in a running job: by a shell (``InjectCommand``), by the program that started it, by its options.
 
-Rules: in the coordinator's thread. A target is found before anything is done, and all of it is there, or nothing
-happens. Injections are for whoever has the job's key for commands, unless ``allow_inject`` is off.
+Rules: in the coordinator's thread, except for ``kill``, which waits in another. A target is found before anything is
+done, and all of it is present, or nothing happens. Injections of shells need the job's key for commands, and the option
+``allow_inject``.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from flinkplus.errors import CommandRefused, ConfigurationError
+from flinkplus.errors import CommandRefused, ConfigurationError, SubtaskNotRunning
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import find_subtask
 from flinkplus.runtime.faults.injections import CUT, DRIVER, EXCEPTION, FAULTS, KILL, PAUSE, SLOW
-from flinkplus.runtime.operations.commands import Body, Commands, Later
+from flinkplus.runtime.faults.points import COORDINATOR_POINTS, STANDBY_POINTS, Faults
+from flinkplus.runtime.operations.commands import Body, Later
 
 if TYPE_CHECKING:
     from flinkplus.config import Options
     from flinkplus.graph import JobGraph
+    from flinkplus.runtime.coordinator.dispatch.calls import Calls
     from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+    from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
     from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
     from flinkplus.runtime.coordinator.membership.presence import Presence
 
+LOOK_AGAIN_S = 0.01
 MAX_FOR_S = 3600.0
 MAX_DELAY_S = 60.0
 SLOT = re.compile(r"slot-(\d{1,9})\Z")
 TO_DRIVER = "driver"
+log = logging.getLogger("flinkplus.coordinator")
 
 
 @dataclass(frozen=True)
@@ -53,11 +61,8 @@ class InjectCommand:
     peers: list[str] | None = None
 
 
-@dataclass(frozen=True)
-class Hit:
-    """Who is meant: slots, with subtasks of each."""
-
-    slots: dict[int, list[SubtaskId]] = field(default_factory=dict)
+Hit: TypeAlias = dict[int, list[SubtaskId]]
+"""What an injection strikes: slots, with subtasks of each."""
 
 
 def find_target(
@@ -68,7 +73,7 @@ def find_target(
     graph: JobGraph,
     parallelism: int,
 ) -> Hit:
-    """What ``text`` means now. Raises ``CommandRefused`` that says what there is."""
+    """What ``text`` means now. Raises ``CommandRefused``, which names the slots and hosts."""
     present = {process.slot: process for process in processes}
 
     def on(slot: int) -> list[SubtaskId]:
@@ -82,10 +87,10 @@ def find_target(
             raise CommandRefused(
                 f"{text} is not registered: its process has ended and is restarting; try again in a moment"
             )
-        return Hit({int(slot[1]): on(int(slot[1]))})
+        return {int(slot[1]): on(int(slot[1]))}
     hosts = sorted({process.host for process in processes})
     if text in hosts:
-        return Hit({process.slot: on(process.slot) for process in processes if process.host == text})
+        return {process.slot: on(process.slot) for process in processes if process.host == text}
     try:
         subtask = find_subtask(text, graph, parallelism)
     except ConfigurationError as error:
@@ -94,7 +99,7 @@ def find_target(
     at = assignment.get(subtask)
     if at is None or at not in present:
         raise CommandRefused(f"{subtask} is not assigned to a registered slot; try again when the job is running")
-    return Hit({at: [subtask]})
+    return {at: [subtask]}
 
 
 def _named(slots: Sequence[int]) -> str:
@@ -103,50 +108,37 @@ def _named(slots: Sequence[int]) -> str:
     return ", ".join(f"slot-{slot}" for slot in slots)
 
 
+@dataclass(eq=False, repr=False)
 class Operations:
-    """The driver's part of injections. ``age_s``: for how long the job has been running; ``None``: it has not begun.
+    """The driver's part of fault injection. ``faults``: those that the options of the job arm."""
 
-    ``later`` has the coordinator call something, after so many seconds.
-    """
-
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        deployment: Deployment,
-        presence: Presence,
-        graph: JobGraph,
-        options: Options,
-        later: Callable[[float, Callable[[], None]], None],
-    ) -> None:
-        self._dispatch = dispatch
-        self._deployment = deployment
-        self._presence = presence
-        self._graph = graph
-        self._options = options
-        self._later = later
-
-    def add_to(self, commands: Commands) -> None:
-        """Have them taken."""
-        commands.add(InjectCommand, self.inject)
+    _dispatch: Dispatch
+    _deployment: Deployment
+    _presence: Presence
+    _graph: JobGraph
+    _options: Options
+    _calls: Calls
+    _machines: JobMachines
+    _faults: Faults
 
     def inject(self, request: InjectCommand) -> Later:
         """Do it, now or at its time. Raises ``CommandRefused``."""
         peers = self._check(request)
         find = partial(self._find, request.target, peers)
-        find()  # a target that means nothing is told now, and not when it is time
+        find()  # an unknown target is refused now, not when it is time
         answer = Later()
         wait_s = 0.0 if request.at_s is None else self._wait_s(request.at_s)
 
         def strike() -> None:
             if not answer.wanted:
-                return  # whoever asked has gone before it was time
+                return  # the shell has gone before it was time
             try:
                 answer.give(self._strike(request, find(), peers))
             except CommandRefused as error:
                 answer.refuse(error)
 
         if wait_s > 0:
-            self._later(wait_s, strike)
+            self._calls.later(wait_s, strike)
         else:
             strike()
         return answer
@@ -191,7 +183,7 @@ class Operations:
         parallelism = self._options.parallelism
         processes = self._dispatch.processes
         hit = find_target(target, processes.all(), processes.numbers, assignment, self._graph, parallelism)
-        alone = [slot for slot in hit.slots if peers is not None and set(peers) <= {slot}]
+        alone = [slot for slot in hit if peers is not None and set(peers) <= {slot}]
         if alone:
             raise CommandRefused(
                 f"slot-{alone[0]} would be cut off only from itself: give {TO_DRIVER} or another slot, or omit "
@@ -200,10 +192,10 @@ class Operations:
         return hit
 
     def _strike(self, request: InjectCommand, hit: Hit, peers: list[int] | None) -> Body:
-        if request.fault in (EXCEPTION, SLOW) and not any(hit.slots.values()):
+        if request.fault in (EXCEPTION, SLOW) and not any(hit.values()):
             raise CommandRefused(f"no subtask is running on {request.target}")
         struck_s = self._dispatch.clock.time()
-        for slot, subtasks in hit.slots.items():
+        for slot, subtasks in hit.items():
             names = [str(subtask) for subtask in subtasks]
             if request.fault == KILL:
                 self._presence.kill_slot(slot)
@@ -214,7 +206,55 @@ class Operations:
             "fault": request.fault,
             "target": request.target,
             "time_s": round(struck_s, 6),
-            "slots": sorted(hit.slots),
-            "subtasks": [str(subtask) for subtasks in hit.slots.values() for subtask in subtasks],
+            "slots": sorted(hit),
+            "subtasks": [str(subtask) for subtasks in hit.values() for subtask in subtasks],
             "for_s": request.for_s if request.fault in (PAUSE, CUT, SLOW) else None,
         }
+
+    # --- kills by the program that started the job
+
+    def kill(self, subtask: SubtaskId, point: str | None, timeout_s: float) -> bool:
+        """Kill the process that hosts a subtask; the time is stamped right before the signal.
+
+        With a ``point``: when that is reached next, by the subtask, by its first standby, or in the coordinator. Waits
+        until there is such a process. Returns false when the job is over. Raises ``SubtaskNotRunning`` after
+        ``timeout_s`` seconds.
+        """
+
+        def strike() -> bool:
+            if self._deployment.first_started_s is None:
+                return False
+            return self._presence.kill(subtask) if point is None else self._arm(point, subtask)
+
+        until_s = time.monotonic() + timeout_s
+        while not self._calls.answer(strike, False):
+            if self._calls.result.done.is_set():
+                return False
+            if time.monotonic() >= until_s:
+                raise SubtaskNotRunning(
+                    f"{subtask} cannot be killed: it has not run within {timeout_s:g} s, the job is "
+                    f"{self._machines.job.state.value}"
+                )
+            time.sleep(LOOK_AGAIN_S)
+        return True
+
+    def _arm(self, point: str, subtask: SubtaskId) -> bool:
+        if point in COORDINATOR_POINTS:
+            self._faults.arm(point, str(subtask))
+            return True
+        slot = self._deployment.assignment.get(subtask)
+        if point in STANDBY_POINTS:
+            chains = {} if self._machines.failover is None else self._machines.failover.chains
+            slot = next(iter(chains.get(subtask, ())[1:]), None)
+        if slot is None or self._dispatch.processes.get(slot) is None:
+            return False
+        self._dispatch.tell(slot, control.Inject(KILL, [str(subtask)], point=point))
+        return True
+
+    def reach(self, point: str) -> None:
+        """The coordinator reaches a point."""
+        self._faults.reach(point, self._deployment.generation, strike=self._kill_named)
+
+    def _kill_named(self, name: str) -> None:
+        if not self._presence.kill(find_subtask(name, self._graph, self._options.parallelism)):
+            log.warning("cannot kill %s: its slot is not registered", name)

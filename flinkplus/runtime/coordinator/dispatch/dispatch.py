@@ -1,11 +1,11 @@
 """What the drivers of the three machines (job, checkpoints, failover) share.
 
-``Dispatch`` has the order of things: effects are carried out list by list, never one in the middle of another; slow
-work is done by a worker thread and comes back through the inbox. Storage and ZooKeeper have a worker each, so that a
-failover never waits for an upload. ``Deployment`` is what is deployed where, in which generation.
+``Dispatch`` keeps the order: effects are carried out list by list, never one in the middle of another. Slow work is
+done by a worker thread, and its result comes back through the inbox. Storage and ZooKeeper have a worker each, so a
+failover never waits for an upload. ``Deployment`` has what is deployed where, in which generation.
 
-Rules: everything here is called in the coordinator's thread, but for the workers, which only put into the inbox, and
-for reading ``Deployment``, whose values are replaced and never changed in place.
+Rules: everything here is called in the coordinator's thread, except for two things. Workers put into the inbox, and any
+thread may read ``Deployment``, whose values are replaced and never changed in place.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from chain_backup.failover.events import FailoverEvent
-from flinkplus.errors import described
-from flinkplus.protocol.vocabulary import events
+from flinkplus.errors import FlinkPlusError, described
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.control import messages as control
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from flinkplus.runtime.liveness.lifeline import LifelineCut, Lifelines
     from flinkplus.runtime.liveness.pulse import Pulses
     from flinkplus.runtime.operations.command_server import CommandDoor
-    from flinkplus.runtime.operations.commands import Commands
     from flinkplus.runtime.transport.wire.ports import LinkEvent, Rendezvous
 
 NO_CHECKPOINT = CheckpointId(0)
@@ -42,52 +40,20 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointWorkDone:
-    """The storage worker finished something for the machine of checkpoints."""
-
-    event: events.CheckpointingEvent
-
-
-@dataclass(frozen=True, slots=True)
-class JobWorkDone:
-    """The storage worker finished something for the machine of the job."""
-
-    event: events.JobEvent
-
-
-@dataclass(frozen=True, slots=True)
-class FailoverWorkDone:
-    """The registry worker finished something for the machine of failover."""
-
-    event: FailoverEvent
-
-
-@dataclass(frozen=True, slots=True)
-class UserAsked:
-    """A call of the user's, or of another thread, to be run in the coordinator's thread."""
+class Asked:
+    """An action for the coordinator's thread: a call of the user, or what follows from finished work."""
 
     action: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryTold:
-    """ZooKeeper says something."""
+class RegistryReported:
+    """An event of ZooKeeper."""
 
     event: RegistryEvent
 
 
-WorkDone: TypeAlias = CheckpointWorkDone | JobWorkDone | FailoverWorkDone
-InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | WorkDone | RegistryTold | UserAsked"
-
-
-class Machines(Protocol):
-    """Where an event for one of the machines goes; what follows from it is done before the call returns, or, when
-    effects are being carried out just now, after these.
-    """
-
-    def step_job(self, event: events.JobEvent) -> None: ...
-
-    def step_checkpoints(self, event: events.CheckpointingEvent) -> None: ...
+InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | RegistryReported | Asked"
 
 
 @dataclass
@@ -141,11 +107,8 @@ class Dispatch:
         registry: Worker | None = None,
     ) -> None:
         self.rendezvous = rendezvous
-        self.make_lifelines: Callable[[], Lifelines] | None = None
         self.lifelines: Lifelines | None = None
-        self.make_pulses: Callable[[], Pulses] | None = None
         self.pulses: Pulses | None = None
-        self.make_door: Callable[[Commands], CommandDoor] | None = None
         self.door: CommandDoor | None = None
         self.processes = processes
         self.inbox = inbox
@@ -154,7 +117,7 @@ class Dispatch:
         self.storage_ended = threading.Event()
         """The storage worker has done all that it was given."""
         self.registry = registry or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-registry")
-        self.event_s = 0.0  # when what is being handled happened, in seconds since the Unix epoch
+        self.event_s = 0.0  # when the present event happened, in seconds since the Unix epoch
         self._due: deque[Callable[[], None]] = deque()
 
     def now_ms(self) -> int:
@@ -193,29 +156,30 @@ class Dispatch:
             self.rendezvous.send(process.connection, message)
 
     def work(
-        self,
-        pool: Worker,
-        action: Callable[[], None],
-        success: WorkDone | None,
-        failure: Callable[[str], WorkDone | None],
+        self, pool: Worker, action: Callable[[], None], done: Callable[[], None], failed: Callable[[str], None]
     ) -> None:
-        """Do ``action`` in a worker; its end comes back through the inbox, unless nobody waits for it."""
+        """Do ``action`` in a worker. What follows is done in the coordinator's thread: ``done``, or ``failed`` with a
+        reason.
+        """
 
         def run() -> None:
-            done = success
+            follow = done
             try:
                 action()
             except Exception as error:
                 reason = described(error)
                 log.warning("%s", reason)
-                done = failure(reason)
-            if done is not None:
-                self.inbox.put(done)
+                follow = partial(failed, reason)
+            self.inbox.put(Asked(follow))
 
         pool.submit(run)
 
+    def remove(self, what: str, remove: Callable[..., None], *arguments: Any) -> None:
+        """Have the storage worker remove something that is not needed; a failure is only logged."""
+        self.storage.submit(_remove, what, remove, *arguments)
+
     def close(self) -> None:
-        """End the workers, when they have done what they were told, and the connections."""
+        """End the workers, when they have done what was submitted, and the connections."""
         self.registry.shutdown(wait=False, cancel_futures=True)
         self.storage.shutdown(wait=True)
         self.storage_ended.set()
@@ -227,3 +191,10 @@ class Dispatch:
         if self.pulses is not None:
             self.pulses.close()
         self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed the way to it
+
+
+def _remove(what: str, remove: Callable[..., None], *arguments: Any) -> None:
+    try:
+        remove(*arguments)
+    except (OSError, FlinkPlusError) as error:
+        log.warning("could not remove %s: %s", what, error)

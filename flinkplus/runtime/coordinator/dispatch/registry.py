@@ -1,9 +1,9 @@
 """The job's place in ZooKeeper: an embedded server unless there is an ensemble, the election, the chains' records.
 
-Rules: starting is done by a thread of its own while Spark starts the slots' job; whoever needs the result waits for it.
-The driver of a job that is resumed in an ensemble is elected before anything else is done (``elect_first``): another
-may run it.
-A server of the job's own that dies is started again, with its data; while that does not succeed, nobody waits for it.
+Rules: a thread of its own starts it while Spark starts the slots; calls that need the result wait for it.
+The driver of a job that is resumed in an ensemble is elected before anything else is done (``elect_first``), because
+another driver may run the job.
+A server of the job's own that dies is started again, with its data. While that does not succeed, calls fail at once.
 If its port was taken meanwhile, the coordinator sends the slots its new address.
 ``close`` gives everything back whatever was reached. Nothing of ZooKeeper is loaded by a job that does not use it.
 """
@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from chain_backup.zookeeper.supervisor import Supervisor
 
 ELECTION_TIMEOUT_S = 30.0
-SUCCESSION_PATIENCE_S = 6.0  # beyond the session of a driver that has died just now
+SUCCESSION_PATIENCE_S = 6.0  # beyond the session of a driver that has died
 START_TIMEOUT_S = 60.0
 URGENT_TIMEOUT_S = 15.0
 IDLE_TIMEOUT_S = 5.0  # for what no failover waits for: it must not keep one waiting behind it
@@ -41,12 +42,16 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class RecordWriter(Protocol):
-    """Where the records of chains go."""
+    """Where the records of chains go; the part of ``JobRegistry`` that the coordinator uses."""
+
+    moved: str | None
+    """The present address of ZooKeeper, if it is not the one that slots were started with."""
 
     def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
         """Write all of them, or none and raise."""
 
 
+@dataclass(eq=False, repr=False)
 class JobRegistry:
     """One job in ZooKeeper.
 
@@ -55,32 +60,23 @@ class JobRegistry:
     server and its clients know each other.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        application: str,
-        directory: Path,
-        bind: str,
-        reach: str,
-        auth: str | None = None,
-        certificates: Certificates | None = None,
-    ) -> None:
-        self._options = options
-        self._application = application
-        self._directory = directory
-        self._bind = bind
-        self._reach = reach
-        self._deliver: Callable[[RegistryEvent], None] | None = None
-        self._undelivered: list[RegistryEvent] = []
-        self._give_up: Callable[[str], None] = lambda reason: None
-        self._auth = auth
-        self._certificates = certificates
+    _options: Options
+    _application: str
+    _directory: Path
+    _bind: str
+    _reach: str
+    _deliver: Callable[[RegistryEvent], None]
+    _give_up: Callable[[str], None]
+    _auth: str | None = None
+    _certificates: Certificates | None = None
+
+    def __post_init__(self) -> None:
+        self.moved: str | None = None
         self._hosts: Future[str] = Future()
         self._elected: Future[Registry] = Future()
         self._server: EmbeddedZooKeeper | None = None
         self._supervisor: Supervisor | None = None
         self._down: str | None = None
-        self._moved: str | None = None
         self._registry: Registry | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -104,24 +100,10 @@ class JobRegistry:
                 raise JobRunsElsewhere(f"{error}, which is alive; end that driver first") from error
             raise
 
-    def begin(self, deliver: Callable[[RegistryEvent], None], give_up: Callable[[str], None]) -> None:
-        """Start in the background, if that was not done yet. ``deliver`` gets the registry's events, in other threads;
-        ``give_up`` the reason why there is none."""
-        self._give_up = give_up
-        with self._lock:
-            self._deliver = deliver
-            for event in self._undelivered:
-                deliver(event)
-            self._undelivered.clear()
+    def begin(self) -> None:
+        """Start in the background, unless ``elect_first`` has done so."""
         if not self._elected.done():
             self._thread.start()
-
-    def _told(self, event: RegistryEvent) -> None:
-        with self._lock:
-            if self._deliver is None:
-                self._undelivered.append(event)
-            else:
-                self._deliver(event)
 
     def _start(self) -> None:
         try:
@@ -146,14 +128,14 @@ class JobRegistry:
             if self._closing.is_set():
                 raise RegistryUnavailable("the job is over")
             registry = self._registry = Registry(
-                self._moved or hosts,
+                self.moved or hosts,
                 self._application,
                 session_timeout_s=self._options.session_timeout,
-                deliver=self._told,
+                deliver=self._deliver,
                 auth=self._auth,
                 tls=None if self._certificates is None else context(self._certificates, False),
             )
-            registry.expect_nothing(self._down)
+            registry.client.expect_nothing(self._down)
         registry.elect(timeout_s)
         return registry
 
@@ -186,9 +168,9 @@ class JobRegistry:
         with self._lock:
             self._down = reason
             if self._registry is not None:
-                self._registry.expect_nothing(reason)
+                self._registry.client.expect_nothing(reason)
         if self._elected.done():
-            self._told(RegistryLost(reason))
+            self._deliver(RegistryLost(reason))
 
     def _server_back(self) -> None:
         from chain_backup.zookeeper.records import RegistryMoved
@@ -196,9 +178,9 @@ class JobRegistry:
         assert self._server is not None
         hosts = self._reached(self._server.hosts)
         with self._lock:
-            moved = hosts != (self._moved or self._hosts.result(START_TIMEOUT_S))
+            moved = hosts != (self.moved or self._hosts.result(START_TIMEOUT_S))
             if moved:
-                self._moved = hosts
+                self.moved = hosts
             self._down = None
             registry = self._registry
         if moved:
@@ -206,10 +188,10 @@ class JobRegistry:
                 "another process uses the port of the job's own ZooKeeper server; the server now listens at %s", hosts
             )
             if registry is not None:
-                registry.move_to(hosts)
-            self._told(RegistryMoved(hosts))
+                registry.client.move_to(hosts)
+            self._deliver(RegistryMoved(hosts))
         if registry is not None:
-            registry.expect_nothing(None)
+            registry.client.expect_nothing(None)
             registry.rehearse(REHEARSED_WRITES, REHEARSAL_TIMEOUT_S)
 
     @property
@@ -220,10 +202,11 @@ class JobRegistry:
     def hosts(self) -> str:
         """What slots connect to, once the server is there. Raises whatever starting it raised."""
         found = self._hosts.result(START_TIMEOUT_S)
-        return self._moved or found
+        return self.moved or found
 
     def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
-        """Write chain records; ``urgent``: a failover waits. Raises when nothing, or nobody knows what, was written."""
+        """Write chain records; ``urgent``: a failover waits. Raises when they were not written, or when that is
+        unknown."""
         from chain_backup.zookeeper.records import ChainRecord
 
         timeout_s = URGENT_TIMEOUT_S if urgent else IDLE_TIMEOUT_S
@@ -235,7 +218,7 @@ class JobRegistry:
         with self._lock:
             self._closing.set()
         if self._registry is not None:
-            self._registry.close(clean=clean)  # whoever waits for an answer is told
+            self._registry.close(clean=clean)  # calls that wait for an answer end
         if self._server is not None:
             self._server.need_no_more()
         if self._thread.ident is not None:

@@ -1,10 +1,10 @@
-"""A slot that has come back is connected to all others before it is given anything to do.
+"""A restarted slot is connected to all others before it is given anything to do.
 
-It is told what the others know (``Join``), everyone is told who there is now (``Connect``), and when all have answered
-the newest such call, it has joined.
+It is sent what the others know (``Join``), and all slots are sent the list of slots (``Connect``). When all have
+answered the newest such call, it has joined.
 
-Rules: a slot that is lost meanwhile is not waited for; the others are called again, without it. So it is with one that
-is set aside, since some do not reach it, until it begins anew.
+Rules: a slot that is lost meanwhile is not waited for; the others are called again, without it. The same holds for one
+that is set aside, because some slots do not reach it, until it begins to join again.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ class Joining:
         self._aside: set[int] = set()  # never iterated
 
     def reset(self) -> None:
-        """A deployment connects everyone anyway."""
+        """A deployment connects all slots anyway."""
         self._joining, self._waiting, self._aside = {}, set(), set()
 
     def set_aside(self, slot: int) -> None:
-        """Nobody is to be connected to a slot that has not joined."""
+        """Other slots do not connect to a slot that has not joined."""
         self._aside.add(slot)
         if self._joining.pop(slot, None) is not None:
             self._call()
 
     def begin(self, process: SlotProcess) -> None:
-        """A slot has registered, or need not stand aside any more."""
+        """A slot has registered, or is no longer set aside."""
         self._aside.discard(process.slot)
         self._joining[process.slot] = process
-        self.tell(process)
+        self.send(process)
         self._call()
 
-    def tell(self, process: SlotProcess) -> None:
-        """Tell a slot where everything is."""
+    def send(self, process: SlotProcess) -> None:
+        """Send a slot where every subtask is."""
         deployment = self._deployment
         order = control.Join(
             deployment.generation,
@@ -60,13 +60,13 @@ class Joining:
             self._call()
 
     def over(self, slot: int) -> None:
-        """A slot ends for good: nobody is to try to reach it."""
+        """A slot ends for good: the others are not to connect to it."""
         self._joining.pop(slot, None)
         self._aside.discard(slot)
         self._call()
 
     def ready(self, process: SlotProcess, serial: int) -> list[SlotProcess]:
-        """A slot is connected to all of call ``serial``; returns who has joined by that."""
+        """A slot is connected to all of call ``serial``; returns the slots that have joined by that."""
         if serial != self._serial:
             return []
         self._waiting.discard(process.slot)

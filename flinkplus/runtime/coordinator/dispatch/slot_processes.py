@@ -44,11 +44,11 @@ class SlotProcesses:
         self._attempts: dict[int, int] = {}
 
     def add(self, slot: int) -> None:
-        """There is a spare slot more."""
+        """The job has another spare slot."""
         self._incarnations[slot] = 0
 
     def end(self, slot: int) -> None:
-        """A spare slot is over: no other process of it is let in."""
+        """A spare slot is over: no further process of it may register."""
         self._over.add(slot)
 
     def is_over(self, slot: int) -> bool:
@@ -56,7 +56,7 @@ class SlotProcesses:
         return slot in self._over
 
     def is_superseded(self, register: control.Register) -> bool:
-        """Whether the slot is in the hands of a later attempt of its Spark task than the one that registers."""
+        """Whether a later attempt of the slot's Spark task than the one that registers has registered before."""
         return register.spark_attempt < self._attempts.get(register.slot, 0)
 
     def is_spare(self, slot: int) -> bool:
@@ -67,19 +67,14 @@ class SlotProcesses:
         """All slots, ascending; without spare ones that are over."""
         return [slot for slot in sorted(self._incarnations) if slot not in self._over]
 
-    def register(
-        self, connection: int, register: control.Register, now_s: float
-    ) -> tuple[SlotProcess, SlotProcess | None]:
-        """The new process, and the one it replaces (which is to be dropped), if any.
-
-        Raises ``PeerProtocolError`` for a slot that the job does not have.
-        """
+    def register(self, connection: int, register: control.Register, now_s: float) -> SlotProcess:
+        """The new process of a slot. Raises ``PeerProtocolError`` for a slot that the job does not have."""
         if register.slot not in self._incarnations or register.slot in self._over:
             spare = "".join(f", {slot}" for slot in self.numbers[self.slots :])
             raise PeerProtocolError(
                 f"slot {register.slot} registered, but the job has slots 0 to {self.slots - 1}{spare}"
             )
-        old = self.remove(register.slot)
+        self.remove(register.slot)
         self._incarnations[register.slot] += 1
         self._attempts[register.slot] = register.spark_attempt
         process = SlotProcess(
@@ -96,7 +91,7 @@ class SlotProcesses:
         )
         self._processes[register.slot] = process
         self._by_connection[connection] = register.slot
-        return process, old
+        return process
 
     def remove(self, slot: int) -> SlotProcess | None:
         """Take a slot off the table."""
@@ -135,7 +130,7 @@ class SlotProcesses:
         return sorted(silent, key=lambda process: process.slot)
 
     def all_heard(self, now_s: float) -> None:
-        """Take every process as heard of just now."""
+        """Count every process as heard of now."""
         for process in self._processes.values():
             process.heard_s = now_s
 

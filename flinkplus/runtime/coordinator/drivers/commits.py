@@ -1,9 +1,8 @@
 """Manifests and commits: how acknowledged snapshots become a durable checkpoint, and its output visible.
 
 A sink's part of a snapshot lists the files it has staged and does not yet know to be in a complete checkpoint. The
-manifest names, for each sink, those of them that are new, and those of earlier manifests that are not committed
-yet: so a
-complete checkpoint alone is enough to complete the output, whatever commits were still under way. ``rows`` counts
+manifest names, for each sink, those of them that are new, and those of earlier manifests that are not committed yet. So
+a complete checkpoint alone is enough to complete the output, whichever commits were still running. ``rows`` counts
 the rows that are in a complete checkpoint, per sink.
 
 Rules: called from one worker thread, in the order the coordinator core gives. Commits are idempotent in the committers.
@@ -37,11 +36,16 @@ log = logging.getLogger("flinkplus")
 
 
 class Commits:
-    """The job's manifests in memory and on storage, and its sinks' committers."""
+    """The job's manifests in memory and on storage, and its sinks' committers.
 
-    def __init__(self, graph: JobGraph, storage: CheckpointStorage) -> None:
+    ``taken_over``: called from the worker's thread when another driver has taken over the job.
+    """
+
+    def __init__(
+        self, graph: JobGraph, storage: CheckpointStorage, taken_over: Callable[[str], None] = lambda reason: None
+    ) -> None:
         self._storage = storage
-        self._taken_over: Callable[[str], None] = lambda reason: None
+        self._taken_over = taken_over
         self.sinks: dict[str, Sink] = {n.name: n.body for n in graph.nodes if isinstance(n.body, Sink)}
         self.committers: dict[str, SinkCommitter] = {name: sink.committer() for name, sink in self.sinks.items()}
         self._manifests: dict[int, Manifest] = {}
@@ -51,10 +55,6 @@ class Commits:
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
         for committer in self.committers.values():
             committer.allow_only_if(self._check)
-
-    def tell(self, taken_over: Callable[[str], None]) -> None:
-        """Whom to tell, once it is found out, that another driver has taken the job over; from the worker's thread."""
-        self._taken_over = taken_over
 
     def _check(self) -> None:
         try:
@@ -160,7 +160,7 @@ class Commits:
         try:
             commits = {} if checkpoint is None else self.manifest(checkpoint).commits
         except (CorruptCheckpoint, UntrustedCheckpoint):
-            commits = {}  # whoever restores it will see that, and go back further
+            commits = {}  # a restore finds the same, and falls back further
         self._newest = checkpoint or CheckpointId(0)
         self.rows = {name: commits[name].rows if name in commits else 0 for name in self.sinks}
 
@@ -202,8 +202,8 @@ class Commits:
     def end(self, finished: bool, resumable: bool) -> None:
         """The job is over, no slot is left, and nothing that was given to the storage worker is under way.
 
-        ``finished``: leave only committed output. Otherwise commit what the newest complete checkpoint covers, whose
-        commit the end of the job may have come before, and remove what is staged beyond it. If that commit fails, a
+        ``finished``: leave only committed output. Otherwise commit what the newest complete checkpoint covers, because
+        the job may have ended before that, and remove what is staged beyond it. If that commit fails, a
         job that can be resumed keeps what is staged.
         ``resumable``: whether the user keeps the checkpoint directory.
         """

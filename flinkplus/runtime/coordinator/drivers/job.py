@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from typing_extensions import assert_never
 
@@ -11,7 +12,6 @@ from flinkplus.errors import (
     ControlMessageTooLarge,
     CorruptCheckpoint,
     CorruptState,
-    FlinkPlusError,
     UntrustedCheckpoint,
 )
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
@@ -20,58 +20,46 @@ from flinkplus.protocol.vocabulary.effects import RecordRollbackPhase
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, JobWorkDone, Machines
-from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
+from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
+from flinkplus.runtime.coordinator.setup.outcome import JobResult, error_of
 
 Handles = dict[str, SnapshotHandle]
 log = logging.getLogger("flinkplus.coordinator")
 
 
+@dataclass(eq=False, repr=False)
 class JobDriver:
     """Carries out the effects of ``JobProtocol``.
 
-    ``sources``, ``loop_heads``: the subtasks of sources, and of the heads of loops. ``evict``: ends a slot's process.
-    ``ended``: the job is over. ``started``: every slot was told to start what was restored from these handles of that
-    checkpoint; ``interrupted``: that is over. ``begins_on``: where subtasks are to be, other than where they belong.
-    ``match``: has consumers begin where their producers are (``None``: they
-    do).
+    ``sources``, ``loop_heads``: the subtasks of sources, and of the heads of loops.
+    ``match``: has consumers begin where their producers are; ``None`` when they do so anyway.
+    ``failover``: of a job with local failover.
     """
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        machines: Machines,
-        deployment: Deployment,
-        commits: Commits,
-        recoveries: RecoveryLog,
-        sources: tuple[SubtaskId, ...],
-        loop_heads: tuple[SubtaskId, ...],
-        evict: Callable[[SlotProcess, str], None],
-        ended: Callable[[effects.EndJob], None],
-    ) -> None:
-        self._dispatch = dispatch
-        self._machines = machines
-        self._deployment = deployment
-        self._commits = commits
-        self._recoveries = recoveries
-        self._sources = sources
-        self._loop_heads = loop_heads
-        self._evict = evict
-        self._ended = ended
-        self._restored: tuple[CheckpointId, Handles] = CheckpointId(0), {}
-        self.started: Callable[[CheckpointId, Handles], None] = lambda _checkpoint, _handles: None
-        self.interrupted: Callable[[], None] = lambda: None
-        self.begins_on: Callable[[], Mapping[SubtaskId, int]] = dict
-        self.match: Callable[[Handles], Handles] | None = None
+    _dispatch: Dispatch
+    _machines: JobMachines
+    _deployment: Deployment
+    _commits: Commits
+    _recoveries: RecoveryLog
+    _sources: tuple[SubtaskId, ...]
+    _loop_heads: tuple[SubtaskId, ...]
+    _presence: Presence
+    _result: JobResult
+    _match: Callable[[Handles], Handles] | None = None
+    _failover: FailoverDriver | None = None
+    _restored: tuple[CheckpointId, Handles] = field(default=(CheckpointId(0), {}), init=False)
 
     def apply(self, effect: effects.JobEffect) -> None:
         """Carry out one effect."""
         machines, tell_all = self._machines, self._dispatch.tell_all
         match effect:
             case effects.InterruptCheckpoints():
-                self.interrupted()
+                self._interrupted()
                 machines.step_checkpoints(events.JobInterrupted())
             case events.QuiesceRequested():
                 machines.step_checkpoints(effect)
@@ -80,22 +68,28 @@ class JobDriver:
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
             case effects.DeploySubtasks(generation, restore, assignment):
-                self._deploy(generation, restore, {**dict(assignment), **self.begins_on()})
+                elsewhere = {} if self._failover is None else self._failover.begins_on()
+                self._deploy(generation, restore, {**dict(assignment), **elsewhere})
             case effects.StartSubtasks(generation):
                 self._start(generation)
             case effects.EvictSlot(slot, incarnation, reason):
                 process = self._dispatch.processes.get(slot)
                 if process is not None and process.incarnation == incarnation:
-                    self._evict(process, reason)
+                    self._presence.evict(process, reason)
             case effects.StopSlots():
-                self.interrupted()
+                self._interrupted()
                 tell_all(control.Stop())
             case effects.EndJob():
-                self._ended(effect)
+                self._result.end(effect.state, error_of(effect, self._dispatch.processes.slots))
             case effects.RecordRollbackPhase():
                 self._record(effect)
             case _:
                 assert_never(effect)
+
+    def _interrupted(self) -> None:
+        self._presence.interrupted()
+        if self._failover is not None:
+            self._failover.interrupted()
 
     def _record(self, effect: RecordRollbackPhase) -> None:
         names = [str(subtask) for subtask in effect.subtasks]
@@ -113,17 +107,13 @@ class JobDriver:
         self._dispatch.tell_all(control.Start(generation, deployment.run, deployment.age_s))
         if deployment.draining:
             self._dispatch.tell_all(control.Drain(generation))
-        self._dispatch.storage.submit(self._collect_garbage, generation)
+        self._dispatch.remove("unused state files", self._commits.collect_garbage, generation)
         running = events.SubtasksStarted(tuple(deployment.assignment), self._sources, generation, self._loop_heads)
         self._machines.step_checkpoints(running)
-        restored, self._restored = self._restored, (CheckpointId(0), {})  # they may be large, and have served
-        self.started(*restored)
-
-    def _collect_garbage(self, generation: Generation) -> None:
-        try:
-            self._commits.collect_garbage(generation)
-        except (OSError, FlinkPlusError) as error:
-            log.warning("could not remove unused state files: %s", error)
+        restored, self._restored = self._restored, (CheckpointId(0), {})  # they may be large, and are not needed again
+        if self._failover is not None:
+            self._failover.started(*restored)
+            self._presence.let_spares_join()
 
     def _retract(self, checkpoint: CheckpointId | None, reason: str) -> None:
         where = "the start" if checkpoint is None else f"checkpoint {checkpoint}"
@@ -134,8 +124,8 @@ class JobDriver:
             lambda: self._dispatch.work(
                 self._dispatch.storage,
                 lambda: self._commits.retract_after(checkpoint),
-                JobWorkDone(events.OutputRetracted(checkpoint)),
-                lambda why: JobWorkDone(events.RetractionFailed(checkpoint, why)),
+                lambda: self._machines.step_job(events.OutputRetracted(checkpoint)),
+                lambda why: self._machines.step_job(events.RetractionFailed(checkpoint, why)),
             )
         )
 
@@ -150,8 +140,8 @@ class JobDriver:
             assert restore is not None
             self._machines.step_job(events.CheckpointRestoreFailed(generation, restore, str(error)))
             return
-        if self.match is not None:
-            handles = self.match(handles)
+        if self._match is not None:
+            handles = self._match(handles)
         self._restored = restore or CheckpointId(0), handles
         names = {str(subtask): slot for subtask, slot in assignment.items()}
         for process in self._dispatch.processes.needed():

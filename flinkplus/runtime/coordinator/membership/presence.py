@@ -1,7 +1,7 @@
-"""Which slots are there: they register, fall silent, are lost or ended; ZooKeeper and Spark have a say in it.
+"""Which slots are registered: they register, fall silent, are lost or ended; ZooKeeper and Spark report on them, too.
 
-Rules: whoever is first to say that a slot is gone is believed, once. While the job runs with standbys, a lost slot is
-for the machine of local failover; else, and when all are lost at once, for that of the job.
+Rules: the first report that a slot is gone is believed, and later ones are ignored. While the job runs with local
+failover, a lost slot goes to the machine of local failover; otherwise to that of the job.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import psutil
 from typing_extensions import assert_never
 
+from chain_backup.failover.events import SlotLost
+from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.zookeeper.records import (
     RegistryEvent,
     RegistryLost,
@@ -39,73 +41,67 @@ from flinkplus.protocol.liveness.reachability import (
 )
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.effects import EvictSlot, JobState
-from flinkplus.protocol.vocabulary.ids import SubtaskId
+from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, Machines
+from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
+from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
+from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
-from flinkplus.runtime.coordinator.drivers.failover import Failovers
+from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
 SAME_PROCESS_S = 5.0
 log = logging.getLogger("flinkplus.coordinator")
 
 
+@dataclass(eq=False, repr=False)
 class Presence:
-    """The coordinator's view of the slots. ``taken_over`` ends the job here; ``failovers`` is set when there are
-    standbys.
+    """The coordinator's view of the slots.
+
+    ``joining``: the slots that are about to join the running job.
+    ``crashes``: learns which processes are ended from here.
+    ``registry``: the address of ZooKeeper, if that has changed; ``None`` for a job without.
     """
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        machines: Machines,
-        deployment: Deployment,
-        recoveries: RecoveryLog,
-        options: Options,
-        taken_over: Callable[[str], None],
-        job_state: Callable[[], JobState] = lambda: JobState.RUNNING,
-        reachability: Reachability | None = None,
-    ) -> None:
-        self._job_state = job_state
-        self._reachability = Reachability() if reachability is None else reachability
-        self._dispatch = dispatch
-        self._processes = dispatch.processes
-        self._machines = machines
-        self._deployment = deployment
-        self._recoveries = recoveries
-        self._options = options
-        self._taken_over = taken_over
-        self._looked_s = dispatch.clock.monotonic()
-        self.failovers: Failovers | None = None
-        self.ends: Callable[[str], None] = lambda name: None
-        """Called with the name of a slot's pulse before its process is ended from here."""
-        self.registry_lost: str | None = None
-        self._registry_moved: control.RegistryAddress | None = None
-        self._said: dict[int, str] = {}
+    _dispatch: Dispatch
+    _machines: JobMachines
+    _deployment: Deployment
+    _recoveries: RecoveryLog
+    _joining: Joining
+    _crashes: CrashReports
+    _calls: Calls
+    _options: Options
+    _registry: RecordWriter | None = None
+    _reachability: Reachability = field(default_factory=Reachability)
+    registry_lost: str | None = field(default=None, init=False)
+    """Why ZooKeeper is unavailable; ``None`` while it is not."""
 
-    @property
-    def _runs(self) -> bool:
-        """Whether the job runs with standbys just now."""
-        return self.failovers is not None and self.failovers.running
+    def __post_init__(self) -> None:
+        self._processes = self._dispatch.processes
+        self._looked_s = self._dispatch.clock.monotonic()
+        self._reported: dict[int, str] = {}
 
     def register(self, connection: int, register: control.Register) -> None:
         """A slot's process presents itself."""
         if self._processes.is_over(register.slot) or self._processes.is_superseded(register):
-            # Its keeper has started it again, or Spark has at last, and it is not needed (there) any more.
+            # Its keeper or Spark has started it late: the slot is over, or runs elsewhere.
             self._dispatch.rendezvous.send(connection, control.Stop())
             return
         old = self._processes.get(register.slot)
         if old is not None:
             self.lose(old, "replaced by a new attempt")
-        process, _ = self._processes.register(connection, register, self._dispatch.clock.monotonic())
+        process = self._processes.register(connection, register, self._dispatch.clock.monotonic())
         where = f"process {process.pid} on {process.host}"
         log.info("slot %d registered: %s", process.slot, where, extra=_of(process))
-        if self._registry_moved is not None:
-            self._dispatch.rendezvous.send(connection, self._registry_moved)  # before it connects
+        if self._registry is not None and self._registry.moved is not None:
+            address = control.RegistryAddress(self._registry.moved)
+            self._dispatch.rendezvous.send(connection, address)  # before it connects
         self._dispatch.rendezvous.send(connection, control.Welcome(process.incarnation))
         self._machines.step_job(events.SlotRegistered(process.slot, process.incarnation))
-        if self._runs:
+        if self._machines.local_failover is not None:
             self._step(SlotArrived(process.slot, process.host))
 
     def start_failed(self, connection: int, failed: control.StartFailed) -> None:
@@ -123,13 +119,13 @@ class Presence:
 
     def slot_failed(self, slot: int, reason: str) -> None:
         """A slot could not be started. Raises ``PeerProtocolError`` for a slot that the job does not have."""
-        level = logging.INFO if self._said.get(slot) == reason else logging.WARNING
-        self._said[slot] = reason
+        level = logging.INFO if self._reported.get(slot) == reason else logging.WARNING
+        self._reported[slot] = reason
         log.log(level, "%s", reason, extra=about(slot=slot))
         self._machines.step_job(events.SlotStartFailed(slot, reason, SlotStartError(reason)))
 
     def lose(self, process: SlotProcess, reason: str) -> None:
-        """A slot is gone."""
+        """A slot's process is gone."""
         log.info("slot %d lost: %s", process.slot, reason, extra=_of(process))
         lost = events.SlotLost(process.slot, process.incarnation, reason)
         self._processes.remove(process.slot)
@@ -137,13 +133,32 @@ class Presence:
         self._deployment.lost_at = self._deployment.triggered
         self._recoveries.slot_lost(process.slot, [str(subtask) for subtask in self._deployment.on(process.slot)])
         self._step(lost)
-        if self._runs and self.failovers is not None and not self._processes.is_over(process.slot):
-            self.failovers.slot_lost(process, reason)
-        else:
+        failover = self._machines.local_failover
+        if failover is None or self._processes.is_over(process.slot):
             self._machines.step_job(lost)
+        else:
+            self._lose_locally(process, reason, failover)
+
+    def _lose_locally(self, process: SlotProcess, reason: str, failover: FailoverProtocol) -> None:
+        """A slot is gone while the job runs with local failover."""
+        matters = not self._processes.is_spare(process.slot) or failover.is_alive(process.slot)
+        if matters:
+            self._machines.step_job(self._loss_of(process.slot, reason, failover))
+        self._machines.step_job(events.SlotLeft(process.slot, process.incarnation, reason))
+        if matters:
+            self._machines.step_failover(SlotLost(process.slot, process.incarnation, reason))
+        self._joining.lost(process.slot)
+
+    def _loss_of(self, slot: int, reason: str, failover: FailoverProtocol) -> events.FailureTakenOn:
+        """What the loss of ``slot`` counts as. Without a subtask on it, it is a failure of its own."""
+        generations = self._deployment.generations
+        hosted = [generations[subtask] for subtask in self._deployment.on(slot) if subtask in generations]
+        generation = max(hosted, default=Generation(failover.newest_generation + 1))
+        why = f"slot {slot} was lost: {reason}"
+        return events.FailureTakenOn("slot", generation, failover.recovering, why, None)
 
     def let_spares_join(self) -> None:
-        """The job has been started without the spare slots that are there."""
+        """The job has been started without the spare slots that are registered."""
         for process in self._processes.all():
             if self._processes.is_spare(process.slot) and not self._processes.is_over(process.slot):
                 self._step(SlotArrived(process.slot, process.host))
@@ -151,13 +166,13 @@ class Presence:
     def evict(self, process: SlotProcess, reason: str) -> None:
         """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
         log.warning("ending slot %d: %s", process.slot, reason, extra=_of(process))
-        self.ends(process.pulse)
+        self._crashes.ended_on_purpose(process.pulse)
         if process.host == socket.gethostname():
             _kill(process)
         self.lose(process, reason)
 
     def look_for_silent_slots(self) -> None:
-        """Heartbeats that are missing are a slot's fault only if this loop itself was there to hear them."""
+        """Missing heartbeats count against a slot only if this loop itself has been running to receive them."""
         now, before = self._dispatch.clock.monotonic(), self._looked_s
         self._looked_s = now
         if now - before > self._options.heartbeat_timeout / 2:
@@ -179,15 +194,19 @@ class Presence:
 
     def _chains(self) -> list[list[str]] | None:
         """The pulses of each chain's members; ``None`` when a lost slot ends in a rollback."""
-        if not self._runs or self.failovers is None:
+        failover = self._machines.local_failover
+        if failover is None:
             return None
-        members = ((self._processes.get(slot) for slot in slots) for slots in self.failovers.chains.values())
+        members = ((self._processes.get(slot) for slot in slots) for slots in failover.chains.values())
         return [[process.pulse for process in chain if process is not None] for chain in members]
 
     # --- slots that do not reach each other
 
     def peers_unreached(self, process: SlotProcess, message: control.PeersUnreached) -> None:
-        """A slot says whom it does not reach; processes that are gone do not matter. Raises ``PeerProtocolError``."""
+        """A slot reports which peers it does not reach; processes that are gone are ignored.
+
+        Raises ``PeerProtocolError``.
+        """
         peers, blamed = (self._present(process, named) for named in (message.peers, message.blamed))
         if peers:
             log.warning("slot %d cannot reach slots %s", process.slot, ", ".join(map(str, peers)))
@@ -196,12 +215,12 @@ class Presence:
     def _present(self, process: SlotProcess, named: dict[str, int]) -> tuple[int, ...]:
         """Those of the processes that ``process`` named (slot -> incarnation) which are there."""
         try:
-            said = {int(peer): incarnation for peer, incarnation in named.items()}
+            reported = {int(peer): incarnation for peer, incarnation in named.items()}
         except ValueError as error:
             raise PeerProtocolError(
                 f"slot {process.slot} reported an unreachable peer that is not a slot: {error}"
             ) from error
-        known = ((slot, incarnation, self._processes.get(slot)) for slot, incarnation in sorted(said.items()))
+        known = ((slot, incarnation, self._processes.get(slot)) for slot, incarnation in sorted(reported.items()))
         return tuple(slot for slot, known_as, peer in known if peer is not None and peer.incarnation == known_as)
 
     def next_deadline_ms(self) -> int | None:
@@ -209,19 +228,20 @@ class Presence:
         return self._reachability.next_deadline_ms()
 
     def interrupted(self) -> None:
-        """A rollback began, or the end: all that are there are deployed."""
+        """A rollback began, or the end: every registered slot is deployed."""
         self._step(events.JobInterrupted())
+        self._joining.reset()
 
     def _standings(self) -> tuple[Standing, ...]:
-        if self._job_state() is not JobState.RUNNING:
+        if self._machines.job.state is not JobState.RUNNING:
             return ()
-        pulses, failovers = self._dispatch.pulses, self.failovers
+        pulses, failover = self._dispatch.pulses, self._machines.failover
         return tuple(
             Standing(
                 process.slot,
                 process.host,
                 len(self._deployment.on(process.slot)),
-                failovers is None or failovers.has_joined(process.slot),
+                failover is None or failover.is_alive(process.slot),
                 pulses is not None and pulses.is_doubtful(process.pulse),
             )
             for process in self._processes.all()
@@ -238,37 +258,36 @@ class Presence:
                     self.evict(process, reason)
                 case SetSlotAside(slot, reason):
                     log.warning("slot %d is set aside: %s", slot, reason)
-                    if self.failovers is not None:
-                        self.failovers.set_aside(slot)
+                    self._joining.set_aside(slot)
                 case LetSlotJoin():
-                    if self._runs and self.failovers is not None:
-                        self.failovers.registered(process)
+                    if self._machines.local_failover is not None:
+                        self._joining.begin(process)
                 case _:
                     assert_never(effect)
 
-    # --- what others say
+    # --- ZooKeeper
 
-    def registry_told(self, event: RegistryEvent) -> None:
-        """ZooKeeper says something."""
+    def registry_reported(self, event: RegistryEvent) -> None:
+        """An event of ZooKeeper."""
         match event:
             case SlotNodeGone(slot, record):
                 process = self._processes.get(slot)
                 known = process is not None and not self._processes.is_over(slot)
-                if process is not None and known and process.incarnation == record.incarnation and self._runs:
+                current = process is not None and known and process.incarnation == record.incarnation
+                if process is not None and current and self._machines.local_failover is not None:
                     self.evict(process, f"the ZooKeeper session of slot {slot} has expired")
             case RegistryLost(reason, final):
                 log.warning("ZooKeeper is unavailable: %s", reason)
                 self.registry_lost = reason
                 if final:
-                    self._taken_over(f"another driver has taken the job over: {reason}")
+                    self._calls.taken_over(f"another driver has taken the job over: {reason}")
             case RegistryReconnected():
                 log.warning("coordinator is connected to ZooKeeper again")
                 self.registry_lost = None
             case RegistryMoved(hosts):
-                self._registry_moved = control.RegistryAddress(hosts)
-                self._dispatch.tell_all(self._registry_moved)
+                self._dispatch.tell_all(control.RegistryAddress(hosts))
             case SlotNodeSeen():
-                pass  # its control stream says that, too
+                pass  # its control stream reports that, too
             case _:
                 assert_never(event)
 
@@ -278,11 +297,11 @@ class Presence:
         return slot is not None and self.kill_slot(slot)
 
     def kill_slot(self, slot: int) -> bool:
-        """Fault injection: SIGKILL the process of ``slot``; ``False`` when there is none."""
+        """Fault injection: SIGKILL the process of ``slot``; ``False`` when the slot has no process."""
         process = self._processes.get(slot)
         if process is None:
             return False
-        self.ends(process.pulse)
+        self._crashes.ended_on_purpose(process.pulse)
         self._recoveries.kill_stamped(process.slot, self._dispatch.clock.time())
         if process.host != socket.gethostname() or not _kill(process):
             self._dispatch.rendezvous.send(process.connection, control.Die())
@@ -308,7 +327,7 @@ def _kill(process: SlotProcess) -> bool:
 
 
 def _is_here(process: SlotProcess) -> bool:
-    """Whether the process with the slot's number is the slot's, by when it was created (if the slot has said that).
+    """Whether the process with the slot's number is the slot's, by when it was created (if the slot has reported that).
     Clocks are read by both; they may be set in between.
     """
     if not process.created_s:

@@ -1,15 +1,15 @@
-"""Spare slots: started and ended while the job runs, as many as somebody wants.
+"""Spare slots: started and ended while the job runs, as many as the user asks for.
 
 The life of one::
 
-    STARTING -- it has joined --> THERE -- wanted no more --> LEAVING -- nothing is on it --> ENDING --> gone
-        |                           ^------- wanted again -------'                              ^
-        '-- not in time, or wanted no more -----------------------------------------------------'
+    STARTING -- it has joined --> THERE -- not needed ------> LEAVING -- nothing is on it --> ENDING --> gone
+        |                           ^------- needed again -------'                              ^
+        '-- not in time, or not needed ---------------------------------------------------------'
 
 Rules: in the coordinator's thread. A spare slot has a number that no other ever has, from the number of needed slots
-on. It joins the running job like a slot that comes back; what is on it, and whether it can be done without, is for the
-machine of local failover. Nobody ends one that is in a chain. The last request holds: an earlier one that is not done
-is cancelled by it. A rollback changes nothing about which spare slots there are.
+on. It joins the running job like a restarted slot. The machine of local failover decides what is on it, and whether it
+can leave. A slot that is in a chain is never ended. The last request holds, and cancels an earlier one that is not
+done. A rollback changes nothing about which spare slots there are.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from chain_backup.failover.effects import MoveStatus, ReportMove
+from chain_backup.failover.effects import ReportMove
 from chain_backup.failover.events import ScaleRequested
+from chain_backup.failover.machine import FailoverProtocol
 from flinkplus.errors import InsufficientSlots
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import invariant
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch, Machines
-
-if TYPE_CHECKING:
-    from flinkplus.runtime.coordinator.drivers.failover import Failovers
+from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
+from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
+from flinkplus.runtime.coordinator.membership.requests import MoveRequests, ScaleReported
 
 ENDING_S = 10.0
 """For a slot to end by itself, before its Spark job is cancelled."""
@@ -53,23 +55,10 @@ class Spare:
     until_s: float
 
 
-@dataclass(frozen=True)
-class ScaleReported:
-    """What became of a request, as ``ReportMove``. ``left``: also slots that are on their way. ``no_room``: Spark
-    does not run so many."""
-
-    request: int
-    status: MoveStatus
-    reason: str = ""
-    left: tuple[str, ...] = ()
-    at_risk: bool = False
-    no_room: bool = False
-
-
 @dataclass(slots=True)
 class _Scale:
     """A request. ``going``: slots that are to go. ``asked``: the number of the request to the machine, once it has been
-    made; ``left``: subtasks that the machine says are left; ``settled``: it is done, for the machine."""
+    made; ``left``: subtasks that the machine reports as left; ``settled``: the machine reports it as done."""
 
     request: int
     force: bool
@@ -89,39 +78,34 @@ class SpareJobs(Protocol):
         """Have a process of ``slot`` started, and again whenever it dies."""
 
     def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
-        """Start it no more, let it end by itself for so long, end it, and call ``then``, in any thread."""
+        """Stop starting ``slot``, give it ``graceful_s`` to end by itself, end it, and call ``then``, in any thread."""
 
 
+@dataclass(eq=False, repr=False)
 class Spares:
-    """The spare slots of one job. ``timeout_s``: for one to start, and to join. ``number``: makes one for a request to
-    the machine. ``report``: takes what is said of requests. ``ask``: runs something in the coordinator's thread."""
+    """The spare slots of one job.
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        machines: Machines,
-        deployment: Deployment,
-        failovers: Failovers,
-        timeout_s: float,
-        number: Callable[[], int],
-        report: Callable[[ScaleReported], None],
-        ask: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._dispatch = dispatch
-        self._machines = machines
-        self._deployment = deployment
-        self._failovers = failovers
-        self._timeout_s = timeout_s
-        self._number = number
-        self._report = report
-        self._ask = ask
-        self._next = dispatch.processes.slots
+    ``requests``: gives numbers to requests to the machine, and takes what becomes of those of users.
+    ``jobs``: starts and ends processes.
+    ``timeout_s``: for a spare slot to start and to join.
+    """
+
+    _dispatch: Dispatch
+    _machines: JobMachines
+    _failover: FailoverProtocol
+    _deployment: Deployment
+    _joining: Joining
+    _calls: Calls
+    _requests: MoveRequests
+    _jobs: SpareJobs
+    _timeout_s: float
+
+    def __post_init__(self) -> None:
+        self._next = self._dispatch.processes.slots
         self._spares: dict[int, Spare] = {}
         self._open: _Scale | None = None
         self._candidate: _Scale | None = None
         self._reported: ScaleReported | None = None
-        self.jobs: SpareJobs | None = None
-        """Said before the job starts."""
 
     @property
     def states(self) -> dict[int, SpareState]:
@@ -143,15 +127,14 @@ class Spares:
         return sorted(slot for slot, spare in self._spares.items() if spare.state in states)
 
     def _grow(self, request: int, staying: list[int], count: int, force: bool) -> None:
-        assert self.jobs is not None
         leaving = self._in(SpareState.LEAVING)
         back = leaving[: count - len(staying)]
         new = count - len(staying) - len(back)
         try:
             if new:
-                self.jobs.check(self._dispatch.processes.slots + len(staying) + len(leaving) + new)
+                self._jobs.check(self._dispatch.processes.slots + len(staying) + len(leaving) + new)
         except InsufficientSlots as error:
-            self._report(ScaleReported(request, "refused", str(error), no_room=True))
+            self._requests.report(ScaleReported(request, "refused", str(error), no_room=True))
             return
         self._begin(_Scale(request, force))
         for slot in back:
@@ -174,22 +157,26 @@ class Spares:
         self._ask_machine(scale, (*self._in(SpareState.LEAVING), *known))
         if self._candidate is scale:
             self._candidate = None
-            self._report(ScaleReported(request, "refused", "the job is being interrupted; try again when it runs"))
+            self._requests.report(
+                ScaleReported(request, "refused", "the job is being interrupted; try again when it runs")
+            )
 
     def _ask_machine(self, scale: _Scale, retiring: tuple[int, ...]) -> None:
-        scale.asked = self._number()
-        self._failovers.step(ScaleRequested(scale.asked, tuple(sorted(retiring)), scale.force))
+        scale.asked = self._requests.next_number()
+        self._machines.step_failover(ScaleRequested(scale.asked, tuple(sorted(retiring)), scale.force))
 
     def _begin(self, scale: _Scale) -> None:
-        """From now on this is the request that holds."""
+        """This request holds from now on."""
         before, self._open, self._candidate = self._open, scale, None
         if before is not None:
-            self._report(ScaleReported(before.request, "cancelled", "another number of spare slots was asked for"))
+            self._requests.report(
+                ScaleReported(before.request, "cancelled", "another number of spare slots was asked for")
+            )
 
-    # --- what the machine says
+    # --- what the machine reports
 
-    def told(self, report: ReportMove) -> bool:
-        """News of a request to the machine; false when it is none of these."""
+    def take(self, report: ReportMove) -> bool:
+        """What became of a request to the machine; ``False`` for a request of a user."""
         scale = next((s for s in (self._candidate, self._open) if s is not None and s.asked == report.request), None)
         if scale is None:
             return False
@@ -198,7 +185,7 @@ class Spares:
                 self._candidate = None
             else:
                 self._open = None
-            self._report(ScaleReported(scale.request, report.status, report.reason, at_risk=report.at_risk))
+            self._requests.report(ScaleReported(scale.request, report.status, report.reason, at_risk=report.at_risk))
             return True
         if scale is self._candidate:
             self._begin(scale)
@@ -223,7 +210,7 @@ class Spares:
         return int(min(starting) * 1000) + 1 if starting else None
 
     def look(self) -> None:
-        """See to whatever has come about, or has not in time."""
+        """Carry on requests: slots may have joined or ended, or a timeout may have passed."""
         if not self._spares and self._open is None:
             return
         self._note_joined()
@@ -235,23 +222,23 @@ class Spares:
         if scale is None:
             return
         starting = self._in(SpareState.STARTING)
-        if scale.asked is None and not starting and self._failovers.running:
+        if scale.asked is None and not starting and self._machines.local_failover is not None:
             self._ask_machine(scale, tuple(self._in(SpareState.LEAVING)))
         if self._open is scale:
-            self._tell_how_it_is(scale, starting + self._in(SpareState.LEAVING, SpareState.ENDING))
+            self._report_progress(scale, starting + self._in(SpareState.LEAVING, SpareState.ENDING))
 
-    def _tell_how_it_is(self, scale: _Scale, slots: list[int]) -> None:
+    def _report_progress(self, scale: _Scale, slots: list[int]) -> None:
         report = ScaleReported(scale.request, "under_way", left=(*(f"slot-{slot}" for slot in slots), *scale.left))
         if scale.settled and not slots:
             self._open = None
             report = replace(report, status="done", left=())
         if report != self._reported:
             self._reported = report
-            self._report(report)
+            self._requests.report(report)
 
     def _note_joined(self) -> None:
         for slot in self._in(SpareState.STARTING):
-            if self._failovers.has_joined(slot):
+            if self._failover.is_alive(slot):
                 self._spares[slot].state = SpareState.THERE
 
     def _give_up(self, late: list[int]) -> None:
@@ -266,33 +253,32 @@ class Spares:
         if scale is not None:
             left = len(self._in(SpareState.STARTING, SpareState.THERE))
             reason = f"{why}; given up, and there {'is' if left == 1 else 'are'} {left} spare now"
-            self._report(ScaleReported(scale.request, "cancelled", reason, no_room=True))
+            self._requests.report(ScaleReported(scale.request, "cancelled", reason, no_room=True))
 
     # --- one slot
 
     def _start(self) -> None:
-        assert self.jobs is not None
         slot, self._next = self._next, self._next + 1
         self._spares[slot] = Spare(SpareState.STARTING, self._dispatch.clock.monotonic() + self._timeout_s)
         self._dispatch.processes.add(slot)
         self._machines.step_job(events.SpareAdded(slot))
         log.info("starting spare slot %d", slot)
-        self.jobs.start(slot)
+        self._jobs.start(slot)
 
     def _end(self, slot: int) -> None:
         """Nothing is on ``slot``, or ever was."""
-        assert self.jobs is not None
         processes = self._dispatch.processes
         invariant(
-            all(slot not in chain for chain in self._failovers.chains.values()), "a slot that is used ends", slot=slot
+            all(slot not in chain for chain in self._failover.chains.values()), "a slot that is used ends", slot=slot
         )
         self._spares[slot].state = SpareState.ENDING
         log.info("ending spare slot %d", slot)
         processes.end(slot)
-        self._failovers.slot_over(slot)
+        if self._machines.local_failover is not None:
+            self._joining.over(slot)
         self._dispatch.tell(slot, control.Stop())
         graceful_s = 0.0 if processes.get(slot) is None else ENDING_S
-        self.jobs.end(slot, graceful_s, lambda: self._ask(lambda: self._gone(slot)))
+        self._jobs.end(slot, graceful_s, lambda: self._calls.ask(lambda: self._gone(slot)))
 
     def _gone(self, slot: int) -> None:
         process = self._dispatch.processes.remove(slot)

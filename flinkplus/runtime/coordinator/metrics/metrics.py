@@ -1,4 +1,4 @@
-"""Figures of a running job: rows, rates, state, checkpoints, as the coordinator hears them.
+"""Metrics of a running job: rows, rates, state, checkpoints, as slots report them.
 
 Rules: written by the coordinator's thread, read by any: values are replaced, never changed in place. Row counts are
 those of the subtasks' state, so that a rollback takes them back and the last ones are exact.
@@ -31,7 +31,7 @@ PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "ch
 
 @dataclass
 class CheckpointFigures:
-    """Figures of one checkpoint; times in milliseconds, sizes in bytes.
+    """Metrics of one checkpoint; times in milliseconds, sizes in bytes.
 
     Since it was triggered: ``trigger_ms`` until the last source has begun its snapshot, ``durable_ms`` until the last
     snapshot is in the durable store, ``chain_ms`` until all standbys have it too (``None``: not, or there are none),
@@ -83,7 +83,7 @@ class Figures:
     """What the job has done so far."""
 
     def __init__(self, graph: JobGraph, checkpoint_mode: str = "aligned") -> None:
-        self._mode = "aligned" if checkpoint_mode == UNALIGNED else checkpoint_mode  # unless somebody says otherwise
+        self._mode = "aligned" if checkpoint_mode == UNALIGNED else checkpoint_mode  # until a snapshot shows more
         self._order = [node.name for node in graph.nodes]
         self._sources = frozenset(vertex.name for vertex in graph.vertices if vertex.is_source)
         self._subtasks: dict[str, dict[str, Any]] = {}
@@ -97,14 +97,16 @@ class Figures:
         self._copied: dict[tuple[int, int], dict[str, int]] = {}
         self.id_conflicts = 0
         """How often the filter of message IDs and a cursor disagreed."""
+        self.malformed_reports = 0
+        """Reports of slots that make no sense; without effect."""
         self.fenced_reports = 0
         """Of slots that were given up, or of subtasks of older generations; without effect."""
 
     def heard_of_strangers(self, process: tuple[int, int], refused: int, malformed: int, fenced: int = 0) -> None:
         """What the process of a slot (slot, incarnation) has refused and dropped so far."""
-        told = (refused, malformed, fenced)
-        if any(told) and self._dropped.get(process) != told:
-            self._dropped = {**self._dropped, process: told}
+        counts = (refused, malformed, fenced)
+        if any(counts) and self._dropped.get(process) != counts:
+            self._dropped = {**self._dropped, process: counts}
 
     def heard_of_copies(self, process: tuple[int, int], copied: dict[str, int]) -> None:
         """Bytes of state files that the standbys of a process (slot, incarnation) took in so far, by origin."""
@@ -132,14 +134,14 @@ class Figures:
         return sum(fenced for _, _, fenced in self._dropped.values())
 
     def heard(self, subtasks: dict[str, dict[str, Any]]) -> None:
-        """A slot's heartbeat. One that was under way when the last checkpoint completed has nothing new to say."""
+        """A slot's heartbeat. One that was sent before the last checkpoint completed is ignored."""
         if self._final:
             return
         self._subtasks = {**self._subtasks, **subtasks}
         self._late_rows.check(self.operators)
 
     def triggered(self, checkpoint: int) -> None:
-        """A checkpoint was triggered; or some of its sources were told again."""
+        """A checkpoint was triggered, or its trigger was sent to some sources again."""
         if checkpoint in self._checkpoints:
             return
         self._checkpoints = {**self._checkpoints, checkpoint: CheckpointFigures(checkpoint, time.time(), self._mode)}
@@ -151,7 +153,7 @@ class Figures:
     def snapshot(self, checkpoint: int, subtask: str, handle: SnapshotHandle) -> None:
         """One subtask's part of a checkpoint; its row counts are the exact ones of the cut."""
         figures = self._checkpoints.get(checkpoint)
-        if figures is None or figures.status != PENDING:  # a successor says again what counts no more
+        if figures is None or figures.status != PENDING:  # a promoted subtask reports again what no longer counts
             return
         if parse_subtask(subtask).vertex in self._sources:
             begun_ms = (handle.begun_s - figures.triggered_s) * 1e3
@@ -216,7 +218,7 @@ class Figures:
         self._late_rows.check(self.operators)
 
     def adopt(self, checkpoint: int, handles: dict[str, SnapshotHandle]) -> None:
-        """Take the figures of a job that an earlier run has finished from the snapshots of its final ``checkpoint``."""
+        """Take the metrics of a job that an earlier run has finished from the snapshots of its final ``checkpoint``."""
         self.last_complete = checkpoint
         final = CheckpointFigures(checkpoint, time.time(), self._mode)
         for subtask, handle in handles.items():
@@ -251,7 +253,7 @@ class Figures:
         }
 
     def blocked(self) -> dict[str, str]:
-        """Subtasks that stand still, and why."""
+        """Subtasks that cannot continue, and why."""
         return {name: c["blocked"] for name, c in sorted(self._subtasks.items()) if c.get("blocked")}
 
     def rows_out(self, operator: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a new head is told: the snapshot handle of its version, and what the fenced slots have answered.
+"""What promotion orders are built from: snapshot handles, and the answers of the fenced slots.
 
 Rules: a handle is kept until a newer checkpoint is complete, or its own is given up and the next version is there;
 answers are of one attempt, the newest.
@@ -37,12 +37,12 @@ class Handles:
         return self._handles[subtask][version] if version else START
 
     def keep(self, subtask: SubtaskId, versions: Collection[int]) -> None:
-        """It goes back to none but these."""
+        """The subtask resumes from none except for these."""
         known = self._handles.get(subtask, {})
         self._handles[subtask] = {kept: handle for kept, handle in known.items() if kept in versions}
 
     def drop_before(self, version: CheckpointId) -> None:
-        """Nobody goes back before ``version``."""
+        """No subtask resumes from before ``version``."""
         for subtask, known in self._handles.items():
             self._handles[subtask] = {kept: handle for kept, handle in known.items() if kept >= version}
 

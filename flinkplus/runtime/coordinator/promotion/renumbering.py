@@ -1,8 +1,8 @@
-"""Where channels go on when messages are not the same again after a failure: see
+"""Where channels resume when messages are not the same again after a failure: see
 ``flinkplus.protocol.vocabulary.guarantee``.
 
-Consumers follow their producers: what a snapshot of a consumer says of its inputs is replaced by where the producer
-stands (or begins) that it gets them from.
+Consumers follow their producers: the positions of the inputs in a snapshot of a consumer are replaced by those at which
+its producers stand (or begin).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from flinkplus.runtime.control.names import parse_subtask
 
 
 def output_cursor(handle: SnapshotHandle, channel: ChannelId) -> int:
-    """Where the producer with this snapshot goes on."""
+    """Where the producer with this snapshot resumes."""
     return handle.operator_state.outputs.get(str(channel), 0)
 
 
 def following(
     handle: SnapshotHandle, subtask: SubtaskId, topology: Topology, starts: Callable[[ChannelId, int], int]
 ) -> dict[str, int]:
-    """Where a consumer goes on: on each of its inputs what ``starts`` says, given where it stands in ``handle``."""
+    """Where a consumer resumes: on each of its inputs what ``starts`` returns, given where it stands in ``handle``."""
     known = handle.operator_state.inputs
     return {str(channel): starts(channel, known.get(str(channel), 0)) for channel in topology.inputs(subtask)}
 

@@ -1,4 +1,4 @@
-"""A record of what the coordinator's machines were told and what they ordered, to be repeated elsewhere.
+"""A record of what the coordinator's machines were given and what they ordered, to be repeated elsewhere.
 
 Each machine is a function of its configuration and of its events with their times. So a record of a real run, fed to
 the same machines in a simulator, must give the same effects; where it does not, the run can be looked into step by
@@ -9,7 +9,7 @@ The file is pickles, end to end: a header (format version), then entries: ``made
 program that wrote it: unpickling runs code.
 
 Rules: the coordinator's thread alone. An error that travels in an event or effect is recorded as text. A record that
-cannot be written any more is given up, and the job goes on.
+cannot be written any more is given up, and the job continues.
 """
 
 from __future__ import annotations

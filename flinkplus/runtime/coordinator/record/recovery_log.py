@@ -5,7 +5,8 @@ its own clock. A recovery begins with the kill, or with the time the failed subt
 known, with detection. ``recovery_ms`` runs from there to the first *new* output of those failed subtasks that have a
 sink or keyed state (of all failed ones when there is no such): rows beyond what was put out before the failure. With a
 rollback or a partial recovery that is what they had reported last, at most one heartbeat before it. ``caught_up_ms``:
-the same for all subtasks that began anew: the failed, in a partial recovery with their upstreams, in a rollback all.
+the same for all subtasks that restarted: the failed ones; in a partial recovery also their upstreams; in a rollback
+all.
 
 Rules: nothing here decides anything; a recovery that is interrupted by another failure ends unfinished (times are
 ``None``). Local failover that ends in a rollback is one recovery, by rollback, with the reason in ``fallback``.
@@ -27,7 +28,7 @@ KEPT = 1000
 
 @dataclass
 class Recovery:
-    """One recovery. ``moved``: all that begin anew.
+    """One recovery. ``moved``: all subtasks that restart.
 
     ``stamps``: phase -> seconds since the Unix epoch when it was *entered*.
     """
@@ -119,11 +120,11 @@ class RecoveryLog:
             self._begun.update(dict.fromkeys(subtasks, killed_s))
 
     def subtask_failed(self, subtask: str, time_s: float) -> None:
-        """``subtask`` says that it failed at ``time_s`` (0: it does not say when)."""
+        """``subtask`` reports that it failed at ``time_s`` (0: unknown)."""
         if time_s:
             self._begun[subtask] = time_s
 
-    # --- how it goes on
+    # --- how it proceeds
 
     def entered(
         self,
@@ -136,8 +137,8 @@ class RecoveryLog:
         now_s: float,
         moved: Collection[str] = (),
     ) -> None:
-        """Recovery ``number`` of ``mode`` entered ``phase``. ``moved``: who begins anew because of ``subtasks`` (in a
-        rollback: everyone)."""
+        """Recovery ``number`` of ``mode`` entered ``phase``. ``moved``: the subtasks that restart because of
+        ``subtasks`` (in a rollback: all)."""
         record = self._find(mode, number) or self._open(mode, number, failure, subtasks, reason)
         if record.failure == HANDOVER != failure:  # something failed on the way: now it is a recovery from that
             record.failure, record.reason, record.begun_s, record.stamps = failure, reason, None, {}
@@ -228,7 +229,7 @@ class RecoveryLog:
             record.enter("caught_up", time_s)
 
     def heard(self, subtask: str, rows_out: int) -> None:
-        """A heartbeat said how far a subtask is."""
+        """A heartbeat reported how many rows a subtask has put out."""
         self.rows_out[subtask] = rows_out
 
     # --- figures, from any thread

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 
 from flinkplus.errors import FlinkPlusError, InsufficientSlots, JobCancelled, JobFailed
 from flinkplus.protocol.vocabulary.effects import EndJob, JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
+from flinkplus.runtime.base.clock import Clock
 
 FIRST_CHECKPOINT = CheckpointId(1)
 NO_GENERATION = Generation(0)
@@ -31,15 +33,24 @@ class Restore:
 
 @dataclass
 class JobResult:
-    """How the job ended; ``error`` is what ``await_finish`` raises."""
+    """How the job ended; ``error`` is what ``await_finish`` raises. ``ended_s``: monotonic clock."""
 
+    clock: Clock = time
     state: JobState | None = None
     error: FlinkPlusError | None = None
+    ended_s: float | None = None
     done: threading.Event = field(default_factory=threading.Event)
+
+    def end(self, state: JobState, error: FlinkPlusError | None) -> None:
+        """The job is over."""
+        self.ended_s = self.clock.monotonic()
+        self.state = state
+        self.error = error
+        self.done.set()
 
 
 def error_of(ended: EndJob, slots: int) -> FlinkPlusError | None:
-    """What the user is told about the end of a job that needed ``slots`` slots; nothing when it finished."""
+    """The error that a user gets at the end of a job that needed ``slots`` slots; ``None`` when it finished."""
     if ended.state is JobState.FINISHED:
         return None
     if ended.state is JobState.CANCELLED:

@@ -34,7 +34,7 @@ def find_strategy(placement: str) -> Strategy:
 
 
 def topology_of(graph: JobGraph, parallelism: int) -> Topology:
-    """Who is connected with whom."""
+    """Which vertices are connected with which."""
     edges = tuple(
         (exchange.edge, graph.producer_vertex(exchange.edge).name, graph.consumer_vertex(exchange.edge).name)
         for exchange in graph.exchanges

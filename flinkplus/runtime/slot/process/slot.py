@@ -373,7 +373,7 @@ class Slot(SlotOrders[Subtask]):
     def _registry_moved(self, hosts: str) -> None:
         self._config = replace(self._config, zookeeper=hosts)
         if self._session is not None:
-            self._session.move_to(hosts)
+            self._session.client.move_to(hosts)
 
     def _lose_session(self) -> None:
         """Others may have taken over: stop sending at once, and begin anew."""

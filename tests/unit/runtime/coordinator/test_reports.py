@@ -30,13 +30,15 @@ from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import EndJob, JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
+from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.coordinator import Coordinator, dispatch_at
+from flinkplus.runtime.coordinator.coordinator import Coordinator
+from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.listeners import Listeners
 from flinkplus.runtime.coordinator.drivers.commits import Commits
-from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.reports import Reports
-from flinkplus.runtime.coordinator.setup.outcome import Restore, error_of
+from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore, error_of
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.tcp.connections import parse_address
 from flinkplus.runtime.transport.wire.ports import ControlArrived
@@ -52,18 +54,19 @@ class Reported(Job):
     """A job with the coordinator's ears; ``standbys``: whether it has a machine of failover."""
 
     def __init__(self, standbys: bool = True) -> None:
-        super().__init__()
-        options = Options(parallelism=3, recovery="standby" if standbys else "rollback")
-        self.ended: list[str] = []
-        self.presence = Presence(self.dispatch, self, self.deployment, self.recoveries, options, self.ended.append)
-        failovers = self.failovers if standbys else None
-        self.presence.failovers = failovers
+        super().__init__(standbys)
         self.figures = Figures(JobGraph())
         self.reports = Reports(
-            self.dispatch, self, self.deployment, self.recoveries, self.figures, self.presence, failovers
+            self.dispatch,
+            self.machines,
+            self.deployment,
+            self.recoveries,
+            self.figures,
+            self.presence,
+            self.driver if standbys else None,
         )
 
-    def report(self, slot: int, message: control.ControlMessage) -> list[object]:
+    def receive(self, slot: int, message: control.ControlMessage) -> list[object]:
         """What the machines of the job and of checkpoints hear of a message."""
         self.heard.clear()
         process = self.processes.get(slot)
@@ -86,23 +89,23 @@ def acked(generation: int, subtask: str = "count[1]") -> control.Acknowledged:
 def test_what_a_subtask_says_is_of_the_deployment_to_the_other_machines() -> None:
     job = Reported()
     job.fail_over()
-    assert job.report(2, acked(2)) == [core.CheckpointAcknowledged(CheckpointId(1), C1, G1, HANDLE)]
-    assert job.report(2, control.Declined(2, 1, "count[1]", "full")) == [
+    assert job.receive(2, acked(2)) == [core.CheckpointAcknowledged(CheckpointId(1), C1, G1, HANDLE)]
+    assert job.receive(2, control.Declined(2, 1, "count[1]", "full")) == [
         core.CheckpointDeclined(CheckpointId(1), C1, G1, "full")
     ]
     handle = handle_of(in_flight_bytes=77)
-    assert job.report(2, control.Acknowledged(2, 1, "count[1]", handle)) == [
+    assert job.receive(2, control.Acknowledged(2, 1, "count[1]", handle)) == [
         core.CheckpointAcknowledged(CheckpointId(1), C1, G1, handle, 77)
     ]
-    assert job.report(2, control.Declined(2, 1, "count[1]", "many", "over budget")) == [
+    assert job.receive(2, control.Declined(2, 1, "count[1]", "many", "over budget")) == [
         core.CheckpointDeclined(CheckpointId(1), C1, G1, "many", AbortCause.OVER_BUDGET)
     ]
     with pytest.raises(PeerProtocolError, match="refused for the cause 'whim'"):
-        job.report(2, control.Declined(2, 1, "count[1]", "no", "whim"))
-    assert job.report(2, control.Declined(2, 1, "count[1]", "full")) == [
+        job.receive(2, control.Declined(2, 1, "count[1]", "no", "whim"))
+    assert job.receive(2, control.Declined(2, 1, "count[1]", "full")) == [
         core.CheckpointDeclined(CheckpointId(1), C1, G1, "full")
     ]
-    assert job.report(2, control.Exhausted(2, "lines[1]")) == [core.SourceExhausted(L1, G1)]
+    assert job.receive(2, control.Exhausted(2, "lines[1]")) == [core.SourceExhausted(L1, G1)]
 
 
 def test_what_a_replaced_subtask_says_has_no_effect() -> None:
@@ -114,22 +117,22 @@ def test_what_a_replaced_subtask_says_has_no_effect() -> None:
         control.Exhausted(1, "lines[1]"),
         control.Failed(1, "count[1]", "ValueError", "boom"),
     ):
-        assert job.report(2, late) == []
-    assert job.report(2, acked(1, "nobody[0]")) == []
+        assert job.receive(2, late) == []
+    assert job.receive(2, acked(1, "nobody[0]")) == []
 
 
 def test_the_exception_of_a_subtask_is_handled_locally_while_the_job_runs() -> None:
     job = Reported()
-    (told,) = job.report(1, control.Failed(1, "count[1]", "ValueError", "boom", time_s=1.0))
+    (told,) = job.receive(1, control.Failed(1, "count[1]", "ValueError", "boom", time_s=1.0))
     assert isinstance(told, core.FailureTakenOn)
     assert (told.kind, told.reason) == ("exception", "count[1]: boom")
-    assert job.failovers.running
+    assert job.machines.local_failover is not None
 
 
 def test_the_exception_of_a_subtask_is_for_the_job_when_that_does_not_run() -> None:
     for job in (Reported(), Reported(standbys=False)):
         job.state = JobState.DEPLOYING
-        (told,) = job.report(1, control.Failed(1, "count[1]", "ValueError", "boom"))
+        (told,) = job.receive(1, control.Failed(1, "count[1]", "ValueError", "boom"))
         assert isinstance(told, core.SubtaskFailed)
         assert (told.generation, told.subtask, told.reason) == (G1, C1, "boom")
 
@@ -141,7 +144,7 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
     said = control.Failed(
         1, "count[1]", "UserFunctionError", str(raised), raised.operator, raised.row, 1.0, raised.cause
     )
-    (told,) = job.report(1, said)
+    (told,) = job.receive(1, said)
     assert isinstance(told, core.FailureTakenOn | core.SubtaskFailed)
     error = told.error
     assert isinstance(error, UserFunctionError)
@@ -161,7 +164,7 @@ def test_the_error_of_a_users_function_says_everything_once(standbys: bool) -> N
 
 @pytest.mark.parametrize("kind", ["InputError", "NondeterministicOperator"])
 def test_other_errors_of_a_subtask_are_said_once_too(kind: str) -> None:
-    told, *_ = Reported().report(1, control.Failed(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
+    told, *_ = Reported().receive(1, control.Failed(1, "count[1]", kind, f"{kind}: bad.txt", time_s=1.0))
     assert isinstance(told, core.FailureTakenOn | core.FailoverFellBack)
     assert str(told.error) in told.reason
 
@@ -171,16 +174,16 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
     error: type[HistoryMismatch], conflicts: int
 ) -> None:
     job = Reported()
-    told = job.report(1, control.Failed(1, "count[1]", error.__name__, "message 3", time_s=1.0))
+    told = job.receive(1, control.Failed(1, "count[1]", error.__name__, "message 3", time_s=1.0))
     assert [type(event) for event in told] == [core.FailureTakenOn, core.FailoverFellBack], "counted, then refused"
     assert all(type(event.error) is error for event in told if isinstance(event, core.FailureTakenOn))
-    assert job.failovers.counts["fallbacks"] == 1
+    assert job.phases.counts["fallbacks"] == 1
     assert job.figures.totals()["message_ids"]["conflicts"] == conflicts
 
 
 def test_a_slot_whose_session_is_lost_is_lost() -> None:
     job = Reported()
-    assert [type(event) for event in job.report(1, control.SessionLost("expired"))] == [
+    assert [type(event) for event in job.receive(1, control.SessionLost("expired"))] == [
         core.FailureTakenOn,
         core.SlotLeft,
     ]
@@ -204,7 +207,7 @@ def test_why_a_slot_cannot_start_is_for_the_job_and_for_the_user() -> None:
 
 def test_without_standbys_a_lost_slot_is_for_the_job() -> None:
     job = Reported(standbys=False)
-    assert job.report(1, control.SessionLost("expired")) == [core.SlotLost(1, 1, "expired")]
+    assert job.receive(1, control.SessionLost("expired")) == [core.SlotLost(1, 1, "expired")]
 
 
 def test_what_comes_on_a_connection_that_was_given_up_has_no_effect() -> None:
@@ -229,7 +232,8 @@ def test_a_new_attempt_replaces_the_old_one_and_joins() -> None:
 
 def test_slots_learn_where_the_jobs_server_is_now_and_later_ones_before_they_connect() -> None:
     job = Reported()
-    job.presence.registry_told(RegistryMoved("here:2"))
+    job.records.moved = "here:2"
+    job.presence.registry_reported(RegistryMoved("here:2"))
     moved = control.RegistryAddress("here:2")
     there = {process.connection for process in job.processes.all()}
     assert {connection for connection, message in job.wires.sent if message == moved} == there
@@ -286,7 +290,7 @@ class Standing(Reported):
     time = monotonic
 
     def unreached(self, slot: int, **peers: int) -> None:
-        self.report(slot, control.PeersUnreached({name.removeprefix("slot"): peers[name] for name in peers}))
+        self.receive(slot, control.PeersUnreached({name.removeprefix("slot"): peers[name] for name in peers}))
 
     def look(self, after_s: float) -> None:
         self.later_s += after_s
@@ -320,7 +324,7 @@ def test_what_is_said_of_a_process_that_is_gone_has_no_effect() -> None:
 
 def test_a_slot_that_refuses_connections_is_ended_and_its_subtasks_go_on_elsewhere() -> None:
     job = Standing()
-    job.report(2, control.PeersUnreached({"1": 1, "0": 7}, {"1": 1, "0": 7}))
+    job.receive(2, control.PeersUnreached({"1": 1, "0": 7}, {"1": 1, "0": 7}))
     job.look(0.2)
     assert job.is_there(2) and job.is_there(0) and not job.is_there(1)
     (fence,) = job.told(control.Fence, 2)
@@ -362,10 +366,12 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
     """Of strangers at the driver, of what slots report, and of reports that make no sense."""
     graph = graph_of(10, 1)
     options = Options(parallelism=2, recovery="rollback")
-    dispatch = dispatch_at(options, "127.0.0.1", Credentials(b"secret"))
-    coordinator = Coordinator(graph, options, Commits(graph, CheckpointStorage(tmp_path)), Restore(), dispatch)
-    assert dispatch.make_pulses is not None
-    pulses = dispatch.pulses = dispatch.make_pulses()
+    calls = Calls(Inbox(), JobResult())
+    listeners = Listeners(options, "127.0.0.1", Credentials(b"secret"), calls)
+    dispatch, commits = listeners.dispatch, Commits(graph, CheckpointStorage(tmp_path))
+    coordinator = Coordinator(graph, options, commits, Restore(), dispatch, calls)
+    pulses = dispatch.pulses = listeners.open_pulses()
+    assert pulses is not None
     said: list[control.ControlMessage] = [
         control.Register(1, 0, 17, "elsewhere", "elsewhere:1"),
         control.Heartbeat(1, {}, 5, 2),
@@ -379,14 +385,14 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.sendto(b"x" * 50, parse_address(pulses.address))
         pulses.receive()
-    figures = coordinator.security_figures()
+    figures = coordinator.view.security()
     assert figures["refused_connections"] == 5 + 1 and figures["malformed_frames"] == 2 + 2 + 1
     assert figures["refused_datagrams"] == 1
     dispatch.close()
     dispatch.inbox.close()
 
 
-class Listening:
+class Pulsing:
     """Pulses that are asked who is silent, and say so of ``gone``."""
 
     timeout_s, due = 0.4, True
@@ -413,8 +419,8 @@ def pulsed(job: Reported) -> None:
 def test_who_is_silent_is_judged_by_where_slots_are_and_who_could_take_over() -> None:
     job = Reported()
     pulsed(job)
-    pulses = Listening("pulse-1")
-    expected = sorted([f"pulse-{slot}" for slot in members] for members in job.failovers.chains.values())
+    pulses = Pulsing("pulse-1")
+    expected = sorted([f"pulse-{slot}" for slot in members] for members in job.protocol.chains.values())
     job.dispatch.pulses = pulses  # type: ignore[assignment]
     job.presence.look_for_silent_slots()
     ((slots, chains),) = pulses.asked
@@ -426,7 +432,7 @@ def test_who_is_silent_is_judged_by_where_slots_are_and_who_could_take_over() ->
 def test_without_standbys_no_chain_has_anybody_left() -> None:
     job = Reported(standbys=False)
     pulsed(job)
-    pulses = Listening()
+    pulses = Pulsing()
     job.dispatch.pulses = pulses  # type: ignore[assignment]
     job.presence.look_for_silent_slots()
     assert pulses.asked[0][1] is None

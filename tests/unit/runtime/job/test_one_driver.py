@@ -32,8 +32,7 @@ def driver(root: Path, run: int) -> CheckpointStorage:
 
 
 def commits_of(storage: CheckpointStorage, told: list[str]) -> Commits:
-    commits = Commits(JobGraph(), storage)
-    commits.tell(told.append)
+    commits = Commits(JobGraph(), storage, told.append)
     return commits
 
 

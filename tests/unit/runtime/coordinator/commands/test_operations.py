@@ -13,6 +13,7 @@ from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, Operations
 from flinkplus.runtime.coordinator.record.status import chains_of, slots_of, subtasks_of
+from flinkplus.runtime.faults.points import Faults
 from flinkplus.runtime.operations.commands import Body, Commands, decode_reply, encode_request
 from tests.unit.runtime.coordinator.failover_job import C0, C1, C2, L0, L1
 from tests.unit.runtime.coordinator.test_reports import Reported
@@ -32,7 +33,7 @@ class Shell:
 
     def __init__(self, on: tuple[str, str, str] = ("here", "here", "there"), **options: Any) -> None:
         self.job = Reported()
-        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.later: list[tuple[float, Callable[[], None]]] = self.job.calls.delayed
         self.killed: list[int] = []
         for process, host in zip(self.job.processes.all(), on, strict=True):
             process.host = host
@@ -43,10 +44,12 @@ class Shell:
             self.job.presence,
             Graph(),  # type: ignore[arg-type]
             Options(parallelism=3, **options),
-            lambda delay_s, action: self.later.append((delay_s, action)),
+            self.job.calls,  # type: ignore[arg-type]
+            self.job.machines,
+            Faults((), 1),
         )
         self.commands = Commands()
-        self.operations.add_to(self.commands)
+        self.commands.add(InjectCommand, self.operations.inject)
         self.job.deployment.first_started_s = self.job.dispatch.clock.monotonic()
         self.replies: list[bytes] = []
         self.job.wires.sent.clear()
@@ -204,7 +207,7 @@ def test_the_past_and_a_job_that_has_not_begun() -> None:
 def test_slots_say_what_they_do_and_who_is_away() -> None:
     shell = Shell()
     shell.job.processes.remove(2)
-    chains = shell.job.failovers.holdings
+    chains = shell.job.protocol.holdings
     found = slots_of(range(3), {}, shell.job.processes.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
     assert [slot["state"] for slot in found] == ["working", "standby", "away"]
     assert [slot["restarts"] for slot in found] == [0, 2, 0]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from chain_backup.failover.events import RecordsWritten
 from flinkplus.errors import ControlMessageTooLarge
 from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import FailoverWorkDone
+from flinkplus.runtime.coordinator.dispatch.dispatch import Asked
 from tests.handles import handle_of
 from tests.unit.runtime.coordinator.failover_job import C0, C1, G1, G2, L0, L1, ONE, TOPOLOGY, TWO, Job
 
@@ -69,7 +68,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
     assert order.subtasks["count[1]"].marks == {"0:0->1": 5, "0:2->1": 6}
     assert core.SubtasksReplaced(((C1, CheckpointId(0)), (L1, CheckpointId(0)))) in job.heard
     job.promoted()
-    assert job.failovers.counts == {"failovers": 1, "handovers": 0, "fallbacks": 0}
+    assert job.phases.counts == {"failovers": 1, "handovers": 0, "fallbacks": 0}
     assert job.deployment.assignment[C1] == 2
     assert job.deployment.generations[C1] == G2
     (recovery,) = job.recoveries.as_dicts()
@@ -93,11 +92,11 @@ def test_what_zookeeper_took_is_measured_from_the_order_to_the_answer(monkeypatc
 
 def test_an_answer_for_an_older_attempt_is_not_measured() -> None:
     job = Job()
-    job.failovers.subtask_failed(C0, G1, "boom", None)
+    job.fail(C0)
     older = job.inbox.get()
     job.lose(2)
-    assert older == FailoverWorkDone(RecordsWritten(1))
-    job.failovers.step(older.event)
+    assert isinstance(older, Asked)
+    older.action()
     assert job.recoveries.as_dicts()[0]["registry_ms"] is None
     job.work()
     assert job.recoveries.as_dicts()[0]["registry_ms"] is not None
@@ -106,8 +105,8 @@ def test_an_answer_for_an_older_attempt_is_not_measured() -> None:
 def test_a_new_head_gets_the_handle_of_its_version() -> None:
     job = Job()
     for subtask in TOPOLOGY.subtasks:
-        job.failovers.acknowledged(subtask, G1, ONE, HANDLE if subtask == C1 else handle_of())
-    job.failovers.completed(ONE)
+        job.acknowledge(subtask, ONE, HANDLE if subtask == C1 else handle_of())
+    job.driver.completed(ONE)
     job.lose(1)
     job.work()
     job.fence()
@@ -132,7 +131,7 @@ def test_a_long_answer_comes_in_parts() -> None:
 
 def test_answers_to_an_older_attempt_are_not_mixed_in() -> None:
     job = Job()
-    job.failovers.subtask_failed(C0, G1, "boom", None)
+    job.fail(C0)
     job.work()
     job.say(1, control.Fenced(1, {}, {"0:0->0": 99}, {}))
     job.lose(2)
@@ -147,19 +146,22 @@ def test_answers_to_an_older_attempt_are_not_mixed_in() -> None:
 
 def test_a_source_on_its_way_gets_its_triggers_when_it_has_arrived() -> None:
     job = Job()
-    assert not job.failovers.holds(ONE, L1)
+    job.triggers.send(ONE, [L0, L1], G1)
+    assert job.told(control.Trigger) == [control.Trigger(1, 1, ["lines[0]"]), control.Trigger(1, 1, ["lines[1]"])]
     job.lose(1)
-    assert job.failovers.holds(ONE, L1)
-    assert job.failovers.holds(TWO, L1)
-    assert job.failovers.holds(TWO, L1)
-    assert not job.failovers.holds(ONE, L0)
+    for checkpoint in (ONE, TWO, TWO):
+        job.triggers.send(checkpoint, [L1], G1)
+    assert job.told(control.Trigger) == []
+    job.triggers.send(ONE, [L0], G1)
+    assert job.told(control.Trigger, 0) == [control.Trigger(1, 1, ["lines[0]"])]
     job.work()
     job.fence()
-    job.pending.remove(ONE)
-    assert job.triggered == []
+    job.listening.pending.remove(ONE)
+    assert job.told(control.Trigger) == []
     job.promoted()
-    assert job.triggered == [(TWO, [L1])]
-    assert not job.failovers.holds(TWO, L1)
+    assert job.told(control.Trigger) == [control.Trigger(1, 2, ["lines[1]"])]
+    job.triggers.send(TWO, [L1], G1)
+    assert job.told(control.Trigger, 2) == [control.Trigger(1, 2, ["lines[1]"])]
 
 
 def test_an_input_that_is_being_ended_is_ended_again_after_a_failover() -> None:
@@ -181,41 +183,43 @@ def test_what_zookeeper_refuses_rolls_back() -> None:
     assert isinstance(refused, core.FailoverFellBack)
     assert (refused.kind, refused.subtasks, refused.counted) == ("slot", (C1, L1), True)
     assert "nobody answers" in refused.reason
-    assert job.failovers.counts["fallbacks"] == 1
-    assert list(job.failovers.fallback_reasons) == [refused.reason]
+    assert job.phases.counts["fallbacks"] == 1
+    assert list(job.phases.fallback_reasons) == [refused.reason]
     assert job.deployment.on(1) == []  # as before: nothing is known that is better
 
 
 def test_a_failure_of_a_job_that_does_not_run_is_not_for_this_machine() -> None:
     job = Job()
     job.state = JobState.STOPPING
-    assert not job.failovers.running
+    assert job.machines.local_failover is None
     job.lose(1)
     assert job.records.written[1:] == []
-    assert job.failovers.counts["fallbacks"] == 0
+    assert job.phases.counts["fallbacks"] == 0
 
 
 def test_an_interruption_ends_what_was_under_way() -> None:
     job = Job()
     job.lose(1)
-    job.failovers.holds(ONE, L1)
-    job.failovers.interrupted()
+    job.triggers.send(ONE, [L1], G1)
+    job.driver.interrupted()
     job.work()
     job.fence()
     assert job.told(control.Promote) == []
     assert job.recoveries.as_dicts()[0]["registry_ms"] is None
-    assert not job.failovers.holds(ONE, L1)
+    assert job.triggers.moving == []
+    job.promoted()
+    assert job.told(control.Trigger) == []
 
 
 def test_a_slot_that_does_not_fence_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job()
     job.lose(1)
     job.work()
-    deadline = job.failovers.next_deadline_ms()
+    deadline = job.machines.next_deadline_ms()
     assert deadline is not None
     monkeypatch.setattr(job.dispatch, "now_ms", lambda: deadline)
-    job.failovers.step(core.TimeAdvanced())
-    assert job.evicted == [0, 2]
+    job.machines.advance_time()
+    assert job.processes.all() == [] and sorted(job.wires.dropped) == [10, 20, 30]
 
 
 def test_a_slot_that_comes_back_joins_when_all_are_connected() -> None:
@@ -226,7 +230,7 @@ def test_a_slot_that_comes_back_joins_when_all_are_connected() -> None:
     job.promoted()
     job.wires.sent.clear()
     process = job.register(1)
-    job.failovers.registered(process)
+    job.joining.begin(process)
     (join,) = job.told(control.Join)
     assert join.generations["count[1]"] == 2
     assert join.assignment["count[1]"] == 2
@@ -248,7 +252,7 @@ def test_a_slot_lost_while_another_joins_is_not_waited_for() -> None:
     job.work()
     job.fence()
     job.promoted()
-    job.failovers.registered(job.register(1))
+    job.joining.begin(job.register(1))
     (first, *_) = job.told(control.Connect)
     job.lose(0)
     (second, third) = job.told(control.Connect)
@@ -264,19 +268,19 @@ def test_messages_for_others_are_not_taken() -> None:
     job = Job()
     process = job.processes.get(0)
     assert process is not None
-    assert not job.failovers.take(process, control.Stopped())
+    assert not job.driver.take(process, control.Stopped())
 
 
 def test_of_a_version_whose_checkpoint_was_given_up_no_handle_is_kept_when_there_is_a_newer_one() -> None:
     """A job that completes none for long would fill the driver's memory with them."""
     job = Job()
     for number in range(1, 50):
-        job.failovers.acknowledged(C1, G1, CheckpointId(number), HANDLE)
-        job.failovers.aborted(CheckpointId(number))
-    assert list(job.failovers._handles._handles[C1]) == [49]
-    job.failovers.acknowledged(C1, G1, CheckpointId(50), HANDLE)
-    job.failovers.acknowledged(C1, G1, CheckpointId(51), HANDLE)
-    assert list(job.failovers._handles._handles[C1]) == [50, 51], "these may become complete"
+        job.acknowledge(C1, CheckpointId(number), HANDLE)
+        job.driver.aborted(CheckpointId(number))
+    assert list(job.promotions.handles._handles[C1]) == [49]
+    job.acknowledge(C1, CheckpointId(50), HANDLE)
+    job.acknowledge(C1, CheckpointId(51), HANDLE)
+    assert list(job.promotions.handles._handles[C1]) == [50, 51], "these may become complete"
 
 
 def test_an_order_that_nobody_would_take_is_no_promotion(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job import running
-from flinkplus.runtime.job.running import GENERATIONS_PER_RUN, RunningJob, _earlier_runs, _find_restore
+from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN, _earlier_runs, _find_restore
+from flinkplus.runtime.job.running import RunningJob
 from flinkplus.sinks.text import TextSink
 from flinkplus.state.delta import describe
 from flinkplus.state.storage import CheckpointStorage

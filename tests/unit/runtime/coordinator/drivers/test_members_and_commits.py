@@ -21,6 +21,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
+from flinkplus.runtime.coordinator.setup.outcome import JobResult
 from flinkplus.state.delta import describe
 from flinkplus.state.storage import CheckpointStorage
 from tests.handles import handle_of
@@ -115,7 +116,7 @@ def test_a_deployment_that_nobody_would_take_ends_the_job_and_takes_nothing_back
     job.wires.send = send  # type: ignore[method-assign]
     commits = SimpleNamespace(handles=lambda checkpoint: {"count[0]": START})
     driver = JobDriver(
-        job.dispatch, job, job.deployment, commits, job.recoveries, (), (), lambda *_: None, lambda _: None  # type: ignore[arg-type]
+        job.dispatch, job.machines, job.deployment, commits, job.recoveries, (), (), job.presence, JobResult()  # type: ignore[arg-type]
     )  # fmt: skip
     with pytest.raises(ControlMessageTooLarge, match="checkpoint 1 on slot 0: Deploy would take 9 bytes"):
         driver.apply(effects.DeploySubtasks(Generation(2), CheckpointId(1), ((SubtaskId("count", 0), 0),)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,44 +11,48 @@ import pytest
 from chain_backup.failover.effects import ReportMove
 from chain_backup.failover.events import FailoverEvent, HostDrainRequested, HostUndrainRequested, MoveRequested
 from flinkplus.errors import CommandRefused, MoveCancelled, MoveRefused, RedundancyAtRisk
+from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.coordinator.commands.moves import (
     DrainHostCommand,
     MigrateCommand,
-    MoveCommands,
     MoveNewsCommand,
     UndrainHostCommand,
+    add_move_commands,
 )
-from flinkplus.runtime.coordinator.membership import moves
-from flinkplus.runtime.coordinator.membership.moves import Moves, PlannedMove
+from flinkplus.runtime.coordinator.membership import requests
+from flinkplus.runtime.coordinator.membership.moves import Moves
+from flinkplus.runtime.coordinator.membership.requests import MoveRequests, PlannedMove
 from flinkplus.runtime.operations.commands import Commands, decode_reply, encode_request
+from tests.unit.runtime.coordinator.failover_job import Calls
 
 C0 = SubtaskId("count", 0)
 
 
 class Machine:
-    """Stands for ``Failovers``."""
+    """Stands for ``JobMachines``."""
 
-    def __init__(self) -> None:
+    def __init__(self, standbys: bool = True) -> None:
+        self.failover = self if standbys else None
         self.running = True
+        self.job = SimpleNamespace(state=JobState.INTERRUPTED)
         self.events: list[FailoverEvent] = []
-        self.moved: Callable[[ReportMove], None] | None = None
+        self.moves = Moves(Calls(), self, MoveRequests(), None)  # type: ignore[arg-type]
 
-    def step(self, event: FailoverEvent) -> None:
+    @property
+    def local_failover(self) -> Machine | None:
+        return self.failover if self.running else None
+
+    def step_failover(self, event: FailoverEvent) -> None:
         self.events.append(event)
 
     def says(self, number: int, status: Any, **told: Any) -> None:
-        assert self.moved is not None
-        self.moved(ReportMove(number, status, **told))
-
-
-def of_a_job(machine: Machine | None) -> Moves:
-    return Moves(lambda action: action(), lambda: "interrupted", machine)  # type: ignore[arg-type]
+        self.moves.report(ReportMove(number, status, **told))
 
 
 def test_a_request_is_followed_to_its_end() -> None:
     machine = Machine()
-    move = of_a_job(machine).migrate(C0, 3)
+    move = machine.moves.migrate(C0, 3)
     assert machine.events == [MoveRequested(1, C0, 3)]
     assert (move.status, move.left) == (None, [])
     with pytest.raises(TimeoutError, match=r"migrate count\[0\] to slot 3: no answer within 0.01 s"):
@@ -71,7 +75,7 @@ def test_a_request_is_followed_to_its_end() -> None:
 )
 def test_what_does_not_come_about_is_a_typed_error(status: str, at_risk: bool, error: type[Exception]) -> None:
     machine = Machine()
-    move = of_a_job(machine).drain_host("worker-1", force=False)
+    move = machine.moves.drain_host("worker-1", force=False)
     assert machine.events == [HostDrainRequested(1, "worker-1", False)]
     machine.says(1, status, reason="because", at_risk=at_risk)
     for wait in (move.await_answer, move.await_done):
@@ -85,21 +89,21 @@ def test_a_job_that_does_not_run_refuses() -> None:
     machine = Machine()
     machine.running = False
     with pytest.raises(MoveRefused, match="the job is interrupted; try again when it runs"):
-        of_a_job(machine).undrain_host("worker-1").await_answer(0.01)
+        machine.moves.undrain_host("worker-1").await_answer(0.01)
     assert machine.events == []
 
 
 def test_a_job_without_local_recovery_refuses() -> None:
     with pytest.raises(MoveRefused, match="use recovery='standby'"):
-        of_a_job(None).migrate(C0, 1).await_answer(0.01)
+        Machine(standbys=False).moves.migrate(C0, 1).await_answer(0.01)
 
 
 def test_a_job_that_ends_ends_its_requests() -> None:
     machine = Machine()
-    job = of_a_job(machine)
+    job = machine.moves
     move = job.migrate(C0, 1)
     machine.says(1, "under_way", left=(C0,))
-    job.close()
+    job.requests.close()
     with pytest.raises(MoveCancelled, match="the job is over"):
         move.await_done(0.01)
     with pytest.raises(MoveRefused, match="the job is over"):
@@ -107,10 +111,10 @@ def test_a_job_that_ends_ends_its_requests() -> None:
 
 
 def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "KEPT", 2)
-    job = of_a_job(Machine())
+    monkeypatch.setattr(requests, "KEPT", 2)
+    job = Machine().moves
     asked = [job.migrate(C0, slot) for slot in range(4)]
-    assert [job.find(move.number) for move in asked] == [None, None, *asked[2:]]
+    assert [job.requests.find(move.number) for move in asked] == [None, None, *asked[2:]]
 
 
 # --------------------------------------------------------------------------------------------------- from a shell
@@ -124,7 +128,7 @@ class Shell:
         self.replies: list[bytes] = []
         graph: Any = None
         options: Any = None
-        MoveCommands(of_a_job(machine), graph, options).add_to(self.commands)
+        add_move_commands(self.commands, machine.moves, graph, options)
 
     def asks(self, request: Any) -> None:
         self.commands.obey(encode_request(request), self.replies.append)
@@ -176,8 +180,8 @@ def test_a_malformed_request_has_no_effect(body: dict[str, Any]) -> None:
 
 def test_a_move_that_was_answered_before_anybody_asked_to_be_told() -> None:
     move = PlannedMove("move", 1)
-    move.told(ReportMove(1, "done"))
+    move.report(ReportMove(1, "done"))
     told: list[int] = []
     move.on_answer = lambda: told.append(1)
-    move.told(ReportMove(1, "done"))
+    move.report(ReportMove(1, "done"))
     assert told == []

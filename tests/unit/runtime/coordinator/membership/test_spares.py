@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,8 @@ from flinkplus.errors import InsufficientSlots, MoveCancelled, MoveRefused, Peer
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.membership.moves import Moves, PlannedMove
+from flinkplus.runtime.coordinator.membership.moves import Moves
+from flinkplus.runtime.coordinator.membership.requests import MoveRequests, PlannedMove
 from flinkplus.runtime.coordinator.membership.spares import ENDING_S, Spares, SpareState
 from tests.unit.runtime.coordinator.failover_job import Job
 
@@ -59,18 +61,21 @@ class World:
         self.job = Job()
         self.clock = self.job.dispatch.clock = Clock()
         self.cluster = Cluster()
-        self.moves = Moves(lambda action: action(), lambda: self.job.state.value, self.job.failovers)
-        self.spares = self.moves.spares = Spares(
-            self.job.dispatch,
-            self.job,
-            self.job.deployment,
-            self.job.failovers,
+        job, requests = self.job, MoveRequests()
+        calls: Any = job.calls
+        self.spares = Spares(
+            job.dispatch,
+            job.machines,
+            job.protocol,
+            job.deployment,
+            job.joining,
+            calls,
+            requests,
+            self.cluster,
             30.0,
-            self.moves.next_number,
-            self.moves.told,
-            lambda action: action(),
         )
-        self.spares.jobs = self.cluster
+        self.moves = Moves(calls, job.machines, requests, self.spares)
+        job.driver._moves = self.moves
         self.job.told(control.Chains)
 
     def scale(self, count: int, force: bool = False) -> PlannedMove:
@@ -79,7 +84,7 @@ class World:
     def comes(self, slot: int) -> None:
         """The process of a spare slot registers and joins."""
         process = self.job.register(slot)
-        self.job.failovers.registered(process)
+        self.job.joining.begin(process)
         self.connect()
         self.spares.look()
 
@@ -87,15 +92,15 @@ class World:
         """Everybody answers the newest call."""
         calls = [message for _, message in self.job.wires.sent if isinstance(message, control.Connect)]
         for process in self.job.processes.all():
-            self.job.failovers.take(process, control.Connected(calls[-1].serial))
+            self.job.driver.take(process, control.Connected(calls[-1].serial))
 
     def stage(self) -> None:
         """All standbys have what there is."""
-        for subtask, slots in self.job.failovers.chains.items():
+        for subtask, slots in self.job.protocol.chains.items():
             for slot in slots[1:]:
                 process = self.job.processes.get(slot)
                 assert process is not None
-                self.job.failovers.take(process, control.Staged(1, str(subtask), 0))
+                self.job.driver.take(process, control.Staged(1, str(subtask), 0))
         self.spares.look()
 
     @property
@@ -132,7 +137,7 @@ def test_slots_are_started_and_the_request_is_done_when_chains_have_them(world: 
     world.stage()
     move.await_done(0)
     assert world.states == {3: "there", 4: "there"}
-    used = {slot for chain in world.job.failovers.chains.values() for slot in chain}
+    used = {slot for chain in world.job.protocol.chains.values() for slot in chain}
     assert used == {0, 1, 2, 3, 4}
 
 
@@ -151,7 +156,7 @@ def test_they_end_when_nothing_is_on_them_and_cost_no_failure() -> None:
     assert world.states == {}
     assert world.job.heard[-2:] == [core.SpareRemoved(3), core.SpareRemoved(4)]
     assert not any(isinstance(event, core.FailureTakenOn) for event in world.job.heard)
-    assert world.job.processes.numbers == [0, 1, 2] and world.job.failovers.counts["handovers"] == 0
+    assert world.job.processes.numbers == [0, 1, 2] and world.job.phases.counts["handovers"] == 0
     with pytest.raises(PeerProtocolError, match=r"slot 3 registered, but the job has slots 0 to 2$"):
         world.job.register(3)
     assert world.scale(1).status == "under_way" and world.cluster.started == [3, 4, 5]
@@ -225,7 +230,7 @@ def test_those_with_the_least_to_lose_go_first() -> None:
 
 def test_nothing_changes_when_copies_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     world = with_spares(1)
-    monkeypatch.setattr(type(world.job.failovers._protocol._plans), "_loss", lambda *_: "there would be less")
+    monkeypatch.setattr(type(world.job.protocol._plans), "_loss", lambda *_: "there would be less")
     before = world.states
     with pytest.raises(RedundancyAtRisk, match="without slot 3 there would be less"):
         world.scale(0).await_answer(0)
@@ -237,10 +242,12 @@ def test_a_job_that_does_not_run_is_not_scaled(world: World) -> None:
     world.job.state = JobState.INTERRUPTED
     with pytest.raises(MoveRefused, match="the job is interrupted"):
         world.scale(1).await_answer(0)
-    world.moves.close()
+    world.moves.requests.close()
     with pytest.raises(MoveRefused, match="over"):
         world.scale(1).await_answer(0)
-    no_standbys = Moves(lambda action: action(), lambda: "running", None)
+    job = Job(standbys=False)
+    calls: Any = job.calls
+    no_standbys = Moves(calls, job.machines, MoveRequests(), None)
     with pytest.raises(MoveRefused, match="recovers by rollback"):
         no_standbys.scale(1, False).await_answer(0)
 
@@ -254,7 +261,7 @@ def test_a_request_goes_on_after_a_rollback(world: World) -> None:
     world.job.state = JobState.RUNNING
     process = world.job.processes.get(3)
     assert process is not None
-    world.job.failovers.registered(process)
+    world.job.joining.begin(process)
     world.connect()
     world.spares.look()
     world.stage()
@@ -263,7 +270,7 @@ def test_a_request_goes_on_after_a_rollback(world: World) -> None:
 
 def test_a_spare_slot_that_dies_before_it_has_joined_is_no_failure(world: World) -> None:
     world.scale(1)
-    world.job.failovers.registered(world.job.register(3))
+    world.job.joining.begin(world.job.register(3))
     world.job.lose(3)
     assert not any(isinstance(event, core.FailureTakenOn) for event in world.job.heard)
     assert world.states == {3: "starting"}

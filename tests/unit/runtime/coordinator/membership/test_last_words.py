@@ -38,7 +38,7 @@ from flinkplus.runtime.base.step_note import (
     disown,
 )
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment
-from flinkplus.runtime.coordinator.drivers.last_words import CrashReports
+from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.liveness import pulse_process
 from flinkplus.runtime.liveness.pulse import Pulses
 from tests.unit.runtime.slot.slots_in_process import Cluster, graph_of
@@ -148,7 +148,7 @@ class Reported:
         self.heard: list[Any] = []
         self.graph = graph_of(10, 1)
         self.deployment = Deployment(Generation(1), 0, False)
-        self.reports = CrashReports(self.graph, 3, self, self.deployment)
+        self.reports = CrashReports(self.graph, 3, self, self.deployment)  # type: ignore[arg-type]
         self.vertex = next(at for at, vertex in enumerate(self.graph.vertices) if vertex.inputs)
 
     def step_job(self, event: events.JobEvent) -> None:

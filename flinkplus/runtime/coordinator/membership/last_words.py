@@ -14,7 +14,8 @@ from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.base.step_note import EDGE, FIRST_ROW, OPERATOR, PRODUCER, ROWS, SEQ, SUBTASK, LastWords
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Machines
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 
 MAX_ENDED = 1000
 """Processes ended on purpose that are remembered; the oldest are forgotten first."""
@@ -25,7 +26,7 @@ log = logging.getLogger("flinkplus.coordinator")
 class CrashReports:
     """Drives ``Crashes``."""
 
-    def __init__(self, graph: JobGraph, parallelism: int, machines: Machines, deployment: Deployment) -> None:
+    def __init__(self, graph: JobGraph, parallelism: int, machines: JobMachines, deployment: Deployment) -> None:
         self._graph = graph
         self._parallelism = parallelism
         self._machines = machines

@@ -1,0 +1,82 @@
+"""The ports of the coordinator: control streams, lifelines, pulses, and commands of shells.
+
+Rules: nothing is open before ``open``. ``Dispatch.close`` closes all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flinkplus.config import Options
+from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
+from flinkplus.runtime.liveness.lifeline import Lifelines
+from flinkplus.runtime.liveness.pulse import Pulses
+from flinkplus.runtime.operations.command_server import CommandDoor
+from flinkplus.runtime.operations.commands import Commands
+from flinkplus.runtime.transport.auth.credentials import Credentials
+from flinkplus.runtime.transport.factory import rendezvous
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """``host:port`` of each port.
+
+    ``pulses``: ``None`` when slots send none. ``commands``: empty when the job accepts none.
+    """
+
+    rendezvous: str
+    lifelines: str
+    pulses: str | None
+    commands: str = ""
+
+
+@dataclass(eq=False, repr=False)
+class Listeners:
+    """Opens the ports of one job on ``host``, for slots that have ``credentials``.
+
+    ``reach``: the host that others know ``host`` by.
+    ``for_commands``: the credentials of shells; with ``None`` the job accepts no commands.
+    ``directory``: the job's own, for shells on the same host.
+    """
+
+    _options: Options
+    _host: str
+    _credentials: Credentials
+    _calls: Calls
+    _reach: str = ""
+    _for_commands: Credentials | None = None
+    _directory: Path | None = None
+
+    def __post_init__(self) -> None:
+        inbox, slots = self._calls.inbox, SlotProcesses(self._options.parallelism)
+        self.dispatch = Dispatch(rendezvous(self._options, self._credentials, self._host, inbox), slots, inbox)
+
+    def open(self, commands: Commands) -> Addresses:
+        """Accept slots, and have shells give ``commands``."""
+        dispatch, inbox = self.dispatch, self._calls.inbox
+        address = dispatch.rendezvous.start()
+        dispatch.lifelines = Lifelines(self._host, self._credentials, inbox, inbox.put)
+        dispatch.pulses = self.open_pulses()
+        if self._for_commands is not None:
+            dispatch.door = CommandDoor(
+                self._host, self._for_commands, inbox, commands, self._calls.ask, self._directory
+            )
+        return Addresses(
+            self._reached(address),
+            self._reached(dispatch.lifelines.address),
+            None if dispatch.pulses is None else self._reached(dispatch.pulses.address),
+            "" if dispatch.door is None else self._reached(dispatch.door.address),
+        )
+
+    def _reached(self, address: str) -> str:
+        return f"{self._reach or self._host}:{address.rpartition(':')[2]}"
+
+    def open_pulses(self) -> Pulses | None:
+        """Where slots send their pulses; ``None`` when the job does not look for hung slots."""
+        if self._options.hang_timeout is None:
+            return None
+        host, inbox, clock = self._host, self._calls.inbox, self.dispatch.clock
+        return Pulses(host, self._credentials.secret, self._options.hang_timeout, inbox, clock)

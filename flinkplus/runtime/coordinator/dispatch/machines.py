@@ -1,0 +1,130 @@
+"""The machines of a job, stepped in order. What a machine orders is carried out by its driver.
+
+Rules: an event that arrives while effects are being carried out is taken after all of them. The machine of local
+failover is stepped only while the job runs; then failures are its own. What it takes on is reported to the machine of
+the job before anything else is done about it. ``assignment`` and ``generations`` of the deployment follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from chain_backup.failover import events as failover_events
+from chain_backup.failover.effects import FailoverEffect
+from chain_backup.failover.machine import FailoverProtocol
+from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
+from flinkplus.protocol.job.job import JobProtocol
+from flinkplus.protocol.vocabulary import effects, events
+from flinkplus.protocol.vocabulary.config import earliest_ms
+from flinkplus.protocol.vocabulary.effects import JobState
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+
+PROGRESS = (
+    failover_events.HeadPersisted,
+    failover_events.VersionStaged,
+    failover_events.CheckpointCompleted,
+    failover_events.CheckpointAborted,
+)
+"""The most frequent events; without an effect, they leave every subtask where it is."""
+FailoverEffects: TypeAlias = "list[FailoverEffect]"
+
+
+@dataclass(eq=False, repr=False)
+class JobMachines:
+    """The machines of the job, of checkpoints and of local failover.
+
+    ``failover``: ``None`` for a job that recovers by rollback.
+    """
+
+    _dispatch: Dispatch
+    _deployment: Deployment
+    job: JobProtocol
+    checkpoints: CheckpointCoordinator
+    failover: FailoverProtocol | None
+
+    def __post_init__(self) -> None:
+        self._newest = self._deployment.generation
+
+    def obeyed_by(
+        self,
+        job: Callable[[effects.JobEffect], None],
+        checkpoints: Callable[[effects.CheckpointingEffect], None],
+        failover: Callable[[FailoverEffects], None] | None,
+    ) -> None:
+        """Connect the drivers. They step the machines as well, so they are made after them."""
+        self._obey_job, self._obey_checkpoints, self._obey_failover = job, checkpoints, failover
+
+    @property
+    def local_failover(self) -> FailoverProtocol | None:
+        """The machine of local failover while failures are its own; otherwise ``None``."""
+        return self.failover if self.job.state is JobState.RUNNING else None
+
+    def step_job(self, event: events.JobEvent) -> None:
+        """Have the machine of the job take ``event``, after all effects that are being carried out."""
+
+        def step() -> None:
+            for effect in self.job.step(self._dispatch.now_ms(), event):
+                self._obey_job(effect)
+
+        self._dispatch.soon(step)
+
+    def step_checkpoints(self, event: events.CheckpointingEvent) -> None:
+        """As ``step_job``."""
+
+        def step() -> None:
+            for effect in self.checkpoints.step(self._dispatch.now_ms(), event):
+                self._obey_checkpoints(effect)
+
+        self._dispatch.soon(step)
+
+    def step_failover(self, event: failover_events.FailoverEvent) -> None:
+        """As ``step_job``; the event is dropped unless the job is running when its turn comes."""
+        if self.failover is not None:
+            self._dispatch.soon(lambda: self._step_failover(event))
+
+    def _step_failover(self, event: failover_events.FailoverEvent) -> None:
+        failover = self.local_failover
+        if failover is None:
+            return
+        todo = failover.step(self._dispatch.now_ms(), event)
+        if todo or not isinstance(event, PROGRESS):
+            heads = failover.heads
+            if heads:  # there are none once it gave up
+                self._deployment.assignment = heads
+                self._deployment.generations = failover.generations
+        for effect in todo:
+            if isinstance(effect, events.FailureTakenOn):  # before the job knows of the generation that this makes
+                self.step_job(effect)
+        newest = failover.newest_generation
+        if newest > self._newest:
+            self._newest = newest
+            self.step_job(events.GenerationsUsed(newest))
+        self._obey(todo)
+
+    def _obey(self, todo: FailoverEffects) -> None:
+        assert self._obey_failover is not None
+        self._obey_failover(todo)
+
+    def interrupt_failover(self) -> None:
+        """A rollback or the end of the job begins; the machine of local failover learns of it in any state."""
+        failover = self.failover
+        if failover is not None:
+            interrupted = events.JobInterrupted()
+            self._dispatch.soon(lambda: self._obey(failover.step(self._dispatch.now_ms(), interrupted)))
+
+    def advance_time(self) -> None:
+        """Step each machine: a deadline may have passed."""
+        self.step_job(events.TimeAdvanced())
+        self.step_checkpoints(events.TimeAdvanced())
+        self.step_failover(events.TimeAdvanced())
+
+    def next_deadline_ms(self) -> int | None:
+        """When ``advance_time`` is due if nothing happens before."""
+        failover = self.local_failover
+        return earliest_ms(
+            self.job.next_deadline_ms(),
+            self.checkpoints.next_deadline_ms(),
+            None if failover is None else failover.next_deadline_ms(),
+        )

@@ -1,0 +1,155 @@
+"""Requests for planned moves: made in any thread, answered in the coordinator's.
+
+Rules: every request ends, at the latest with the job. ``await_done`` and ``await_answer`` raise a typed error when a
+request was not carried out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chain_backup.failover.effects import MoveStatus, ReportMove
+from flinkplus.errors import FlinkPlusError, InsufficientSlots, MoveCancelled, MoveRefused, RedundancyAtRisk
+
+ANSWER_TIMEOUT_S = 10.0
+KEPT = 1000
+"""Requests that are remembered."""
+
+
+@dataclass(frozen=True)
+class ScaleReported:
+    """What became of a request, as ``ReportMove``. ``left``: also slots that are on their way. ``no_room``: Spark
+    does not run so many."""
+
+    request: int
+    status: MoveStatus
+    reason: str = ""
+    left: tuple[str, ...] = ()
+    at_risk: bool = False
+    no_room: bool = False
+
+
+class PlannedMove:
+    """A request, and what became of it. Any thread may look."""
+
+    def __init__(self, description: str, number: int) -> None:
+        self.number = number
+        self.on_answer: Callable[[], None] | None = None
+        """Called once, in the coordinator's thread, when it is known whether it can be."""
+        self._description = description
+        self._answered = threading.Event()
+        self._ended = threading.Event()
+        self._report: ReportMove | ScaleReported | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self._description}: {self.status}>"
+
+    @property
+    def status(self) -> MoveStatus | None:
+        """``under_way``, ``done``, ``cancelled``, ``refused``; ``None``: not known yet."""
+        return None if self._report is None else self._report.status
+
+    @property
+    def left(self) -> list[str]:
+        """The subtasks that are not yet where they are to be (``["count[1]"]``), and the slots that are being started
+        or ended (``["slot-4"]``)."""
+        return [] if self._report is None else [str(subtask) for subtask in self._report.left]
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused or cancelled."""
+        return "" if self._report is None else self._report.reason
+
+    def await_done(self, timeout: float | None = None) -> None:
+        """Wait until it is done.
+
+        Raises ``MoveCancelled`` (or ``MoveRefused``, or ``InsufficientSlots``) when it will never be, ``TimeoutError``
+        after ``timeout`` seconds.
+        """
+        if not self._ended.wait(timeout):
+            raise TimeoutError(
+                f"{self._description}: not done within {timeout} s; left: {', '.join(self.left) or 'nothing'}"
+            )
+        self.check()
+
+    def await_answer(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Wait until it is known whether it can be. Raises like ``await_done``."""
+        if not self._answered.wait(timeout_s):
+            raise TimeoutError(f"{self._description}: no answer within {timeout_s} s")
+        self.check()
+
+    def check(self) -> None:
+        """Raise what ``await_done`` raises, if that is known already."""
+        report = self._report
+        if report is None or report.status not in ("refused", "cancelled"):
+            return
+        kind: type[FlinkPlusError] = MoveCancelled
+        if isinstance(report, ScaleReported) and report.no_room:
+            kind = InsufficientSlots
+        elif report.status == "refused":
+            kind = RedundancyAtRisk if report.at_risk else MoveRefused
+        raise kind(f"{self._description}: {report.reason}")
+
+    def report(self, report: ReportMove | ScaleReported) -> None:
+        """What became of it so far."""
+        self._report = report
+        if report.status != "under_way":
+            self._ended.set()
+        first = not self._answered.is_set()
+        self._answered.set()
+        if first and self.on_answer is not None:
+            self.on_answer()
+
+
+class MoveRequests:
+    """All requests of one job, by number."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests = 0
+        self._open: dict[int, PlannedMove] = {}
+        self._known: dict[int, PlannedMove] = {}
+        self._closed = False
+
+    def next_number(self) -> int:
+        """A number that no request has."""
+        with self._lock:
+            self._requests += 1
+            return self._requests
+
+    def find(self, number: int) -> PlannedMove | None:
+        """One of the last requests."""
+        return self._known.get(number)
+
+    def add(self, description: str) -> tuple[PlannedMove, bool]:
+        """A new request, and whether it is open; it is refused already when the job is over."""
+        number = self.next_number()
+        move = PlannedMove(description, number)
+        with self._lock:
+            self._known[number] = move
+            self._known.pop(number - KEPT, None)
+            closed = self._closed
+            if not closed:
+                self._open[number] = move
+        if closed:
+            move.report(ReportMove(number, "refused", "the job is over"))
+        return move, not closed
+
+    def report(self, report: ReportMove | ScaleReported) -> None:
+        """What became of a request."""
+        with self._lock:
+            move = self._open.get(report.request)
+            if move is not None and report.status != "under_way":
+                del self._open[report.request]
+        if move is not None:
+            move.report(report)
+
+    def close(self) -> None:
+        """The job is over."""
+        with self._lock:
+            self._closed = True
+            left, self._open = self._open, {}
+        for number, move in left.items():
+            move.report(ReportMove(number, "cancelled", "the job is over"))

@@ -1,0 +1,106 @@
+"""Promotion orders: what the new head of a subtask needs to resume from a version.
+
+An order has the snapshot handle of the version, what the fenced slots answered, and the checkpoints that were given up,
+or may overtake, since the last complete one.
+
+Rules: versions and checkpoints are those of the running deployment; ``started`` forgets all earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from chain_backup.failover import effects
+from chain_backup.failover.topology import Topology
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.vocabulary.guarantee import Guarantee
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.runtime.control.promotion_order import PromotionOrder
+from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers, Handles
+from flinkplus.runtime.coordinator.promotion.renumbering import following, output_cursor
+
+
+class Promotions:
+    """Builds the promotion orders of one job.
+
+    ``sharing_depth``: of the determinants. ``versions``: those that a subtask may still resume from.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        versions: Callable[[SubtaskId], tuple[int, ...]],
+        guarantee: Guarantee,
+        sharing_depth: int | None = None,
+    ) -> None:
+        self.answers = FenceAnswers(topology.lineage(sharing_depth))
+        self.guarantee = guarantee
+        self.complete = CheckpointId(0)
+        self._topology = topology
+        self._versions = versions
+        self.handles = Handles()
+        self._began_from: dict[SubtaskId, CheckpointId] = {}
+        self._given_up: list[CheckpointId] = []
+        self._overtaking: list[CheckpointId] = []
+
+    def started(self, version: CheckpointId, handles: dict[str, SnapshotHandle], subtasks: Iterable[SubtaskId]) -> None:
+        """All ``subtasks`` start from ``handles`` of ``version`` (0: the very start)."""
+        self.handles.reset(version, handles)
+        self._began_from = dict.fromkeys(subtasks, version)
+        self.complete, self._given_up, self._overtaking = version, [], []
+
+    def promoting(self, promoted: effects.PromoteStandbys) -> None:
+        """These subtasks resume from these versions; other orders depend on it."""
+        self._began_from.update({subtask: CheckpointId(version) for subtask, version in promoted.subtasks})
+
+    # --- checkpoints
+
+    def forget_versions(self, subtask: SubtaskId) -> None:
+        """Forget the handles that no promotion of ``subtask`` can need."""
+        versions = self._versions(subtask)
+        if versions:
+            self.handles.keep(subtask, versions)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """``checkpoint`` is complete."""
+        self.complete = checkpoint
+        self._given_up = [other for other in self._given_up if other > checkpoint]
+        self._overtaking = [other for other in self._overtaking if other > checkpoint]
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        """``checkpoint`` was given up."""
+        self._given_up.append(checkpoint)
+
+    def overtaking(self, checkpoint: CheckpointId) -> None:
+        """The barriers of ``checkpoint`` may overtake; every slot was sent that."""
+        self._overtaking.append(checkpoint)
+
+    # --- orders
+
+    def order(self, subtask: SubtaskId, version: CheckpointId, mark: int | None) -> PromotionOrder:
+        """What the new head of ``subtask`` needs to resume from ``version``. ``mark``: see ``PromotionOrder``."""
+        handle = self.handles.get(subtask, version)
+        order = replace(
+            self.answers.order(subtask, self._topology, version, handle),
+            given_up=[checkpoint for checkpoint in self._given_up if checkpoint > version],
+            overtaking=[checkpoint for checkpoint in self._overtaking if checkpoint > version],
+            mark=mark,
+        )
+        if self.guarantee.repeats:
+            return order
+        order = replace(order, inputs=following(handle, subtask, self._topology, self._start_of))
+        if self.guarantee.replays:
+            return order
+        read = handle.operator_state.steps
+        seen = max((rows for rows, _ in self.answers.spans_of(subtask)), default=0)
+        return replace(order, determinants=[], ancestors={}, pass_over=max(0, seen - read))
+
+    def _start_of(self, channel: ChannelId, known: int) -> int:
+        """Where a promoted consumer that stood at ``known`` begins, without exact replay."""
+        name = str(channel)
+        kept, sent = self.answers.kept.get(name), self.answers.sent(name)
+        if kept is None or sent is None:  # its producer is promoted as well
+            producer = self._topology.producer(channel)
+            return output_cursor(self.handles.get(producer, self._began_from[producer]), channel)
+        return max(known, kept) if self.guarantee.replays else sent
