@@ -276,9 +276,18 @@ class Checks:
             window += (MAX_UNSENT_TO_NOBODY if replayed else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
+        self._check_bytes_held(subtask, end, message)
         if self._at_work.get(subtask.id) is subtask and self.exact:
             self.causes.arrived(subtask, message)
             self._accepted[message.channel][message.seq] = content_of(message)
+
+    def _check_bytes_held(self, subtask: SimSubtask, end: InputChannel, message: Message) -> None:
+        """A producer sends nothing new when a window of bytes is in flight. What is sent again, and what a barrier that
+        overtakes takes with it, does not count."""
+        before = end.waiting_bytes - message.size
+        replayed = subtask.plan.promotion is not None or message.generation > subtask.generation or end.put_back
+        if before >= self._world.parameters.window_bytes and not (replayed or subtask.plan.unaligned):
+            self._wrong("retention", f"{subtask.id} held {before} bytes of {end.channel}, and more were sent")
 
     def appended(self, subtask: SimSubtask, message: Message) -> None:
         """``subtask`` made a message, perhaps again."""

@@ -35,7 +35,7 @@ from flinkplus.protocol.channels.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.channels.watermarks import InputWatermarks
 from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.checkpoints.commits import CommitQueue
-from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, KnownSteps
+from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, InputPart, KnownSteps
 from flinkplus.protocol.job.crashes import Crashes
 from flinkplus.protocol.job.job import LIVE, JobProtocol
 from flinkplus.protocol.job.restarts import RestartBudget
@@ -45,12 +45,13 @@ from flinkplus.protocol.subtask.channel_state import ChannelState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.incarnation import Incarnation
-from flinkplus.protocol.subtask.replay import StepTime
+from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget, SnapshotLogs
 from flinkplus.protocol.vocabulary.lineage import Lineage
+from flinkplus.protocol.vocabulary.messages import MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers
@@ -1101,18 +1102,56 @@ def lower_bounds_are_taken_for_the_truth(original: Any) -> Any:
     return lambda self, told=None, cyclic=False: original(self, told)
 
 
-@mutation(SubtaskSteps, "_take_in_loop")
+@mutation(InputPart, "value")
 def how_many_were_taken_is_not_noted(original: Any) -> Any:
-    """A determinant says of the messages that were taken in one step that it was one."""
+    """A determinant says of several messages that were taken from one channel that it was one."""
+    return lambda self, channels: original(self._replace(messages=1), channels)
 
-    def take_in_loop(self: Any, end: Any, count: int) -> Any:
-        positions, self._by_position = self._by_position, ()
-        try:
-            return original(self, end, count)
-        finally:
-            self._by_position = positions
 
-    return take_in_loop
+@mutation(Replay, "take_bundle")
+def bundles_are_repeated_in_another_order(original: Any) -> Any:
+    """A repeated step takes the messages of its bundle in the order of the channels."""
+    return lambda self: sorted(original(self))
+
+
+@mutation(InputPart, "of")
+def bundles_are_repeated_one_channel_at_a_time(original: Any) -> Any:
+    """A step that took a bundle from several channels is repeated as several steps."""
+    return classmethod(lambda cls, value, channels: original.__func__(cls, value & ~1, channels))
+
+
+@mutation(InputGate, "_records")
+def bundles_reach_across_barriers(original: Any) -> Any:
+    """A bundle takes the records behind a message of another kind as well, and leaves that for later."""
+
+    def records(self: Any, ready: Any) -> Any:
+        for end in ready:
+            end.queue = deque(sorted(end.queue, key=lambda item: item[0].kind is not MessageKind.RECORDS))
+        return original(self, ready)
+
+    return records
+
+
+@mutation(InputCursor, "announce")
+def bytes_are_not_reported(original: Any) -> Any:
+    """A consumer grants credit when it has consumed half a window of messages, however large they are."""
+
+    def announce(self: Any) -> Any:
+        self._unreported_bytes = 0
+        return original(self)
+
+    return announce
+
+
+@mutation(OutputChannel, "next_to_send")
+def bytes_in_flight_are_not_counted(original: Any) -> Any:
+    """A producer sends as many messages as it has credit for, however large they are."""
+
+    def next_to_send(self: Any) -> Any:
+        item = self.log.next_to_send(self.limit)
+        return None if item is None else item[1]
+
+    return next_to_send
 
 
 @mutation(StepHistory, "_reached_at")
