@@ -126,7 +126,8 @@ def test_what_is_drawn_shows_itself() -> None:
 
 
 def test_a_job_shows_its_name_and_state() -> None:
-    running: Any = SimpleNamespace(name="clicks", job_id="job-1", coordinator=SimpleNamespace(state="running"))
+    coordinator = SimpleNamespace(view=SimpleNamespace(state="running"))
+    running: Any = SimpleNamespace(name="clicks", job_id="job-1", coordinator=coordinator)
     assert repr(JobHandle(running)) == "<JobHandle 'clicks' (job-1): running>"
 
 
