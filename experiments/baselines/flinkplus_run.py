@@ -17,12 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pyspark.sql import SparkSession
 
 from experiments.baselines import measure
-from experiments.baselines.case import FLINKPLUS, MEASURES, RECOVERY, Case, RunFailed
-from experiments.baselines.jobs import JOBS, WORDCOUNT, draw
-from experiments.baselines.notes import ORDERS
+from experiments.baselines.case import EXCEPTION, FAILURES, FLINKPLUS, MEASURES, RECOVERY, WORKER, Case, RunFailed
+from experiments.baselines.jobs import JOBS, SINK, WORDCOUNT, draw
+from experiments.baselines.notes import ORDERS, have_raised
+from experiments.baselines.recovery import Struck, run_recoveries
+from experiments.baselines.trees import kill_tree
 from experiments.harness.running import VOCABULARY, WORDS, one_session
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
@@ -30,14 +33,19 @@ from flinkplus.corpus import write_corpus
 from flinkplus.errors import FlinkPlusError
 
 EXECUTOR_MB = 512
+EXECUTORS = {"spark.executor.memory": f"{EXECUTOR_MB}m"}
+REDUNDANCY_S = 60.0
+POLL_S = 0.05
 
 
 class FlinkPlusJob:
     """A job in this process; see ``measure.RunningJob``."""
 
-    def __init__(self, job: JobHandle, notes: Path) -> None:
+    def __init__(self, job: JobHandle, notes: Path, parallelism: int, local: bool) -> None:
         self.job = job
         self.notes = notes
+        self.parallelism = parallelism
+        self.local = local  # whether a failure hits the partitions of one slot alone
 
     def roots(self) -> list[int]:
         return [os.getpid()]
@@ -49,6 +57,49 @@ class FlinkPlusJob:
         if self.job.done:
             self.job.await_finish()
             raise RunFailed("the job has ended")
+
+    def strike(self, failure: str, index: int) -> Struck:
+        slots = self._slots()
+        hit = tuple(at for at, slot in slots.items() if slot == slots[index]) if self.local else tuple(slots)
+        if failure == EXCEPTION:
+            raised_ms = have_raised(self.notes, index, self.check)
+            return Struck(raised_ms, (index,) if self.local else hit, f"an exception in partition {index}")
+        worker = self.job.slot_pids()[slots[index]]
+        if failure == WORKER:
+            now_ms = time.time() * 1e3
+            os.kill(worker, signal.SIGKILL)
+            return Struck(now_ms, hit, f"SIGKILL of the Python worker of partition {index}")
+        executor = executor_of(worker)
+        now_ms = time.time() * 1e3
+        kill_tree(executor)
+        return Struck(now_ms, hit, f"SIGKILL of the executor of partition {index} and its Python workers")
+
+    def _slots(self) -> dict[int, int]:
+        """The slot of each partition of the output."""
+        heads = {subtask: slots[0] for subtask, slots in self.job.chains().items()}
+        of = {int(name[name.rindex("[") + 1 : -1]): slot for name, slot in heads.items() if _is_last(name)}
+        return of or {index: index for index in self.job.slot_pids()}
+
+    def mend(self) -> None:
+        """Spark starts executors and workers again by itself; the next failure waits for them, and for the standbys."""
+        deadline_s = time.monotonic() + REDUNDANCY_S
+        while self.job.missing_standbys() or len(self.job.slot_pids()) < self.parallelism:
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise RunFailed(f"no full redundancy again within {REDUNDANCY_S:g} s")
+            time.sleep(POLL_S)
+
+
+def _is_last(subtask: str) -> bool:
+    return subtask.endswith("]") and SINK in subtask.rpartition("[")[0].split("+")
+
+
+def executor_of(worker: int) -> int:
+    """The process of the Spark executor that has started a Python worker. Raises ``RunFailed``."""
+    for parent in psutil.Process(worker).parents():
+        if any("CoarseGrainedExecutorBackend" in part for part in parent.cmdline()):
+            return parent.pid
+    raise RunFailed("the Python worker is not of an executor that has a process of its own")
 
 
 def master_of(case: Case) -> str | None:
@@ -71,7 +122,11 @@ def run(case: Case, spark: SparkSession, directory: Path, text: Path, stop: thre
     env = StreamEnvironment(spark, **options_of(case))
     draw(env, case.job, case.paced, notes, text)
     with env.execute("baselines") as job:
-        return measure.measured(FlinkPlusJob(job, notes), case, stop)
+        local = env.options.recovery == "standby"
+        running = FlinkPlusJob(job, notes, case.parallelism, local)
+        if case.measure == RECOVERY:
+            return run_recoveries(running, case, stop)
+        return measure.measured(running, case, stop)
 
 
 def _arguments() -> tuple[Case, Path | None]:
@@ -79,7 +134,7 @@ def _arguments() -> tuple[Case, Path | None]:
     parser.add_argument("--case", metavar="JSON", help="all of it; instead of the others")
     parser.add_argument("--text", type=Path, metavar="FILE", help="of wordcount (default: made up)")
     parser.add_argument("--job", choices=JOBS, default="three-sums")
-    parser.add_argument("--measure", choices=[name for name in MEASURES if name != RECOVERY], default="throughput")
+    parser.add_argument("--measure", choices=MEASURES, default="throughput")
     parser.add_argument("--parallelism", type=int, default=2, metavar="N")
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S")
     parser.add_argument("--settle", type=float, default=3.0, metavar="S")
@@ -93,7 +148,7 @@ def _arguments() -> tuple[Case, Path | None]:
     options = tuple((name, json.loads(value)) for name, _, value in pairs)
     names = ("job", "parallelism", "measure", "seconds", "settle", "interval", "rate")
     fields = {name: getattr(given, name) for name in names}
-    return Case(engine=FLINKPLUS, run=0, seed=1, options=options, **fields), given.text
+    return Case(engine=FLINKPLUS, run=0, seed=1, options=options, failures=FAILURES, **fields), given.text
 
 
 def main() -> int:
@@ -107,7 +162,7 @@ def main() -> int:
             if case.job == WORDCOUNT:
                 write_corpus(text, WORDS, VOCABULARY, 1)
         try:
-            with one_session(master_of(case), case.parallelism) as spark:
+            with one_session(master_of(case), case.parallelism, EXECUTORS) as spark:
                 found = run(case, spark, directory, text, threading.Event())
         except (RunFailed, FlinkPlusError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -38,6 +38,7 @@ WATERMARK_MS = 10
 SUMS_SCHEMA = "user long, page long, country long, value long"
 TIMED_SCHEMA = f"{SUMS_SCHEMA}, at long"
 WORDS_SCHEMA = "word string, value long"
+SINK = "out"
 INPUT = "input"
 """Where rows of ``window`` are counted: what it puts out is fewer."""
 
@@ -131,7 +132,7 @@ def draw(env: StreamEnvironment, job: str, rate: float | None, noted: Path, text
         note = Note(NOTED, str(noted), "window_end", None)
     else:
         note = Note(NOTED, str(noted), "value", layout)
-    stream._then(note).discard(name="out")
+    stream._then(note).discard(name=SINK)
 
 
 def _paced(stream: Stream, rate: float | None) -> Stream:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -147,8 +147,3 @@ def latency_figures(counts: Counter[int]) -> dict[str, float | None]:
     if counts and min(counts) < -EARLY_MS:
         raise RunFailed(f"a row came {-min(counts)} ms before it was due: the schedule of the source is another one")
     return {f"latency_p{percent}_ms": percentile_of(counts, percent) for percent in (50, 99)}
-
-
-def partitions(notes: Mapping[int, Iterable[Line]]) -> int:
-    """How many partitions have put out anything."""
-    return sum(1 for lines in notes.values() if any(True for _ in lines))
