@@ -12,6 +12,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -211,8 +212,9 @@ class FlinkProcess:
 class FlinkCluster:
     """A job on a JobManager and TaskManagers; see ``recovery.BreakableJob``."""
 
-    def __init__(self, flink: Flink, case: Case, directory: Path, text: Path) -> None:
+    def __init__(self, flink: Flink, case: Case, directory: Path, text: Path, stop: threading.Event) -> None:
         self.notes = directory / "notes"
+        self._stop = stop
         self._flink, self._case, self._directory = flink, case, directory
         self._java = JavaProcesses(directory)
         self._started = 0
@@ -264,17 +266,19 @@ class FlinkCluster:
             if found is not None:
                 return found[1]
             self._java.check(name)
-            if time.monotonic() > deadline_s:
-                raise RunFailed(f"{name} is not ready after {READY_S:g} s")
-            time.sleep(POLL_S)
+            self._wait(deadline_s, f"{name} is not ready")
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         deadline_s = time.monotonic() + READY_S
         while not condition():
             self.check()
-            if time.monotonic() > deadline_s:
-                raise RunFailed(f"not all {what} are there after {READY_S:g} s")
-            time.sleep(POLL_S)
+            self._wait(deadline_s, f"not all {what} are there")
+
+    def _wait(self, deadline_s: float, what: str) -> None:
+        if time.monotonic() > deadline_s:
+            raise RunFailed(f"{what} after {READY_S:g} s")
+        if self._stop.wait(POLL_S):
+            raise RunFailed("interrupted")
 
     def _get(self, path: str) -> Any:
         try:

@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 from pyspark.sql import SparkSession
 
-from experiments.baselines import measure
 from experiments.baselines.case import EXCEPTION, FAILURES, FLINKPLUS, MEASURES, RECOVERY, WORKER, Case, RunFailed
 from experiments.baselines.jobs import JOBS, SINK, WORDCOUNT, draw
+from experiments.baselines.measure import measured
 from experiments.baselines.notes import ORDERS, have_raised
 from experiments.baselines.recovery import Struck, run_recoveries
 from experiments.baselines.trees import kill_tree
@@ -112,7 +112,7 @@ def options_of(case: Case) -> dict[str, Any]:
     return {"parallelism": case.parallelism, "checkpoint_interval": case.interval, **dict(case.options)}
 
 
-def run(case: Case, spark: SparkSession, directory: Path, text: Path, stop: threading.Event) -> Any:
+def run(case: Case, spark: SparkSession, directory: Path, text: Path, stop: threading.Event) -> list[dict[str, Any]]:
     """The figures of one run; of ``recovery``, of each of its failures.
 
     Raises ``RunFailed``, and what the job raises.
@@ -126,7 +126,7 @@ def run(case: Case, spark: SparkSession, directory: Path, text: Path, stop: thre
         running = FlinkPlusJob(job, notes, case.parallelism, local)
         if case.measure == RECOVERY:
             return run_recoveries(running, case, stop)
-        return measure.measured(running, case, stop)
+        return [measured(running, case, stop)]
 
 
 def _arguments() -> tuple[Case, Path | None]:
