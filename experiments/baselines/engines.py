@@ -22,6 +22,7 @@ from experiments.baselines.java_tools import Say, compiled, flink_jars
 from experiments.baselines.measure import POLL_S, measured
 from experiments.baselines.notes import ORDERS
 from experiments.baselines.recovery import run_recoveries
+from experiments.baselines.spark import Spark, SparkJob, jars
 from experiments.baselines.trees import end_tree
 
 CHILD_END_S = 20.0
@@ -93,6 +94,22 @@ class FlinkEngine:
             return [measured(process, case, stop)]
 
 
+class SparkEngine:
+    """Spark Structured Streaming, of the Spark that FlinkPlus uses. ``home``: for the compiled program."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._spark: Spark | None = None
+
+    def prepare(self, say: Say) -> None:
+        self._spark = Spark(compiled("spark", jars(), self._home, say))
+
+    def run(self, case: Case, directory: Path, text: Path, stop: threading.Event) -> list[dict[str, Any]]:
+        assert self._spark is not None
+        with contextlib.closing(SparkJob(self._spark, case, directory, text, stop)) as job:
+            return run_recoveries(job, case, stop) if case.measure == RECOVERY else [measured(job, case, stop)]
+
+
 def engines(names: tuple[str, ...], home: Path) -> dict[str, Engine]:
     """The engines with these names."""
     found: dict[str, Engine] = {}
@@ -100,7 +117,7 @@ def engines(names: tuple[str, ...], home: Path) -> dict[str, Engine]:
         if name == FLINKPLUS:
             found[name] = FlinkPlusEngine()
         elif name == SPARK:
-            raise NotImplementedError
+            found[name] = SparkEngine(home)
         else:
             found[name] = FlinkEngine(home)
     return found

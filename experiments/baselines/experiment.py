@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from experiments.baselines import flink, summary
+from experiments.baselines import flink, spark, summary
 from experiments.baselines.case import ENGINES, FLINKPLUS, MEASURES, RECOVERY, THROUGHPUT, Case, RunFailed
 from experiments.baselines.engines import Engine, engines, failures_of, run_directory
 from experiments.baselines.java_tools import FLINK_PACKAGE, default_home
@@ -60,6 +60,13 @@ DIFFERENCES = (
     "TaskManagers of one slot each, one more than needed, so that no start of a process counts; no delay before a "
     "restart, heartbeats every 500 ms. taskmanager is SIGKILL of a TaskManager. A failure restarts the whole job, so "
     "every partition is hit",
+    "spark: the same rows in micro-batches, one after the other; at unlimited rate of "
+    f"{spark.BATCH_ROWS:,} rows for each subtask, so figures of a few seconds are rough by a batch. Running counts and "
+    "sums by flatMapGroupsWithState (its update mode would hide all but the last of a batch, and allows no second "
+    "aggregation), state in RocksDB; each batch is a checkpoint, --interval does not matter. A heap of "
+    f"{spark.HEAP_MB} MB; recoveries on executors of {spark.EXECUTOR_MB} MB, one more than needed, with one retry of a "
+    "fetch after a second. There is no local failover: a failed task, or what a lost executor had, is repeated within "
+    "the micro-batch, which waits for it, so every partition is hit",
     "flink-rocksdb: state is in RocksDB at every row, where flinkplus keeps what fits in memory",
 )
 """What still differs."""
@@ -182,6 +189,7 @@ def provenance(settings: BaselinesSettings) -> dict[str, Any]:
                 "taskmanager": flink.TASKMANAGER_MB["heap"],
             },
         },
+        "spark": spark.settings_of(case, Path("/CLASSES"), Path("/DIRECTORY")),
         "flinkplus": asdict(options_from({}, dict(next(iter(_flinkplus_options(settings)), ())))),
         "definitions": list(DEFINITIONS),
         "differences": list(DIFFERENCES),

@@ -193,7 +193,7 @@ class FlinkProcess:
         self._java = JavaProcesses(directory)
         self._origin_ms = int(time.time() * 1e3) + START_ALLOWANCE_MS[False]
         conf = {**settings_of(case, directory), **process_settings(), "io.tmp.dirs": str(directory)}
-        arguments = [*job_arguments(case, self.notes, self._origin_ms, text), *_conf(conf)]
+        arguments = [*job_arguments(case, self.notes, self._origin_ms, text), *configured(conf)]
         self._java.start("flink", flink.command(LOCAL_HEAP_MB, directory, MAIN, arguments))
 
     def roots(self) -> list[int]:
@@ -242,7 +242,7 @@ class FlinkCluster:
         arguments = [
             *job_arguments(self._case, self.notes, origin_ms, text),
             *("--port", str(self._rest_port), "--jar", str(jar)),
-            *_conf(settings_of(self._case, self._directory)),
+            *configured(settings_of(self._case, self._directory)),
         ]
         self._java.start("client", self._flink.command(CLIENT_HEAP_MB, self._directory, MAIN, arguments))
 
@@ -329,7 +329,8 @@ class FlinkCluster:
         self._java.close()
 
 
-def _conf(settings: Mapping[str, str]) -> list[str]:
+def configured(settings: Mapping[str, str]) -> list[str]:
+    """The arguments that say so."""
     return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
 
 

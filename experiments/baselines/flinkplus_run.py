@@ -25,7 +25,8 @@ from experiments.baselines.jobs import JOBS, SINK, WORDCOUNT, draw
 from experiments.baselines.measure import measured
 from experiments.baselines.notes import ORDERS, have_raised
 from experiments.baselines.recovery import Struck, run_recoveries
-from experiments.baselines.trees import kill_tree
+from experiments.baselines.spark import EXECUTOR, environment_in
+from experiments.baselines.trees import command_of, kill_tree
 from experiments.harness.running import VOCABULARY, WORDS, one_session
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
@@ -97,7 +98,7 @@ def _is_last(subtask: str) -> bool:
 def executor_of(worker: int) -> int:
     """The process of the Spark executor that has started a Python worker. Raises ``RunFailed``."""
     for parent in psutil.Process(worker).parents():
-        if any("CoarseGrainedExecutorBackend" in part for part in parent.cmdline()):
+        if EXECUTOR in command_of(parent):
             return parent.pid
     raise RunFailed("the Python worker is not of an executor that has a process of its own")
 
@@ -161,6 +162,7 @@ def main() -> int:
             text = directory / "text"
             if case.job == WORDCOUNT:
                 write_corpus(text, WORDS, VOCABULARY, 1)
+        os.environ |= environment_in(directory)
         try:
             with one_session(master_of(case), case.parallelism, EXECUTORS) as spark:
                 found = run(case, spark, directory, text, threading.Event())

@@ -26,6 +26,7 @@ from experiments.baselines.trees import TreeSampler
 START_S = 120.0
 """How long an engine may take from its start to the first row of every partition."""
 POLL_S = 0.05
+FALLS_BEHIND = 0.025
 EARLY_MS = 50
 """How early a row may come before the schedule counts as misunderstood: clocks are read in several processes."""
 
@@ -136,10 +137,21 @@ def figures(
         "latency_p99_ms": None,
     }
     if case.measure == STEADY:
-        counts = latencies(read_notes(directory, NOTED, origin_ms), begin_ms, end_ms)
-        found |= latency_figures(counts)
-        found["held"] = found["rows_per_s"] >= 0.98 * case.rate
+        notes = read_notes(directory, NOTED, origin_ms)
+        found |= latency_figures(latencies(notes, begin_ms, end_ms))
+        found["held"] = held(notes, begin_ms, end_ms)
     return found
+
+
+def held(notes: Mapping[int, Sequence[Line]], begin_ms: float, end_ms: float) -> bool:
+    """Whether the engine kept step: in the second half of the time rows were not later than in the first by more than
+    ``FALLS_BEHIND`` of that time. (Rows a second do not show it where an engine puts them out in bursts.)"""
+    middle_ms = (begin_ms + end_ms) / 2
+    first = percentile_of(latencies(notes, begin_ms, middle_ms), 50)
+    second = percentile_of(latencies(notes, middle_ms, end_ms), 50)
+    if first is None or second is None:
+        return False
+    return second - first <= FALLS_BEHIND * (end_ms - begin_ms)
 
 
 def latency_figures(counts: Counter[int]) -> dict[str, float | None]:

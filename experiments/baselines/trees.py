@@ -34,6 +34,13 @@ def tree(roots: Iterable[int]) -> list[psutil.Process]:
     return list(found.values())
 
 
+def command_of(process: psutil.Process) -> str:
+    """Its command line; nothing of one that has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
+
+
 def end_tree(process: subprocess.Popen[bytes] | None, patience_s: float = END_S) -> None:
     """End a child and all that it has started. May be repeated."""
     if process is None:
