@@ -105,7 +105,7 @@ def have_raised(directory: Path, index: int, check: Callable[[], None]) -> float
 @dataclass(frozen=True)
 class Note(Operator):
     """Passes its rows on and notes them. ``column``: with the number of the row, or, without ``layout``, with the
-    time at which it is due; ``None``: rows are counted alone. Raises when ordered to (``Trigger``)."""
+    time at which it is due; ``None``: rows are counted alone. With a column it raises when ordered to (``Trigger``)."""
 
     name: str
     directory: str
@@ -148,7 +148,7 @@ class _NoteInstance(OperatorInstance):
             self._late.append(np.rint(now_ms - due).astype(np.int64))
         if now_ms >= self._written_ms + self._period_ms:
             self._write(now_ms)
-            if self._trigger.take(self._index):
+            if descriptor.column is not None and self._trigger.take(self._index):
                 raise InjectedFailure(f"partition {self._index} was ordered to fail")
         yield batch
 

@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 PERIOD_S = 0.25
 END_S = 5.0
+KILLED_S = 30.0
 MB = 1e6
 
 
@@ -58,7 +59,7 @@ def end_all(processes: list[psutil.Process], patience_s: float = END_S) -> None:
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(left, patience_s)
+    psutil.wait_procs(left, KILLED_S)
 
 
 def kill_tree(pid: int) -> None:

@@ -183,7 +183,7 @@ class Experiment(Generic[S]):
             return nullcontext()
         slots = self.slots(settings)
         if place is None:
-            return one_session(master, slots)
+            return one_session(master, slots, None)
         hosts: int = settings.hosts  # type: ignore[attr-defined]
         return one_session(place.master, slots, place.session_settings(hosts))
 
