@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,7 @@ class FlinkPlusEngine:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
+                env={**os.environ, "TMPDIR": str(directory)},
                 start_new_session=True,
             )
         try:

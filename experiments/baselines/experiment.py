@@ -23,7 +23,7 @@ import psutil
 from experiments.baselines import flink, spark, summary
 from experiments.baselines.case import ENGINES, FLINKPLUS, MEASURES, RECOVERY, THROUGHPUT, Case, RunFailed
 from experiments.baselines.engines import Engine, engines, failures_of, run_directory
-from experiments.baselines.java_tools import FLINK_PACKAGE, default_home
+from experiments.baselines.java_tools import FLINK_PACKAGE, default_home, java_version
 from experiments.baselines.jobs import JOBS
 from experiments.baselines.recovery import BEFORE_MS, CALM_MS, LEAST_SLACK_MS, SLACK
 from experiments.harness.arguments import choices, option, whole_numbers
@@ -178,6 +178,7 @@ def provenance(settings: BaselinesSettings) -> dict[str, Any]:
         "nice": os.nice(0),
         "load": [round(load, 2) for load in os.getloadavg()],
         "usable_cores": len(psutil.Process().cpu_affinity() or ()),
+        "java": java_version(),
         "flink": {
             "package": FLINK_PACKAGE,
             "job": flink.settings_of(case, Path("/DIRECTORY")),

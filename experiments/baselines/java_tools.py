@@ -21,9 +21,11 @@ from flinkplus.errors import ConfigurationError
 FLINK_VERSION = "2.3.0"
 FLINK_PACKAGE = f"apache-flink-libraries=={FLINK_VERSION}"
 SOURCES = Path(__file__).with_name("java")
+COMMON = "common"
 WITHOUT = "or leave it out: --engines"
 FETCH_TIMEOUT_S = 900
 COMPILE_TIMEOUT_S = 180
+JAVA_TIMEOUT_S = 30
 Say = Callable[[str], None]
 
 
@@ -48,6 +50,15 @@ def java(name: str = "java") -> str:
         f"Flink's and Spark's programs must be compiled, and there is no {name} in JAVA_HOME or on the PATH: install a "
         f"JDK (sudo apt-get install openjdk-17-jdk-headless), {WITHOUT} flinkplus"
     )
+
+
+def java_version() -> str | None:
+    """What ``java`` says of itself; ``None`` where there is none."""
+    with contextlib.suppress(BaselineMissing, OSError, subprocess.TimeoutExpired):
+        command = [java(), "-version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
+        return next(iter(done.stderr.splitlines()), None)
+    return None
 
 
 def flink_jars(home: Path, say: Say) -> list[Path]:
@@ -95,11 +106,11 @@ def _instead() -> str:
 
 
 def compiled(program: str, jars: Sequence[Path], home: Path, say: Say) -> Path:
-    """The directory with the classes of a program (a folder below ``java``), compiled anew when its source has changed.
+    """The directory with the classes of a program (a folder below ``java``) and of what all programs share.
 
-    Raises ``BaselineMissing``.
+    Compiled anew when the source has changed. Raises ``BaselineMissing``.
     """
-    sources = sorted((SOURCES / program).glob("*.java"))
+    sources = sorted(path for folder in (COMMON, program) for path in (SOURCES / folder).glob("*.java"))
     text = b"\0".join([*(source.read_bytes() for source in sources), *(jar.name.encode() for jar in jars)])
     classes = home / f"{program}-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
     if not classes.is_dir():

@@ -1,7 +1,7 @@
 """The jobs that every engine runs, and how FlinkPlus draws them.
 
 Rows are numbered 0, 1, 2, ... and row *i* is a function of *i* alone, the same one in every engine
-(``java/flink/Rows.java`` and ``java/spark/Rows.java`` have these numbers as well):
+(the programs below ``java`` have these numbers as well):
 
 - ``three-sums``: bigint columns ``user``, ``page``, ``country`` and ``value``; the running sum of ``value`` by user,
   behind it by page, behind it by country. Every row goes through all three, and comes out with three sums.

@@ -4,7 +4,7 @@ A line is ``TIME BORN ROWS LATE:COUNT ...``: milliseconds since the Unix epoch; 
 incarnation of the partition put out; rows that it has put out so far; and of the rows since its line before, how many
 were how late, in whole milliseconds: output less due time, which is counted from the origin of the run (``LATE`` of
 FlinkPlus begins at the epoch, as its slots do not know the origin). No ``LATE`` at unlimited rate. The Java programs
-write the same (``java/flink/Notes.java``, ``java/spark/Notes.java``).
+write the same (``java/common/Notes.java``).
 
 Rules: a line is one small write to the end of the file. Rows of a line were put out at ``TIME``, give or take
 ``PERIOD_MS`` at a steady rate and ``IDLE_PERIOD_MS`` at unlimited rate.

@@ -24,11 +24,20 @@ from tests.integration.conftest import wait_until
 pytestmark = pytest.mark.integration
 
 
-def case(engine: str, job: str, measure: str, rate: float = 5_000.0, **more: float) -> Case:
+def case(engine: str, job: str, measure: str, rate: float = 5_000.0, seconds: float = 1.0, settle: float = 1.0) -> Case:
     failures = failures_of(engine) if measure == RECOVERY else ()
-    times = {"seconds": 1.0, "settle": 1.0, "interval": 0.5, **more}
     return Case(
-        engine=engine, job=job, parallelism=2, measure=measure, run=0, rate=rate, seed=1, failures=failures, **times
+        engine=engine,
+        job=job,
+        parallelism=2,
+        measure=measure,
+        run=0,
+        seconds=seconds,
+        settle=settle,
+        interval=0.5,
+        rate=rate,
+        seed=1,
+        failures=failures,
     )
 
 

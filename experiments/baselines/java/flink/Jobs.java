@@ -1,5 +1,6 @@
 package baselines.flink;
 
+import baselines.Notes;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Paths;

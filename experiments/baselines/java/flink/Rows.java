@@ -1,5 +1,6 @@
 package baselines.flink;
 
+import baselines.Notes;
 import java.io.IOException;
 import java.io.Serializable;
 import java.nio.ByteBuffer;
@@ -41,11 +42,6 @@ public final class Rows implements Source<Long, Rows.Share, List<Rows.Share>> {
         this.rate = rate;
         this.width = width;
         this.originMs = originMs;
-    }
-
-    /** When a number is due, in milliseconds since the origin. */
-    static double dueMs(long number, double rate, int width) {
-        return number * (1e3 * width / rate);
     }
 
     /** What one subtask reads, and where it is. */
@@ -228,7 +224,7 @@ public final class Rows implements Source<Long, Rows.Share, List<Rows.Share>> {
             long number = share.first + share.read * share.step;
             long timestamp = number / ROWS_PER_MS;
             if (rate > 0) {
-                double due = dueMs(number, rate, width);
+                double due = Notes.dueMs(number, rate, width);
                 if (due > nowMs) {
                     nowMs = System.currentTimeMillis() - originMs;
                     if (due > nowMs) {

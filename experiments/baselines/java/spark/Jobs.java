@@ -6,6 +6,7 @@ import static org.apache.spark.sql.functions.timestamp_millis;
 import static org.apache.spark.sql.functions.unix_millis;
 import static org.apache.spark.sql.functions.window;
 
+import baselines.Notes;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;

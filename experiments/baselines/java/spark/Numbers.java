@@ -1,5 +1,6 @@
 package baselines.spark;
 
+import baselines.Notes;
 import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -33,11 +34,6 @@ public final class Numbers implements TableProvider {
     static final StructType SCHEMA =
             new StructType().add("number", DataTypes.LongType, false).add("at", DataTypes.LongType, false);
     private static final long ROWS_PER_MS = 100;
-
-    /** When a number is due, in milliseconds since the origin. */
-    static double dueMs(long number, double rate, int width) {
-        return number * (1e3 * width / rate);
-    }
 
     @Override
     public StructType inferSchema(CaseInsensitiveStringMap options) {
@@ -134,7 +130,7 @@ public final class Numbers implements TableProvider {
                 return new Position(first + batch);
             }
             double sinceMs = System.currentTimeMillis() - originMs;
-            long due = sinceMs < 0 ? 0 : (long) (sinceMs / dueMs(1, rate, width)) + 1;
+            long due = sinceMs < 0 ? 0 : (long) (sinceMs / Notes.dueMs(1, rate, width)) + 1;
             return new Position(Math.max(first, due));
         }
 
@@ -207,7 +203,7 @@ public final class Numbers implements TableProvider {
 
         @Override
         public InternalRow get() {
-            long at = part.rate > 0 ? (long) dueMs(number, part.rate, part.width) : number / ROWS_PER_MS;
+            long at = part.rate > 0 ? (long) Notes.dueMs(number, part.rate, part.width) : number / ROWS_PER_MS;
             return new GenericInternalRow(new Object[] {number, at});
         }
 

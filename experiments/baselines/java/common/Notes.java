@@ -1,4 +1,4 @@
-package baselines.spark;
+package baselines;
 
 import java.io.IOException;
 import java.io.Serializable;
@@ -15,7 +15,7 @@ import java.util.TreeMap;
 
 /**
  * What a partition puts out, and when: lines of "TIME BORN ROWS LATE:COUNT ...", as experiments/baselines/notes.py has
- * them. Raises when ordered to. A batch of a partition is an incarnation; the file beside the lines, ".pid", says which
+ * them. Raises when ordered to. For Spark a batch of a partition is an incarnation. The file beside the lines, ".pid", says which
  * process had the last one.
  */
 public final class Notes implements AutoCloseable {
@@ -27,7 +27,7 @@ public final class Notes implements AutoCloseable {
         final int width;
         final long originMs;
 
-        Plan(String directory, String name, double rate, int width, long originMs) {
+        public Plan(String directory, String name, double rate, int width, long originMs) {
             this.directory = directory;
             this.name = name;
             this.rate = rate;
@@ -50,19 +50,24 @@ public final class Notes implements AutoCloseable {
     private long nowMs;
     private long rows;
 
-    Notes(Plan plan, int index) {
+    public Notes(Plan plan, int index) {
         this.plan = plan;
         this.index = index;
         this.periodMs = plan.rate > 0 ? PERIOD_MS : IDLE_PERIOD_MS;
     }
 
+    /** When a number is due, in milliseconds since the origin. */
+    public static double dueMs(long number, double rate, int width) {
+        return number * (1e3 * width / rate);
+    }
+
     /** A row with this number is put out. */
-    void number(long number) throws IOException {
-        due(plan.rate > 0 ? (long) Numbers.dueMs(number, plan.rate, plan.width) : 0);
+    public void number(long number) throws IOException {
+        due(plan.rate > 0 ? (long) dueMs(number, plan.rate, plan.width) : 0);
     }
 
     /** A row that is due at this time, in milliseconds since the origin, is put out. */
-    void due(long dueMs) throws IOException {
+    public void due(long dueMs) throws IOException {
         if (plan.rate > 0 || rows % LOOK_AT_CLOCK == 0) {
             nowMs = System.currentTimeMillis();
         }
