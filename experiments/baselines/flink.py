@@ -68,7 +68,7 @@ def settings_of(case: Case, directory: Path) -> dict[str, str]:
     """Of a job: what is not Flink's default."""
     return {
         "state.backend.type": BACKENDS[case.engine == FLINK_ROCKSDB],
-        "execution.checkpointing.interval": f"{case.interval:g}s",
+        "execution.checkpointing.interval": f"{round(case.interval * 1e3)}ms",
         "execution.checkpointing.mode": "EXACTLY_ONCE",
         "execution.checkpointing.incremental": "true",
         "execution.checkpointing.storage": "filesystem",

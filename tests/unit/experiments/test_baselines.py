@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from experiments.baselines import java_tools, jobs, measure, recovery, summary
+from experiments.baselines import flink, java_tools, jobs, measure, recovery, summary
 from experiments.baselines.case import ENGINES, FAILURES, FLINKPLUS, RECOVERY, STEADY, THROUGHPUT, Case, RunFailed
 from experiments.baselines.experiment import EXPERIMENT, BaselinesSettings
 from experiments.baselines.java_tools import BaselineMissing
@@ -75,6 +75,14 @@ def test_a_case_is_the_same_behind_json() -> None:
     case = next(case for case in SETTINGS.cases() if case.measure == RECOVERY)
     assert case.failures == FAILURES and Case.from_json(case.to_json()) == case
     assert case.paced == SETTINGS.rate and SETTINGS.cases()[0].paced is None
+
+
+def test_settings_of_flink(tmp_path: Path) -> None:
+    case = BaselinesSettings(engines=("flink-rocksdb",), interval=0.5).cases()[0]
+    found = flink.settings_of(case, tmp_path)
+    assert found["state.backend.type"] == "rocksdb" and found["execution.checkpointing.interval"] == "500ms"
+    bound = {name: value for name, value in flink.cluster_settings().items() if name.endswith(("address", "host"))}
+    assert len(bound) == 6 and set(bound.values()) == {"127.0.0.1"}
 
 
 # --- the jobs
