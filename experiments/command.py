@@ -15,6 +15,7 @@ EXPERIMENTS = {
     "recovery": ("recovery.experiment", "kill to first new output, by rollback and by standbys"),
     "cost": ("cost", "throughput, CPU and memory with 0, 1 and 2 standbys, no failures"),
     "overhead": ("overhead", "throughput by interval and mode of checkpoints"),
+    "baselines": ("baselines.experiment", "beside Apache Flink and Spark: throughput, latency, recovery"),
     "scaling": ("scaling.experiment", "running time of a fixed input by parallelism"),
     "exactness": ("exactness.experiment", "three keyed stages under seeded kills, checked row by row"),
     "soak": ("soak.experiment", "one long job, a fault every few seconds, all flat and exact"),

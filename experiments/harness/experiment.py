@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeAlias
+
+from pyspark.sql import SparkSession
 
 from experiments.cluster.place import Place
 from experiments.harness import console
@@ -45,6 +48,7 @@ class Experiment(Generic[S]):
     ``found_any``: whether there is anything to show. ``passed``: whether the exit code is 0.
     ``clusters``: values of ``--cluster``, if it runs on one (then the settings have ``hosts``); ``ordered``: what it
     orders the cluster to do, if anything.
+    ``in_session``: whether its runs share a session; else they start what they need themselves.
     ``can_go_on``: whether it has ``--go-on``. ``folder``: of its files below ``results``; ``files``: what they are.
     """
 
@@ -62,6 +66,7 @@ class Experiment(Generic[S]):
     passed: Callable[[S, Content], bool] = lambda settings, content: True
     clusters: tuple[str, ...] = ()
     ordered: Callable[[S], str | None] = lambda settings: None
+    in_session: bool = True
     can_go_on: bool = False
     folder: str = ""
     files: str = "for files"
@@ -88,14 +93,15 @@ class Experiment(Generic[S]):
             "--json", metavar="FILE", help=f"raw data (default: {self.name}.json in the directory of --out)"
         )
         command.add_argument("--out", default=out, metavar="DIR", help=f"{self.files} (default: {out})")
-        command.add_argument("--master", metavar="URL", help="Spark master (default: local)")
+        if self.in_session:
+            command.add_argument("--master", metavar="URL", help="Spark master (default: local)")
         command.set_defaults(run=self.command)
 
     def command(self, arguments: argparse.Namespace) -> int:
         """Returns the exit code."""
         cluster = getattr(arguments, "cluster", None)
         if cluster in (NAMESPACES, HERE):
-            if arguments.master is not None:
+            if getattr(arguments, "master", None) is not None:
                 raise ConfigurationError("--cluster has a master of its own")
             arguments.hosts = arguments.hosts or DEFAULT_HOSTS
         elif getattr(arguments, "hosts", None) is not None:
@@ -108,7 +114,7 @@ class Experiment(Generic[S]):
 
             self.check(settings, path, out)
             return run_inside(arguments.hosts)
-        content = self.run(settings, path, out, arguments.master, getattr(arguments, "go_on", False))
+        content = self.run(settings, path, out, getattr(arguments, "master", None), getattr(arguments, "go_on", False))
         return EXIT_OK if self.passed(settings, content) else EXIT_FAILED
 
     # --- the run
@@ -147,13 +153,13 @@ class Experiment(Generic[S]):
         content = document.content
         try:
             with (
-                one_session(*self._session(settings, master, place)) as spark,
+                self._session(settings, master, place) as session,
                 tempfile.TemporaryDirectory(
                     prefix=f"flinkplus-{self.name}-", dir=None if place is None else place.shared
                 ) as directory,
                 console.bar(self.total(settings) - len(content["runs"]), "starting") as bar,
             ):
-                context = Context(spark, settings, Path(directory), content, out, place, bar.begin, bar.say)
+                context = Context(session, settings, Path(directory), content, out, place, bar.begin, bar.say)
                 for figures in beside(self.runs(context), context.end):
                     if figures is not None:
                         document.add(figures)
@@ -172,12 +178,14 @@ class Experiment(Generic[S]):
 
     def _session(
         self, settings: S, master: str | None, place: Place | None
-    ) -> tuple[str | None, int, Mapping[str, str] | None]:
+    ) -> AbstractContextManager[SparkSession | None]:
+        if not self.in_session:
+            return nullcontext()
         slots = self.slots(settings)
         if place is None:
-            return master, slots, None
+            return one_session(master, slots, None)
         hosts: int = settings.hosts  # type: ignore[attr-defined]
-        return place.master, slots, place.session_settings(hosts)
+        return one_session(place.master, slots, place.session_settings(hosts))
 
     def show(self, content: Content, out: Path) -> None:
         """Tables to stdout, pictures to ``out``."""

@@ -18,6 +18,7 @@ from experiments.harness.processes import ProcessSampler
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.batch_check import BatchCheck, check_output
 from flinkplus.corpus import write_corpus
+from flinkplus.errors import InvariantViolation
 
 POLL_S = 0.01
 START_S = 60.0
@@ -49,13 +50,14 @@ S = TypeVar("S", bound=BaseSettings)
 class Context(Generic[S]):
     """What the runs of an experiment are given.
 
+    ``session``: ``None`` where the runs start what they need themselves.
     ``directory``: for the files of all runs. On a cluster (``place``) its hosts share it.
     ``content``: of the document. ``out``: the directory of ``--out``.
     ``begin``, ``say``: show what is going on, or a line that stays.
     ``stop``: when it is set the present run ends soon, and no other begins.
     """
 
-    spark: SparkSession
+    session: SparkSession | None
     settings: S
     directory: Path
     content: dict[str, Any] = field(default_factory=dict)
@@ -65,10 +67,18 @@ class Context(Generic[S]):
     say: Callable[[str], None] = lambda text: None
     stop: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def spark(self) -> SparkSession:
+        """The session. Raises ``InvariantViolation`` in an experiment without one."""
+        if self.session is None:
+            raise InvariantViolation("this experiment has no session of its own")
+        return self.session
+
     def end(self) -> None:
         """Set ``stop``, and cancel the comparison that is under way."""
         self.stop.set()
-        self.spark.sparkContext.cancelJobsWithTag(CHECK_TAG)
+        if self.session is not None:
+            self.session.sparkContext.cancelJobsWithTag(CHECK_TAG)
 
     def text(self, words: int = WORDS, vocabulary: int = VOCABULARY) -> Path:
         """A made-up text of so many words, which depends on the seed alone."""

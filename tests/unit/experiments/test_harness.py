@@ -171,7 +171,8 @@ def test_what_is_wrong_is_reported_before_spark_starts(tmp_path: Path, arguments
 def test_the_defaults_of_every_experiment_can_be_run(name: str, tmp_path: Path) -> None:
     given = parser().parse_args(["experiment", name])
     one = given.run.__self__
-    assert one.name == name and (given.out, given.json, given.master) == (f"results/{one.folder or name}", None, None)
+    assert one.name == name and (given.out, given.json) == (f"results/{one.folder or name}", None)
+    assert getattr(given, "master", None) is None and hasattr(given, "master") is one.in_session
     one.check(one.settings(), tmp_path / "found.json", tmp_path)
     assert one.total(one.settings()) > 0 and one.slots(one.settings()) > 0
     assert one.document(one.settings(), tmp_path / "found.json").content["runs"] == []
