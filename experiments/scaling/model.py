@@ -2,14 +2,15 @@
 
 A slot is a thread on a core of its own (or, to compare with this machine, ``cores`` take turns). It does one step after
 the other, of the subtask that is furthest downstream and can do one, as the engine does: a source reads a batch, others
-take a message, the last take several small ones at once; a step sends a part of its rows to each consumer, and begins
-only where each channel has room. Who waits for which barrier, and when the state is copied, is decided by the engine's
+take a bundle of the messages that wait; a step sends a part of its rows to each consumer, and begins only where each
+channel has room. Who waits for which barrier, and when the state is copied, is decided by the engine's
 own machine (``BarrierAlignment``). Times are the measured ones (``costs``), but for the network, which is assumed.
 
 A plain heap, and no library for simulations: slots choose their work by rules of their own, which fits no queue or
 resource of such a library; what is left of it is the heap.
 
-Not in the model: skew of keys, credit messages' own cost, the loop around the steps, the time to deploy.
+Not in the model: skew of keys, the window in bytes, credit messages' own cost, the loop around the steps, the time to
+deploy.
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ from typing import NamedTuple
 
 from experiments.scaling.costs import Costs, VertexCosts
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
-from flinkplus.protocol.channels.inputs import MERGED_MESSAGE_BYTES
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES
-from flinkplus.protocol.subtask.subtask import MERGED_MESSAGES
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
@@ -38,7 +37,8 @@ NETWORK_LATENCY_S = 0.0002
 class Setting:
     """What is simulated. ``cores``: ``None`` for one for each slot. ``interval_s``: between checkpoints, ``None`` for
     none but the one that ends the job. ``spread_s``: slots take turns in writing their snapshots for so long.
-    ``slower``: how much longer each step takes than measured."""
+    ``slower``: how much longer each step takes than measured. ``bundle_rows``: maximum that a step takes of several
+    messages."""
 
     parallelism: int
     rows: float
@@ -47,6 +47,7 @@ class Setting:
     spread_s: float = 0.0
     cores: int | None = None
     slower: float = 1.0
+    bundle_rows: int = 1
 
 
 class _Message(NamedTuple):
@@ -268,7 +269,7 @@ class Simulation:
         return self._emit(source, rows, 0.0)
 
     def _take(self, subtask: _Subtask) -> float | None:
-        """The next message of a channel that is not blocked, in turn; the last operator takes what is waiting."""
+        """A bundle of what waits on the channels that are not blocked, in turn; or a barrier."""
         n = len(subtask.inputs)
         rows, received_s, messages = 0.0, 0.0, 0
         for producer in [(subtask.turn + offset) % n for offset in range(n)]:
@@ -282,21 +283,16 @@ class Simulation:
                     self._consumed(subtask, producer)
                     channel = ChannelId(subtask.depth, producer, subtask.index)
                     return self._obey(subtask, events.BarrierArrived(channel, message.checkpoint))
-                size = message.rows * self._costs.row_bytes
-                if messages and (subtask.downstream or size > MERGED_MESSAGE_BYTES or messages == MERGED_MESSAGES):
+                if messages and rows + message.rows > self._setting.bundle_rows:
                     break
                 queue.popleft()
                 self._consumed(subtask, producer)
                 rows, messages = rows + message.rows, messages + 1
                 if message.remote:
-                    received_s += self._costs.frame_s + size * self._costs.byte_s
-                if subtask.downstream or size > MERGED_MESSAGE_BYTES:
-                    break
-            if messages and subtask.downstream:
-                subtask.turn = producer + 1
-                break
+                    received_s += self._costs.frame_s + message.rows * self._costs.row_bytes * self._costs.byte_s
         if not messages:
             return None
+        subtask.turn += 1
         return self._emit(subtask, rows, received_s)
 
     def _emit(self, subtask: _Subtask, rows: float, seconds: float) -> float:
