@@ -121,7 +121,7 @@ def test_without_faults_nothing_fails_over() -> None:
         assert world.counts["failovers"] == world.counts["fallbacks"] == world.counts["handovers"] == 0
 
 
-WITH_DUPLICATES = (35, 189, 221, 237, 247, 274, 288, 373, 389, 399)
+WITH_DUPLICATES = (35, 55, 99, 136, 137, 141, 173, 189, 221, 247)
 """Seeds in which a message comes twice, in jobs that have a filter."""
 
 
@@ -139,7 +139,7 @@ def test_filter_or_cursor_alone_drops_duplicates_and_without_both_there_is_damag
 
 def test_without_the_cursor_gaps_are_taken_and_without_digests_other_messages() -> None:
     """What neither the filter nor anything else makes up for."""
-    for seed, part, kind in ((38, "cursor", "PeerProtocolError"), (139, "digests", "Violation results")):
+    for seed, part, kind in ((231, "cursor", "PeerProtocolError"), (16, "digests", "Violation results")):
         assert run_one(draw(seed))[1] is None
         failure = run_one(lacking(draw(seed), (part,)))[1]
         assert failure is not None and failure.kind == kind
@@ -254,12 +254,19 @@ def outcomes(parameters: Parameters) -> tuple[list[str], int]:
     return found, world.checks.counts["overtaken"]
 
 
-def test_under_a_backlog_larger_than_the_budget_barriers_wait_and_no_checkpoint_is_given_up() -> None:
+def test_under_a_backlog_larger_than_the_budget_barriers_wait_and_few_checkpoints_are_given_up() -> None:
+    """What will be in flight when a barrier has come in is not known before, so some have to be."""
     line = Parameters(stages=3, edges=((0, 1), (1, 2)), records=60, rows=4, interval_ms=20, read_ms=0, work_ms=8)
-    found, narrow = outcomes(line.with_changes(aligned_timeout_ms=0, in_flight_bytes=600))
-    assert found == ["complete"] * len(found) and len(found) > 1
-    found, wide = outcomes(line.with_changes(aligned_timeout_ms=0, in_flight_bytes=60_000))
-    assert found == ["complete"] * len(found) and 0 < narrow < wide, "there is room"
+    ended: dict[int, list[str]] = {600: [], 60_000: []}
+    overtaken = dict.fromkeys(ended, 0)
+    for seed in range(12):
+        for budget, found in ended.items():
+            how, unaligned = outcomes(line.with_changes(seed=seed, aligned_timeout_ms=0, in_flight_bytes=budget))
+            found += how
+            overtaken[budget] += unaligned
+    assert set(ended[600]) <= {"complete", "over budget"} and 4 * ended[600].count("over budget") < len(ended[600])
+    assert set(ended[60_000]) == {"complete"}
+    assert 0 < overtaken[600] < overtaken[60_000], "there is room"
 
 
 def test_loops_have_the_same_budget() -> None:
