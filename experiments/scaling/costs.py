@@ -29,6 +29,7 @@ from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
+from flinkplus.runtime.slot.subtasks.pacing import SlotLoad
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 from flinkplus.runtime.transport.wire.wire import Message, MessageKind, decode_frame, decode_records
@@ -143,6 +144,7 @@ class Bench:
             retention=None,
             snapshotted=lambda subtask, generation, handle: self.snapshots.append(handle),
             seen=lambda: None,
+            load=SlotLoad(lambda: 0.0),
         )
         return Subtask(plan, ports)
 

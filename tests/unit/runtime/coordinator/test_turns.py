@@ -1,4 +1,4 @@
-"""What all slots are told at once they do in turn; and the turns of a source's subtask that has failed are taken."""
+"""What all slots are told at once they do in turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from flinkplus.protocol.vocabulary.ids import SubtaskId
-from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from tests.unit.api.drawing import environment
 from tests.unit.runtime.slot.slots_in_process import Cluster
@@ -37,37 +36,6 @@ def paced(directory: Path, **options: Any) -> Cluster:
     rows = env.generate(lambda i: (i % 7, i), schema="k long, v long", name="numbers").throttle(1_000.0)
     rows.key_by("k").count(name="count").collect(name="out")
     return Cluster(directory, env.graph.fuse(), PARALLELISM, 1, flush_interval=40.0, **options)
-
-
-def deadlines(cluster: Cluster) -> dict[int, float]:
-    """When each living subtask of the source reads next, for all rows that will have arrived by then."""
-    return {
-        s.id.index: s.steps.deadline(0.0)
-        for slot in cluster.slots.values()
-        for s in slot.active
-        if s.plan.vertex.is_source
-    }
-
-
-@pytest.mark.parametrize(("failed", "stands_in"), [([2], 1), ([0], 3), ([1, 2], 0)])
-def test_the_living_one_before_a_failed_subtask_reads_in_its_turn(
-    keep: Callable[[Cluster], Cluster], tmp_path: Path, failed: list[int], stands_in: int
-) -> None:
-    cluster = keep(paced(tmp_path))
-    for slot in cluster.slots.values():
-        for subtask in slot.active:
-            if subtask.plan.vertex.is_source:
-                subtask.work.pacer.begin(subtask.work.pacer._anchor + 40.0)  # all have read what there was
-    before = deadlines(cluster)
-    hosts = {SubtaskId(s.vertex, s.index): stands_in for s in cluster.subtasks if s.index in failed}
-    for index in failed:
-        cluster.kill(index)
-    order = control.Fence(2, 2, {str(subtask): slot for subtask, slot in hosts.items()})
-    for slot in cluster.slots.values():
-        slot._obey(order)
-    after = deadlines(cluster)
-    assert {index for index in after if after[index] != before[index]} == {stands_in}
-    assert after[stands_in] < before[stands_in]
 
 
 def test_all_slots_are_told_at_once_and_write_in_turn(keep: Callable[[Cluster], Cluster], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generatio
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.slot.subtasks.pacing import SlotLoad
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import PACKED_AT_ONCE_BYTES
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
@@ -71,6 +72,7 @@ def test_a_small_snapshot_does_not_pass_a_large_one_that_is_still_being_packed()
         retention=None,
         snapshotted=lambda subtask, generation, handle: None,
         seen=lambda: None,
+        load=SlotLoad(lambda: 0.0),
     )
     subtask = Subtask(plan, ports)
     subtask.begin(1, 0.0)
