@@ -35,6 +35,21 @@ MOST_SPARES = 100
 """Spare slots that a job may have."""
 MAX_IN_FLIGHT_MB = 128
 """Half of what a message between driver and slot may have (``flinkplus.runtime.control.messages.MAX_BYTES``)."""
+WHOLE_NUMBERS = (
+    ("parallelism", 1, MAX_PARALLELISM),
+    ("max_concurrent_checkpoints", 1, 16),
+    ("retained_checkpoints", 1, 1000),
+    ("replicas", 1, 100),
+    ("cache_memory_mb", 1, 1_000_000),
+    ("in_flight_mb", 1, MAX_IN_FLIGHT_MB),
+    ("max_restarts", 0, 1_000_000),
+    ("max_slot_losses", 0, 1_000_000),
+    ("batch_rows", 1, 1_000_000),
+    ("window", 2, 4096),
+    ("window_kb", 1, 1 << 20),
+    ("memtable_entries", 1000, 1_000_000_000),
+)
+"""Options that are whole numbers: name, minimum, maximum."""
 SPREAD, MAX_SPREAD_S = 0.2, 0.2
 CLOSE_OPTIONS = 0.75
 """There are many options: how alike a misspelt name must be to the one that an error suggests."""
@@ -162,20 +177,7 @@ class Options:
 
     def checked(self) -> Options:
         """Return self; raise ``ConfigurationError`` naming the first setting that cannot work."""
-        for name, low, high in (
-            ("parallelism", 1, MAX_PARALLELISM),
-            ("max_concurrent_checkpoints", 1, 16),
-            ("retained_checkpoints", 1, 1000),
-            ("replicas", 1, 100),
-            ("cache_memory_mb", 1, 1_000_000),
-            ("in_flight_mb", 1, MAX_IN_FLIGHT_MB),
-            ("max_restarts", 0, 1_000_000),
-            ("max_slot_losses", 0, 1_000_000),
-            ("batch_rows", 1, 1_000_000),
-            ("window", 2, 4096),
-            ("window_kb", 1, 1 << 20),
-            ("memtable_entries", 1000, 1_000_000_000),
-        ):
+        for name, low, high in WHOLE_NUMBERS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigurationError(f"{name} must be a whole number from {low} to {high}, not {value!r}")

@@ -76,9 +76,11 @@ class RunOptions(TypedDict, total=False):
     batch_rows: int
     """Rows per message aimed at."""
     flush_interval: float
-    """Seconds between two reads of a paced source."""
+    """Maximum in seconds for which a few rows wait at two exchanges."""
     window: int
     """Messages in flight per channel."""
+    window_kb: int
+    """KiB in flight to one subtask over all channels of an exchange."""
     transport: Literal["tcp", "grpc"]
     """What carries messages between slots, and between slots and driver."""
     tls: bool | Location

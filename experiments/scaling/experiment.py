@@ -123,14 +123,8 @@ def runs(context: Context[ScalingSettings]) -> Generator[dict[str, Any] | None, 
     options = job(1)[1]
     for parallelism in settings.parallelism:
         for interval_s in settings.intervals:
-            setting = Setting(
-                parallelism,
-                settings.words,
-                interval_s,
-                options.window,
-                options.snapshot_spread,
-                bundle_rows=options.bundle_rows,
-            )
+            setting = Setting(parallelism, settings.words, interval_s, options.window, options.snapshot_spread)
+            setting = replace(setting, bundle_rows=options.bundle_rows)
             context.begin(f"simulated: {parallelism}, {_case(parallelism, interval_s, True)['variant']}")
             yield simulate(costs, setting, None)
             if parallelism in settings.to_measure:

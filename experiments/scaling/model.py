@@ -2,15 +2,15 @@
 
 A slot is a thread on a core of its own (or, to compare with this machine, ``cores`` take turns). It does one step after
 the other, of the subtask that is furthest downstream and can do one, as the engine does: a source reads a batch, others
-take a bundle of the messages that wait; a step sends a part of its rows to each consumer, and begins only where each
-channel has room. Who waits for which barrier, and when the state is copied, is decided by the engine's
+take a bundle of what waits on all channels; a step sends a part of its rows to each consumer, and begins only where
+each channel has room. Who waits for which barrier, and when the state is copied, is decided by the engine's
 own machine (``BarrierAlignment``). Times are the measured ones (``costs``), but for the network, which is assumed.
 
 A plain heap, and no library for simulations: slots choose their work by rules of their own, which fits no queue or
 resource of such a library; what is left of it is the heap.
 
-Not in the model: skew of keys, the window in bytes, credit messages' own cost, the loop around the steps, the time to
-deploy.
+Not in the model: skew of keys, credit messages' own cost, windows in bytes, small bundles that wait for a tick, the
+loop around the steps, the time to deploy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from experiments.scaling.costs import Costs, VertexCosts
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
+from flinkplus.protocol.channels.inputs import MAX_BUNDLE_BYTES
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
@@ -47,7 +48,7 @@ class Setting:
     spread_s: float = 0.0
     cores: int | None = None
     slower: float = 1.0
-    bundle_rows: int = 1
+    bundle_rows: float = math.inf
 
 
 class _Message(NamedTuple):
@@ -269,30 +270,42 @@ class Simulation:
         return self._emit(source, rows, 0.0)
 
     def _take(self, subtask: _Subtask) -> float | None:
-        """A bundle of what waits on the channels that are not blocked, in turn; or a barrier."""
+        """A barrier at the head of a channel, or a bundle: the rows that wait on all channels that are not blocked."""
         n = len(subtask.inputs)
+        order = [(subtask.turn + offset) % n for offset in range(n)]
+        subtask.turn += 1
+        ready = [producer for producer in order if producer not in subtask.blocked and self._head(subtask, producer)]
+        for producer in ready:
+            checkpoint = subtask.inputs[producer][0].checkpoint
+            if checkpoint is not None:
+                subtask.inputs[producer].popleft()
+                self._consumed(subtask, producer)
+                channel = ChannelId(subtask.depth, producer, subtask.index)
+                return self._obey(subtask, events.BarrierArrived(channel, checkpoint))
+        return self._take_bundle(subtask, ready) if ready else None
+
+    def _head(self, subtask: _Subtask, producer: int) -> _Message | None:
+        """The message that waits at the head of a channel."""
+        queue = subtask.inputs[producer]
+        return queue[0] if queue and queue[0].arrives_s <= self._now_s else None
+
+    def _take_bundle(self, subtask: _Subtask, ready: list[int]) -> float:
+        """One message at least, and no more than the limits of the engine."""
         rows, received_s, messages = 0.0, 0.0, 0
-        for producer in [(subtask.turn + offset) % n for offset in range(n)]:
-            queue = subtask.inputs[producer]
-            while queue and producer not in subtask.blocked and queue[0].arrives_s <= self._now_s:
-                message = queue[0]
-                if message.checkpoint is not None:
-                    if messages:
-                        break
-                    queue.popleft()
-                    self._consumed(subtask, producer)
-                    channel = ChannelId(subtask.depth, producer, subtask.index)
-                    return self._obey(subtask, events.BarrierArrived(channel, message.checkpoint))
-                if messages and rows + message.rows > self._setting.bundle_rows:
+        row_bytes = self._costs.row_bytes
+        most = min(self._setting.bundle_rows, MAX_BUNDLE_BYTES / row_bytes if row_bytes else math.inf)
+        for producer in ready:
+            for _ in range(self._setting.window):
+                message = self._head(subtask, producer)
+                if message is None or message.checkpoint is not None:
                     break
-                queue.popleft()
+                if messages and rows + message.rows > most:
+                    return self._emit(subtask, rows, received_s)
+                subtask.inputs[producer].popleft()
                 self._consumed(subtask, producer)
                 rows, messages = rows + message.rows, messages + 1
                 if message.remote:
-                    received_s += self._costs.frame_s + message.rows * self._costs.row_bytes * self._costs.byte_s
-        if not messages:
-            return None
-        subtask.turn += 1
+                    received_s += self._costs.frame_s + message.rows * row_bytes * self._costs.byte_s
         return self._emit(subtask, rows, received_s)
 
     def _emit(self, subtask: _Subtask, rows: float, seconds: float) -> float:

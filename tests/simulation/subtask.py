@@ -14,7 +14,8 @@ from flinkplus.errors import UserFunctionError
 from flinkplus.graph import Vertex
 from flinkplus.protocol.channels.channel import InputCursor, Window
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel, InputGate
-from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannels
+from flinkplus.protocol.channels.output_logs import Entry
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, OutputChannels
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.checkpoints import add_logs

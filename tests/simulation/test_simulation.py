@@ -260,9 +260,9 @@ def test_under_a_backlog_larger_than_the_budget_barriers_wait_and_few_checkpoint
     ended: dict[int, list[str]] = {600: [], 60_000: []}
     overtaken = dict.fromkeys(ended, 0)
     for seed in range(12):
-        for budget, found in ended.items():
+        for budget in ended:
             how, unaligned = outcomes(line.with_changes(seed=seed, aligned_timeout_ms=0, in_flight_bytes=budget))
-            found += how
+            ended[budget] += how
             overtaken[budget] += unaligned
     assert set(ended[600]) <= {"complete", "over budget"} and 4 * ended[600].count("over budget") < len(ended[600])
     assert set(ended[60_000]) == {"complete"}

@@ -22,10 +22,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS, Window
+from flinkplus.protocol.channels.output_logs import ChannelLog, Entry, MakeLog, SpillVolume
 from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_span
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
@@ -37,67 +38,6 @@ ENDLESS = 1 << 62
 """Room of all channels while a barrier overtakes, in messages and bytes."""
 MAX_UNSENT_TO_NOBODY = 256
 """Messages for a consumer that has failed: its producer goes on for the others meanwhile."""
-
-Entry: TypeAlias = tuple[Message, Any]
-"""A message and its payload."""
-
-
-class ChannelLog(Protocol):
-    """What is needed of an output log (see ``upstream_cache.log``): ``trimmed <= acknowledged <= sent <= appended``."""
-
-    max_unsent_messages: int
-    max_unsent_bytes: int
-
-    @property
-    def trimmed(self) -> int: ...
-
-    @property
-    def acknowledged(self) -> int: ...
-
-    @property
-    def sent(self) -> int: ...
-
-    @property
-    def sent_once(self) -> int: ...
-
-    @property
-    def appended(self) -> int: ...
-
-    @property
-    def unsent_bytes(self) -> int: ...
-
-    @property
-    def in_flight_bytes(self) -> int: ...
-
-    @property
-    def accepts(self) -> bool: ...
-
-    def append(self, message: Entry, size_bytes: int, /) -> int: ...
-
-    def next_to_send(self, limit: int, /) -> tuple[int, Entry] | None: ...
-
-    def acknowledge(self, seq: int, /) -> None: ...
-
-    def trim(self, seq: int, /) -> None: ...
-
-    def rewind(self, seq: int, /) -> None: ...
-
-    def lift_limits(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class SpillVolume(Protocol):
-    """What is needed of the memory and disk that the logs of a slot share (see ``upstream_cache.retention``)."""
-
-    @property
-    def blocked(self) -> str | None: ...
-
-    def relieve(self) -> bool: ...
-
-
-MakeLog: TypeAlias = Callable[[ChannelId, int, int, bool], ChannelLog]
-"""``(channel, first seq, next seq that its consumer expects, whether it may grow beyond memory) -> log``."""
 
 
 @dataclass(slots=True)

@@ -61,13 +61,20 @@ def test_slots_without_a_core_of_their_own_take_turns() -> None:
     assert seconds(costs, 4, 400_000, cores=2) == pytest.approx(alone / 2, rel=0.02)
 
 
-def test_messages_become_small_with_each_shuffle() -> None:
-    """With three exchanges and n slots a batch ends as n ** 3 messages: their cost outgrows what is shared."""
+def test_bundles_keep_small_messages_from_costing_a_step_each() -> None:
+    """With three exchanges and n slots a batch ends as n ** 3 messages: as steps their cost outgrows what is shared."""
     stages = [vertex(name, 1e-6, message_s=1e-5) for name in ("lines", "words", "again")]
     costs = replace(FREE, vertices=[*stages, vertex("last", 1e-6)])
-    assert seconds(costs, 8, 100_000) > seconds(costs, 4, 100_000)
-    few = replace(costs, vertices=[replace(stage, rows=10 * ROWS) for stage in costs.vertices])
-    assert seconds(few, 8, 100_000) < seconds(costs, 8, 100_000)
+    alone = {n: seconds(costs, n, 100_000, bundle_rows=1.0) for n in (4, 8)}
+    bundled = {n: seconds(costs, n, 100_000) for n in (4, 8)}
+    assert alone[8] > alone[4] and bundled[8] < bundled[4]
+    assert bundled[4] < alone[4]
+
+
+def test_a_bundle_has_a_limit() -> None:
+    """Each of eight producers sends each consumer 125 rows at a time: a step takes two of these messages, or more."""
+    costs = replace(FREE, vertices=[vertex("lines", 0.0), vertex("count", 1e-9, step_s=1e-3)])
+    assert seconds(costs, 8, 100_000, bundle_rows=250.0) > 1.5 * seconds(costs, 8, 100_000)
 
 
 def test_checkpoints_come_when_they_are_due_and_cost_what_they_cost() -> None:

@@ -140,8 +140,7 @@ class Slot(SlotOrders[Subtask]):
         options = config.options
         super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
         self._config = config
-        self._attempt = attempt
-        self._on_welcome = on_welcome
+        self._attempt, self._on_welcome = attempt, on_welcome
         self._options = options
         self._scratch = scratch
         self._storage = CheckpointStorage(config.checkpoint_dir)

@@ -18,7 +18,8 @@ from flinkplus.operators.base.canonical import canonical
 from flinkplus.operators.base.routes import Partitioner
 from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
-from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, Entry, OutputChannel, OutputChannels, Peer
+from flinkplus.protocol.channels.output_logs import Entry
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, OutputChannel, OutputChannels, Peer
 from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation
 from flinkplus.runtime.transport.wire.wire import Message, encode, encode_canonical, encode_records

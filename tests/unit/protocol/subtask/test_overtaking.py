@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from flinkplus.protocol.channels.channel import Window
-from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, Entry, OutputChannel
+from flinkplus.protocol.channels.output_logs import Entry
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, OutputChannel
 from flinkplus.protocol.determinants.determinants import Choice, decode_spans, unpack
 from flinkplus.protocol.snapshot.handle import START, OperatorState
 from flinkplus.protocol.subtask.checkpoints import add_logs

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel, InputGate
-from flinkplus.protocol.channels.outputs import Entry, OutputChannel, OutputChannels
+from flinkplus.protocol.channels.output_logs import Entry
+from flinkplus.protocol.channels.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.determinants.determinants import Choice, InputPart, KnownSteps, decode_spans, merge, pack
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.admission import Admission, digests

@@ -1,13 +1,13 @@
-"""Pacing: batches of a useful size, arrival times, and a backlog that is worked off at once."""
+"""Pacing: batches of a useful size, arrival times, a backlog that is worked off at once, and ticks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from flinkplus.runtime.slot.subtasks.pacing import (
-    BUSY_SHARE,
     FIRST_READ_ROWS,
     HURRY_S,
     IDLE_SHARE,
@@ -18,47 +18,30 @@ from flinkplus.runtime.slot.subtasks.pacing import (
     Ticks,
     stage_of,
 )
-from tests.unit.api.drawing import environment
 
 
 def at_once(since: float) -> float:
     return since
 
 
-def every(interval_s: float) -> Callable[[float], float]:
-    return Ticks(busy(), interval_s, (0, 2)).at
+def half_seconds(since: float) -> float:
+    """Ticks each half second."""
+    return -(-since // 0.5) * 0.5
 
 
-class Slot:
-    """A slot that uses a share of a core."""
-
-    def __init__(self) -> None:
-        self.now = self.cpu_s = 0.0
-        self.load = SlotLoad(lambda: self.cpu_s)
-
-    def works(self, share: float, seconds: float = 3.0) -> SlotLoad:
-        for _ in range(round(seconds / LOOK_S)):
-            self.load.look(self.now)
-            self.now += LOOK_S + 1e-9
-            self.cpu_s += share * LOOK_S
-        self.load.look(self.now)
-        return self.load
-
-
-def busy() -> SlotLoad:
-    return Slot().works(1.0)
+# --- how much is read
 
 
 def test_without_a_rate_the_batch_is_aimed_at_where_the_stream_is_widest() -> None:
-    pacer = Pacer(None, batch_rows=10_000, tick=at_once)
-    assert pacer.ready_at(5.0, 123) == 5.0
+    pacer = Pacer(None, 10_000, half_seconds)
+    assert pacer.ready_at(5.1, 123) == 5.1, "it waits for no tick"
     assert pacer.rows(5.0, 0) == FIRST_READ_ROWS
     pacer.after(read=1_000, widest=10_000, counted=10_000)
     assert pacer.rows(5.0, 10_000) == 1_000
 
 
 def test_rows_are_read_when_they_have_arrived() -> None:
-    pacer = Pacer(100.0, batch_rows=10_000, tick=every(0.5))
+    pacer = Pacer(100.0, 10_000, half_seconds)
     pacer.begin(50.0)
     assert pacer.ready_at(50.0, 0) == 50.0
     assert pacer.rows(50.0, 0) == 1
@@ -69,90 +52,148 @@ def test_rows_are_read_when_they_have_arrived() -> None:
 
 
 def test_a_backlog_is_cut_into_batches_of_the_usual_size() -> None:
-    pacer = Pacer(1_000.0, batch_rows=500, tick=at_once)
+    pacer = Pacer(1_000.0, 500, at_once)
     pacer.begin(0.0)
     pacer.after(read=1, widest=1, counted=1)
     assert pacer.rows(1_000.0, 1) == 500
 
 
 def test_a_reader_that_gives_nothing_teaches_nothing() -> None:
-    pacer = Pacer(10.0, batch_rows=500, tick=at_once)
+    pacer = Pacer(10.0, 500, at_once)
     pacer.after(read=0, widest=0, counted=0)
     assert pacer.rows(100.0, 0) == 1
 
 
 def test_a_filter_that_drops_everything_does_not_stop_the_source() -> None:
-    pacer = Pacer(None, batch_rows=500, tick=at_once)
+    pacer = Pacer(None, 500, at_once)
     for _ in range(50):
         pacer.after(read=100, widest=0, counted=0)
     assert pacer.rows(1.0, 0) == 500
 
 
-def test_it_is_told_how_far_a_source_is_behind() -> None:
-    pacer = Pacer(100.0, batch_rows=500, tick=at_once)
+def test_how_far_a_source_is_behind() -> None:
+    pacer = Pacer(100.0, 500, at_once)
     assert pacer.behind(10.0, 0) is None, "nothing arrives before it begins"
     pacer.begin(10.0)
     assert (pacer.behind(12.0, 150), pacer.behind(12.0, 250)) == (50, 0)
-    unpaced = Pacer(None, batch_rows=500, tick=at_once)
+    unpaced = Pacer(None, 500, at_once)
     unpaced.begin(10.0)
     assert unpaced.behind(12.0, 0) is None
+
+
+# --- how busy a slot is
+
+
+class Busy:
+    """A slot's load, and how much of a core the slot uses."""
+
+    def __init__(self) -> None:
+        self.now = self.used_s = 0.0
+        self.load = SlotLoad(lambda: self.used_s)
+        self.load.look(self.now)
+
+    def works(self, share: float, looks: int) -> float:
+        """``scale`` after so many looks, one in ``LOOK_S``."""
+        for _ in range(looks):
+            self.now += LOOK_S
+            self.used_s += share * LOOK_S
+            self.load.look(self.now)
+        return self.load.scale
+
+
+def test_an_idle_slot_has_no_ticks_and_a_busy_one_comes_to_whole_intervals_in_steps() -> None:
+    slot = Busy()
+    assert slot.load.scale == 0.0 and slot.works(0.0, 20) == 0.0
+    scales = [slot.works(1.0, 1) for _ in range(LEVELS + 3)]
+    assert scales == [2.0**-level for level in range(LEVELS, -1, -1)] + [1.0, 1.0]
+
+
+def test_between_the_two_shares_nothing_changes() -> None:
+    slot = Busy()
+    before = slot.works(1.0, 3)
+    settled = slot.works(1.5 * IDLE_SHARE, 100)
+    assert settled >= before and slot.works(1.5 * IDLE_SHARE, 100) == settled
+
+
+def test_a_slot_that_becomes_idle_waits_for_nothing_again() -> None:
+    slot = Busy()
+    assert slot.works(1.0, 50) == 1.0
+    assert slot.works(0.0, 50) == 0.0
+
+
+def test_looks_that_follow_closely_count_once() -> None:
+    slot = Busy()
+    for _ in range(100):
+        slot.now += LOOK_S / 1000
+        slot.used_s += LOOK_S
+        slot.load.look(slot.now)
+    assert slot.load.scale == 0.0
+
+
+def test_during_a_failover_nothing_waits_and_then_it_is_as_before() -> None:
+    slot = Busy()
+    slot.works(1.0, 50)
+    slot.load.hurry(slot.now)
+    hurried = round(HURRY_S / LOOK_S)
+    assert slot.load.scale == 0.0 and slot.works(1.0, hurried - 1) == 0.0
+    assert slot.works(1.0, 2) == 1.0
 
 
 # --- ticks
 
 
-def test_a_busy_slot_waits_for_all_of_the_interval_and_an_idle_one_for_nothing() -> None:
-    slot = Slot()
-    assert slot.load.scale == 0.0
-    assert slot.works(2 * BUSY_SHARE).scale == 1.0
-    assert slot.works(IDLE_SHARE / 2).scale == 0.0
+def ticks_of(scale: float, stage: tuple[int, int], least: float = 0.0) -> Ticks:
+    load = SlotLoad(lambda: 0.0)
+    load.scale = scale
+    return Ticks(load, 0.2, stage, least)
 
 
-def test_intervals_are_halved_and_doubled_so_that_the_ticks_of_slots_stay_together() -> None:
-    slot = Slot()
-    seen = {slot.works(1.0, LOOK_S).scale for _ in range(20)}
-    assert seen == {0.0, *(2.0**-halved for halved in range(LEVELS + 1))}
+def test_the_ticks_of_a_stage_lie_half_an_interval_behind_those_of_the_one_before() -> None:
+    stages = [ticks_of(1.0, (at, 3)) for at in range(3)]
+    assert [ticks.at(9.0) for ticks in stages] == pytest.approx([9.0, 9.1, 9.2])
+    assert [ticks.at(9.01) for ticks in stages] == pytest.approx([9.3, 9.1, 9.2]), "a wave is over, the next begins"
 
 
-def test_in_between_the_interval_stays_as_it_is() -> None:
-    slot = Slot()
-    slot.works(1.0, 3 * LOOK_S)
-    slot.works((BUSY_SHARE + IDLE_SHARE) / 2, 0.5)
-    settled = slot.load.scale
-    assert slot.works((BUSY_SHARE + IDLE_SHARE) / 2).scale == settled
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.125])
+@pytest.mark.parametrize("stage", [(0, 1), (0, 2), (1, 2), (3, 4)])
+def test_a_tick_is_the_first_at_the_time_or_later(scale: float, stage: tuple[int, int]) -> None:
+    ticks = ticks_of(scale, stage)
+    interval_s = 0.1 * stage[1] * scale
+    since = 1_234.0
+    found = set()
+    for _ in range(200):
+        tick = ticks.at(since)
+        assert since - 1e-6 <= tick < since + interval_s
+        assert ticks.at(tick) == pytest.approx(tick), "a tick waits for itself only"
+        found.add(round(tick, 6))
+        since += 0.007
+    distances = {round(b - a, 5) for a, b in zip(sorted(found), sorted(found)[1:], strict=False)}
+    assert all(distance / interval_s == pytest.approx(round(distance / interval_s), abs=1e-3) for distance in distances)
 
 
-def test_during_a_failover_nothing_waits() -> None:
-    slot = Slot()
-    slot.works(1.0)
-    slot.load.hurry(slot.now)
-    assert slot.works(1.0, HURRY_S / 2).scale == 0.0
-    assert slot.works(1.0, HURRY_S).scale == 1.0
+def test_where_the_slot_is_idle_only_reads_of_a_paced_source_have_ticks() -> None:
+    assert ticks_of(0.0, (1, 2)).at(5.0123) == 5.0123
+    read = ticks_of(0.0, (0, 1), least=0.125)
+    assert read.at(5.0001) == pytest.approx(5.0125), "an eighth of half of the interval"
 
 
-def test_the_ticks_of_a_stage_follow_those_of_the_stage_before_by_half_of_the_interval() -> None:
-    stages = [Ticks(busy(), 0.02, (stage, 3)) for stage in range(3)]
-    assert [ticks.at(90.0001) for ticks in stages] == pytest.approx([90.03, 90.01, 90.02])
-    assert stages[1].at(90.01) == pytest.approx(90.01)
-    assert stages[1].at(90.0101) == pytest.approx(90.04)
+def graph_of(names: list[str], edges: dict[int, tuple[str, str]]) -> Any:
+    """``edges``: producer and consumer."""
+    inputs = {name: [edge for edge, (_, consumer) in edges.items() if consumer == name] for name in names}
+    vertices = [SimpleNamespace(name=name, inputs=inputs[name]) for name in names]
+    return SimpleNamespace(vertices=vertices, producer_vertex=lambda edge: SimpleNamespace(name=edges[edge][0]))
 
 
-def test_an_interval_is_not_shortened_beyond_what_is_asked_for() -> None:
-    idle = Slot().load
-    assert Ticks(idle, 0.02, (0, 2)).at(5.001) == 5.001
-    assert Ticks(idle, 0.02, (0, 2), least=0.25).at(5.001) == pytest.approx(5.005)
+def test_stages_are_counted_along_the_longest_path() -> None:
+    """``end`` takes from ``begin`` itself, and from ``b``, which is two exchanges behind it."""
+    edges = {0: ("begin", "a"), 1: ("a", "b"), 2: ("b", "end"), 3: ("begin", "end")}
+    graph = graph_of(["begin", "a", "b", "end"], edges)
+    found = {vertex.name: stage_of(graph, vertex) for vertex in graph.vertices}
+    assert found == {"begin": (0, 4), "a": (1, 4), "b": (2, 4), "end": (3, 4)}
 
 
-def test_a_stage_is_as_far_from_the_sources_as_its_longest_path() -> None:
-    env = environment()
-    rows = env.generate(lambda i: (i, i), schema="a long, b long", name="numbers")
-    counted = rows.key_by("a").count(name="first")
-    both = counted.map(lambda row: (row[0], row[1]), schema="a long, b long", name="pairs").union(rows, name="both")
-    both.key_by("b").count(name="second").discard(name="out")
-    graph = env.graph.fuse()
-    stages = {vertex.name: stage_of(graph, vertex) for vertex in graph.vertices}
-    assert {count for _, count in stages.values()} == {1 + max(at for at, _ in stages.values())}
-    assert stages[graph.vertices[0].name][0] == 0
-    for exchange in graph.exchanges:
-        before, behind = graph.producer_vertex(exchange.edge), graph.consumer_vertex(exchange.edge)
-        assert stages[before.name][0] < stages[behind.name][0]
+def test_a_back_edge_makes_no_stage() -> None:
+    """``again`` sends back to ``head``, which comes before it."""
+    edges = {0: ("begin", "head"), 1: ("head", "again"), 2: ("again", "head")}
+    graph = graph_of(["begin", "head", "again"], edges)
+    assert [stage_of(graph, vertex) for vertex in graph.vertices] == [(0, 3), (1, 3), (2, 3)]
