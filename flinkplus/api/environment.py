@@ -31,8 +31,8 @@ from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.sources.text import TextFiles
+from flinkplus.state.durable.ownership import Resume
 from flinkplus.state.files import absolute
-from flinkplus.state.storage import Resume
 
 
 @names_callers_line

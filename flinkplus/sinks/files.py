@@ -24,8 +24,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from flinkplus.local_files import LocalFolder
+from flinkplus.state.durable.uploads import Uploads
 from flinkplus.state.files import filesystem_of
-from flinkplus.state.uploads import uploads_of
 
 TEMPORARY_SUFFIX = ".tmp"
 ABSENT = (FileNotFoundError, NotADirectoryError)
@@ -53,8 +53,8 @@ class OutputFiles:
         self.check: Callable[[], None] = lambda: None
         self._fs, self._base = filesystem_of(location)
         self._local: LocalFolder | None = None
-        self.uploads = uploads_of(location)
-        """Multipart uploads into the directory; ``None`` where it is not on S3."""
+        self.uploads = Uploads(location)
+        """Multipart uploads into the directory."""
         if isinstance(self._fs, fs.LocalFileSystem):
             self._base = os.path.abspath(self._base)
             self._local = LocalFolder(self._base)

@@ -29,12 +29,12 @@ from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.files import file_chunks, link_or_copy
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
 from flinkplus.state.objects import ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
-from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
@@ -80,7 +80,7 @@ class SubtaskState:
     def __init__(
         self,
         work_dir: Path,
-        storage: CheckpointStorage,
+        storage: StateFiles,
         subtask: str,
         generation: int,
         *,

@@ -34,10 +34,10 @@ from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart
 from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.files import link_or_copy
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
-from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
 FIRST_LEAD = 16
@@ -106,7 +106,7 @@ class StateVersions:
         store: SubtaskStore,
         files: Sequence[StateFile],
         folder: Path,
-        storage: CheckpointStorage,
+        storage: StateFiles,
         prefix: str,
         generation: int,
         policy: BasePolicy,

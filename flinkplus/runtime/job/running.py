@@ -6,7 +6,7 @@ directory holds. A ``RunningJob`` owns the coordinator, the Spark jobs of the sl
 
 Rules: what was begun is undone when a later step fails. Of the drivers that want to run a job one may: nothing of its
 checkpoints and its output is touched before that is settled (``claim``, ``registry``), and never by one that was
-replaced (``CheckpointStorage.begin_run``). However the job ends (finish, failure, ``cancel``, the
+replaced (``Runs.begin``). However the job ends (finish, failure, ``cancel``, the
 interpreter's exit) the slots are stopped, the ports closed and the job's directory removed.
 """
 
@@ -66,8 +66,10 @@ from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.transport.auth.credentials import JOB, Credentials
 from flinkplus.sources.base import Source
 from flinkplus.sources.parquet import StagedParquet
+from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
+from flinkplus.state.durable.ownership import Resume
+from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.files import absolute
-from flinkplus.state.storage import PLAN_BLOB, ZOOKEEPER_BLOB, CheckpointStorage, Resume
 
 GENERATIONS_PER_RUN = 100_000
 GRACEFUL_STOP_S = 2.0
@@ -107,7 +109,9 @@ def start_job(
         key = find_key(options.signing_key, options.checkpoint_dir, make=trust or resume is not True)
         storage = CheckpointStorage(directory.checkpoints, key=key, trust=trust)
         identity = identity_of(name, graph, options)
-        begun = storage.prepare(identity, resume, lambda: directory.claim(_continues(storage, resume)), output_id)
+        begun = storage.ownership.prepare(
+            identity, resume, lambda: directory.claim(_continues(storage, resume)), output_id
+        )
         claimed = None if begun else storage
         old = load_plan_of(identity, storage, directory.checkpoints) if begun else None
         if old is not None:
@@ -119,12 +123,12 @@ def start_job(
                 node = next(node for node in graph.nodes if node.name == source_name)
                 assert isinstance(node.body, StagedParquet)
                 node.body = staging.stage(frame, node.body, directory.checkpoints)
-        storage.job_id = output_id
+        storage.signed.job_id = output_id
         plan = Plan(name, output_id, graph, options)
         return _launch(spark, plan, storage, directory, begun, finished_is_fine=resume == "auto")
     except BaseException:
         if claimed is not None:
-            claimed.release()
+            claimed.ownership.release()
         directory.remove()
         raise
 
@@ -140,7 +144,7 @@ def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
 
 
 def _continues(storage: CheckpointStorage, resume: Resume) -> bool:
-    return storage.has_begun() if resume == "auto" else resume
+    return storage.ownership.has_begun() if resume == "auto" else resume
 
 
 def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) -> RunningJob | FinishedJob:
@@ -156,7 +160,7 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
     directory = JobDirectory(spark, given)
     try:
         job = identity_of(plan.name, plan.graph, given)
-        storage.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
+        storage.ownership.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
         return _launch(spark, replace(plan, options=given), storage, directory, resume=True)
     except BaseException:
         directory.remove()
@@ -204,18 +208,18 @@ def _begin_run(plan: Plan, storage: CheckpointStorage, resume: bool) -> tuple[Co
     """Take the checkpoints over, have the output ready, and find where the job begins.
 
     A new job stores its plan before it touches its output: whatever the driver dies of from then on, the next run knows
-    whose output that is (``CheckpointStorage.has_begun``).
+    whose output that is (``Ownership.has_begun``).
     """
     runs = _earlier_runs(storage, resume)
-    storage.begin_run(runs + 1)
-    storage.sign_anew()
+    storage.runs.begin(runs + 1)
+    storage.sign_again()
     commits = Commits(plan.graph, storage)
     if not resume:
         if runs:
-            storage.withdraw_after(0)
-        storage.put_signed(PLAN_BLOB, written(plan))
+            storage.manifests.withdraw_after(0)
+        storage.blobs.put_signed(PLAN_BLOB, written(plan))
     try:
-        if resume and not storage.checkpoints():
+        if resume and not storage.manifests.checkpoints():
             commits.prepare_again()
         else:
             commits.prepare(resume)
@@ -223,7 +227,7 @@ def _begin_run(plan: Plan, storage: CheckpointStorage, resume: bool) -> tuple[Co
         if resume:
             restore = _find_restore(storage, commits, restore)
         if resume and not restore.finished:
-            storage.put_signed(PLAN_BLOB, written(plan))
+            storage.blobs.put_signed(PLAN_BLOB, written(plan))
         return commits, restore
     except BaseException:
         if not resume:
@@ -237,10 +241,10 @@ def _lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | Non
     if options.zookeeper is None or options.zookeeper_acl != JOB:
         return None
     try:
-        return storage.get_signed(ZOOKEEPER_BLOB)
+        return storage.blobs.get_signed(ZOOKEEPER_BLOB)
     except CorruptCheckpoint:
         made = secrets.token_bytes(32)
-        storage.put_signed(ZOOKEEPER_BLOB, made, private=True)
+        storage.blobs.put_signed(ZOOKEEPER_BLOB, made, private=True)
         return made
 
 
@@ -266,12 +270,12 @@ def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
     """How many runs of the job there may have been, also of one that begins again with no checkpoint: what they still
     write must not be taken for what the next one writes."""
     try:
-        return storage.earlier_runs()
+        return storage.runs.earlier()
     except CorruptCheckpoint as error:
         if not resume:
             return 0
         log.warning("the number of earlier runs is taken from the newest checkpoint: %s", error)
-    found = storage.latest_valid()
+    found = storage.manifests.latest_valid()
     return 1 if found is None else found[1].generation // GENERATIONS_PER_RUN + 1
 
 
@@ -280,8 +284,8 @@ def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore
 
     Without any checkpoint the job begins at the start; when there are some and none is whole, ``CorruptCheckpoint``.
     """
-    known = storage.checkpoints()
-    found = storage.latest_valid()
+    known = storage.manifests.checkpoints()
+    found = storage.manifests.latest_valid()
     if found is None:
         commits.retract_after(None)
         return restore
