@@ -25,7 +25,6 @@ ROOMS = ("flinkplus/runtime", "flinkplus/protocol", "chain_backup")
 
 FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
-    "flinkplus/config.py: checked": 76,
     "flinkplus/runtime/coordinator/coordinator.py: __init__": 88,
     "flinkplus/runtime/coordinator/drivers/checkpoints.py: apply": 61,
     "flinkplus/runtime/job/running.py: __init__": 78,
