@@ -8,7 +8,7 @@ The output directory::
     _flinkplus.json                   which job and which sink of it write here
 
 Invariants: a listed file exists, whole, from before it is listed until it is no longer listed. A file is moved only
-when the checkpoint that covers it is complete. The highest checkpoint in the names of listed files tells what is
+when the checkpoint that covers it is complete. The highest checkpoint in the names of listed files shows what is
 committed; no other record exists that could disagree. Files that are neither listed nor needed any more (of generations
 that were rolled back) are removed in passing, at the latest by ``finish``.
 """

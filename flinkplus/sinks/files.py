@@ -75,7 +75,7 @@ class OutputFiles:
         return self._uri_prefix + quote(self._path(name))
 
     def info(self, name: str) -> FileEntry | None:
-        """The entry called ``name``; ``None`` when there is none."""
+        """The entry called ``name``; ``None`` when it does not exist."""
         if self._local is not None:
             with contextlib.suppress(*ABSENT):
                 return _local_entry(posixpath.basename(name), self._local.found(name))

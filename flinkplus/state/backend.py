@@ -56,7 +56,7 @@ def folder_name(subtask: str) -> str:
 class Prepared:
     """What a promoted standby begins with: an open store that holds exactly ``files``, all of them in storage.
 
-    ``store`` is ``None`` when there are no files. It belongs to whoever has this object, in any thread: hand it to a
+    ``store`` is ``None`` when there are no files. It belongs to the holder of this object, in any thread: hand it to a
     ``SubtaskState``, or ``close`` it.
     """
 
@@ -249,7 +249,7 @@ class SubtaskState:
         """Replace the files of versions to come by one, if they have become many; true when that was done.
 
         Takes as long as the state is large: beside everything, after a ``persist``. Raises ``StateError`` when it
-        fails, or the state is closed meanwhile; versions go on as before then.
+        fails, or the state is closed meanwhile; then versions continue as before.
         """
         return self._versions.rebase()
 

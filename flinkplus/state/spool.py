@@ -1,6 +1,6 @@
 """A file on its way to the disk by way of memory, for a library that keeps the interpreter lock while it writes.
 
-rocksdict does: with a file on a disk, everybody in the process would wait when RocksDB writes a block to it, and when
+rocksdict does: with a file on a disk, all threads of the process would wait when RocksDB writes a block to it, and when
 it syncs it in the end, which may take a busy disk hundreds of milliseconds.
 
 Rules:
@@ -42,7 +42,7 @@ class Spool:
         if written > self._moved:
             self._file.take(self._memory, self._moved, written)
             self._moved = written
-            os.ftruncate(self._memory, 0)  # who writes goes on where it was, and what is before that takes no room
+            os.ftruncate(self._memory, 0)  # the writer continues at its position; the part before it takes no space
 
     def __enter__(self) -> Self:
         return self

@@ -661,7 +661,10 @@ def test_a_function_that_cannot_be_shipped(env: StreamEnvironment) -> None:
         ({"parallelism": "4"}, "parallelism must be a whole number from 1 to 1024, not '4'"),
         ({"parallelism": True}, "parallelism must be a whole number"),
         ({"paralelism": 2}, "unknown option 'paralelism'; did you mean 'parallelism'"),
-        ({"checkpoint_interval": 0}, r"checkpoint_interval must be a number of seconds of at least 0\.01, not 0"),
+        (
+            {"checkpoint_interval": 0},
+            r"checkpoint_interval must be a number of seconds of at least 0\.01 or None, not 0",
+        ),
         ({"checkpoint_interval": "1s"}, "checkpoint_interval must be a number of seconds"),
         ({"checkpoint_interval": float("nan")}, "checkpoint_interval must be a number of seconds"),
         ({"recovery": "magic"}, "recovery must be one of standby, partial, rollback, not 'magic'"),

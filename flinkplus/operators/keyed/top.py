@@ -5,7 +5,7 @@ Rules:
 - Every row says what an item's value is from now on; its last row counts. A null or NaN value takes it out.
 - The better value stands first; of equal ones, the item that has had its value for longer.
 - A row gives those ranks of its key that it has changed, best first: the key columns, ``rank`` (1, 2, ...), the item
-  and its value. A rank that nobody holds any more is given with nulls. So whoever keeps the last row for each key and
+  and its value. A rank without an item is emitted with nulls. So a reader that keeps the last row for each key and
   rank has the ranking; a row that changes nothing gives nothing.
 - Only what is ranked is kept, k items a key. An item that was never good enough, or was pushed out, is known again when
   its next row comes. So the ranking is exact as long as values do not get worse: counts, sums of what is not negative,
@@ -114,7 +114,7 @@ class Ranking:
         return range(first, last + 1)
 
     def remove(self, item: Any) -> range | None:
-        """``item`` is out; returns the positions that have changed, the last of which nobody holds."""
+        """``item`` is out; returns the positions that have changed, the last of which has no item."""
         before = self._scores_of.pop(item, None)
         return None if before is None else range(self._take_out(item, before), len(self.items) + 1)
 

@@ -20,7 +20,7 @@ MAX_CUTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Of the checkpoints whose manifests were written before ``epoch``, those up to ``through`` count."""
+    """Checkpoints whose manifests were written before ``epoch`` count only up to ``through``."""
 
     epoch: int
     through: int
