@@ -6,12 +6,12 @@ Rules:
   ``state_bytes`` and ``state_keys`` may come from any thread; ``close`` from any thread, once the subtask's thread has
   stopped using the state;
 - a snapshot that could not be persisted loses nothing: the next one carries its changes;
-- a handle is JSON and says all that a fresh process needs, together with the storage; restoring takes a local file
-  when it is there and matches its checksum, and the stored one otherwise.
+- a handle is JSON and, with the storage, has all that a new process needs; restoring takes a local file when it exists
+  and matches its checksum, otherwise the stored one.
 
 Layout of ``work_dir``: ``<subtask>/files/`` (local copies, kept over generations), ``<subtask>/db-<generation>-<n>/``.
-A standby's are beside them, see ``chain_backup.replication.replica``: ``<subtask>/replica/``,
-``<subtask>/standby-<n>/``. So is what a dead process has left, see ``left``: ``<subtask>/left/``.
+A standby's files are in ``<subtask>/replica/`` and ``<subtask>/standby-<n>/`` (``chain_backup.replication.replica``),
+those of a dead process in ``<subtask>/left/`` (``left``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""State files: one sorted SST of RocksDB per delta or base, with its identity card.
+"""State files: one sorted SST of RocksDB per delta or base, and its description.
 
 Rules:
 - an SST holds one reserved entry (``FORMAT_KEY``) with the format version, then entries in strictly ascending order

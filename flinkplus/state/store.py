@@ -4,8 +4,8 @@ Rules:
 - nothing is ever put key by key: files are ingested whole, in order, and later ones win; so there is no write-ahead
   log, and the store is scratch: durable state is the files;
 - ``FORMAT_KEY`` is the store's own and sorts before every other key; readers never see it;
-- so nothing of it must survive the process, and that which RocksDB would wait for the disk for (its manifest, names of
-  files) is in shared memory where there is any; the files themselves are in the directory, and the names link to them;
+- so nothing of it must survive the process. What RocksDB would sync to disk (its manifest, names of files) is in shared
+  memory, where the system has it; the files themselves are in the directory, and the names link to them;
 - a store can be opened *quiet*: nothing is compacted until ``be_active``, so a standby uses no processor time;
 - an iterator sees the store as it was when the iterator was made (a RocksDB iterator pins its version), also while
   files are ingested. ``rocksdict``'s ``Snapshot`` is not used: its point reads honour the snapshot, its iterators

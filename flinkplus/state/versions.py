@@ -2,16 +2,16 @@
 
 Rules:
 - every frozen snapshot (or spill) is queued; writing one first writes all that were frozen before it, so a version is
-  always the files of the versions before it and its own; what could not be written stays queued. The next thread that
-  writes tries again, or the subtask's thread thaws it into the next snapshot. After ``MOST_FAILURES`` in a row it
-  thaws all that is queued, also what no thread has tried to write: the queue is as short as that;
+  always the files of the versions before it and its own; a snapshot that could not be written stays queued. The next
+  thread that writes tries again, or the subtask's thread thaws it into the next snapshot. After ``MOST_FAILURES`` in a
+  row it thaws the whole queue, also snapshots that no thread has tried to write: this bounds the queue;
 - a version's file list is fixed when it is written: later spills and newer bases never change an older handle;
 - a file is listed once RocksDB has it, and uploaded at the latest by the first handle that names it;
 - a new base is what RocksDB holds right after an ingest; it replaces the files up to that one in versions to come, and
   says so: a replica that has these needs no base to continue (a version waits only for its own changes to be sent);
 - bases are made beside everything else (``rebase``): no version waits for one;
 - file names carry generation and checkpoint, and are never used twice; a file that a later checkpoint is the first
-  to name carries that number or one after it, so that garbage collection may go by it;
+  to name carries that number or one after it, so that garbage collection can rely on it;
 - local copies (hard links; RocksDB has its own) stay while the newest complete checkpoint, or anything newer, names
   them.
 
